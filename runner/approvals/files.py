@@ -1,10 +1,345 @@
-"""The file of one approval: checked, read, written and removed."""
+"""The file of one approval: checked, read, written and removed.
+
+What it says is validated as if a stranger had written it. That is not enough to trust it: somebody who can
+write to the file can approve anything. So a file that others than its owner and root could have changed is
+refused, and so is one that stands for another plugin than its name says.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
 from runner.approvals.record import ApprovalKey, ApprovalRecord
+from runner.approvals.store import ENDING, ApprovalsUnusable, approvals_folder
+from sandbox.paths.denied_paths import lexical_fault, normal
+from sandbox.policy.approval import Approval
+from sandbox.policy.load import untrustworthy
+from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, is_variable_name
+from sandbox.value import NamedTuple
+
+VERSION = 1
+_MOST_BYTES = 1 << 20
+_MOST_ENTRIES = 4096  # of one list
+_LONGEST = 8192  # of one text
+_DIGEST = frozenset("0123456789abcdef")
+_WHAT = "the approval"
+
+
+class ListedApproval(NamedTuple):
+    """One file of the folder: its record, or why it cannot be used."""
+
+    name: str  # of the file, without its ending
+    record: ApprovalRecord | None = None
+    fault: str = ""
+    hint: str = ""
+
+
+# --- reading ------------------------------------------------------------------------------------------------
 
 
 def read_record(path: str, key: ApprovalKey) -> ApprovalRecord:
-    """Raises ApprovalsUnusable (store.py) if it cannot be trusted, or is not the record of `key`."""
-    raise NotImplementedError
+    """Raises ApprovalsUnusable if it cannot be trusted, or is not the record of `key`."""
+    record = _read(path)
+    if record.key != key:
+        message = f"{_WHAT} {path} is about another plugin than its name says"
+        raise ApprovalsUnusable(message, _remedy(path))
+    return record
+
+
+def list_records(environ: Mapping[str, str]) -> tuple[ListedApproval, ...]:
+    """Every file of the folder, by the names of the plugins. Raises ApprovalsUnusable if the folder itself
+    cannot be read or trusted."""
+    folder = approvals_folder(environ)
+    if folder is None or not os.path.lexists(folder):
+        return ()
+    _require_own(folder, "the folder of approvals")
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.endswith(ENDING) and name[0] != ".")
+    except OSError as error:
+        message = f"the folder of approvals {folder} cannot be read: {error.strerror}"
+        raise ApprovalsUnusable(message, f"chmod 700 {folder}") from None
+    found = [_listed(os.path.join(folder, name)) for name in names]
+    return tuple(sorted(found, key=lambda each: (each.record is None, each.record and each.record.key)))
+
+
+def _listed(path: str) -> ListedApproval:
+    name = os.path.basename(path).removesuffix(ENDING)
+    try:
+        record = _read(path)
+        if record.key.name != name:
+            message = f"{_WHAT} {path} is about another plugin than its name says"
+            raise ApprovalsUnusable(message, _remedy(path))
+    except ApprovalsUnusable as unusable:
+        return ListedApproval(name, fault=str(unusable), hint=unusable.hint)
+    return ListedApproval(name, record)
+
+
+def _read(path: str) -> ApprovalRecord:
+    _require_own(path, _WHAT)
+    raw = _read_file(path)
+    import json
+
+    try:
+        # Deep nesting is bounded by Python's own recursion limit, and the number of bytes by ours.
+        data = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_number)
+        return _record(data)
+    except (ValueError, RecursionError) as error:
+        message = f"{_WHAT} {path} is damaged: {_short(error)}"
+        raise ApprovalsUnusable(message, _remedy(path)) from None
+
+
+def _short(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+
+
+def _remedy(path: str) -> str:
+    return f"remove it (rm {path}), and allow the plugin again with runner allow"
+
+
+def _require_own(path: str, what: str) -> None:
+    fault = untrustworthy(path, what)
+    if fault is not None:
+        reason, remedy = fault
+        if "belongs to uid" in reason:
+            # Most often root with the HOME of a user, as after sudo: that user could approve for root.
+            remedy = "set HOME or XDG_CONFIG_HOME to a folder of the user who starts the runner; or " + remedy
+        raise ApprovalsUnusable(f"{path} is not used: {reason}", remedy)
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        if os.path.islink(path):
+            message = f"{_WHAT} {path} is a link"
+            raise ApprovalsUnusable(message, _remedy(path)) from None
+        message = f"{_WHAT} {path} cannot be read: {error.strerror}"
+        raise ApprovalsUnusable(message, _remedy(path)) from None
+    try:
+        # The opened file is looked at once more: the check of its path was about a moment before.
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise ApprovalsUnusable(f"{_WHAT} {path} is no regular file", _remedy(path))
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise ApprovalsUnusable(f"{_WHAT} {path} can be written by others", _remedy(path))
+        raw = b""
+        while len(raw) <= _MOST_BYTES and (part := os.read(opened, _MOST_BYTES + 1 - len(raw))):
+            raw += part
+    except OSError as error:
+        message = f"{_WHAT} {path} cannot be read: {error.strerror}"
+        raise ApprovalsUnusable(message, _remedy(path)) from None
+    finally:
+        os.close(opened)
+    if len(raw) > _MOST_BYTES:
+        message = f"{_WHAT} {path} is damaged: it has more than {_MOST_BYTES >> 20} MiB"
+        raise ApprovalsUnusable(message, _remedy(path))
+    return raw
+
+
+# --- what is in it ------------------------------------------------------------------------------------------
+# Each function raises ValueError with a sentence about the first thing that is wrong.
+
+
+def _record(data: object) -> ApprovalRecord:
+    top = _object(data, ("version", "plugin", "asked", "added", "digest", "when"), "it")
+    if top["version"] != VERSION or isinstance(top["version"], bool):
+        raise ValueError(f"its version is not {VERSION}, the only one that this runner knows")
+    plugin = _object(top["plugin"], ApprovalKey._fields, "plugin")
+    key = ApprovalKey(*(_text(plugin[field], f"plugin.{field}") for field in ApprovalKey._fields))
+    if key.file and lexical_fault(key.file):
+        raise ValueError("plugin.file is no absolute path")
+    when = top["when"]
+    if not isinstance(when, int | float) or isinstance(when, bool) or not 0 <= when < 1 << 40:
+        raise ValueError("when is no number of seconds")
+    return ApprovalRecord(
+        key,
+        _approval(top["asked"], "asked"),
+        _approval(top["added"], "added"),
+        _digest(top["digest"]),
+        float(when),
+    )
+
+
+def _approval(data: object, name: str) -> Approval:
+    values = _object(data, Approval._fields, name)
+    return Approval(
+        read=_texts(values["read"], f"{name}.read", _path_fault),
+        write=_texts(values["write"], f"{name}.write", _path_fault),
+        network=_word(values["network"], NETWORK_ORDER, f"{name}.network"),
+        hosts=_texts(values["hosts"], f"{name}.hosts", _host_fault),
+        env=_texts(values["env"], f"{name}.env", _name_fault),
+        steering=_texts(values["steering"], f"{name}.steering", _name_fault),
+        seccomp=_word(values["seccomp"], SECCOMP_ORDER, f"{name}.seccomp"),
+        project=_word(values["project"], ("none", "read"), f"{name}.project"),
+    )
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key appears twice")
+    return found
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _object(data: object, keys: Sequence[str], name: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError(f"{name} is no object")
+    if strays := sorted(set(data).difference(keys)):
+        raise ValueError(f"{name} has the unknown key {strays[0][:60]!a}")
+    if lacking := [key for key in keys if key not in data]:
+        raise ValueError(f"{name} has no {lacking[0]}")
+    return data
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST or "\0" in value:
+        raise ValueError(f"{name} is no text that can be used")
+    os.fsencode(value)  # a lone surrogate that stands for no byte raises ValueError
+    return value
+
+
+def _texts(value: object, name: str, fault: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_ENTRIES:
+        raise ValueError(f"{name} is no list that can be used")
+    found = tuple(_text(each, name) for each in value)
+    for each in found:
+        if why := fault(each):
+            raise ValueError(f"{name}: {each[:60]!a} {why}")
+    return found
+
+
+def _word(value: object, words: Sequence[Any], name: str) -> Any:
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"{name} is none of {', '.join(words)}")
+    return value
+
+
+def _digest(value: object) -> str:
+    text = _text(value, "digest")
+    if len(text) != 32 or not _DIGEST.issuperset(text):
+        raise ValueError("digest is no digest")
+    return text
+
+
+def _path_fault(path: str) -> str:
+    if fault := lexical_fault(path):
+        return fault
+    return "" if normal(path) == path else "is not written in its shortest form"
+
+
+def _host_fault(host: str) -> str:
+    from sandbox.network.rules import parse_rule
+
+    try:
+        parse_rule(host)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _name_fault(name: str) -> str:
+    return "" if is_variable_name(name) else "cannot be the name of a variable"
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
+    """Keep a record, in place of an older one of the same plugin. The answer is its path. Raises
+    ApprovalsUnusable. A launch sees the old file or the new one, and never a part of it."""
+    import json
+
+    document = {
+        "version": VERSION,
+        "plugin": record.key._asdict(),
+        "asked": record.asked._asdict(),
+        "added": record.added._asdict(),
+        "digest": record.digest,
+        "when": record.when,
+    }
+    raw = json.dumps(document, indent=2).encode() + b"\n"
+    try:
+        _record(json.loads(raw))
+    except ValueError as error:
+        message = f"this cannot be kept as an approval: {error}"
+        raise ApprovalsUnusable(message, "let the manifest ask for less, or in another way") from None
+    if len(raw) > _MOST_BYTES:
+        raise ApprovalsUnusable("it asks for too much to be kept", "let the manifest ask for less")
+    folder = _made_folder(environ)
+    path = os.path.join(folder, record.key.name + ENDING)
+    with _failing(path), _opened(folder) as directory:
+        temporary = f".{record.key.name}.{os.getpid()}.{os.urandom(8).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
+            try:
+                os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+                os.rename(temporary, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=directory)
+                raise
+        os.fsync(directory)
+    return path
+
+
+def remove_record(name: str, environ: Mapping[str, str]) -> bool:
+    """Remove the file of this name, whatever is in it. False: there is none. Raises ApprovalsUnusable."""
+    folder = approvals_folder(environ)
+    if folder is None or not os.path.lexists(os.path.join(folder, name + ENDING)):
+        return False
+    _require_own(folder, "the folder of approvals")
+    path = os.path.join(folder, name + ENDING)
+    with _failing(path), _opened(folder) as directory:
+        try:
+            os.unlink(os.path.basename(path), dir_fd=directory)
+        except FileNotFoundError:
+            return False
+        os.fsync(directory)
+    return True
+
+
+def _made_folder(environ: Mapping[str, str]) -> str:
+    folder = approvals_folder(environ)
+    if folder is None:
+        message = "there is no place for approvals: HOME is not the path of a folder"
+        raise ApprovalsUnusable(message, "set HOME, or XDG_CONFIG_HOME")
+    # What exists already has to be trusted before something is made in it.
+    above = folder
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    _require_own(above, f"the folder {above}")
+    with _failing(folder):
+        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(folder, mode=0o700)
+    _require_own(folder, "the folder of approvals")
+    return folder
+
+
+@contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+@contextmanager
+def _failing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"{path} cannot be changed: {error.strerror}"
+        raise ApprovalsUnusable(message, "look at the folder's owner, mode and free space") from None

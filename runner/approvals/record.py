@@ -15,7 +15,7 @@ class ApprovalKey(NamedTuple):
 
     contract: str
     id: str
-    file: str  # the real path of the manifest or configuration; empty for a command that came from neither
+    file: str  # the real path of the manifest or configuration; of the program, if it came from neither
     arguments: str  # digest of the command and its arguments
 
     @property

@@ -11,6 +11,10 @@ from collections.abc import Mapping
 
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 
+ENDING = ".json"  # of the name of each file
+# Denial.origin of what only an approval asks for.
+APPROVED = "what you approved"
+
 
 class ApprovalsUnusable(Exception):
     """An approval cannot be trusted or read; the message says why, the hint what to do."""
@@ -32,8 +36,8 @@ def approvals_folder(environ: Mapping[str, str]) -> str | None:
 def find_approval(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
     """The person's yes to this plugin; None if there is none. Raises ApprovalsUnusable."""
     folder = approvals_folder(environ)
-    if folder is None or not os.path.lexists(os.path.join(folder, key.name + ".json")):
+    if folder is None or not os.path.lexists(os.path.join(folder, key.name + ENDING)):
         return None
     from runner.approvals.files import read_record
 
-    return read_record(os.path.join(folder, key.name + ".json"), key)
+    return read_record(os.path.join(folder, key.name + ENDING), key)

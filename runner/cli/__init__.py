@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 VERBS = (
     "exec",
     "run",
+    "allow",
     "call",
     "tools",
     "check",

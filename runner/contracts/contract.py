@@ -140,6 +140,11 @@ class Contract(Protocol):
     operators_own_command: bool = False
     takes_commands: bool = False  # whether a command without a manifest is taken for one of its plugins
 
+    def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Options of `runner run` and the command behind them, if the program of this plugin is the runner
+        itself, put there so that a host starts the command in a cage."""
+        return None
+
     def recognises(self, document: Document) -> bool:
         """Whether a parsed document with an unknown file name is one of its manifests."""
         ...

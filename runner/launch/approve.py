@@ -2,43 +2,202 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from runner.approvals.record import ApprovalRecord, asked_of, key_of
-from runner.approvals.store import find_approval
-from runner.launch.stages import Loaded
+from runner.approvals.store import APPROVED, find_approval
+from runner.launch.stages import Invocation, Loaded
+from runner.plugin import Plugin
 from sandbox.policy.approval import Approval, joined, within
+from sandbox.policy.load import binding_policy
 from sandbox.policy.policy import Policy
-from sandbox.spec import Denial, SandboxSpec
+from sandbox.spec import (
+    NETWORK_ORDER,
+    SECCOMP_ORDER,
+    Denial,
+    EnvRequest,
+    Network,
+    PathRequest,
+    SandboxSpec,
+    names_policy_hosts,
+)
 from sandbox.value import NamedTuple
 
 
 class Approved(NamedTuple):
     counted: Approval = Approval()  # what of it counts under the policy
     record: ApprovalRecord | None = None  # the stored one, if there is one
-    policy_cut: bool = False  # whether the policy lets the person approve less than they did
+    said: Approval = Approval()  # all of it
+    # Every policy whose [approvals] bounds it. The second is the system's, where a user has chosen another.
+    bounds: tuple[Policy, ...] = ()
 
 
-def approval_of(loaded: Loaded, policy: Policy, environ: Mapping[str, str]) -> Approved:
-    """The stored approval of this plugin, and the caller's own words where it is a command. Raises
-    ApprovalsUnusable."""
+def approval_of(
+    loaded: Loaded, policy: Policy, environ: Mapping[str, str], record: ApprovalRecord | None = None
+) -> Approved:
+    """The stored approval of this plugin, and the caller's own words where it is a command. `record`: in
+    place of the stored one. Raises ApprovalsUnusable, and DocumentError for the system's policy."""
     plugin = loaded.plugin
     key = key_of(plugin)
-    record = None if key is None else find_approval(key, environ)
+    if record is None and key is not None:
+        record = find_approval(key, environ)
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
         said = joined(said, asked_of(plugin))
-    counted = within(said, policy.approvals)
-    return Approved(counted, record, counted != said)
+    if said.is_empty:
+        return Approved(said, record, said, (policy,))
+    counted, bounds = said, (policy, *filter(None, [binding_policy(policy)]))
+    for bound in bounds:
+        counted = within(counted, bound.approvals)
+    return Approved(counted, record, said, bounds)
 
 
 def with_added(spec: SandboxSpec, approved: Approved) -> SandboxSpec:
-    """The requests of the manifest, with what the person gave the plugin besides."""
-    return spec
+    """The requests of the manifest, with what the person gave the plugin besides. Of that, what is not there
+    at the launch is skipped."""
+    if approved.record is None or approved.record.added.is_empty:
+        return spec
+    added = approved.record.added
+    have = {request.name for request in spec.env}
+    return spec._replace(
+        paths=(
+            *spec.paths,
+            *(PathRequest(path, "read", required=False) for path in added.read),
+            *(PathRequest(path, "write", required=False) for path in added.write),
+        ),
+        network=_with_hosts(spec.network, added),
+        env=(*spec.env, *(EnvRequest(name, required=False) for name in added.env if name not in have)),
+    )
+
+
+def _with_hosts(asked: Network | None, added: Approval) -> Network | None:
+    mode = "none" if asked is None else asked.mode
+    wider = max(mode, added.network, key=NETWORK_ORDER.index)
+    if added.network == "none" or (wider == mode and mode != "allowlist"):
+        return asked  # what it asks for covers the hosts that were added
+    if wider != "allowlist":
+        return Network(wider, where=() if asked is None else asked.where)
+    hosts = () if asked is None else asked.hosts
+    where = () if asked is None else asked.where
+    return Network("allowlist", tuple(dict.fromkeys((*hosts, *added.hosts))), where)
+
+
+# --- what a person can do about a denial --------------------------------------------------------------------
 
 
 def with_remedies(
     denials: Sequence[Denial], loaded: Loaded, policy: Policy, approved: Approved
 ) -> tuple[Denial, ...]:
     """The denials, each with the command by which a person can allow it, where the policy lets them."""
-    return tuple(denials)
+    if not denials:
+        return ()
+    bounds = approved.bounds
+    if bounds == (policy,):  # nothing was said yet, so nobody has looked for the system's
+        bounds = (policy, *filter(None, [binding_policy(policy)]))
+    return tuple(_with_remedy(denial, loaded, approved, bounds) for denial in denials)
+
+
+def _with_remedy(denial: Denial, loaded: Loaded, approved: Approved, bounds: tuple[Policy, ...]) -> Denial:
+    if _is_added(denial, loaded.plugin, approved):
+        denial = denial._replace(origin=APPROVED)
+    wanted = _approval_for(denial, loaded.plugin)
+    if wanted is None:
+        return denial
+    is_command = loaded.invocation.command is not None
+    bound = next((each for each in bounds if within(wanted, each.approvals) != wanted), None)
+    if bound is not None:
+        if is_command or _covers(approved.said, wanted):
+            reason = f"policy {bound.name} lets nobody approve {_named(denial)}"
+            if denial.rule == "env_steering":
+                reason = f"it decides which code the loader or interpreter runs, and {reason}"
+            return denial._replace(reason=reason)
+        return denial
+    if is_command or key_of(loaded.plugin) is None:
+        return denial  # the caller's own words: they were all the approval there can be
+    if approved.record is None:
+        return denial._replace(hint=f"to allow it: {allow_command(loaded)}; or {denial.hint}")
+    from time import localtime, strftime
+
+    day = strftime("%Y-%m-%d", localtime(approved.record.when))
+    return denial._replace(
+        reason=f"{denial.reason}, and your approval of {day} does not cover it",
+        hint=f"to see what is new: {allow_command(loaded, '--diff')}; or {denial.hint}",
+    )
+
+
+def _named(denial: Denial) -> str:
+    """What is denied, as the object of a sentence."""
+    if denial.rule in ("read_ceiling", "write_ceiling"):
+        return "reading it" if denial.rule == "read_ceiling" else "writing it"
+    return denial.asked if denial.rule in ("network_ceiling", "seccomp_ceiling") else "it"
+
+
+def _approval_for(denial: Denial, plugin: Plugin) -> Approval | None:
+    """The approval that would give what was denied. None: nobody can approve it."""
+    from sandbox.paths.denied_paths import normal
+
+    asked = denial.asked
+    word = asked.rpartition(" ")[2]
+    match denial.rule:
+        case "read_ceiling" if asked.startswith("/"):
+            return Approval(read=(normal(asked),))
+        case "write_ceiling" if asked.startswith("/"):
+            return Approval(write=(normal(asked),))
+        case "network_ceiling":
+            network = plugin.spec.network
+            hosts = () if network is None or names_policy_hosts(network) else network.hosts
+            modes = {mode: mode for mode in NETWORK_ORDER}
+            return Approval(network=modes[word], hosts=hosts) if word in modes else None
+        case "network_hosts" if " " not in asked:
+            return Approval(network="allowlist", hosts=(asked,))
+        case "env_ceiling":
+            return Approval(env=(asked,))
+        case "env_steering":
+            return Approval(steering=(asked,))
+        case "seccomp_ceiling":
+            profiles = {profile: profile for profile in SECCOMP_ORDER}
+            return Approval(seccomp=profiles[word]) if word in profiles else None
+    return None
+
+
+def _is_added(denial: Denial, plugin: Plugin, approved: Approved) -> bool:
+    """Whether only the person asked for it, by an approval of more than the manifest asks."""
+    if approved.record is None:
+        return False
+    added, asked = approved.record.added, asked_of(plugin)
+    words = {*added.read, *added.write, *added.hosts, *added.env}
+    return denial.asked in words.difference(asked.read, asked.write, asked.hosts, asked.env)
+
+
+def _covers(wide: Approval, narrow: Approval) -> bool:
+    """Whether an approval names all that another does, word by word."""
+    return joined(wide, narrow) == wide
+
+
+def allow_command(loaded: Loaded, *options: str) -> str:
+    """The command that shows or allows what this plugin asks, for a shell."""
+    from shlex import quote
+
+    invocation, plugin = loaded.invocation, loaded.plugin
+    words = ["runner", "allow", *options]
+    if invocation.contract is not None:
+        words += ["--contract", invocation.contract]
+    words.append(_manifest(invocation, plugin))
+    if invocation.server is not None:
+        words += ["--server", invocation.server]
+    values = dict(invocation.options)
+    for name, value in values.items():
+        if not (name.endswith("_file") and name.removesuffix("_file") in values):
+            words += ["--" + name.replace("_", "-"), values.get(f"{name}_file", value)]
+    if invocation.config:
+        words += ["--config", invocation.config]
+    return " ".join(map(quote, words))
+
+
+def _manifest(invocation: Invocation, plugin: Plugin) -> str:
+    """As it was given, and absolute: the message may be read in another folder."""
+    try:
+        return os.path.abspath(invocation.manifest) if invocation.manifest else plugin.manifest
+    except FileNotFoundError:  # the current folder is gone
+        return plugin.manifest

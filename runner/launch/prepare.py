@@ -29,6 +29,7 @@ from sandbox.policy.policy import Policy
 from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, Denial, EnvRequest
 
 if TYPE_CHECKING:
+    from runner.approvals.record import ApprovalRecord
     from runner.contracts.contract import Contract
     from sandbox.cell.contents import Contents
 
@@ -95,18 +96,26 @@ def secret_contents(contract: Contract, secrets: Mapping[str, Any] | None) -> Co
 
 def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Decided:
     """Hold the manifest against the policy. Raises Failure, also if the grant is refused."""
-    with failing(loaded):
-        decided = _decide(loaded, environ)
+    decided = hold_against_policy(loaded, environ)
     with failing(decided):
         if decided.grant.refused:
-            raise Failure(judge_denials(decided.grant.refused, "policy"), EXEC_REFUSED)
+            raise Failure(judge_denials(decided.grant.refused, "policy", decided), EXEC_REFUSED)
     return decided._replace(timings=watch.lap("policy"))
 
 
-def _decide(loaded: Loaded, environ: Mapping[str, str]) -> Decided:
+def hold_against_policy(
+    loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord | None = None
+) -> Decided:
+    """What the plugin would get, also if that is refused. `record`: what a person is about to approve, in
+    place of what is stored. Raises Failure."""
+    with failing(loaded):
+        return _decide(loaded, environ, record)
+
+
+def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord | None) -> Decided:
     plugin, invocation = loaded.plugin, loaded.invocation
     chosen = load_policy(invocation.policy, environ)
-    found = approval_of(loaded, chosen, environ)
+    found = approval_of(loaded, chosen, environ, record)
     policy = raised(chosen, found.counted)
     state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
@@ -137,6 +146,8 @@ def _decide(loaded: Loaded, environ: Mapping[str, str]) -> Decided:
         own_homes,
         timings=loaded.timings,
         approval=found.counted,
+        approval_said=found.said,
+        approved_at=0.0 if found.record is None else found.record.when,
     )
 
 

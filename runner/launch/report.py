@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner import __version__
+from runner.approvals.store import APPROVED
 from runner.launch.stages import (
     Ended,
     Stage,
@@ -277,7 +278,11 @@ def place(stage: Stage | None, denial: Denial) -> str:
         return f"{policy.file}:{line}:{column}" if line else policy.file
     if loaded is None:
         return ""
-    plugin = loaded.plugin
+    plugin, command = loaded.plugin, loaded.invocation.command
+    if denial.origin == APPROVED:
+        return "your approval"
+    if command is not None:
+        return command.file or "command line"
     line, column = position(plugin, denial.where) if denial.where else (0, 0)
     return f"{plugin.manifest}:{line}:{column}" if line else plugin.manifest
 

@@ -105,6 +105,8 @@ class Decided(NamedTuple):
     original: str = ""
     # What of a person's approvals counted. `policy` above has its ceilings raised by it.
     approval: Approval = Approval()
+    approval_said: Approval = Approval()  # all that they approved
+    approved_at: float = 0.0  # when the stored one was given, in seconds since 1970; 0: there is none
 
 
 class Planned(NamedTuple):

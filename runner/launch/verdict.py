@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from runner.launch.stages import Stage, decided_of
+from runner.approvals.store import APPROVED, ApprovalsUnusable
+from runner.launch.stages import Stage, decided_of, loaded_of
 from runner.launch.wait import End
 from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox.document.diagnostic import Diagnostic, DocumentError
@@ -43,12 +44,15 @@ def failing(stage: Stage | None) -> Iterator[None]:
     except DocumentError as error:
         raise Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage) from None
     except PlanRefused as refused:
-        raise Failure(judge_denials(refused.denials, "plan"), EXEC_REFUSED, stage) from None
+        raise Failure(judge_denials(refused.denials, "plan", stage), EXEC_REFUSED, stage) from None
     except StateRefused as refused:
         outcome = Outcome("policy_denied", "plan", str(refused), "state_dir", refused.hint)
         raise Failure(outcome, EXEC_REFUSED, stage) from None
     except Unreadable as unreadable:
         outcome = Outcome("policy_denied", "plan", str(unreadable), "unreadable", unreadable.hint)
+        raise Failure(outcome, EXEC_REFUSED, stage) from None
+    except ApprovalsUnusable as unusable:
+        outcome = Outcome("policy_denied", "policy", str(unusable), "approvals", unusable.hint)
         raise Failure(outcome, EXEC_REFUSED, stage) from None
     except ProgramFault as fault:
         raise Failure(*_program_outcome(fault), stage) from None
@@ -75,11 +79,16 @@ def judge_diagnostics(diagnostics: tuple[Diagnostic, ...], phase: Literal["manif
     )
 
 
-def judge_denials(denials: tuple[Denial, ...], phase: Phase) -> Outcome:
+def judge_denials(denials: tuple[Denial, ...], phase: Phase, stage: Stage | None = None) -> Outcome:
+    loaded = loaded_of(stage)
+    is_command = loaded is not None and loaded.invocation.command is not None
     asked = [denial for denial in denials if not denial.origin]
     things = "one thing" if len(asked) == 1 else f"{len(asked)} things"
-    message = f"the manifest asks for {things} it may not have"
-    if not asked:
+    asker = "command line" if is_command else "manifest"
+    message = f"the {asker} asks for {things} it may not have"
+    if not asked and denials[0].origin == APPROVED:
+        message = "the plugin may not have all of what you approved"
+    elif not asked:
         message = f"{denials[0].origin} cannot be shown to the plugin"
     if denials[0].rule == "plan_outdated":
         message = "the stored plan does not fit the machine any more"

@@ -6,6 +6,7 @@ as ever: the denylist, the limits and the layers stay as they are.
 
 from __future__ import annotations
 
+from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.policy import (
     ApprovalRule,
     Policy,
@@ -15,7 +16,14 @@ from sandbox.policy.policy import (
     matches,
     steers,
 )
-from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, NetworkMode, SandboxSpec, SeccompProfile
+from sandbox.spec import (
+    NETWORK_ORDER,
+    POLICY_HOSTS,
+    SECCOMP_ORDER,
+    NetworkMode,
+    SandboxSpec,
+    SeccompProfile,
+)
 from sandbox.value import NamedTuple
 
 
@@ -36,13 +44,16 @@ class Approval(NamedTuple):
 
 def asked_by(spec: SandboxSpec, *, project: bool = False) -> Approval:
     """The approval of all that a manifest asks. What needs none, such as ${state_dir}, is left out."""
-    paths = [path for path in spec.paths if path.path.startswith("/")]
+    # A path that cannot be judged by its name is refused whatever a person says.
+    paths = [path._replace(path=normal(path.path)) for path in spec.paths if lexical_fault(path.path) is None]
     network = spec.network
+    listed = network is not None and network.mode == "allowlist"
     return Approval(
         read=tuple(dict.fromkeys(path.path for path in paths if path.access == "read")),
         write=tuple(dict.fromkeys(path.path for path in paths if path.access == "write")),
         network="none" if network is None else network.mode,
-        hosts=() if network is None or network.mode != "allowlist" else network.hosts,
+        # Who asks for the policy's own hosts names none that could be approved.
+        hosts=tuple(host for host in network.hosts if host not in POLICY_HOSTS) if network and listed else (),
         env=tuple(dict.fromkeys(each.name for each in spec.env if each.value is None)),
         steering=tuple(dict.fromkeys(each.name for each in spec.env if steers(each.name))),
         seccomp=spec.seccomp or "strict",

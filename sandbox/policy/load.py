@@ -81,6 +81,22 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
     return _read(path, path)
 
 
+def binding_policy(chosen: Policy) -> Policy | None:
+    """The system's policy, if it is root's and an ordinary user has chosen another one: what it says about
+    approvals binds that user too. Raises DocumentError."""
+    if os.geteuid() == 0 or chosen.file == SYSTEM_POLICY:
+        return None
+    try:
+        owner = os.lstat(SYSTEM_POLICY).st_uid
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        # Fail closed: there may be one.
+        message = f"it cannot be looked at: {error.strerror}"
+        raise DocumentError(Diagnostic(SYSTEM_POLICY, 0, 0, "policy_untrusted", message)) from None
+    return load_policy(SYSTEM_POLICY, {}) if owner == 0 else None
+
+
 def _read(path: str, name: str) -> Policy:
     """Parse the policy, or take it from the cache for the same bytes: parsing costs as much as the cage."""
     raw = read_bounded(path)

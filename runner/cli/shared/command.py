@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from runner.launch.command import Command
 from sandbox.document.diagnostic import printable
-from sandbox.network.rules import parse_rule, ports_fault
 from sandbox.paths.denied_paths import lexical_fault
 from sandbox.spec import (
     STATE_DIR_TOKEN,
@@ -32,7 +31,10 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         "Beyond its own files and the system's, as far as [approvals] in the policy lets you allow it.",
     )
     group.add_argument(
-        "--name", metavar="NAME", help="keep a state directory and approvals for it, under this name"
+        "--name",
+        metavar="NAME",
+        dest="command_name",
+        help="keep a state directory and approvals for it, under this name",
     )
     group.add_argument(
         "--read", metavar="PATH", action="append", default=[], help="show it a file or folder, read-only"
@@ -68,10 +70,10 @@ def command_of(args: argparse.Namespace) -> Command:
         raise ValueError("there is no command; write it behind --, as in runner run -- ls -l")
     if not args.arguments[0]:
         raise ValueError("the command is empty; is a variable unset?")
-    name = _name(args.name)
+    name = _name(args.command_name)
     here = _here(args.cwd)
-    paths = [PathRequest(_path("--read", word, here), "read") for word in args.read]
-    paths += [PathRequest(_path("--write", word, here), "write") for word in args.write]
+    paths = [PathRequest(path_of("--read", word), "read") for word in args.read]
+    paths += [PathRequest(path_of("--write", word), "write") for word in args.write]
     if args.project is not None:
         paths.append(PathRequest(here, "write" if args.project == "write" else "read"))
     wrapped = _wrapped(args.wrapped)
@@ -84,7 +86,7 @@ def command_of(args: argparse.Namespace) -> Command:
         file=wrapped,
         spec=SandboxSpec(
             paths=tuple(dict.fromkeys(paths)),
-            network=_network(args.net),
+            network=network_of(args.net),
             env=tuple(_variables(args.env, wrapped=args.wrapped is not None)),
         ),
         named_directory=args.cwd is not None or args.project is not None,
@@ -115,7 +117,7 @@ def _here(cwd: str | None) -> str:
     return here
 
 
-def _path(option: str, word: str, here: str) -> str:
+def path_of(option: str, word: str) -> str:
     """A path of the command line, absolute. Links are followed when the plan is made, and judged there."""
     if not word:
         raise ValueError(f"{option}: its value is empty; is a variable unset?")
@@ -126,13 +128,16 @@ def _path(option: str, word: str, here: str) -> str:
     return path
 
 
-def _network(words: list[str]) -> Network | None:
+def network_of(words: list[str]) -> Network | None:
+    """What --net asks for. ValueError says what is wrong with it."""
     if not words:
         return None
     if "host" in words:
         if len(words) > 1:
             raise ValueError("--net host: it covers every host; leave the others out")
         return Network("host")
+    from sandbox.network.rules import parse_rule, ports_fault  # not every launch pays for it
+
     hosts: dict[str, None] = {}
     for word in words:
         try:

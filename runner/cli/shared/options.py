@@ -150,9 +150,9 @@ def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_contract_options(parser: argparse.ArgumentParser) -> None:
-    """The options that contracts bring along for this verb."""
-    options = contract_options(parser.prog.rpartition(" ")[2])
+def add_contract_options(parser: argparse.ArgumentParser, verb: str = "") -> None:
+    """The options that contracts bring along for this verb, or for another one that has the same."""
+    options = contract_options(verb or parser.prog.rpartition(" ")[2])
     if not options:
         return
     group = parser.add_argument_group(

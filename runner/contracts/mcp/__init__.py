@@ -44,6 +44,14 @@ class McpContract(Contract):
     def recognises(self, document: Document) -> bool:
         return isinstance(document.data.get("mcpServers"), dict)
 
+    def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        if plugin.entrypoint is None:
+            return None
+        from runner.contracts.mcp.hosts.wrapping import unwrapped
+
+        found = unwrapped((plugin.entrypoint.command, *plugin.entrypoint.args))
+        return None if found is None else (found.options, found.argv)
+
     def read(
         self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:

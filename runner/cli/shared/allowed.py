@@ -1,0 +1,97 @@
+"""What a person has allowed: listed, and taken back."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from runner.approvals.files import ListedApproval, list_records, remove_record
+from runner.approvals.record import ApprovalKey
+from runner.cli.shared.asked import item_lines, items_of
+from runner.cli.shared.text import say
+from runner.outcome import EXIT
+from sandbox.document.diagnostic import printable
+from sandbox.paths.homes import homes
+
+SCHEMA = "runner.allow.v1"
+_SHORTEST_KEY = 6
+
+
+def day(when: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(when))
+
+
+def print_list(*, as_json: bool) -> int:
+    """Raises ApprovalsUnusable."""
+    found = list_records(os.environ)
+    if as_json:
+        document = {"schema": SCHEMA, "approvals": [_document(each) for each in found]}
+        print(json.dumps(document, indent=2))
+        return EXIT["ok"]
+    if not found:
+        say("nothing is allowed", sys.stdout)
+    for each in found:
+        record = each.record
+        if record is None:
+            say(
+                f"{each.name[:12]}  UNUSABLE  {printable(each.fault)}\n    {printable(each.hint)}", sys.stdout
+            )
+            continue
+        key = record.key
+        gone = "" if not key.file or os.path.exists(key.file) else "  (the file is gone)"
+        head = f"{each.name[:12]}  {day(record.when)}  {key.id} ({key.contract})  {key.file}{gone}"
+        lines = item_lines(items_of(record.asked, homes(os.environ)))
+        lines += [f"{line}  (added by you)" for line in item_lines(items_of(record.added, homes(os.environ)))]
+        say("\n".join(map(printable, (head, *lines))), sys.stdout)
+    return EXIT["ok"]
+
+
+def _document(each: ListedApproval) -> dict[str, object]:
+    record = each.record
+    if record is None:
+        return {"key": each.name, "usable": False, "fault": each.fault, "hint": each.hint}
+    return {
+        "key": each.name,
+        "usable": True,
+        **record.key._asdict(),
+        "asked": record.asked._asdict(),
+        "added": record.added._asdict(),
+        "digest": record.digest,
+        "when": record.when,
+    }
+
+
+def revoke(word: str, server: str | None) -> int:
+    """Take back what is meant by a key, or all that is allowed for a manifest, which may be gone or have a
+    fault. `server`: only for this one of it. Raises ValueError and ApprovalsUnusable."""
+    found = list_records(os.environ)
+    meant = [each.name for each in found if len(word) >= _SHORTEST_KEY and each.name.startswith(word)]
+    if len(meant) > 1:
+        raise ValueError(f"--revoke {word}: several keys begin with this; write more of the one you mean")
+    if not meant:
+        path = os.path.realpath(word)
+        keys = [each.record.key for each in found if each.record is not None]
+        meant = [key.name for key in keys if _is_of(key, path, server)]
+    if not meant:
+        raise ValueError(f"--revoke {word}: nothing is allowed for it; runner allow --list shows what is")
+    return _remove(meant)
+
+
+def revoke_key(key: ApprovalKey | None) -> int:
+    """Take back what is allowed for one plugin. Raises ValueError and ApprovalsUnusable."""
+    if key is None or not any(each.name == key.name for each in list_records(os.environ)):
+        raise ValueError("nothing is allowed for this command; runner allow --list shows what is")
+    return _remove([key.name])
+
+
+def _remove(names: list[str]) -> int:
+    for name in names:
+        remove_record(name, os.environ)
+    say(f"revoked: {', '.join(name[:12] for name in names)}", sys.stdout)
+    return EXIT["ok"]
+
+
+def _is_of(key: ApprovalKey, path: str, server: str | None) -> bool:
+    return path in (key.file, os.path.dirname(key.file)) and server in (None, key.id)

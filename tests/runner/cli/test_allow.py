@@ -1,0 +1,523 @@
+"""`runner allow`: what is shown, what is recorded, and who gets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.contracts.mcp.hosts.wrapping import unwrapped
+from tests.conftest import USER_UID, Caller
+
+Write = Callable[..., Path]
+
+
+class Server:
+    """One server of an mcp.json, which prints a file."""
+
+    def __init__(self, caller: Caller, folder: Path, write_file: Write, name: str = "mcp.json") -> None:
+        self.caller = caller
+        self.file = folder / name
+        self.data = write_file(folder / "data" / "text", "found\n").parent
+        self.more = write_file(folder / "more" / "text", "more\n").parent
+        self._write_file = write_file
+        self.write({"read": [str(self.data)]})
+
+    def write(
+        self, asks: dict[str, Any] | None, args: Sequence[str] = (), name: str = "one", **entry: Any
+    ) -> None:
+        words = list(args) or [str(self.data / "text")]
+        server = {"command": "/bin/cat", "args": words, **({"x-sandbox": asks} if asks else {}), **entry}
+        self._write_file(self.file, json.dumps({"mcpServers": {name: server}}))
+
+    def allow(self, *words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+        return self.caller("allow", *words, self.file, **more)
+
+    def exec(self, *words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+        return self.caller("exec", *words, self.file, **more)
+
+    def records(self) -> list[Path]:
+        return sorted((self.caller.home / ".config/runner/approvals").glob("*"))
+
+    def record(self) -> dict[str, Any]:
+        [path] = self.records()
+        data: dict[str, Any] = json.loads(path.read_text())
+        return data
+
+
+@pytest.fixture
+def server(runner_as: Caller, plugin_dir: Path, write_file: Write) -> Server:
+    return Server(runner_as, plugin_dir, write_file)
+
+
+@pytest.fixture
+def user_server(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> Server:
+    """For what launches nothing."""
+    return Server(runner_as_user, plugin_dir, write_file)
+
+
+# --- a yes, and what it gives -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_plugin_gets_what_was_allowed_and_nothing_before(server: Server) -> None:
+    refused = server.exec()
+    assert refused.returncode == 126
+    assert f"to allow it: runner allow {server.file}; or the operator can add" in refused.stderr
+    allowed = server.allow("--yes")
+    assert (allowed.returncode, allowed.stderr) == (0, "")
+    assert f"read  {server.data}" in allowed.stdout
+    given = server.exec()
+    assert (given.returncode, given.stdout) == (0, "found\n")
+    [path] = server.records()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert server.allow("--revoke").returncode == 0
+    assert server.records() == []
+    assert server.exec().returncode == 126
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_more_asked_is_not_covered_by_the_old_yes(server: Server) -> None:
+    assert server.allow("--yes").returncode == 0
+    assert server.exec().returncode == 0
+    server.write({"read": [str(server.data), str(server.more)]})
+    refused = server.exec()
+    assert refused.returncode == 126
+    assert str(server.more) in refused.stderr and f"{server.data}:" not in refused.stderr
+    assert "your approval of 20" in refused.stderr and "does not cover it" in refused.stderr
+    assert f"to see what is new: runner allow --diff {server.file}" in refused.stderr
+    diff = server.allow("--diff")
+    assert diff.returncode == 1
+    lines = [line for line in diff.stdout.splitlines() if line[:1] in "+-"]
+    assert len(lines) == 2 and not lines[1]  # and an empty one
+    assert lines[0].startswith("+ ") and str(server.more) in lines[0]
+    assert f"To allow what is new: runner allow {server.file}" in diff.stdout
+    again = server.allow("--yes")
+    assert "NEW since your last yes" in again.stdout
+    assert server.exec().returncode == 0
+    assert server.allow("--diff").returncode == 0
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_less_asked_is_covered(server: Server) -> None:
+    server.write({"read": [str(server.data), str(server.more)]})
+    assert server.allow("--yes").returncode == 0
+    server.write({"read": [str(server.data)]})
+    assert server.exec().returncode == 0
+    diff = server.allow("--diff")
+    assert diff.returncode == 1
+    assert any(line.startswith("- ") and str(server.more) in line for line in diff.stdout.splitlines())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_other_arguments_another_file_and_another_name_get_nothing_of_it(
+    server: Server, plugin_dir: Path, write_file: Write
+) -> None:
+    asks = {"read": [str(server.data), str(server.more)]}
+    server.write(asks)
+    assert server.allow("--yes").returncode == 0
+    assert server.exec().returncode == 0  # the control
+    server.write(asks, args=[str(server.more / "text")])
+    assert server.exec().returncode == 126
+    server.write(asks, name="two")
+    assert server.exec().returncode == 126
+    clone = Server(server.caller, plugin_dir / "clone", write_file)
+    clone.write(asks, args=[str(server.data / "text")])
+    assert clone.exec().returncode == 126
+    server.write(asks)
+    assert server.exec().returncode == 0  # the control
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_server_that_asks_nothing_gets_what_is_added(server: Server) -> None:
+    server.write(None)
+    allowed = server.allow("--yes", "--read", server.data)
+    assert allowed.returncode == 0
+    assert "It asks for nothing beyond" in allowed.stdout and "You allow besides:" in allowed.stdout
+    assert server.exec().stdout == "found\n"
+    assert (server.record()["asked"]["read"], server.record()["added"]["read"]) == ([], [str(server.data)])
+    # A second one is added to the first.
+    assert server.allow("--yes", "--read", server.more).returncode == 0
+    assert server.record()["added"]["read"] == [str(server.data), str(server.more)]
+    assert server.exec().stdout == "found\n"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_added_variables_and_writable_folders_reach_the_plugin(server: Server) -> None:
+    if os.geteuid() == 0:  # what root's plugins write belongs to the folder's owner, and never to root
+        os.chown(server.more, USER_UID, USER_UID)
+    server.write(None, args=["-c", f'echo "$GREETING" > {server.more}/new'], command="/bin/sh")
+    assert server.allow("--yes", "--write", server.more, "--env", "GREETING").returncode == 0
+    done = server.exec(env={"GREETING": "hello"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (server.more / "new").read_text() == "hello\n"
+    # A variable that is not set at some launch is no reason to refuse it.
+    assert server.exec().returncode == 0
+    assert (server.more / "new").read_text() == "\n"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_path_that_was_added_and_is_gone_is_skipped(server: Server) -> None:
+    server.write(None, args=["/etc/ld.so.cache"])
+    assert server.allow("--yes", "--read", server.more).returncode == 0
+    (server.more / "text").unlink()
+    server.more.rmdir()
+    assert server.exec().returncode == 0
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_strict_lets_nobody_allow_anything(server: Server) -> None:
+    assert server.allow("--yes").returncode == 0
+    assert server.exec().returncode == 0
+    refused = server.exec("--policy", "strict")
+    assert refused.returncode == 126
+    assert "policy strict lets nobody approve reading it" in refused.stderr
+    assert "runner allow" not in refused.stderr
+
+
+def test_under_strict_nothing_is_recorded(user_server: Server) -> None:
+    refused = user_server.allow("--yes", "--policy", "strict")
+    assert refused.returncode == 21
+    assert "CANNOT BE ALLOWED by you" in refused.stdout
+    assert user_server.records() == []
+    user_server.write(None)
+    refused = user_server.allow("--yes", "--policy", "strict", "--read", user_server.data)
+    assert refused.returncode == 21
+    assert user_server.records() == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_denylist_is_nobodys_to_allow(server: Server) -> None:
+    secret = server.caller.home / ".ssh"
+    secret.mkdir(mode=0o700)
+    (secret / "key").write_text("secret")
+    server.caller.give(secret)
+    server.write({"read": [str(server.data)]}, args=[str(secret / "key")])
+    assert server.allow("--yes", "--read", secret).returncode == 0
+    refused = server.exec()
+    assert refused.returncode == 126
+    assert "denylist" in refused.stderr and "your approval" in refused.stderr
+    assert "secret" not in refused.stdout
+
+
+# --- records that are not one's own -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("how", ["mode", "folder", "damaged", "link", "unknown"])
+def test_a_record_that_cannot_be_trusted_stops_the_launch(server: Server, how: str) -> None:
+    assert server.allow("--yes").returncode == 0
+    assert server.exec().returncode == 0  # the control
+    [path] = server.records()
+    if how == "mode":
+        path.chmod(0o620)
+    elif how == "folder":
+        path.parent.chmod(0o770)
+    elif how == "damaged":
+        path.write_text("{")
+    elif how == "unknown":
+        path.write_text(json.dumps({**json.loads(path.read_text()), "also": 1}))
+    else:
+        kept = path.rename(path.with_suffix(".kept"))
+        path.symlink_to(kept)
+        server.caller.give(path)
+    refused = server.exec()
+    assert (refused.returncode, refused.stdout) == (126, "")
+    first, remedy = refused.stderr.splitlines()
+    assert first.startswith("runner: policy_denied: ") and str(path.parent) in first
+    assert "chmod go-w" in remedy or "rm " in remedy
+
+
+@pytest.mark.needs("root", "user")
+@pytest.mark.usefixtures("nothing_left")
+def test_a_record_of_another_user_stops_the_launch(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    server = Server(runner_as_user, plugin_dir, write_file)
+    assert server.allow("--yes").returncode == 0
+    [path] = server.records()
+    os.chown(path, 54999, 54999)
+    refused = server.exec()
+    assert refused.returncode == 126
+    assert "belongs to uid 54999" in refused.stderr
+
+
+def test_the_list_shows_what_cannot_be_used(user_server: Server) -> None:
+    assert user_server.allow("--yes").returncode == 0
+    [path] = user_server.records()
+    path.write_text("{")
+    said = user_server.caller("allow", "--list")
+    assert said.returncode == 0 and "UNUSABLE" in said.stdout and "rm " in said.stdout
+    [entry] = json.loads(user_server.caller("allow", "--list", "--json").stdout)["approvals"]
+    assert entry["usable"] is False
+    assert user_server.caller("allow", "--revoke", path.stem).returncode == 0
+    assert user_server.records() == []
+
+
+# --- commands, and entries that are wrapped -----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_command_with_a_name_gets_what_was_allowed_for_it(server: Server) -> None:
+    command = ["--", "/bin/cat", str(server.data / "text")]
+    run = server.caller("run", "--name", "shown", *command)
+    assert run.returncode == 1  # cat does not find it
+    allowed = server.caller("allow", "--yes", "--name", "shown", "--read", server.data, *command)
+    assert (allowed.returncode, allowed.stderr) == (0, "")
+    assert server.caller("run", "--name", "shown", *command).stdout == "found\n"
+    assert server.caller("run", "--name", "other", *command).returncode == 1
+    assert server.caller("run", *command).returncode == 1
+    other = ["--", "/bin/cat", "-u", str(server.data / "text")]
+    assert server.caller("run", "--name", "shown", *other).returncode == 1
+    assert server.caller("allow", "--revoke", "--name", "shown", *command).returncode == 0
+    assert server.caller("run", "--name", "shown", *command).returncode == 1
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_wrapped_entry_and_what_its_host_starts_are_one(server: Server) -> None:
+    old = ["/bin/cat", str(server.data / "text")]
+    wrapped = json.dumps({"file": str(server.file)})
+    args = ["run", "--wrapped", wrapped, "--name", "one", "--env", "TOKEN", "--", *old]
+    assert unwrapped(("/opt/runner", *args)) is not None
+    server.write(None, args=args, command="/opt/runner")
+    allowed = server.allow("--yes", "--server", "one", "--read", server.data)
+    assert (allowed.returncode, allowed.stderr) == (0, "")
+    assert f"runs    {' '.join(old)}" in allowed.stdout
+    started = server.caller(*args, env={"TOKEN": "t"})
+    assert (started.returncode, started.stdout) == (0, "found\n")
+    # Before and after wrapping, the entry is the same plugin.
+    server.write(None)
+    assert server.exec().stdout == "found\n"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_two_servers_of_one_name_share_neither_state_nor_approvals(
+    server: Server, plugin_dir: Path, write_file: Write
+) -> None:
+    """A cloned project that calls its server as another one does gets nothing of the other's."""
+    mine, clone = (write_file(plugin_dir / name / "mcp.json", "{}") for name in ("mine", "clone"))
+    keep = ["--", "/bin/sh", "-c", 'cat "$0/kept" 2>/dev/null; echo kept > "$0/kept"', "${state_dir}"]
+
+    def run(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        return server.caller("run", "--wrapped", json.dumps({"file": str(file)}), "--name", "github", *words)
+
+    assert [run(mine, *keep).stdout, run(mine, *keep).stdout] == ["", "kept\n"]  # the control
+    assert run(clone, *keep).stdout == ""
+    assert run(mine, *keep, "other").stdout == ""
+    assert run(mine, *keep).stdout == "kept\n"
+    states = server.caller("state", "list", "--json").stdout
+    ours = [each for each in json.loads(states)["states"] if str(plugin_dir) in (each["manifest"] or "")]
+    assert len(ours) == 3
+    for each in ours:
+        assert server.caller("state", "remove", each["name"]).returncode == 0
+
+
+# --- what is shown ------------------------------------------------------------------------------------------
+
+
+def test_what_is_unusual_stands_out(user_server: Server) -> None:
+    home = user_server.caller.home
+    user_server.write(
+        {
+            "read": [str(user_server.data), "~/notes"],
+            "write": [str(user_server.more)],
+            "network": ["api.example.com:443", "*.example.org:443", "10.1.2.3:5432", "example.net:*"],
+            "env": ["EDITOR", "GITHUB_TOKEN", "LD_PRELOAD"],
+            "seccomp": "compat",
+            "limits": {"memory": "2G"},
+        },
+        args=[str(user_server.more / "text"), f"--config={user_server.file.parent}", "--level=/no/such"],
+    )
+    said = user_server.allow()
+    assert said.returncode == 2
+    assert "there is no terminal to ask on; --yes" in said.stderr
+    assert user_server.records() == []
+    lines = {" ".join(line.split()) for line in said.stdout.splitlines()}
+    marked = sorted(line for line in lines if line.startswith("! "))
+    assert marked == sorted(
+        [
+            f"! write {user_server.more} it can change what is there",
+            f"! read {home}/notes in your home directory",
+            "! host *.example.org:443 a wildcard",
+            "! host 10.1.2.3:5432 it is private",
+            "! host example.net:* every port",
+            "! variable GITHUB_TOKEN it looks like a secret; not set here now",
+            "! variable LD_PRELOAD it decides which code runs; not set here now",
+            "! seccomp compat more system calls than the default filter lets through",
+        ]
+    )
+    assert f"read {user_server.data}" in lines
+    assert "host api.example.com:443" in lines
+    assert "variable EDITOR not set here now" in lines
+    assert any(line.startswith("limit memory 2 GiB") for line in lines)
+    folder = user_server.file.parent
+    hint = f"Its arguments name {folder}, which it does not ask for: add --read {folder} or --write {folder}"
+    assert hint in lines
+    assert not any(line.startswith("Its arguments name") for line in lines - {hint})
+
+
+def test_what_the_policy_gives_needs_no_yes(user_server: Server) -> None:
+    user_server.write({"env": ["TERM"]})
+    said = user_server.allow("--yes", env={"TERM": "dumb"})
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "nothing has to be allowed" in said.stdout
+    assert user_server.records() == []
+
+
+def _answered(server: Server, answer: bytes) -> tuple[int, str]:
+    """`runner allow` with a terminal on which `answer` is typed."""
+    ours, theirs = pty.openpty()
+    try:
+        process = server.caller.start("allow", server.file, stdin=theirs, stdout=subprocess.PIPE)
+        os.close(theirs)
+        os.write(ours, answer)
+        out, err = process.communicate(timeout=60)
+    finally:
+        os.close(ours)
+    return process.returncode, (out + err).decode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(b"y\n", 0), (b"YES\n", 0), (b"n\n", 1), (b"\n", 1), (b"\x04", 1), (b"yep\n", 1)]
+)
+def test_on_a_terminal_it_asks(user_server: Server, answer: bytes, status: int) -> None:
+    returned, said = _answered(user_server, answer)
+    assert returned == status
+    assert "Allow this? [y/N]" in said
+    assert len(user_server.records()) == (1 if status == 0 else 0)
+
+
+def test_what_was_shown_is_what_is_recorded(user_server: Server) -> None:
+    """The manifest changes while the person reads: the yes is to what they saw."""
+    ours, theirs = pty.openpty()
+    try:
+        process = user_server.caller.start("allow", user_server.file, stdin=theirs)
+        os.close(theirs)
+        assert process.stderr is not None
+        said = b""
+        while b"[y/N]" not in said:
+            said += os.read(process.stderr.fileno(), 4096)
+        user_server.write({"read": [str(user_server.data), "/srv"]})
+        os.write(ours, b"y\n")
+        process.communicate(timeout=60)
+    finally:
+        os.close(ours)
+    assert process.returncode == 0
+    assert user_server.record()["asked"]["read"] == [str(user_server.data)]
+    assert user_server.allow("--diff").returncode == 1
+
+
+def test_the_list(user_server: Server) -> None:
+    assert user_server.caller("allow", "--list").stdout == "nothing is allowed\n"
+    assert user_server.allow("--yes", "--read", user_server.more).returncode == 0
+    said = user_server.caller("allow", "--list")
+    [path] = user_server.records()
+    assert said.stdout.startswith(path.stem[:12]) and str(user_server.file) in said.stdout
+    document = json.loads(user_server.caller("allow", "--list", "--json").stdout)
+    assert document["schema"] == "runner.allow.v1"
+    [entry] = document["approvals"]
+    assert (entry["id"], entry["contract"], entry["file"]) == ("one", "mcp", str(user_server.file))
+    assert entry["asked"]["read"] == [str(user_server.data)]
+    assert entry["added"]["read"] == [str(user_server.more)]
+    user_server.file.unlink()
+    assert "(the file is gone)" in user_server.caller("allow", "--list").stdout
+    assert user_server.caller("allow", "--revoke", user_server.file).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "MANIFEST is missing"),
+        (["--list", "--diff", "x"], "leave all but one"),
+        (["--json", "x"], "goes with --list"),
+        (["--list", "x"], "leave the rest out"),
+        (["--diff", "x", "--read", "/srv"], "does not go with --diff"),
+        (["--name", "n"], "write --name NAME -- COMMAND"),
+        (["--", "ls"], "write --name NAME -- COMMAND"),
+        (["x", "--name", "n", "--", "ls"], "leave one of them out"),
+        (["--revoke", "nothing"], "nothing is allowed for it"),
+        (["--env", "A=B", "x"], "write the name of a variable"),
+        (["--read", "", "x"], "its value is empty"),
+        (["--net", "*:443", "x"], "stands for every name"),
+        (["--server", "", "x"], "its value is empty"),
+    ],
+)
+def test_usage(runner_as_user: Caller, words: list[str], why: str) -> None:
+    said = runner_as_user("allow", *words)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert why in said.stderr and said.stderr.startswith("runner allow: ")
+
+
+def test_a_manifest_with_a_fault_is_shown_as_by_check(user_server: Server) -> None:
+    user_server.file.write_text("{")
+    said = user_server.allow("--yes")
+    assert said.returncode == 20
+    assert "manifest_invalid" in said.stderr
+
+
+# --- a policy of root's -------------------------------------------------------------------------------------
+
+BOUND = """\
+version = 1
+description = "of root"
+[approvals]
+read = ["{}"]
+"""
+OPEN = """\
+version = 1
+[approvals]
+read = ["*"]
+"""
+# The path is root's and stands in the code. A test cannot have it, so it runs the program with another.
+DRIVER = """\
+import sys
+import sandbox.policy.load as load
+load.SYSTEM_POLICY = sys.argv.pop(1)
+from runner.cli import entry
+entry()
+"""
+
+
+@pytest.mark.needs("root", "user")
+@pytest.mark.usefixtures("nothing_left")
+def test_a_policy_of_root_binds_who_chooses_another(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    server = Server(runner_as_user, plugin_dir, write_file)
+    system = write_file(plugin_dir / "etc" / "policy.toml", BOUND.format(server.data))
+    own = write_file(runner_as_user.home / "own.toml", OPEN)
+    runner_as_user.give(own)
+
+    def runner(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        argv = [*runner_as_user.prefix, *runner_as_user.python, "-c", DRIVER, system, *words]
+        return subprocess.run(
+            [os.fspath(word) for word in argv],
+            env=dict(runner_as_user.environ),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    server.write({"read": [str(server.data)]})
+    assert runner("allow", "--yes", "--policy", own, server.file).returncode == 0
+    assert runner("exec", "--policy", own, server.file).stdout == "found\n"
+    server.write({"read": [str(server.data), str(server.more)]})
+    assert server.allow("--yes", "--policy", own).returncode == 0  # without root's policy: the control
+    assert server.exec("--policy", own).returncode == 0
+    refused = runner("exec", "--policy", own, server.file)
+    assert refused.returncode == 126
+    assert f"policy {system} lets nobody approve reading it" in refused.stderr
+    words = runner("run", "--policy", own, "--read", server.more, "--", "/bin/cat", server.more / "text")
+    assert words.returncode == 126
+    assert f"policy {system} lets nobody approve reading it" in words.stderr
+    # A file of an ordinary user in that place binds nobody.
+    runner_as_user.give(system)
+    assert runner("exec", "--policy", own, server.file).returncode == 0
