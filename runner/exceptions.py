@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.outcome import Code, Outcome
+from runner.outcome import Advice, Code, Outcome
 from runner.protocol.dialect import Refusal
 from sandbox.document.diagnostic import printable
 
@@ -41,6 +41,11 @@ class PluginError(Exception):
         self.data = refusal.data
         self.refusal = refusal
 
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the cage has to do with it: hosts that were refused."""
+        return _advice(self.report)
+
     def __reduce__(self) -> tuple[object, ...]:
         """A worker process can hand it back to its parent."""
         return type(self), (self.refusal,), self.__dict__
@@ -64,19 +69,30 @@ class PluginFailure(Exception):
         self.invocation: dict[str, Any] | None = None  # the contract's own record of the call, if it has one
         self.stderr = ""
 
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What the cage has to do with it, each with the option that grants it. Known when the plugin has
+        ended."""
+        return _advice(self.report)
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.outcome, self.explanation), self.__dict__
 
     def __str__(self) -> str:
-        """For a reader of the traceback: what is wrong, where, what to do, and the end of the plugin's
-        stderr."""
+        """For a reader of the traceback: what is wrong, where, what to do, the end of the plugin's
+        stderr, and what the cage has to do with it."""
         outcome = self.outcome
         listed = outcome.diagnostics or outcome.denials
         hint = f"; {outcome.hint}" if outcome.hint and not listed else ""
         lines = [f"{outcome.code}: {outcome.message}{hint}", *(self.explanation if listed else ())]
         if tail := self.stderr.splitlines()[-_STDERR_LINES:]:
             lines += ["its stderr ends with:", *(f"| {printable(line[-_STDERR_WIDTH:])}" for line in tail)]
+        lines += [each.text for each in self.advice]
         return "\n".join(lines)
+
+
+def _advice(report: dict[str, Any] | None) -> tuple[Advice, ...]:
+    return tuple(Advice(**each) for each in (report or {}).get("advice", ()))
 
 
 class NotOnTrio(RuntimeError):

@@ -37,10 +37,10 @@ runner refused the call and did not ask the plugin).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
-from sandbox.document.diagnostic import Diagnostic
+from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Denial
 from sandbox.value import NamedTuple
 
@@ -114,6 +114,44 @@ class Outcome(NamedTuple):
     diagnostics: tuple[Diagnostic, ...] = ()
 
 
+# A plugin that ran and failed by itself.
+_FAILED: Final[tuple[Code, ...]] = (
+    *("crashed", "timeout", "handshake_failed", "protocol_version_mismatch", "malformed_response"),
+    *("capability_not_declared", "capability_not_allowed"),
+)
+# The message says which limit it was, and how to raise it.
+_BY_LIMIT: Final = ("oom", "cpu_time", "file_size", "pids", "disk", "output", "seccomp")
+
+
+def has_failed(outcome: Outcome) -> bool:
+    """Whether the plugin failed by itself, perhaps for lack of something that it was not given."""
+    return outcome.code in _FAILED and outcome.cause not in _BY_LIMIT
+
+
+AdviceKind = Literal["host", "read", "write", "variable"]
+_PURPOSE: Final[Mapping[AdviceKind, str]] = {
+    "host": "to let it reach that host",
+    "read": "to show it",
+    "write": "to let it write there",
+    "variable": "to pass it on",
+}
+
+
+class Advice(NamedTuple):
+    """One thing that a plugin which failed named and did not have (runner/launch/advice)."""
+
+    kind: AdviceKind
+    what: str  # a sentence
+    option: str = ""  # that grants it; empty: `what` says why none does
+    command: str = ""  # what to type; empty: the option goes to the same command line
+
+    @property
+    def text(self) -> str:
+        """The line for people."""
+        granted = f"; {_PURPOSE[self.kind]}: {self.command or self.option}" if self.option else ""
+        return printable(self.what + granted)
+
+
 class Failure(Exception):
     """A launch that ended before there was a plugin to wait for."""
 
@@ -141,7 +179,17 @@ def with_outcome(report: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
     changed = {**report, "outcome": outcome_document(outcome)}
     if isinstance(report.get("exit"), dict):
         changed["exit"] = {**report["exit"], "status": EXIT[outcome.code]}
+    if report.get("advice"):
+        changed["advice"] = due_advice(report["advice"], outcome)
     return changed
+
+
+def due_advice(advice: Iterable[dict[str, Any]], outcome: Outcome) -> list[dict[str, Any]]:
+    """What of the advice in a report fits this outcome."""
+    if has_failed(outcome):
+        return list(advice)
+    # A plugin that says no may do so for lack of a host.
+    return [each for each in advice if outcome.code == "plugin_error" and each["kind"] == "host"]
 
 
 def schema() -> dict[str, Any]:

@@ -32,6 +32,8 @@ ARGUMENT_LIMIT = 131072 - 1
 STATE_DIR_TOKEN = "${state_dir}"
 PLUGIN_DIR_TOKEN = "${plugin_dir}"  # the folder of its manifest
 
+APPROVED = "your approval"  # the origin of what a person gave a plugin beyond what it asks
+
 
 class PathRequest(NamedTuple):
     """One host path a plugin asks for. It appears inside under the same name."""
@@ -41,6 +43,7 @@ class PathRequest(NamedTuple):
     required: bool = True  # an optional path that does not exist is skipped and reported
     where: KeyPath = ()
     file: bool = False  # a folder of this name is refused
+    origin: str = "manifest"  # who asks: also "command line" and APPROVED
 
 
 class Network(NamedTuple):
@@ -69,6 +72,8 @@ class EnvRequest(NamedTuple):
     where: KeyPath = ()
     # Set by the contract, which also makes the folder that it names: an operator's own value would be wrong.
     fixed: bool = False
+    # The host's value is only filled into the plugin's words; the variable itself is not passed on.
+    fills: bool = False
 
 
 class Limits(NamedTuple):
@@ -154,7 +159,8 @@ class Denial(NamedTuple):
 class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
-    # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network.
+    # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
+    # withheld.
     rule: str
     message: str
     hint: str = ""
@@ -162,7 +168,8 @@ class Note(NamedTuple):
     @property
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
-        return self.rule in ("unsandboxed", "network_host", "network_open", "outside", "project")
+        urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
+        return self.rule in urgent
 
 
 class Project(NamedTuple):
@@ -180,7 +187,7 @@ class GrantedPath(NamedTuple):
     path: str  # absolute, tokens expanded
     access: Access
     required: bool
-    origin: Literal["manifest", "policy", "state"]
+    origin: str  # that of its request, "policy" or "state"
     where: KeyPath = ()
     file: bool = False  # a folder of this name is refused
 

@@ -89,7 +89,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
     "psutil": Use(()),  # installed and not used: CONTRIBUTING.md says why
     "prctl": Use(("sandbox.*",), lazily=True),
-    "yaml": Use(("sandbox.document.yaml",)),
+    "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
 
 # The public face of a package: it names what is above it, for type checkers only, and imports it when asked.

@@ -20,7 +20,7 @@ from runner.launch.start import make_inspection
 from runner.launch.stdio import Plumbing, connect_caller
 from runner.launch.verdict import diagnose, judge, judge_error
 from runner.launch.wait import End, Signals, watch_caller, watch_signals
-from runner.outcome import EXEC_REFUSED, USAGE_ERROR, Failure, Outcome
+from runner.outcome import EXEC_REFUSED, USAGE_ERROR, Failure, Outcome, has_failed
 from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
@@ -93,7 +93,14 @@ def launch(args: argparse.Namespace, verb: str) -> int:
         with watch_caller() as caller:
             _refuse_directories()
             host = _CommandLine(
-                caller, inspect=args.inspect, tty=args.tty, events=args.events, secrets=secrets
+                caller,
+                inspect=args.inspect,
+                tty=args.tty,
+                events=args.events,
+                secrets=secrets,
+                # A plugin of `exec` gets the caller's own stderr: a host may rely on what stands there when
+                # it has an answer from stdout.
+                keep_tail=invocation.command is not None,
             )
             stage = ended = run_plugin(invocation, os.environ, began, host, contents)
         outcome, status = judge(ended.end, ended.started.planned.grant.limits)
@@ -152,12 +159,14 @@ class _CommandLine:
         tty: bool,
         events: bool = False,
         secrets: Mapping[str, bytes] | None = None,
+        keep_tail: bool = False,
     ) -> None:
         self.caller = caller
         self._secrets = secrets
         self._inspect = inspect
         self._tty = tty
         self._events = events
+        self._keep_tail = keep_tail
 
     def see_ready(self, planned: Planned) -> None:
         options = dict(planned.invocation.options)
@@ -166,7 +175,7 @@ class _CommandLine:
             outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
             raise Failure(outcome, EXEC_REFUSED)
         wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
-        if planned.plan.notes or wide:
+        if planned.plan.notes or planned.decided.notes or wide:
             _print_notes(planned, self._secrets or {}, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:
@@ -175,16 +184,17 @@ class _CommandLine:
     def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
         planned = acquired.planned
         inspect = make_inspection(planned) if self._inspect else None
-        return connect_caller(planned.plan.limits, inspect=inspect, tty=self._tty)
+        return connect_caller(planned.plan.limits, inspect=inspect, tty=self._tty, keep_tail=self._keep_tail)
 
     def see_started(self, started: Started) -> Started:
         if self._events and started.audit is not None:
             started.audit.on_line = lambda line: _print_audit(_without(self._secrets or {}, line._asdict()))
-        if self._secrets and started.relay is not None:
+        relay = started.plumbing.stderr
+        if self._secrets and relay is not None:
             from runner.protocol.secrets import Secrets
 
             secrets = Secrets(self._secrets)
-            started.relay.conceal(secrets.hide_in_tail, secrets.longest)
+            relay.conceal(secrets.hide_in_tail, secrets.longest)
         return started
 
 
@@ -220,17 +230,27 @@ def _print_notes(stage: Stage | None, secrets: Mapping[str, bytes], *, urgent: b
                 sys.stderr.flush()
 
 
+def _print_advice(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
+    from runner.cli.shared import text
+    from runner.launch.report import advice
+
+    for each in advice(stage, outcome):
+        text.warn(each._replace(**_without(secrets, each._asdict())).text)
+
+
 def _print_outcome(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
     """A plugin that failed by itself has said so itself. Only the runner knows that a limit ended it, and
     which paths it may have missed."""
     ended = ended_of(stage)
-    by_limit = ended is not None and _is_limit(ended.end, outcome)
+    by_limit = ended is not None and (_is_limit(ended.end, outcome) or outcome.cause == "seccomp")
     if outcome.code not in ("ok", "crashed", "cancelled") or by_limit:
         from runner.cli.shared import text
 
         text.failure(stage, outcome)
     if outcome.code == "crashed" and planned_of(stage) is not None:
         _print_notes(stage, secrets, urgent=False)
+    if ended is not None and has_failed(outcome):
+        _print_advice(stage, outcome, secrets)
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
         from runner.cli.shared.text import say

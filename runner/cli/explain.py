@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.shared import text as printing
+from runner.cli.shared.command import add_command_invocation
 from runner.cli.shared.options import add_invocation, invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
-from runner.launch.stages import Planned, Stage, decided_of, limits_of, loaded_of, planned_of
+from runner.launch.stages import Decided, Planned, Stage, decided_of, limits_of, loaded_of, planned_of
 from runner.launch.stdio import foresee_streams
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
@@ -23,7 +24,7 @@ from sandbox.paths.denied_paths import normal
 from sandbox.plan import bwrap
 from sandbox.plan.plan import LaunchPlan, ShownPath
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial
+from sandbox.spec import Denial, Limits
 from sandbox.units import format_limit
 
 if TYPE_CHECKING:
@@ -34,10 +35,21 @@ if TYPE_CHECKING:
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
 EXAMPLE = "runner explain --policy strict ./my-plugin"
+PASSES_ARGUMENTS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=False)
+    _add_output(parser)
+    parser.usage = f"{parser.usage}\n       {parser.prog} [options] -- COMMAND"
+
+
+def add_command_arguments(parser: argparse.ArgumentParser) -> None:
+    add_command_invocation(parser)
+    _add_output(parser)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=("text", "json", "argv"),
@@ -100,12 +112,16 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
         "schema": "runner.explain.v1",
         **{key: full[key] for key in kept},
         "asked": asked,
-        "streams": None if decided is None else foresee_streams(decided.grant.limits),
+        "streams": None if decided is None else _streams(decided, decided.grant.limits),
         "capabilities": None if decided is None else decided.policy.capabilities._asdict(),
         "rights": None if loaded is None else dict(_rights(loaded.plugin)),
         "lifecycle": None if loaded is None else dict(loaded.plugin.lifecycle),
         "argv": None if planned is None else _command_line(planned),
     }
+
+
+def _streams(decided: Decided, limits: Limits) -> dict[str, str]:
+    return foresee_streams(limits, keep_tail=decided.loaded.invocation.command is not None)
 
 
 def _command_line(planned: Planned) -> str:
@@ -214,6 +230,9 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
     extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
     for denial in extra:
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(stage, denial))}"
+    if decided is not None and not decided.approval_said.is_empty:
+        yield ""
+        yield from _approved(decided)
     if planned is not None:
         yield from _cage(planned, planned.plan)
     if limits := list(_limits(stage, outcome)):
@@ -254,6 +273,19 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
 
 
+def _approved(decided: Decided) -> Iterable[str]:
+    """What a person allowed, by which word, and what of it counts."""
+    from runner.cli.shared.allowed import day
+    from runner.cli.shared.asked import items_of
+
+    whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
+    whose += ["the command line"] if decided.loaded.invocation.command is not None else []
+    counts, lost = items_of(decided.approval), "DOES NOT COUNT: the policy lets nobody approve it"
+    said = items_of(decided.approval_said)
+    rows = [(item.kind, item.what, "counts" if item in counts else lost) for item in said]
+    yield from _table(f"approved by {' and '.join(whose)}", rows)
+
+
 def _rights(plugin: Plugin) -> tuple[tuple[str, str], ...]:
     return find_contract(plugin.contract).rights(plugin)
 
@@ -281,7 +313,7 @@ def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:
     yield f"runs       {printable(' '.join(plan.argv))}"
     yield f"in         {printable(plan.directory)}"
     yield f"env        {printable(' '.join(name for name, _ in plan.env)) or 'empty'}"
-    for name, way in foresee_streams(plan.limits).items():
+    for name, way in _streams(planned.decided, plan.limits).items():
         yield f"{name:<10} {way}"
     yield ""
     yield from _table(

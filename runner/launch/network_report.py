@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from runner.launch.advice.scene import RefusedHost
 from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.network.audit import AuditLog
 from sandbox.network.egress import NOT_LISTED, AuditLine
@@ -12,7 +13,7 @@ from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
 
 _RULE = "network"  # of the notes
-_MOST_TOLD = 5  # refused hosts, in notes; and of those that were not reached
+_MOST_TOLD = 5  # refused hosts; and of those that were not reached, in notes
 
 # Loud: little or nothing stands between the plugin and what these reach.
 SHOUTED = {
@@ -64,7 +65,7 @@ def network_notes(stage: Stage | None) -> list[Note]:
     planned = planned_of(stage)
     mode = "none" if planned is None else planned.grant.network.mode
     shouted = [Note(f"network_{mode}", SHOUTED[mode], _LESS)] if mode in SHOUTED else []
-    return [*shouted, *gate_end(stage), *refused_hosts(stage), *unreached_hosts(stage)]
+    return [*shouted, *gate_end(stage), *unreached_hosts(stage)]
 
 
 def gate_end(stage: Stage | None) -> list[Note]:
@@ -78,18 +79,13 @@ def gate_end(stage: Stage | None) -> list[Note]:
     return [Note(_RULE, message, hint)]
 
 
-def refused_hosts(stage: Stage | None) -> list[Note]:
-    """What to know about hosts that were refused, if the plugin has failed."""
+def refused_hosts(stage: Stage | None) -> tuple[RefusedHost, ...]:
+    """The hosts that were refused, for people whose plugin has failed."""
     started = started_of(stage)
     log = started.audit if started is not None else None
     if log is None:
-        return []
-    found = list(dict.fromkeys(_note(line) for line in _refused(log.lines)))
-    more = f"{len(found) - _MOST_TOLD} more hosts that it asked for were refused; the report names them"
-    if not _has_all(log, "refused"):
-        all_refused = f"{_total(log, 'refused')} questions and connections were refused in all"
-        more = f"it asked for more hosts: {all_refused}; the report names some of them"
-    return found[:_MOST_TOLD] + ([Note(_RULE, more)] if len(found) > _MOST_TOLD else [])
+        return ()
+    return tuple(dict.fromkeys(map(_refused_host, _refused(log.lines))))[:_MOST_TOLD]
 
 
 def unreached_hosts(stage: Stage | None) -> list[Note]:
@@ -134,18 +130,18 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
     return [line for line in found if line.kind == "connect" or line.name not in dialled]
 
 
-def _note(line: AuditLine) -> Note:
+def _refused_host(line: AuditLine) -> RefusedHost:
     if line.kind == "connect":
-        return Note(_RULE, f"it asked for {_address(line)}, which was refused: it {line.reason}")
+        message = f"it asked for {_address(line)}, which was refused: it {line.reason}"
+        return RefusedHost(message, _rule(_address(line)) if line.reason == NOT_LISTED else "")
     if line.reason != NOT_LISTED:  # a longer list would change nothing
-        return Note(_RULE, f"it asked for {line.name}, which was refused: it {line.reason}")
-    return Note(_RULE, f"it asked for {line.name}, which {NOT_LISTED}", _remedy(line.name))
+        return RefusedHost(f"it asked for {line.name}, which was refused: it {line.reason}")
+    return RefusedHost(f"it asked for {line.name}, which {NOT_LISTED}", _rule(f"{line.name}:443"))
 
 
-def _remedy(name: str) -> str:
-    """Empty for a name that no list can have."""
+def _rule(text: str) -> str:
+    """The entry of a list that allows it. Empty for a name that no list can have."""
     try:
-        rule = parse_rule(f"{name}:443")
+        return str(parse_rule(text))
     except ValueError:
         return ""
-    return f'if it needs it, add "{rule}", or another port, to the hosts of its manifest and policy'

@@ -172,6 +172,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         # Without a cage there is no other name.
         root_inside="" if decided.grant.unsandboxed else plugin.root_inside,
         root_parts=() if decided.grant.unsandboxed else plugin.root_parts,
+        by_options=command is not None,
         root_is_copy=bool(decided.copy) and plugin.root_inside == decided.original,
     )
 

@@ -5,12 +5,13 @@ Every function here makes its part from a stage (runner/launch/stages.py), howev
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner import __version__
-from runner.approvals.store import APPROVED
 from runner.launch.stages import (
+    Decided,
     Ended,
     Stage,
     decided_of,
@@ -24,16 +25,17 @@ from runner.launch.stdio import NAMES
 from runner.launch.verdict import TIMEOUT, limits_hit
 from runner.launch.wait import End
 from runner.manifest.load import position
-from runner.outcome import SCHEMA, Outcome, outcome_document
+from runner.outcome import SCHEMA, Advice, Outcome, has_failed, outcome_document
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.plan.layers import Layer
 from sandbox.plan.mentions import NOTES_SHOWN
 from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial, Grant, Note
+from sandbox.spec import APPROVED, Denial, Grant, Note
 
 if TYPE_CHECKING:
+    from runner.launch.advice.scene import Scene
     from sandbox.plan.owners import Decision
     from sandbox.streams.relay import Relay
 
@@ -88,8 +90,33 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
         "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),
         "notes": [note._asdict() for note in notes(stage)],
+        "advice": [each._asdict() for each in advice(stage, outcome)],
         "diagnostics": [d._asdict() for d in _diagnostics(stage, outcome)],
     }
+
+
+def advice(stage: Stage | None, outcome: Outcome) -> tuple[Advice, ...]:
+    """What the cage has to do with a failure, if the plugin failed by itself."""
+    if not has_failed(outcome):
+        return ()
+    scene, started = make_scene(stage), started_of(stage)
+    if scene is None or started is None:
+        return ()
+    from runner.launch.advice.advice import advise
+
+    relay = started.plumbing.stderr
+    return advise(scene, "" if relay is None else relay.text_tail())
+
+
+def make_scene(stage: Stage | None) -> Scene | None:
+    """None: the plugin was not started, or has no cage."""
+    started = started_of(stage)
+    if started is None or started.planned.grant.unsandboxed:
+        return None
+    from runner.launch.advice.scene import scene_of
+    from runner.launch.network_report import refused_hosts
+
+    return scene_of(started.planned, os.environ, refused_hosts(started))
 
 
 def notes(stage: Stage | None) -> tuple[Note, ...]:
@@ -104,7 +131,13 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
     signed = planned.decided.signed
     warned = (Note("signature", signed.warning),) if signed is not None and signed.warning else ()
-    found = (*planned.plan.notes, *map(missing_note, absent), *warned, *_network_notes(stage))
+    found = (
+        *planned.decided.notes,
+        *planned.plan.notes,
+        *map(missing_note, absent),
+        *warned,
+        *_network_notes(stage),
+    )
     missing = [note for note in found if note.rule == "missing"]
     if len(missing) <= NOTES_SHOWN:
         return found
@@ -233,7 +266,24 @@ def _grant_document(stage: Stage | None, outcome: Outcome) -> dict[str, Any] | N
             if (value := getattr(granted.limits, name)) is not None
         },
         "decided_by": dict(granted.decided_by),
+        "approval": _approval_document(decided),
         "denials": [denial_document(stage, denial) for denial in denials],
+    }
+
+
+def _approval_document(decided: Decided) -> dict[str, Any] | None:
+    """What a person allowed beyond the policy's ceilings; None: nothing."""
+    if decided.approval_said.is_empty:
+        return None
+    from sandbox.policy.approval import without
+
+    by = ["stored"] if decided.approved_at else []
+    by += ["command line"] if decided.loaded.invocation.command is not None else []
+    return {
+        "by": by,
+        "at": decided.approved_at or None,
+        "counted": decided.approval._asdict(),
+        "withheld": without(decided.approval_said, decided.approval)._asdict(),
     }
 
 
@@ -280,7 +330,7 @@ def place(stage: Stage | None, denial: Denial) -> str:
         return ""
     plugin, command = loaded.plugin, loaded.invocation.command
     if denial.origin == APPROVED:
-        return "your approval"
+        return APPROVED
     if command is not None:
         return command.file or "command line"
     line, column = position(plugin, denial.where) if denial.where else (0, 0)

@@ -1,7 +1,8 @@
 """What a plugin gets as stdin, stdout and stderr: the caller's own, or pipes that the runner passes on.
 
     direct      the caller's own: a pipe, a file, a socket; with `--tty` also a terminal
-    relayed     a pipe, because the caller's is a terminal, or because bytes written to stderr are counted
+    relayed     a pipe, because the caller's is a terminal, because bytes written to stderr are counted, or
+                because the end of stderr is kept (`runner run`)
     inspected   a pipe, because the runner reads along (`--inspect`)
     session     a pipe whose other end a session holds, which speaks the plugin's protocol
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -88,11 +90,13 @@ class Plumbing(NamedTuple):
         return all(results)
 
 
-def foresee_streams(limits: Limits) -> dict[str, str]:
-    """How `runner exec` will give the plugin its streams, before it is known what the caller's are."""
+def foresee_streams(limits: Limits, *, keep_tail: bool = False) -> dict[str, str]:
+    """How `runner exec` will give the plugin its streams, before it is known what the caller's are.
+    `keep_tail`: how `runner run` will."""
     by_kind = "direct; a terminal is relayed (exec --tty hands it over)"
     counted = limits.output is not None or limits.output_lines is not None
-    return {**dict.fromkeys(NAMES, by_kind), **({"stderr": "relayed, and counted"} if counted else {})}
+    stderr = "relayed, and counted" if counted else "relayed; direct if it is also stdin or stdout"
+    return {**dict.fromkeys(NAMES, by_kind), **({"stderr": stderr} if counted or keep_tail else {})}
 
 
 @contextmanager
@@ -103,11 +107,16 @@ def connect_session(ends: tuple[int, int, int], handover: Ends) -> Iterator[Plum
 
 @contextmanager
 def connect_caller(
-    limits: Limits, *, inspect: MakeInspection | None = None, tty: bool = False
+    limits: Limits,
+    *,
+    inspect: MakeInspection | None = None,
+    tty: bool = False,
+    keep_tail: bool = False,
 ) -> Iterator[Plumbing]:
     """The streams that the runner itself was given.
 
     `inspect`: makes the inspection, from the relay of stderr. `tty`: a terminal is given as it is.
+    `keep_tail`: the end of stderr is kept, for people whose program fails.
     """
     with ExitStack() as stack:
         relayed = [not tty and os.isatty(fd) for fd in range(3)]
@@ -115,7 +124,8 @@ def connect_caller(
         terminals = any(relayed) or (inspect is not None and (os.isatty(0) or os.isatty(1)))
         if terminals:
             stack.enter_context(_ignore_stops())
-        stderr = _relay(stack, 2, limits) if counted or relayed[2] else None
+        kept = keep_tail and _is_apart(2)
+        stderr = _relay(stack, 2, limits) if counted or relayed[2] or kept else None
         inspection = None if inspect is None else inspect(stderr if counted else None, forget)
         if inspection is not None:
             stack.callback(inspection.close)
@@ -162,6 +172,16 @@ def _feed(stack: ExitStack) -> Feed:
     feed = Feed(0)
     stack.callback(feed.close)
     return feed
+
+
+def _is_apart(fd: int) -> bool:
+    """Whether nothing of this stream depends on where it is written: it is not another stream as well, whose
+    order would be lost, and not a terminal or another device."""
+    status = os.fstat(fd)
+    others = [os.fstat(other) for other in range(3) if other != fd]
+    return not stat.S_ISCHR(status.st_mode) and not any(
+        (other.st_dev, other.st_ino) == (status.st_dev, status.st_ino) for other in others
+    )
 
 
 def _terminal(fd: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
 from runner.launch.remote.monitor import MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
-from runner.outcome import Outcome, Phase, with_outcome
+from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
 from runner.protocol.dialect import (
     AHEAD_OF_REQUESTS,
     NEVER_SENT,
@@ -365,9 +365,10 @@ class Session:
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
         self.report["exit"] = settlement.told_exit(self.report["exit"], state.verdict, state.given_up)
+        self.report["advice"] = [each._asdict() for each in self._advice(ended, outcome)]
         if state.record.secrets:
             # The monitor knows no secrets, and a plugin can ask for a host of any name.
-            for key in ("network", "notes"):
+            for key in ("network", "notes", "advice"):
                 self.report[key] = state.record.secrets.hide_in(self.report[key])
         state.record.complete(
             self.report,
@@ -380,6 +381,20 @@ class Session:
                 "busy": dict(state.gate.busy),
             },
         )
+
+    def _advice(self, ended: MonitorEnd | None, outcome: Outcome) -> tuple[Advice, ...]:
+        """What the cage has to do with a failure, of the plugin or of a call. Each failure takes what fits it
+        (`with_outcome`)."""
+        record = self.state.record
+        if ended is None or ended.scene is None:
+            return ()
+        failed = has_failed(outcome) or bool(record.calls["failed"])
+        if not failed and not record.calls["refused"]:
+            return ()
+        from runner.launch.advice.advice import advise
+
+        found = advise(ended.scene, record.stderr)
+        return found if failed else tuple(each for each in found if each.kind == "host")
 
 
 def _uncancelled(events: Events) -> Events:

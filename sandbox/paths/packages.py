@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from itertools import islice
 
 from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
@@ -46,9 +47,11 @@ def workspace_of(passed: Sequence[str]) -> tuple[str, ...]:
     """
     befores = {each.partition(_MODULES)[0] for each in passed if _MODULES in each}
     tops = [before for before in befores if before and contains(before, passed[0])]
-    root = min(tops, key=len) if tops else _workspace_around(passed[-1])
-    if root is None:
+    if (around := _workspace_around(passed[0])) is not None:
+        tops.append(around)
+    if not tops:
         return ()
+    root = min(tops, key=len)
     found: dict[str, None] = {}
     waiting = [f"{before}/node_modules" for before in sorted({root, *befores}) if contains(root, before)]
     while waiting and len(found) < _MOST_LINKED:
@@ -84,15 +87,25 @@ def _workspace_around(script: str) -> str | None:
 def _linked_out_of(modules: str) -> list[str]:
     """The real paths of packages that are links out of a node_modules folder."""
     targets: dict[str, None] = {}
-    folders = [modules, *(f"{modules}/{name}" for name in _names(modules) if name.startswith("@"))]
+    folders = [modules]
     for folder in folders:
-        for name in _names(folder):
-            path = f"{folder}/{name}"
-            if not name.startswith(".") and os.path.islink(path):
-                real = os.path.realpath(path)
+        for name, is_link in _entries(folder):
+            if name.startswith("@") and not is_link and folder is modules:
+                folders.append(f"{folder}/{name}")
+            elif is_link and not name.startswith("."):
+                real = os.path.realpath(f"{folder}/{name}")
                 if not contains(modules, real) and os.path.isdir(real):
                     targets[real] = None
     return list(targets)
+
+
+def _entries(folder: str) -> list[tuple[str, bool]]:
+    """The names in a folder, and whether each is a link: without a system call for each."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted((entry.name, entry.is_symlink()) for entry in islice(found, _MOST_ENTRIES))
+    except OSError:
+        return []
 
 
 def script_behind(path: str) -> str | None:
@@ -102,8 +115,9 @@ def script_behind(path: str) -> str | None:
         return None
     folder = os.path.dirname(os.path.realpath(path))
     for written in re.findall(r'"\$basedir/([^"$`\\]+)"', text):
-        target = os.path.realpath(os.path.join(folder, written))
-        if _MODULES in target and contains(folder, target) and os.path.isfile(target):
+        target = os.path.normpath(os.path.join(folder, written))
+        inside = contains(folder, target) and contains(folder, os.path.realpath(target))
+        if _MODULES in target and inside and os.path.isfile(target):
             return target
     return None
 

@@ -397,19 +397,18 @@ def _show_script(
 def _show_neighbours(path: str, search: _ProgramSearch) -> None:
     """For a program installed by npm, such as node_modules/.bin/server, a link or a script: show the same as
     for `node` with the file behind it."""
-    real = search.files[0]
-    passed = (path, *(link.path for link in follow(path)[1]), real)
-    if not any("/node_modules/" in each for each in passed):
+    real, links = follow(path)
+    if not any("/node_modules/" in each for each in (path, real, *(link.path for link in links))):
         behind = packages.script_behind(real)
         if behind is None:
             return
-        passed, real = (behind, behind), behind
+        path, (real, links) = behind, follow(behind)
     if any(contains(root, real) for root in search.roots):
         return
     package = package_of(real)
     if not search.sight.denied(package):
         search.add(package, path, trusted=True)
-    search.add_folders(packages.workspace_of(passed))
+    search.add_folders(packages.workspace_of((path, *(link.path for link in links), real)))
     search.scripts.append(real)
 
 

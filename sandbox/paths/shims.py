@@ -69,9 +69,9 @@ def target_of(path: str, manager: str, directory: str, environ: Mapping[str, str
 
 def _of_pyenv(root: str, name: str, manager: str, directory: str, environ: Mapping[str, str]) -> str | None:
     """By a variable, else by a file in the working directory or above it, else by the file `version`."""
-    variable, file = {
-        "pyenv": ("PYENV_VERSION", ".python-version"),
-        "nodenv": ("NODENV_VERSION", ".node-version"),
+    variable, file, language = {
+        "pyenv": ("PYENV_VERSION", ".python-version", "python-"),
+        "nodenv": ("NODENV_VERSION", ".node-version", "node-"),
     }[manager]
     if given := environ.get(variable):
         chosen = given.split(":")
@@ -79,7 +79,7 @@ def _of_pyenv(root: str, name: str, manager: str, directory: str, environ: Mappi
         lines = next(_upwards(directory, file), None) or _read(os.path.join(root, "version"))
         chosen = [word for line in lines.splitlines() for word in line.partition("#")[0].split()]
     for version in chosen:
-        installed = _installed(os.path.join(root, "versions"), version.removeprefix(f"{manager[:-3]}-"))
+        installed = _installed(os.path.join(root, "versions"), version.removeprefix(language))
         if installed is not None and is_executable(path := f"{installed}/bin/{name}"):
             return path
     return None

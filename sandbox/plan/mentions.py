@@ -23,6 +23,7 @@ _LONGEST_WORD = 4096
 _PRIVATE = ("/tmp", "/dev/shm")
 _KERNELS = ("/proc", "/sys", "/dev")
 
+_HINT_OF_OPTIONS = "show it with --read PATH or --write PATH"
 _HINT = (
     "let the manifest ask for that path, or use a path below ${state_dir}, which the plugin keeps "
     "between runs"
@@ -37,16 +38,18 @@ def outside(
     inside: str,
     home: str,
     visible: Callable[[str], bool],
+    by_options: bool = False,
 ) -> tuple[Note, ...]:
     """One note for each such word, at most NOTES_SHOWN. `visible` says whether an absolute path is shown.
 
-    `directory` is what relative words were written for, `inside` where the program is started.
+    `directory` is what relative words were written for, `inside` where the program is started. `by_options`:
+    options of the command line ask for paths, and no manifest.
     """
     notes: dict[str, Note] = {}
     hidden = 0
-    for label, word in (*_of_args(args), *((f"{name}={value}", value) for name, value in env)):
-        # Lists such as PATH are looked at folder by folder.
-        words = word.split(":") if ":/" in word and "://" not in word else [word]
+    hint = _HINT_OF_OPTIONS if by_options else _HINT
+    for label, word in (*_of_args(args), *_of_env(env)):
+        words = _listed(word)
         effects = [_effect(each, directory, inside, home, visible) for each in words]
         effect = next((each for each in effects if each), "")
         if not effect or label in notes:
@@ -55,9 +58,28 @@ def outside(
             hidden += 1
             continue
         shown = label if label.isprintable() and len(label) < 200 else quoted(label)
-        notes[label] = Note("outside", f"{shown} names a host path that is not in the cage; {effect}", _HINT)
+        notes[label] = Note("outside", f"{shown} names a host path that is not in the cage; {effect}", hint)
     found = tuple(notes.values())
     return (*found, Note("outside", f"{hidden} more words name such paths")) if hidden else found
+
+
+def words_of(args: Sequence[str], env: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Each word that may be a path, with the option before it or the name of the variable: (option, name,
+    word)."""
+    for label, value in _of_args(args):
+        option = label.replace("=", " ").partition(" ")[0] if label.startswith("-") else ""
+        yield from ((option, "", word) for word in _listed(value))
+    for name, value in env:
+        yield from (("", name, word) for word in _listed(value))
+
+
+def _listed(word: str) -> list[str]:
+    """Lists such as PATH are looked at folder by folder."""
+    return word.split(":") if ":/" in word and "://" not in word else [word]
+
+
+def _of_env(env: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    return ((f"{name}={value}", value) for name, value in env)
 
 
 def _of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -161,13 +161,20 @@ def sight_of(operations: Iterable[Operation], roots: Iterable[str] = ()) -> Call
     `roots`: folders that count as shown if a part of them is. Not below /tmp: what a plugin writes there
     beside the part would be gone with its cage.
     """
-    operations = tuple(operations)
-    places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
-    places += [os.path.dirname(op.dest) for op in operations if isinstance(op, MemoryFile)]
-    places += [op.dest for op in operations if isinstance(op, Tmpfs) and op.dest not in _FIXED_FOLDERS]
+    places = shown_places(operations)
     parts = [
         root
         for root in roots
         if not contains("/tmp", root) and any(contains(root, place) for place in places)
     ]
     return lambda path: path in parts or any(contains(place, path) for place in places)
+
+
+def shown_places(operations: Iterable[Operation]) -> tuple[str, ...]:
+    """The paths of the cage that lead to the same file as on the host, or that only the cage has. What lies
+    below one of them counts too."""
+    operations = tuple(operations)
+    places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
+    places += [os.path.dirname(op.dest) for op in operations if isinstance(op, MemoryFile)]
+    places += [op.dest for op in operations if isinstance(op, Tmpfs) and op.dest not in _FIXED_FOLDERS]
+    return tuple(places)

@@ -50,6 +50,7 @@ class Output:
         self._sink = sink_for(2)
         self._stderr_stuck = False  # nobody reads it
         self._failed = False
+        self._advised = False
         self.has_told = False
         self.unwritten: OSError | None = None  # why the result could not be written
         self.shows_published = False  # what the plugin publishes is the result, line by line
@@ -123,6 +124,7 @@ class Output:
     def failure(self, error: PluginError | PluginFailure, notes: Iterable[Note] = ()) -> None:
         """Print a failure, once. `notes`: of the launch, where there is no report yet."""
         if self._failed:
+            self._advise(error)
             return
         self._failed = self.has_told = True
         self.hush()
@@ -151,6 +153,18 @@ class Output:
             # Urgent ones were printed at the start. A plugin that says no may do so for lack of a host.
             if not note.urgent and (isinstance(error, PluginFailure) or note.rule == "network"):
                 self.note(note)
+        self._advise(error)
+
+    def _advise(self, error: PluginError | PluginFailure) -> None:
+        """What the cage has to do with the failure. It is known when the plugin has ended, which may be after
+        the failure was printed."""
+        if self.as_json or self._advised or error.report is None:
+            return
+        self._advised = True
+        for each in error.advice:
+            self._say_json({"event": "advice", "value": each._asdict()})
+            if not self._events:
+                self._say(f"runner: {each.text}")
 
     def stderr_tail(self, tail: str) -> None:
         lines = [] if self.as_json else tail.splitlines()
@@ -269,6 +283,7 @@ def _document(error: PluginError | PluginFailure) -> dict[str, Any]:
         "diagnostics": [each._asdict() for each in outcome.diagnostics],
         "denials": grant.get("denials", []),
         "notes": (error.report or {}).get("notes", []),
+        "advice": [each._asdict() for each in error.advice],
         "stderr_tail": error.stderr,
     }
     if isinstance(error, PluginError):

@@ -33,7 +33,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any, Literal, NoReturn
 
 from runner.launch.acquire import Acquired
-from runner.launch.report import explained, notes, report
+from runner.launch.advice.scene import Mention, RefusedHost, Scene
+from runner.launch.command import Command
+from runner.launch.report import explained, make_scene, notes, report
 from runner.launch.run import CalledOff, run
 from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, ended_of
 from runner.launch.stdio import Plumbing, connect_session
@@ -45,6 +47,7 @@ from sandbox.codec import decode, encode
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.network.egress import AuditLine
 from sandbox.policy.grant import Overrides
+from sandbox.policy.policy import ApprovalRule
 from sandbox.spec import (
     Denial,
     EnvRequest,
@@ -81,8 +84,15 @@ class LaunchOrder(NamedTuple):
     grace: float | None = None  # seconds to end in after a signal, where no teardown limit says
 
 
+# Every class that can occur in an order.
+_ORDER_CLASSES = (
+    *(LaunchOrder, Invocation, Overrides, Limits, Command, SandboxSpec),
+    *(PathRequest, EnvRequest, Network, Scratch, MemoryFile),
+)
+
+
 def decode_order(raw: bytes) -> LaunchOrder:
-    order = decode(raw, (LaunchOrder, Invocation, Overrides, Limits))
+    order = decode(raw, _ORDER_CLASSES)
     assert isinstance(order, LaunchOrder)
     return order
 
@@ -121,6 +131,7 @@ class MonitorEnd(NamedTuple):
     status: int  # the exit status that `runner exec` would have
     explanation: tuple[str, ...] = ()  # lines for people
     report_json: str = ""  # empty: there was nobody to write a report
+    scene: Scene | None = None  # of a plugin that was started: its session has its stderr
 
     @property
     def report(self) -> dict[str, Any] | None:
@@ -131,7 +142,7 @@ class MonitorEnd(NamedTuple):
 Message = Born | Terms | Launched | Audited | MonitorEnd
 MESSAGES = (
     *(Born, Terms, Allowance, Launched, Audited, AuditLine, MonitorEnd),
-    *(Outcome, Denial, Diagnostic, Note, Limits),
+    *(Outcome, Denial, Diagnostic, Note, Limits, Scene, Mention, RefusedHost, ApprovalRule),
     *(Plugin, Entrypoint, SandboxSpec, PathRequest, Network, EnvRequest, Project, Scratch, MemoryFile),
 )
 
@@ -409,7 +420,7 @@ def _ending(stage: Stage | None, outcome: Outcome, status: int) -> MonitorEnd:
     if isinstance(stage, Decided | Planned):  # a launch that started has counted them so already
         stage = stage._replace(limits=stage.limits.in_session())
     document = json.dumps(report(stage, outcome, status))
-    return MonitorEnd(outcome, status, tuple(_explanation(stage, outcome)), document)
+    return MonitorEnd(outcome, status, tuple(_explanation(stage, outcome)), document, make_scene(stage))
 
 
 def _bare_ending(error: Exception) -> MonitorEnd:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from sandbox.value import NamedTuple
 
@@ -11,6 +13,7 @@ _PROGRAM = "runner"
 _VERB = "run"
 _MARK = "--wrapped"
 _END = "--"
+_LONGEST_NAME = 128  # that --name takes
 
 
 class Unwrapped(NamedTuple):
@@ -28,3 +31,60 @@ def unwrapped(argv: Sequence[str]) -> Unwrapped | None:
     options, old = words[2:end], words[end + 1 :]
     marked = any(word == _MARK or word.startswith(_MARK + "=") for word in options)
     return Unwrapped(words[0], options, old) if marked and old else None
+
+
+def wrapped_argv(
+    program: str,
+    argv: Sequence[str],
+    *,
+    file: str,
+    name: str,
+    env: Sequence[str] = (),
+    kept: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """The command line that takes the place of `argv`. `kept`: what undo needs besides."""
+    variables = tuple(word for each in env for word in ("--env", each))
+    record = _record({"file": file, **(kept or {})})
+    return program, _VERB, _MARK, record, "--name", run_name(name), *variables, _END, *argv
+
+
+def run_name(name: str) -> str:
+    """A server's name as `runner run --name` takes it. Some have slashes: "github.com/org/server"."""
+    usable = "".join(c if c.isprintable() and c != "/" else "_" for c in name)[:_LONGEST_NAME]
+    if usable.startswith("-") or not usable.strip(" ."):
+        usable = "_" + usable[1:]
+    return usable
+
+
+def record_of(options: Sequence[str]) -> dict[str, str]:
+    """What --wrapped carries; empty if it cannot be read."""
+    words = iter(options)
+    for word in words:
+        text = next(words, "") if word == _MARK else word.removeprefix(_MARK + "=")
+        if word == _MARK or text != word:
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):
+                return {}
+            return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+    return {}
+
+
+def env_names(options: Sequence[str]) -> tuple[str, ...]:
+    """The variables that a wrapped command line passes on or sets."""
+    found = [after for word, after in pairwise(options) if word == "--env"]
+    found += [word.removeprefix("--env=") for word in options if word.startswith("--env=")]
+    return tuple(each.partition("=")[0] for each in found)
+
+
+def _record(values: Mapping[str, str]) -> str:
+    """As JSON in which no host finds a variable to fill in: ${X}, $X, {env:X}."""
+    pairs = (f"{_literal(name)}:{_literal(value)}" for name, value in values.items())
+    return "{" + ",".join(pairs) + "}"
+
+
+def _literal(text: str) -> str:
+    literal = json.dumps(text)
+    for character in "${}":
+        literal = literal.replace(character, f"\\u{ord(character):04x}")
+    return literal

@@ -1,0 +1,281 @@
+"""runner wrap: let a host start its servers through the runner."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.shared.text import print_diagnostics, say
+from runner.outcome import EXIT, USAGE_ERROR
+from sandbox.document.diagnostic import DocumentError, printable
+
+if TYPE_CHECKING:
+    from runner.contracts.mcp.hosts.host import HostServer
+    from runner.contracts.mcp.wrap.steps import Configuration, Step
+
+NAME = "wrap"
+HELP = "change a host's configuration so that its servers run in a cage, or undo that"
+EXAMPLE = "runner wrap ~/.cursor/mcp.json --server github"
+
+_NOT_WRITTEN = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="a host's configuration, such as ~/.cursor/mcp.json"
+    )
+    parser.add_argument(
+        "--server",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="only this server; may be given several times",
+    )
+    parser.add_argument("--undo", action="store_true", help="put the servers' own commands back")
+    parser.add_argument("--dry-run", action="store_true", help="show the change, and do not make it")
+    parser.add_argument(
+        "--yes", action="store_true", help="make the change without a question; needed without a terminal"
+    )
+    parser.add_argument(
+        "--find",
+        action="store_true",
+        help="list the configurations on this machine, their servers, and which are wrapped",
+    )
+    parser.add_argument("--json", action="store_true", help="with --find: as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    from runner.contracts.mcp.wrap.config_file import FileRefused
+
+    if fault := _usage_fault(args):
+        say(f"runner wrap: {fault}")
+        return USAGE_ERROR
+    if args.find:
+        return _find(args.file, as_json=args.json)
+    try:
+        return _change(args)
+    except DocumentError as error:
+        print_diagnostics(error.diagnostics)
+        return EXIT["manifest_invalid"]
+    except ValueError as error:
+        say(f"runner wrap: {error}")
+        return USAGE_ERROR
+    except FileRefused as refused:
+        say(f"runner wrap: {printable(args.file)}: {printable(str(refused))}; nothing was changed")
+        return _NOT_WRITTEN
+
+
+def _usage_fault(args: argparse.Namespace) -> str:
+    if args.find and (args.undo or args.dry_run or args.yes or args.server):
+        return "--find only lists; leave --server, --undo, --dry-run and --yes out"
+    if args.json and not args.find:
+        return "--json goes with --find"
+    if not args.find and not args.file:
+        return "name the configuration to change; runner wrap --find lists those on this machine"
+    return ""
+
+
+def _change(args: argparse.Namespace) -> int:
+    from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
+    from runner.contracts.mcp.wrap.shown import diff
+    from runner.contracts.mcp.wrap.steps import carried_out, chosen, undo_step, wrap_step
+
+    program = "" if args.undo else runner_path()
+
+    def planned(raw: bytes) -> tuple[Configuration, Configuration, tuple[Step, ...]]:
+        """The configuration before and after, and what happens to each server."""
+        before = read_configuration(file.path, raw)
+        servers = chosen(before, args.server)
+        steps = [undo_step(each) if args.undo else wrap_step(before, each) for each in servers]
+        content, done = carried_out(before, steps, program)
+        after = read_configuration(file.path, content)
+        if not _is_as_wanted(before, after, done):
+            raise FileRefused("the change would alter more than command lines")
+        return before, after, done
+
+    with open_config(args.file) as file:
+        raw, status = file.read()
+        before, after, steps = planned(raw)
+        _tell(before, steps, bool(args.server))
+        if after.raw == before.raw:
+            _put("There is nothing to change.")
+            return EXIT["ok"]
+        for line in diff(before, after):
+            _put(line)
+        if args.dry_run:
+            return EXIT["ok"]
+        file.check_writable(status)
+        if not args.yes and (refusal := _confirm(file.path)) is not None:
+            return refusal
+        shown = _changes_in(steps)
+
+        def change(now: bytes) -> bytes:
+            _, result, done = planned(now)
+            if _changes_in(done) != shown:
+                raise FileRefused("its servers changed since the question; run the command again")
+            return result.raw
+
+        backup, _ = file.replace(change, backups_folder(os.environ))
+        _put(f"Changed {printable(file.path)}. As it was before: {printable(backup)}")
+        _tell_next(args.file, before, steps)
+    return EXIT["ok"]
+
+
+def read_configuration(path: str, raw: bytes) -> Configuration:
+    from runner.contracts.mcp.wrap.steps import configuration
+
+    home = os.path.expanduser("~")
+    return configuration(path, raw, home if home.startswith("/") else "", dict(os.environ))
+
+
+def runner_path() -> str:
+    """The program that hosts are to start, by the path that people have: a link stays a link. FileRefused if
+    there is none."""
+    from shutil import which
+
+    from runner.contracts.mcp.wrap.config_file import FileRefused
+
+    given = sys.argv[0]
+    candidates = [
+        os.path.abspath(given) if "/" in given else which(given) or "",
+        os.path.join(os.path.dirname(sys.executable), "runner"),
+        which("runner") or "",
+    ]
+    for path in candidates:
+        path = os.path.abspath(path) if path else ""
+        if os.path.basename(path) == "runner" and os.path.isfile(path) and os.access(path, os.X_OK):
+            if not path.isprintable() or any(c in path for c in "${}"):
+                continue  # a host would fill something in
+            return path
+    raise FileRefused("the program runner is not on PATH, nor beside this Python; install it first")
+
+
+def _is_as_wanted(before: Configuration, after: Configuration, steps: tuple[Step, ...]) -> bool:
+    """Checked with the reader of all other verbs: the same servers, with the same command lines, but for the
+    steps that were done."""
+    from runner.contracts.mcp.hosts.wrapping import unwrapped
+
+    if [each.keys for each in before.servers] != [each.keys for each in after.servers]:
+        return False
+    does = {step.server.keys: step.does for step in steps}
+    for old, new in zip(before.servers, after.servers, strict=True):
+        was, now = unwrapped(old.argv), unwrapped(new.argv)
+        match does.get(old.keys, "leave"):
+            case "wrap":
+                same = now is not None and now.argv == old.argv
+            case "undo":
+                same = was is not None and was.argv == new.argv
+            case "add":
+                same = was is not None and now is not None and was.argv == now.argv
+            case _:
+                same = old.argv == new.argv
+        if not same or (old.env, old.cwd, old.disabled) != (new.env, new.cwd, new.disabled):
+            return False
+    return True
+
+
+def _changes_in(steps: tuple[Step, ...]) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    return [
+        (step.server.label, step.does, step.server.argv, step.added) for step in steps if step.does != "leave"
+    ]
+
+
+# --- what people read ------------------------------------------------------------------------------------
+
+
+def _tell(config: Configuration, steps: tuple[Step, ...], named: bool) -> None:
+    from runner.contracts.mcp.wrap.steps import NOT_WRAPPED
+
+    say(f"{printable(config.path)}: {config.host_name}", sys.stdout)
+    if not config.servers:
+        say("  it has no servers", sys.stdout)
+    for step in steps:
+        if step.reason == NOT_WRAPPED and not named:
+            continue
+        name = printable(step.server.label)
+        match step.does:
+            case "wrap":
+                text = "will run in a cage"
+            case "add":
+                text = f"will get the variables that are new since it was wrapped: {', '.join(step.added)}"
+            case "undo":
+                text = "gets its own command back"
+            case _:
+                text = f"stays as it is: it {printable(step.reason)}"
+        say("; ".join((f"  {name}: {text}", *step.notes)), sys.stdout)
+
+
+def _confirm(path: str) -> int | None:
+    """None: yes. Else the exit status."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say("runner wrap: there is no terminal to ask on; nothing was changed; to change the file add --yes")
+        return USAGE_ERROR
+    sys.stdout.flush()
+    sys.stderr.write(f"Change {printable(path)}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return None
+    say("Nothing was changed.")
+    return _NOT_WRITTEN
+
+
+def _tell_next(given: str, config: Configuration, steps: tuple[Step, ...]) -> None:
+    from shlex import join
+
+    file = given if not given.startswith("-") else config.path
+    wrapped = [step.server for step in steps if step.does == "wrap"]
+    for server in wrapped:
+        if folders := _folders(server):
+            reads = [word for folder in folders for word in ("--read", folder)]
+            command = join(("runner", "allow", file, "--server", server.label, *reads))
+            say(f"Next: its arguments name folders; to show them to it: {printable(command)}", sys.stdout)
+    if wrapped:
+        host = config.host.name if config.host is not None else "the host"
+        say(f"Restart {host} to use it. Some hosts ask you to trust a changed entry again.", sys.stdout)
+
+
+def _folders(server: HostServer) -> list[str]:
+    """Folders that its arguments name."""
+    words = (word for word in server.argv[1:] if word.startswith(("/", "~/")))
+    found = (os.path.expanduser(word) for word in words)
+    return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
+
+
+def _find(file: str | None, *, as_json: bool) -> int:
+    from runner.contracts.mcp.wrap.survey import survey
+
+    found = survey(file)
+    if as_json:
+        import json
+
+        _put(json.dumps({"schema": "runner.wrap.v1", "files": found}, indent=2))
+        return EXIT["ok"]
+    if not found:
+        _put("There is no configuration of a known host here; name one: runner wrap FILE")
+    for each in found:
+        say(f"{printable(each['file'])}: {each['host']}", sys.stdout)
+        if each["fault"]:
+            say(f"  cannot be read: {printable(each['fault'])}", sys.stdout)
+        elif not each["servers"]:
+            _put("  it has no servers")
+        for server in each["servers"]:
+            say(f"  {printable(server['name'])}: {_state(server)}", sys.stdout)
+    return EXIT["ok"]
+
+
+def _state(server: dict[str, Any]) -> str:
+    text = str(server["state"])
+    if text == "left":
+        text = f"cannot be wrapped: it {printable(server['reason'])}"
+    if server["disabled"]:
+        text += "; switched off"
+    if server["variables_added"]:
+        text += f"; new since then: {', '.join(server['variables_added'])}; run runner wrap again"
+    return text
+
+
+def _put(line: str) -> None:
+    """Not wrapped at the width of a terminal: a diff, JSON, a path to copy."""
+    sys.stdout.write(line + "\n")

@@ -1,0 +1,283 @@
+"""What `runner wrap` does with each server of a configuration, decided from the text alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from runner.contracts.mcp.hosts.entries import servers_of
+from runner.contracts.mcp.hosts.find import host_by_content, place_of
+from runner.contracts.mcp.hosts.host import Host, HostServer
+from runner.contracts.mcp.hosts.wrapping import env_names, record_of, unwrapped, wrapped_argv
+from runner.contracts.mcp.launchers import launcher_fault
+from sandbox.document.diagnostic import DocumentError, printable, quoted
+from sandbox.document.edit.change import Change, DeleteKey, DropFirst, InsertList, Prepend, SetNull, SetWord
+from sandbox.document.edit.edit import edited, read_spans
+from sandbox.document.edit.span import EditRefused, EditSyntax, Spans
+from sandbox.document.edit.words import written
+from sandbox.document.read import Document, Format, parse
+from sandbox.spec import is_variable_name
+from sandbox.value import NamedTuple
+
+# ~/.claude.json grows with every project that its owner opens.
+MOST_BYTES = 16 << 20
+
+_ENDINGS: tuple[tuple[str, Format], ...] = (
+    (".toml", "toml"),
+    (".yaml", "yaml"),
+    (".yml", "yaml"),
+)
+_MARK = b"\xef\xbb\xbf"
+_ARGS = "args"
+NOT_WRAPPED = "is not wrapped"
+
+
+class Step(NamedTuple):
+    """One server, and what becomes of it."""
+
+    server: HostServer
+    does: Literal["wrap", "add", "undo", "leave"]
+    reason: str = ""  # of "leave", as the second half of a sentence
+    notes: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()  # of "add": names of variables that are new since it was wrapped
+
+
+class Configuration(NamedTuple):
+    """A configuration as it stands in a file."""
+
+    path: str  # real and absolute
+    raw: bytes
+    document: Document
+    host: Host | None
+    servers: tuple[HostServer, ...]
+
+    @property
+    def host_name(self) -> str:
+        return self.host.name if self.host is not None else "an unknown host"
+
+    @property
+    def syntax(self) -> EditSyntax:
+        return self.document.format
+
+
+def configuration(path: str, raw: bytes, home: str, environ: dict[str, str]) -> Configuration:
+    """Raises DocumentError."""
+    place = place_of(path, home, environ)
+    body = raw.removeprefix(_MARK)
+    if place is not None:
+        try:
+            document = parse(path, body, place.host.syntax, limit=MOST_BYTES)
+        except DocumentError:
+            # Some hosts take comments although their documentation does not say so.
+            if place.host.syntax != "json":
+                raise
+            document = parse(path, body, "jsonc", limit=MOST_BYTES)
+    else:
+        syntax: Format = next((each for ending, each in _ENDINGS if path.lower().endswith(ending)), "jsonc")
+        document = parse(path, body, syntax, limit=MOST_BYTES)
+    host = place.host if place is not None else None
+    servers = servers_of(document, host)
+    if not servers:
+        # A copy in another place, or a file that two hosts share.
+        other = host_by_content(document)
+        host, servers = (other, servers_of(document, other)) if other is not None else (host, servers)
+    return Configuration(path, raw, document, host, servers)
+
+
+def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...]:
+    """The servers that --server names; all without a name. ValueError: there is none of that name."""
+    if not names:
+        return config.servers
+    found: dict[HostServer, None] = {}
+    for name in names:
+        matching = [each for each in config.servers if name in (each.name, each.label)]
+        if not matching:
+            known = ", ".join(quoted(each.label) for each in config.servers[:20]) or "none"
+            raise ValueError(f"--server {printable(name)}: there is no such server; there are {known}")
+        found.update(dict.fromkeys(matching))
+    return tuple(found)
+
+
+def wrap_step(config: Configuration, server: HostServer) -> Step:
+    notes = ("it is switched off in the configuration, and stays so",) if server.disabled else ()
+    old = unwrapped(server.argv)
+    if old is not None:
+        added = tuple(name for name in variables(config, server) if name not in env_names(old.options))
+        if added:
+            return Step(server, "add", notes=notes, added=added)
+        return Step(server, "leave", "is wrapped already")
+    reason = _uncageable(config, server)
+    return Step(server, "leave", reason) if reason else Step(server, "wrap", notes=notes)
+
+
+def undo_step(server: HostServer) -> Step:
+    if unwrapped(server.argv) is None:
+        return Step(server, "leave", NOT_WRAPPED)
+    return Step(server, "undo")
+
+
+def _uncageable(config: Configuration, server: HostServer) -> str:
+    """Why an entry is left as it is, as the second half of a sentence."""
+    if server.remote:
+        return "is reached over the network: there is no program to run in a cage"
+    if server.skipped or server.fault:
+        return server.skipped or server.fault
+    if not server.argv:
+        return "has no command"
+    command = server.argv[0]
+    fault = launcher_fault(server.argv)
+    if fault is not None:
+        return f"cannot run in a cage: {fault.message}; {fault.hint}"
+    if any(c in " \t\n" for c in command) and not os.path.isfile(os.path.expanduser(command)):
+        return (
+            "has a whole command line in its command, and hosts do not split it;"
+            " write the program into the command and the rest into the arguments"
+        )
+    switch = config.host.sandbox_switch if config.host is not None else ""
+    entry = value_at(config.document.data, server.keys)
+    if switch and isinstance(entry, dict) and entry.get(switch) is True:
+        return (
+            f"runs in {config.host_name}'s own sandbox ({switch}), inside of which no cage can be made;"
+            f" set {switch} to false to wrap it"
+        )
+    return ""
+
+
+def variables(config: Configuration, server: HostServer) -> tuple[str, ...]:
+    """The names that the entry gives its server a value for."""
+    found: dict[str, None] = {}
+    table = value_at(config.document.data, server.env_keys) if server.env_keys is not None else None
+    for name in (
+        *(table if isinstance(table, dict) else ()),
+        *server.passed,
+        *_names_in_file(config, server),
+    ):
+        if is_variable_name(name):
+            found[name] = None
+    return tuple(found)
+
+
+def _names_in_file(config: Configuration, server: HostServer) -> tuple[str, ...]:
+    """Of an envFile, as far as its path needs nothing that only the host knows."""
+    if not server.env_file:
+        return ()
+    path = server.env_file.replace("${userHome}", os.path.expanduser("~"))
+    path = path.replace("${workspaceFolder}", _project(config.path))
+    if "$" in path:
+        return ()
+    path = os.path.join(_project(config.path), os.path.expanduser(path))
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+            lines = file.read(1 << 20).splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ()
+    names = (line.partition("=")[0].strip().removeprefix("export ").strip() for line in lines if "=" in line)
+    return tuple(name for name in names if is_variable_name(name))
+
+
+def _project(path: str) -> str:
+    """The folder that a configuration is for: its own, or the one around a folder such as .vscode."""
+    folder = os.path.dirname(path)
+    return os.path.dirname(folder) if os.path.basename(folder).startswith(".") else folder
+
+
+def value_at(data: object, keys: Sequence[str | int]) -> object:
+    for key in keys:
+        try:
+            data = data[key]  # type: ignore[index]
+        except (LookupError, TypeError):
+            return None
+    return data
+
+
+# --- from steps to a text ---------------------------------------------------------------------------------
+
+
+def carried_out(config: Configuration, steps: Sequence[Step], program: str) -> tuple[bytes, tuple[Step, ...]]:
+    """The bytes with all steps done, and the steps. One that cannot be done becomes "leave"."""
+    text = config.raw.decode("utf-8")
+    done: list[Step] = []
+    for step in steps:
+        if step.does == "leave":
+            done.append(step)
+            continue
+        try:
+            text = _with_step(text, config, step, program)
+            done.append(step)
+        except EditRefused as refused:
+            done.append(Step(step.server, "leave", f"cannot be changed: {refused.message}"))
+    return text.encode("utf-8"), tuple(done)
+
+
+def _with_step(text: str, config: Configuration, step: Step, program: str) -> str:
+    syntax = config.syntax
+    if step.does == "wrap":
+        _, spans = read_spans(text.removeprefix("\ufeff"), syntax)
+        changes = wrap_changes(text.removeprefix("\ufeff"), config, step.server, spans, program)
+        return edited(text, syntax, changes)
+    if step.does == "add":
+        return edited(text, syntax, add_changes(step.server, step.added))
+    try:
+        return edited(text, syntax, undo_changes(step.server, as_before=True))
+    except EditRefused:
+        # What --wrapped carries does not say the same as the command any more.
+        return edited(text, syntax, undo_changes(step.server, as_before=False))
+
+
+def wrap_changes(
+    text: str, config: Configuration, server: HostServer, spans: Spans, program: str
+) -> tuple[Change, ...]:
+    keys = server.command_keys
+    kept: dict[str, str] = {}
+    if server.shape != "argv":
+        span = spans.get(keys)
+        as_written = text[span.start : span.end] if span is not None else ""
+        if as_written != written(server.argv[0], config.syntax):
+            kept["command"] = as_written
+        if server.args_keys is None:
+            kept["args"] = "absent"
+        elif value_at(config.document.data, server.args_keys) is None:
+            kept["args"] = "null"
+    new = wrapped_argv(
+        program,
+        server.argv,
+        file=config.path,
+        name=server.name,
+        env=variables(config, server),
+        kept=kept,
+    )
+    before = new[1 : len(new) - len(server.argv)]
+    if server.shape == "argv":
+        return (Prepend(keys, (program, *before)),)
+    first = (*before, server.argv[0])
+    if server.args_keys is None:
+        return SetWord(keys, program), InsertList(keys, _ARGS, first)
+    return SetWord(keys, program), Prepend(server.args_keys, first)
+
+
+def add_changes(server: HostServer, names: Sequence[str]) -> tuple[Change, ...]:
+    words = tuple(word for name in names for word in ("--env", name))
+    end = server.argv.index("--")
+    if server.shape == "argv":
+        return (Prepend(server.command_keys, words, end),)
+    if server.args_keys is None:
+        raise EditRefused("the entry has no arguments")
+    return (Prepend(server.args_keys, words, end - 1),)
+
+
+def undo_changes(server: HostServer, *, as_before: bool) -> tuple[Change, ...]:
+    old = unwrapped(server.argv)
+    if old is None or (server.shape != "argv" and server.args_keys is None):
+        raise EditRefused("the entry is not wrapped")
+    kept = record_of(old.options)
+    end = server.argv.index("--")
+    if server.shape == "argv":
+        return (DropFirst(server.command_keys, end + 1),)
+    command = SetWord(server.command_keys, old.argv[0], kept.get("command", "") if as_before else "")
+    args = server.args_keys or ()
+    if len(old.argv) == 1 and kept.get("args") == "absent":
+        return command, DeleteKey(args)
+    if len(old.argv) == 1 and kept.get("args") == "null":
+        return command, SetNull(args)
+    return command, DropFirst(args, end + 1)

@@ -1,0 +1,60 @@
+"""`runner wrap --find`: the configurations on this machine, their servers, and which are wrapped."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from runner.contracts.mcp.hosts.find import known_files
+from runner.contracts.mcp.hosts.wrapping import unwrapped
+from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
+from runner.contracts.mcp.wrap.steps import Configuration, configuration, wrap_step
+from sandbox.document.diagnostic import DocumentError
+
+
+def survey(file: str | None) -> list[dict[str, Any]]:
+    """All files of known hosts, or the one that is named."""
+    return [_surveyed(path, host) for path, host in _files(file)]
+
+
+def _files(file: str | None) -> list[tuple[str, str]]:
+    if file is not None:
+        return [(file, "")]
+    home = os.path.expanduser("~")
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = home
+    return [(each.path, each.host.name) for each in known_files(os.environ, home, here)]
+
+
+def _surveyed(path: str, host: str) -> dict[str, Any]:
+    told: dict[str, Any] = {"file": path, "host": host, "servers": [], "fault": ""}
+    home = os.path.expanduser("~")
+    try:
+        with open_config(path) as file:
+            raw, _ = file.read()
+            config = configuration(file.path, raw, home, dict(os.environ))
+    except FileRefused as refused:
+        return {**told, "fault": str(refused)}
+    except DocumentError as error:
+        return {**told, "fault": error.diagnostics[0].text()}
+    return {**told, "host": config.host_name, "servers": _servers(config)}
+
+
+def _servers(config: Configuration) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for server in config.servers:
+        step = wrap_step(config, server)
+        wrapped = unwrapped(server.argv) is not None
+        state = "wrapped" if wrapped else "left" if step.does == "leave" else "not wrapped"
+        found.append(
+            {
+                "name": server.label,
+                "state": state,
+                "reason": step.reason if state == "left" else "",
+                "disabled": server.disabled,
+                "variables_added": list(step.added),
+            }
+        )
+    return found

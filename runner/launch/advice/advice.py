@@ -1,0 +1,263 @@
+"""What the cage has to do with a plugin's failure: at most five lines, each with the option that grants it.
+
+Only where the plugin failed by itself: it ended with another status than 0, crashed, took too long, or broke
+its contract. This goes by looks. A line says what the plugin named and did not have; whether it failed of
+that, people have to judge.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from runner.launch.advice.clues import Clues, PathClue, read_clues
+from runner.launch.advice.scene import Mention, RefusedHost, Scene
+from runner.outcome import Advice, AdviceKind
+from sandbox.network.rules import parse_rule
+from sandbox.paths.denied_paths import (
+    HOME_WRITE_PATHS,
+    HOST_WRITE_PATHS,
+    REASONS,
+    SOCKET_PATHS,
+    WHOLE_PATHS,
+    denial_clause,
+    lexical_fault,
+    lexical_hit,
+    normal,
+)
+from sandbox.paths.mounts import Mounts, contains, join, read_mounts
+from sandbox.policy.approval import Approval, within
+from sandbox.spec import Access
+
+MOST_TOLD = 5
+_MOST_OF_A_KIND = 3  # where there are others
+
+# There, a plugin has something of its own under the host's name.
+_PRIVATE = ("/tmp", "/dev/shm")
+_KERNELS = ("/proc", "/sys", "/dev")
+# To look for a path there may take a server's time, or mount something: a plugin could make the runner ask.
+_REMOTE = frozenset(("autofs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "afs", "fuse.sshfs", "davfs"))
+# Every login has these: who writes about one of them does not miss it.
+_COMMON_NAMES = frozenset(("PATH", "HOME", "PWD", "OLDPWD", "SHELL", "USER", "LOGNAME", "TERM", "LANG"))
+
+
+def advise(scene: Scene, stderr: str = "") -> tuple[Advice, ...]:
+    """The most telling first. `stderr`: the end of what the plugin wrote there."""
+    clues = read_clues(stderr) if stderr.strip() else Clues()
+    found: dict[str, Advice] = {}
+    paths = _PathAdvice(scene)
+    for each in (
+        *_refused(scene, scene.hosts),
+        *(_unresolved(scene, clues) if scene.network == "none" else ()),
+        *paths.of_stderr(clues.paths),
+        *paths.of_words(scene.mentions),
+        *_variables(scene, clues.names),
+    ):
+        found.setdefault(each.option or each.what, each)
+    return _chosen(tuple(found.values()))
+
+
+def _chosen(found: tuple[Advice, ...]) -> tuple[Advice, ...]:
+    """The first ones, but not all of one kind."""
+    counts: dict[AdviceKind, int] = {}
+    first: list[Advice] = []
+    rest: list[Advice] = []
+    for each in found:
+        counts[each.kind] = counts.get(each.kind, 0) + 1
+        (first if counts[each.kind] <= _MOST_OF_A_KIND else rest).append(each)
+    taken = {*first[:MOST_TOLD], *rest[: max(0, MOST_TOLD - len(first))]}
+    return tuple(each for each in found if each in taken)
+
+
+# --- hosts --------------------------------------------------------------------------------------------------
+
+
+def _refused(scene: Scene, hosts: Iterable[RefusedHost]) -> Iterator[Advice]:
+    for host in hosts:
+        yield _host(scene, host.message, host.rule) if host.rule else Advice("host", host.message)
+
+
+def _unresolved(scene: Scene, clues: Clues) -> Iterator[Advice]:
+    if clues.offline and not clues.hosts:
+        what = "its stderr says that a host was not found, and it has no network"
+        yield _host(scene, what, "HOST:443")
+    for name, port in clues.hosts:
+        try:
+            rule = str(parse_rule(f"{name}:{port}"))
+        except ValueError:
+            continue
+        if "." in name and not name.startswith("127."):  # localhost is the cage's own
+            yield _host(scene, f"its stderr names the host {name}, and it has no network", rule)
+
+
+def _host(scene: Scene, what: str, rule: str) -> Advice:
+    asked = Approval(network="allowlist", hosts=(rule,))
+    where = f'"{rule}" to hosts, with network = "allowlist", under [approvals]'
+    return _granted(scene, "host", what, ("--net", rule), asked, where)
+
+
+# --- variables ----------------------------------------------------------------------------------------------
+
+
+def _variables(scene: Scene, names: Iterable[str]) -> Iterator[Advice]:
+    said = [name for name in names if name in scene.withheld and name not in _COMMON_NAMES]
+    for name in dict.fromkeys((*said, *scene.denied_names)):
+        asked = Approval(env=(name,))
+        what = f"the variable {name} of this environment was not passed on"
+        if name in scene.denied_names:
+            what = f"it asked for the variable {name}, which was withheld"
+        where = f'"{name}" to env under [approvals]'
+        yield _granted(scene, "variable", what, ("--env", name), asked, where)
+
+
+# --- paths --------------------------------------------------------------------------------------------------
+
+
+class _PathAdvice:
+    """Looks up what exists. Opens nothing, follows no link at the end of a path."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._mounts: Mounts | None = None
+        self._told: list[tuple[str, Access]] = []
+
+    def of_stderr(self, clues: Iterable[PathClue]) -> Iterator[Advice]:
+        scene = self._scene
+        for clue in clues:
+            path = self._meant(clue)
+            if path is None or path in scene.own:
+                continue  # many programs begin a message with their own name
+            if self._is_shown(path):
+                if clue.read_only and not self._is_writable(path):
+                    yield from self._read_only(path)
+            elif self._exists(path):
+                yield from self._advice(path, "write" if clue.written else "read", "its stderr names")
+            elif clue.read_only and self._is_folder(os.path.dirname(path)):
+                yield from self._advice(os.path.dirname(path), "write", "it wanted to write in")
+
+    def of_words(self, mentions: Iterable[Mention]) -> Iterator[Advice]:
+        for who, word in mentions:
+            path = self._absolute(word.removeprefix("file://"))
+            if path is None:
+                yield from self._relative(who, word)
+            elif self._is_shown(path):
+                continue
+            elif self._exists(path):
+                yield from self._advice(path, "read", f"{who} names")
+            elif _is_plain(word) and self._is_folder(folder := os.path.dirname(path)):
+                # Nobody needs to hear that a file which does not exist cannot be written: a note said so.
+                found = self._advice(folder, "write", f"{who} names a file in")
+                yield from (advice for advice in found if advice.option)
+
+    def _meant(self, clue: PathClue) -> str | None:
+        """The first reading that exists, or else the last."""
+        readings = [path for word in clue.paths if (path := self._absolute(word)) is not None]
+        return next(filter(self._exists, readings), readings[-1] if readings else None)
+
+    def _relative(self, who: str, word: str) -> Iterator[Advice]:
+        """A word that is a path where the operator stood, and the program starts elsewhere."""
+        scene = self._scene
+        if scene.inside == scene.directory or word.startswith(("-", "~")) or word in (".", ".."):
+            return
+        path = os.path.normpath(os.path.join(scene.directory, word))
+        if lexical_fault(path) or not self._exists(path):
+            return
+        told = f"{who} names {path} by a relative path, and it did not start in"
+        yield from self._advice(scene.directory, "read", told)
+
+    def _read_only(self, path: str) -> Iterator[Advice]:
+        if self._exists(path):
+            yield from self._advice(path, "write", "it wanted to write", shown=True)
+        elif self._is_folder(folder := os.path.dirname(path)):
+            yield from self._advice(folder, "write", "it wanted to write in", shown=True)
+
+    def _advice(self, path: str, access: Access, who: str, *, shown: bool = False) -> Iterator[Advice]:
+        scene = self._scene
+        if any(contains(told, path) and (access == "read" or kind == "write") for told, kind in self._told):
+            return
+        self._told.append((path, access))
+        state = "which is read-only in the cage" if shown else "which is not in the cage"
+        what = f"{who} {path}, {state}"
+        if clause := self._denial(path, access):
+            yield Advice(access, f"{what}, and no option grants it: it {clause}")
+            return
+        if access == "write" and any(contains(path, own) for own in scene.own):
+            remedy = "no option lets it write there: have it write to another folder, which --write can name"
+            yield Advice("write", f"{what}, and which holds the program; {remedy}")
+            return
+        asked = Approval(read=(path,)) if access == "read" else Approval(write=(path,))
+        where = f'"{path}" to {access} under [approvals]'
+        yield _granted(scene, access, what, (f"--{access}", path), asked, where)
+
+    def _denial(self, path: str, access: Access) -> str:
+        """Why no option grants it, as half a sentence; empty if one may. By name: a launch judges
+        the file."""
+        scene = self._scene
+        hit = lexical_hit(path, scene.homes, scene.denied)
+        if hit is not None:
+            return hit.clause()
+        if path in WHOLE_PATHS:
+            return denial_clause("equal", path, "whole")
+        homes = (join(home, rest) for home in scene.homes for rest in HOME_WRITE_PATHS)
+        for denied in (*SOCKET_PATHS, *((*HOST_WRITE_PATHS, *homes) if access == "write" else ())):
+            if contains(denied, path):
+                return f"lies below {denied}, {REASONS['sockets' if denied in SOCKET_PATHS else 'execute']}"
+        return ""
+
+    def _absolute(self, word: str) -> str | None:
+        if word.startswith("~/") and self._scene.home.startswith("/"):
+            word = self._scene.home + word[1:]
+        if lexical_fault(word) is not None:
+            return None
+        return normal(word)
+
+    def _is_shown(self, path: str) -> bool:
+        """Or it is a place that every cage has for itself."""
+        scene = self._scene
+        if path in ("/", *_PRIVATE) or any(contains(place, path) for place in scene.shown):
+            return True
+        private = any(contains(place, path) for place in _PRIVATE)
+        return not private and any(contains(place, path) for place in _KERNELS)
+
+    def _is_writable(self, path: str) -> bool:
+        """The innermost place decides: a read-only folder may lie in one that is not."""
+        scene = self._scene
+        places = [place for place in (*scene.shown, *scene.writable) if contains(place, path)]
+        return max(places, key=len, default="") in scene.writable
+
+    def _exists(self, path: str) -> bool:
+        if self._mounts is None:
+            self._mounts = read_mounts()
+        if any(mount.point != "/" and mount.fstype in _REMOTE for mount in self._mounts.covering(path)):
+            return False
+        return os.path.lexists(path)
+
+    def _is_folder(self, path: str) -> bool:
+        return path != "/" and self._exists(path) and os.path.isdir(path)
+
+
+def _is_plain(word: str) -> bool:
+    """Whether a word that leads nowhere is a path to be: a line of shell is not."""
+    return not any(character.isspace() or character in "$;&|<>*?(){}'\"`" for character in word)
+
+
+# --- who may grant it ---------------------------------------------------------------------------------------
+
+
+def _granted(
+    scene: Scene, kind: AdviceKind, what: str, option: tuple[str, str], asked: Approval, where: str
+) -> Advice:
+    """`where`: what the operator can add to the policy, so that a person may allow it."""
+    import shlex
+
+    words = shlex.join(option)
+    if within(asked, scene.approvals) == asked:
+        return Advice(kind, what, words, shlex.join((*scene.allow, *option)) if scene.allow else "")
+    if within(asked, scene.ceilings) == asked:
+        if not scene.allow:
+            return Advice(kind, what, words)
+        return Advice(kind, f"{what}; policy {scene.policy} gives it to a manifest that asks for it")
+    return Advice(
+        kind,
+        f"{what}; policy {scene.policy} lets nobody allow it: the operator can add {where} in the policy",
+    )

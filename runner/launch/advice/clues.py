@@ -1,0 +1,123 @@
+"""What the last lines that a plugin wrote to stderr name: hosts it did not find, paths, variables.
+
+By looks, from the text alone. The plugin decides what stands there, so a clue is no more than a word to look
+up: who uses it checks that the path exists, or that the variable is set (advice.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from sandbox.value import NamedTuple
+
+# Of the end of stderr. A failing program says why in its last lines.
+MOST_CHARACTERS = 8 << 10
+MOST_LINES = 40
+_MOST_CLUES = 32  # of each kind, the last ones: each may cost a look at the filesystem
+_LONGEST_PATH = 4096
+
+_HTTPS, _HTTP = 443, 80
+
+# Node, curl and git, urllib3, aiohttp, wget, Go, Java.
+_UNRESOLVED = re.compile(
+    r"(?:getaddrinfo (?:ENOTFOUND|EAI_AGAIN) "
+    r"|[Cc]ould not resolve host:? "
+    r"|[Ff]ailed to resolve "
+    r"|[Cc]annot connect to host "
+    r"|unable to resolve host address "
+    r"|\blookup (?=[\w.-]+(?: on |: ))"
+    r"|UnknownHostException: )"
+    r"[\"'‘`]?([A-Za-z0-9][A-Za-z0-9.-]{0,252})(?::(\d{1,5}))?"
+)
+_POOL = re.compile(r"ConnectionPool\(host='([A-Za-z0-9][A-Za-z0-9.-]{0,252})', port=(\d{1,5})\)")
+_URL = re.compile(r"\b(https?)://(?:[^\s/@'\"]{0,200}@)?([A-Za-z0-9][A-Za-z0-9.-]{0,252})(?::(\d{1,5}))?")
+# A line that has one of these, and a URL, is about that URL.
+_NO_NETWORK = re.compile(
+    r"Name or service not known|[Nn]ame resolution|nodename nor servname|ENOTFOUND|EAI_AGAIN|ENETUNREACH"
+    r"|[Nn]etwork is unreachable|lookup address information|fetch failed|ConnectError"
+    r"|[Nn]o address associated"
+)
+
+_QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|`([^`\n]+)`|‘([^‘’\n]+)’")
+_BARE = re.compile(r"(?:(?<=[\s=(\[<:,])|^)(?:file://)?(~?/(?!/)[^\s'\"`‘’<>|;,(){}\[\]]+)")
+_PLACE = re.compile(r":\d+(?::\d+)?$")  # of a source line
+
+_READ_ONLY = re.compile(r"EROFS|[Rr]ead-only file ?system")
+_REFUSED = re.compile(r"EACCES|EPERM|[Pp]ermission denied|[Oo]peration not permitted")
+_WRITING = re.compile(
+    r"\b(?:mkdir|write|writing|create|creating|unlink|remove|rename|rmdir|copyfile|touch|save|saving)", re.I
+)
+
+_NAME = re.compile(r"\b[A-Z][A-Z0-9_]{2,63}\b")
+_ABOUT_A_VARIABLE = re.compile(
+    r"\benv(?:ironment)?\b|\bnot set\b|\bunset\b|\bmissing\b|\brequired?\b|\bundefined\b|KeyError|\bmust\b"
+    r"|\bnot (?:provided|found|defined|configured|given)\b|\bplease (?:set|provide)\b|\bset the\b|\bno\b",
+    re.I,
+)
+
+
+class PathClue(NamedTuple):
+    paths: tuple[str, ...]  # readings of one word, each absolute or beginning with ~/, the longest first
+    written: bool = False  # its line says that it could not be written
+    read_only: bool = False  # its line says that the filesystem is read-only
+
+
+class Clues(NamedTuple):
+    hosts: tuple[tuple[str, int], ...] = ()  # with the port
+    paths: tuple[PathClue, ...] = ()
+    names: tuple[str, ...] = ()
+    offline: bool = False  # some line says that a host was not found, or the network
+
+
+def read_clues(stderr: str) -> Clues:
+    """The last line first: that is where most programs say what they died of."""
+    lines = stderr[-MOST_CHARACTERS:].splitlines()[-MOST_LINES:]
+    lines.reverse()
+    hosts: dict[tuple[str, int], None] = {}
+    paths: dict[tuple[str, ...], PathClue] = {}
+    names: dict[str, None] = {}
+    for line in lines:
+        hosts.update(dict.fromkeys(_hosts(line)))
+        for clue in _paths(line):
+            known = paths.get(clue.paths)
+            if known is None or clue.written > known.written:
+                paths[clue.paths] = clue
+        if _ABOUT_A_VARIABLE.search(line):
+            names.update(dict.fromkeys(_NAME.findall(line)))
+    return Clues(
+        tuple(hosts)[:_MOST_CLUES],
+        tuple(paths.values())[:_MOST_CLUES],
+        tuple(names)[:_MOST_CLUES],
+        any(map(_NO_NETWORK.search, lines)),
+    )
+
+
+def _hosts(line: str) -> list[tuple[str, int]]:
+    found = [(host, int(port or _HTTPS)) for host, port in _UNRESOLVED.findall(line)]
+    if not _NO_NETWORK.search(line) and not found:
+        return []
+    pool = [(host, int(port)) for host, port in _POOL.findall(line)]
+    urls = [
+        (host, int(port or (_HTTPS if scheme == "https" else _HTTP)))
+        for scheme, host, port in _URL.findall(line)
+    ]
+    # A pool and a URL know the port.
+    named = dict(found) | dict(urls) | dict(pool)
+    return [(host.rstrip("."), port) for host, port in named.items() if 0 < port < 65536]
+
+
+def _paths(line: str) -> list[PathClue]:
+    read_only = bool(_READ_ONLY.search(line))
+    written = read_only or bool(_REFUSED.search(line) and _WRITING.search(line))
+    words = ["".join(groups) for groups in _QUOTED.findall(line)] + _BARE.findall(line)
+    found: list[PathClue] = []
+    for word in words:
+        path = word.removeprefix("file://")
+        if not path.startswith(("/", "~/")) or len(path) > _LONGEST_PATH or "\0" in path or "://" in path:
+            continue
+        # `/etc/app.conf:12:3`, `/etc/app.conf:`, `in /etc/app.conf.`
+        plain = path.rstrip(".:")
+        readings = dict.fromkeys((path, plain, _PLACE.sub("", plain)))
+        if kept := tuple(each for each in readings if each not in ("/", "~/", "~", "")):
+            found.append(PathClue(kept, written, read_only))
+    return found

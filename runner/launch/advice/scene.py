@@ -1,0 +1,132 @@
+"""What has to be known of a launch to say what the cage has to do with its failure.
+
+Plain data: a monitor knows the launch, and the session at the other end of its socket has the plugin's
+stderr. Values of variables are not in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from runner.launch.stages import Planned
+from sandbox.plan.mentions import words_of
+from sandbox.plan.operations import shown_places
+from sandbox.plan.plan import Bind, Tmpfs
+from sandbox.policy.policy import ApprovalRule, Policy
+from sandbox.spec import NetworkMode
+from sandbox.value import NamedTuple
+
+_MOST_WORDS = 64
+_LONGEST_WORD = 4096
+_UNTOLD = ("HOME", "PATH", "PWD")  # they say nothing about what the plugin wants
+
+
+class Mention(NamedTuple):
+    """A word of the command line or of a variable that may be a path."""
+
+    who: str  # "its argument --db", "its variable DB_PATH"
+    word: str
+
+
+class RefusedHost(NamedTuple):
+    message: str  # what it asked for, and why that was refused
+    rule: str = ""  # the entry of a list that would allow it; empty: none would
+
+
+class Scene(NamedTuple):
+    policy: str  # its name
+    approvals: ApprovalRule  # what a person may allow
+    ceilings: ApprovalRule  # what a manifest may ask anyway
+    denied: tuple[str, ...]  # by the policy, by name
+    homes: tuple[str, ...]
+    home: str  # the operator's, for ~
+    directory: str  # where relative words were written
+    inside: str  # where the program started
+    shown: tuple[str, ...]  # the same file under the same name in the cage, or the cage's own; with all below
+    writable: tuple[str, ...]
+    own: tuple[str, ...]  # files that decide or run: no option lets the plugin write a folder that holds one
+    network: NetworkMode
+    given: tuple[str, ...]  # names of its variables
+    withheld: tuple[str, ...]  # names of the operator's variables that it does not have
+    denied_names: tuple[str, ...]  # of variables that it asked for, and that were refused
+    mentions: tuple[Mention, ...]
+    hosts: tuple[RefusedHost, ...] = ()  # by the gate
+    # The command that allows a plugin more; empty: the options of its own command line do.
+    allow: tuple[str, ...] = ()
+
+
+def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedHost, ...] = ()) -> Scene:
+    plan, policy, plugin = planned.plan, planned.policy, planned.plugin
+    given = tuple(name for name, _ in plan.env)
+    entrypoint = plugin.entrypoint
+    return Scene(
+        policy=policy.name,
+        approvals=policy.approvals,
+        ceilings=_ceilings(policy),
+        denied=policy.deny,
+        homes=planned.decided.homes,
+        home=environ.get("HOME", ""),
+        directory=plan.directory if entrypoint is None else entrypoint.directory,
+        inside=plan.directory,
+        shown=shown_places(plan.operations),
+        writable=tuple(_writable(planned)),
+        own=tuple(
+            dict.fromkeys(
+                (plugin.manifest, os.path.realpath(plugin.manifest), *plan.argv[:1], *plan.program_files)
+            )
+        ),
+        network=planned.grant.network.mode,
+        given=given,
+        withheld=tuple(name for name in environ if name not in given),
+        denied_names=tuple(
+            denial.asked
+            for denial in planned.grant.denials
+            if denial.rule in ("env_ceiling", "env_steering") and not denial.required
+        ),
+        mentions=tuple(_mentions(planned)),
+        hosts=hosts,
+        allow=_allow(planned),
+    )
+
+
+def _ceilings(policy: Policy) -> ApprovalRule:
+    network = policy.network
+    return ApprovalRule(
+        read=policy.read.ceiling,
+        write=policy.write.ceiling,
+        network=network.ceiling,
+        hosts=network.hosts,
+        env=(*policy.env.passed, *policy.env.ceiling),
+        steering=policy.env.steering,
+    )
+
+
+def _writable(planned: Planned) -> Iterator[str]:
+    for op in planned.plan.operations:
+        if isinstance(op, Tmpfs) or (isinstance(op, Bind) and op.writable):
+            yield op.dest
+
+
+def _mentions(planned: Planned) -> Iterator[Mention]:
+    count = 0
+    for option, name, word in words_of(planned.plan.argv[1:], planned.grant.env):
+        if name in _UNTOLD or not word or len(word) > _LONGEST_WORD or "\0" in word or "://" in word:
+            continue
+        yield Mention(f"its variable {name}" if name else f"its argument {option}".rstrip(), word)
+        count += 1
+        if count == _MOST_WORDS:
+            return
+
+
+def _allow(planned: Planned) -> tuple[str, ...]:
+    """A command that people typed has its own options. One from a configuration, and a manifest, do not."""
+    invocation = planned.invocation
+    command = invocation.command
+    if command is not None and not (command.file and command.name):
+        return ()
+    if command is not None:
+        return ("runner", "allow", command.file, "--server", command.name)
+    contract = () if invocation.contract is None else ("--contract", invocation.contract)
+    server = () if invocation.server is None else ("--server", invocation.server)
+    return ("runner", "allow", *contract, invocation.manifest, *server)

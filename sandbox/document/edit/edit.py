@@ -1,0 +1,299 @@
+"""Change a text in place: comments, formatting, line ends and all other values stay as they are.
+
+Each change becomes a few splices of the text. The result is read again. If it does not mean exactly what was
+wanted, or if anything else changed, the edit is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sandbox.document.edit import json_spans, toml_spans, yaml_spans
+from sandbox.document.edit.change import (
+    Change,
+    DeleteKey,
+    DropFirst,
+    InsertList,
+    Prepend,
+    SetNull,
+    SetWord,
+    applied,
+    same,
+)
+from sandbox.document.edit.span import EditRefused, EditSyntax, Span, Spans, children
+from sandbox.document.edit.words import written
+from sandbox.document.positions import line_column
+from sandbox.spec import KeyPath
+from sandbox.value import NamedTuple
+
+_MARK = "\ufeff"  # a byte order mark, which some editors write
+_READERS = {
+    "json": json_spans.read,
+    "jsonc": json_spans.read,
+    "toml": toml_spans.read,
+    "yaml": yaml_spans.read,
+}
+_SEPARATOR = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
+_BLANK = re.compile(r"[ \t\r\n]*")
+_DASH = re.compile(r"-[ ]+\Z")
+
+
+class Splice(NamedTuple):
+    start: int
+    end: int
+    text: str
+
+
+def read_spans(text: str, syntax: EditSyntax) -> tuple[object, Spans]:
+    """The data, and the place of each value. Raises EditRefused."""
+    return _READERS[syntax](text)
+
+
+def edited(text: str, syntax: EditSyntax, changes: Sequence[Change]) -> str:
+    """The text with the changes made. Raises EditRefused, whose message names the line."""
+    mark = _MARK if text.startswith(_MARK) else ""
+    body = text[len(mark) :]
+    try:
+        data, spans = read_spans(body, syntax)
+        editor = _Editor(body, syntax, spans)
+        splices = [splice for change in changes for splice in editor.splices(change)]
+        for change in changes:
+            data = applied(data, change)
+        result = _spliced(body, splices)
+    except EditRefused as refused:
+        line, _ = line_column(body, refused.offset)
+        raise EditRefused(f"line {line}: {refused.message}", refused.offset) from None
+    try:
+        found, _ = read_spans(result, syntax)
+    except EditRefused:
+        found = None
+    if not same(found, data):
+        raise EditRefused("the change would alter more than the command and its arguments")
+    return mark + result
+
+
+def _spliced(text: str, splices: Sequence[Splice]) -> str:
+    ordered = sorted(splices, key=lambda splice: splice.start)
+    parts, at = [], 0
+    for splice in ordered:
+        if splice.start < at:
+            raise EditRefused("two changes touch the same place", splice.start)
+        parts += [text[at : splice.start], splice.text]
+        at = splice.end
+    return "".join((*parts, text[at:]))
+
+
+class _Editor:
+    def __init__(self, text: str, syntax: EditSyntax, spans: Spans) -> None:
+        self.text, self.syntax, self.spans = text, syntax, spans
+
+    def splices(self, change: Change) -> list[Splice]:
+        match change:
+            case SetWord(keys, word, as_written):
+                span = self._span(keys, "scalar")
+                return [Splice(span.start, span.end, as_written or written(word, self.syntax))]
+            case SetNull(keys):
+                span = self._span(keys, "list")
+                return [Splice(span.start, span.end, "null")]
+            case Prepend(keys, words, before):
+                return [self._prepended(keys, words, before)]
+            case DropFirst(keys, count):
+                return [self._dropped(keys, count)]
+            case InsertList(after, key, words):
+                return [self._inserted(after, key, words)]
+            case DeleteKey(keys):
+                return [self._deleted(keys)]
+
+    def _span(self, keys: KeyPath, kind: str) -> Span:
+        """The span of a value that is to be changed. What an alias repeats has no place of its own."""
+        for length in range(1, len(keys) + 1):
+            around = self.spans.get(keys[:length])
+            if around is not None and around.odd == "it is an alias":
+                raise EditRefused(f"this cannot be edited in place: {around.odd}", around.start)
+        span = self.spans.get(keys)
+        if span is None:
+            raise EditRefused("a value to be changed is not there")
+        if span.odd:
+            raise EditRefused(f"this cannot be edited in place: {span.odd}", span.start)
+        if span.kind != kind:
+            raise EditRefused(f"a {kind} is needed here", span.start)
+        return span
+
+    # --- lists -----------------------------------------------------------------------------------------
+
+    def _prepended(self, keys: KeyPath, words: Sequence[str], before: int) -> Splice:
+        texts = [written(word, self.syntax) for word in words]
+        span = self.spans.get(keys)
+        if span is not None and self.text[span.start : span.end] == "null" and self.syntax != "yaml":
+            return Splice(span.start, span.end, f"[{', '.join(texts)}]")
+        span = self._span(keys, "list")
+        items = children(self.spans, keys)
+        if not items:
+            return Splice(span.start + 1, span.start + 1, ", ".join(texts))
+        self._check_plain(items)
+        if before >= len(items):
+            raise EditRefused("this list has too few items", span.start)
+        if span.block:
+            first = self._dash(self.spans[items[before]])
+            line = self._line_start(first)
+            indent = self.text[line:first]
+            if indent.strip(" "):
+                raise EditRefused("this list cannot be edited in place: it starts behind other text", first)
+            lines = "".join(f"- {text}{self._newline(first)}{indent}" for text in texts)
+            return Splice(first, first, lines)
+        first = self.spans[items[before]].start
+        separator = self._separator(span, items)
+        return Splice(first, first, "".join(text + separator for text in texts))
+
+    def _separator(self, span: Span, items: Sequence[KeyPath]) -> str:
+        """What stands between two items of this list."""
+        if len(items) > 1:
+            between = self.text[self.spans[items[0]].end : self.spans[items[1]].start]
+            if _SEPARATOR.fullmatch(between):
+                return between
+        gap = self.text[span.start + 1 : self.spans[items[0]].start]
+        if "\n" in gap:
+            first = self.spans[items[0]].start
+            line = self._line_start(first)
+            if not self.text[line:first].strip(" \t"):
+                return f",{self._newline(first)}{self.text[line:first]}"
+        return ", "
+
+    def _dropped(self, keys: KeyPath, count: int) -> Splice:
+        span = self._span(keys, "list")
+        items = children(self.spans, keys)
+        if count > len(items):
+            raise EditRefused("this list has too few items", span.start)
+        self._check_plain(items[:count])
+        gone, kept = items[:count], items[count:]
+        first = self.spans[gone[0]].start
+        if span.block:
+            first = self._dash(self.spans[gone[0]])
+            if not kept:
+                return Splice(first, span.end, "[]")
+            return Splice(first, self._dash(self.spans[kept[0]]), "")
+        last = self.spans[gone[-1]].end
+        if kept:
+            start = self.spans[kept[0]].start
+            if _SEPARATOR.fullmatch(self.text[last:start]):
+                return Splice(first, start, "")
+            comma = self._comma(last, start)  # a comment stands between them: it stays
+            return Splice(first, comma + 1, "")
+        # Nothing is left. `wrap` writes into an empty list directly behind its bracket.
+        rest = self.text[last : span.end - 1]
+        if first == span.start + 1 and "," not in rest:
+            return Splice(first, last, "")
+        if re.fullmatch(r"[\s,]*", self.text[span.start + 1 : first] + rest):
+            return Splice(span.start, span.end, "[]")
+        comma = self._comma(last, span.end - 1)
+        return Splice(first, comma + 1 if comma < span.end - 1 else last, "")
+
+    def _comma(self, start: int, end: int) -> int:
+        """The comma between two values, outside of comments; `end` if there is none."""
+        at = start
+        while at < end and self.text[at] != ",":
+            if self.text.startswith("//", at) or self.text[at] == "#":
+                at = self.text.find("\n", at, end)
+                if at < 0:
+                    return end
+            elif self.text.startswith("/*", at):
+                at = self.text.find("*/", at, end) + 1
+            at += 1
+        return at
+
+    def _check_plain(self, items: Sequence[KeyPath]) -> None:
+        for keys in items:
+            span = self.spans[keys]
+            if span.odd and "lines" not in span.odd:
+                raise EditRefused(f"this cannot be edited in place: {span.odd}", span.start)
+
+    # --- keys ------------------------------------------------------------------------------------------
+
+    def _inserted(self, after: KeyPath, key: str, words: Sequence[str]) -> Splice:
+        span = self._span(after, "scalar")
+        around = self.spans.get(after[:-1])
+        items = f"[{', '.join(written(word, self.syntax) for word in words)}]"
+        own_lines = self.syntax in ("toml", "yaml") and (around is None or around.block)
+        if not own_lines:
+            if self.syntax in ("json", "jsonc"):
+                return Splice(span.end, span.end, f",{self._gap(span)}{written(key, self.syntax)}: {items}")
+            return Splice(span.end, span.end, f", {key}{' = ' if self.syntax == 'toml' else ': '}{items}")
+        start = self._line_start(span.key_start)
+        before = self.text[start : span.key_start]
+        if self.syntax == "toml":
+            # A dotted key keeps its first words: `server.command` is followed by `server.args`.
+            line = f"{before}{self._key_prefix(span)}{key} = {items}"
+        else:
+            line = f"{' ' * len(before)}{key}: {items}"
+        end = self.text.find("\n", span.end)
+        newline = self._newline(span.end)
+        if end < 0:
+            return Splice(len(self.text), len(self.text), newline + line)
+        return Splice(end + 1, end + 1, line + newline)
+
+    def _gap(self, span: Span) -> str:
+        """What stands before a key of its own line: the line break and the indentation."""
+        line = self._line_start(span.key_start)
+        indent = self.text[line : span.key_start]
+        return self._newline(span.key_start) + indent if line and not indent.strip(" \t") else " "
+
+    def _key_prefix(self, span: Span) -> str:
+        written_key = self.text[span.key_start : span.key_end]
+        last = re.search(r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*')\Z", written_key)
+        return written_key[: last.start()] if last else ""
+
+    def _deleted(self, keys: KeyPath) -> Splice:
+        span = self.spans.get(keys)
+        if span is None:
+            raise EditRefused("a value to be changed is not there")
+        if span.odd:
+            raise EditRefused(f"this cannot be edited in place: {span.odd}", span.start)
+        around = self.spans.get(keys[:-1])
+        if self.syntax in ("toml", "yaml") and (around is None or around.block):
+            return self._deleted_lines(span)
+        siblings = children(self.spans, keys[:-1])
+        number = siblings.index(keys)
+        if number:
+            before = self.spans[siblings[number - 1]].end
+            if _SEPARATOR.fullmatch(self.text[before : span.key_start]):
+                return Splice(before, span.end, "")
+        if number + 1 < len(siblings):
+            following = self.spans[siblings[number + 1]].key_start
+            if _SEPARATOR.fullmatch(self.text[span.end : following]):
+                return Splice(span.key_start, following, "")
+            return Splice(span.key_start, self._comma(span.end, following) + 1, "")
+        if number:
+            raise EditRefused("a comment stands before this key; remove the key by hand", span.key_start)
+        return Splice(span.key_start, span.end, "")
+
+    def _deleted_lines(self, span: Span) -> Splice:
+        start = self._line_start(span.key_start)
+        end = self.text.find("\n", span.end)
+        rest = self.text[span.end : end if end >= 0 else len(self.text)]
+        if self.text[start : span.key_start].strip(" \t") or rest.strip(" \t\r"):
+            raise EditRefused("this key shares its lines; remove it by hand", span.key_start)
+        if end >= 0:
+            return Splice(start, end + 1, "")
+        # The last line has no line end. Then the line before it had none either.
+        start -= 2 if self.text.startswith("\r\n", start - 2) else 1 if start else 0
+        return Splice(max(start, 0), len(self.text), "")
+
+    # --- lines -----------------------------------------------------------------------------------------
+
+    def _line_start(self, at: int) -> int:
+        return self.text.rfind("\n", 0, at) + 1
+
+    def _newline(self, at: int) -> str:
+        """The line end that is used around here."""
+        end = self.text.find("\n", at)
+        if end < 0:
+            end = self.text.rfind("\n", 0, at)
+        return "\r\n" if end > 0 and self.text[end - 1] == "\r" else "\n"
+
+    def _dash(self, span: Span) -> int:
+        line = self._line_start(span.start)
+        found = _DASH.search(self.text, line, span.start)
+        if found is None:
+            raise EditRefused("this item stands on another line than its dash", span.start)
+        return found.start()

@@ -1,0 +1,423 @@
+"""When a plugin fails, what the cage has to do with it is told: the line, the option in it, and that the
+option helps. Each failure has its control: the same launch with the option says no such thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runner.launch.advice.advice import MOST_TOLD, advise
+from runner.launch.advice.scene import Mention, RefusedHost, Scene
+from runner.outcome import Advice
+from sandbox.policy.policy import ApprovalRule
+from tests.conftest import Caller
+
+Write = Callable[..., Path]
+EVERYTHING = ApprovalRule(read=("*",), write=("*",), network="host", env=("*",), steering=("*",))
+
+
+def told(stderr: str) -> list[str]:
+    """The lines of advice."""
+    marks = ("; to show it: ", "; to let it ", "; to pass it on: ", "no option ", "lets nobody allow it")
+    return [line for line in stderr.splitlines() if line.startswith("runner: ") and _any(marks, line)]
+
+
+def _any(marks: tuple[str, ...], line: str) -> bool:
+    return any(mark in line for mark in marks)
+
+
+def option_of(line: str) -> list[str]:
+    return shlex.split(line.rpartition(": ")[2])
+
+
+# --- in a cage ---------------------------------------------------------------------------------------------
+
+
+def test_a_path_that_stderr_names(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    command = ["--", "/bin/sh", "-c", f"cat {data}"]
+    failed = runner_as("run", *command)
+    assert failed.returncode == 1
+    [line] = told(failed.stderr)
+    assert line == f"runner: its stderr names {data}, which is not in the cage; to show it: --read {data}"
+    granted = runner_as("run", *option_of(line), *command)
+    assert (granted.returncode, granted.stdout, granted.stderr) == (0, "42\n", "")
+
+
+def test_a_path_that_an_argument_names(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    """Also without a word of the program's own."""
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    command = ["--", "/usr/bin/grep", "-q", "-s", "42", str(data)]
+    failed = runner_as("run", *command)
+    [line] = told(failed.stderr)
+    assert line == f"runner: its argument names {data}, which is not in the cage; to show it: --read {data}"
+    granted = runner_as("run", *option_of(line), *command)
+    assert (granted.returncode, granted.stderr) == (0, "")
+
+
+def test_a_path_that_a_variable_names(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    command = ["--env", f"DATA={data}", "--", "/bin/sh", "-c", 'cat "$DATA" 2> /dev/null']
+    failed = runner_as("run", *command)
+    [line] = told(failed.stderr)
+    assert f"its variable DATA names {data}, which is not in the cage; to show it: --read" in line
+    assert runner_as("run", *option_of(line), *command).stdout == "42\n"
+
+
+def test_a_relative_path(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    """It is found when the program starts in the folder where it was typed."""
+    write_file(plugin_dir / "data.txt", "42\n")
+    failed = runner_as("run", "--", "/bin/cat", "data.txt", cwd=plugin_dir)
+    [line] = told(failed.stderr)
+    assert option_of(line) == ["--read", str(plugin_dir)]
+    granted = runner_as("run", *option_of(line), "--", "/bin/cat", "data.txt", cwd=plugin_dir)
+    assert (granted.stdout, granted.stderr) == ("42\n", "")
+
+
+def test_a_folder_that_is_read_only(runner_as: Caller, plugin_dir: Path) -> None:
+    folder = plugin_dir / "out"
+    folder.mkdir()
+    folder.chmod(0o777)
+    runner_as.give(folder)
+    command = ["--", "/bin/sh", "-c", f"echo 42 > {folder}/new"]
+    failed = runner_as("run", "--read", folder, *command)
+    [line] = told(failed.stderr)
+    assert f"it wanted to write in {folder}, which is read-only in the cage; to let it write there:" in line
+    assert runner_as("run", *option_of(line), *command).returncode == 0
+    assert (folder / "new").read_text() == "42\n"
+
+
+def test_the_folder_of_the_program_is_never_advised_to_be_written(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    script = f"#!/bin/sh\necho x > {plugin_dir}/log\n"
+    program = write_file(plugin_dir / "server", script, 0o755)
+    [line] = told(runner_as("run", "--read", plugin_dir, "--", program).stderr)
+    assert f"it wanted to write in {plugin_dir}, which is read-only in the cage, and which holds" in line
+    assert "no option lets it write there" in line
+    # The control: the launch refuses what was not advised.
+    refused = runner_as("run", "--write", plugin_dir, "--", program)
+    assert refused.returncode == 126 and "self_grant" in refused.stderr
+
+
+def test_a_variable(runner_as: Caller) -> None:
+    script = 'test -n "$DEMO_TOKEN" || { echo "Error: DEMO_TOKEN environment variable not set" >&2; exit 3; }'
+    command = ["--", "/bin/sh", "-c", script]
+    env = {"DEMO_TOKEN": "hush-hush"}
+    failed = runner_as("run", *command, env=env)
+    [line] = told(failed.stderr)
+    assert line == (
+        "runner: the variable DEMO_TOKEN of this environment was not passed on; "
+        "to pass it on: --env DEMO_TOKEN"
+    )
+    granted = runner_as("run", *option_of(line), *command, env=env)
+    assert (granted.returncode, granted.stderr) == (0, "")
+    # Where the environment does not have it either, the cage has nothing to do with it.
+    assert told(runner_as("run", *command).stderr) == []
+
+
+LOOKUP = """
+import socket, sys
+try:
+    socket.getaddrinfo("api.example.com", 443)
+except OSError as error:
+    sys.exit(f"Could not resolve host: api.example.com ({error})")
+"""
+
+
+def test_a_host_without_a_network(runner_as: Caller) -> None:
+    failed = runner_as("run", "--", "/usr/bin/python3", "-c", LOOKUP)
+    [line] = told(failed.stderr)
+    assert line == (
+        "runner: its stderr names the host api.example.com, and it has no network; "
+        "to let it reach that host: --net api.example.com:443"
+    )
+    # With it, the name has an address of the gate's.
+    granted = runner_as("run", *option_of(line), "--", "/usr/bin/python3", "-c", LOOKUP)
+    assert (granted.returncode, granted.stderr) == (0, "")
+
+
+def test_a_host_that_the_gate_refused(runner_as: Caller) -> None:
+    command = ["--", "/usr/bin/python3", "-c", LOOKUP]
+    failed = runner_as("run", "--net", "other.example.com:443", *command)
+    [line] = told(failed.stderr)
+    assert line == (
+        "runner: it asked for api.example.com, which is not in its list; "
+        "to let it reach that host: --net api.example.com:443"
+    )
+    assert runner_as("run", *option_of(line), *command).returncode == 0
+
+
+def test_a_denied_path_has_no_option(runner_as: Caller) -> None:
+    key = runner_as.home / ".ssh"
+    key.mkdir()
+    [line] = told(runner_as("run", "--", "/bin/ls", key).stderr)
+    assert f"names {key}, which is not in the cage, and no option grants it: it is " in line
+    refused = runner_as("run", "--read", key, "--", "/bin/ls", key)  # the control
+    assert refused.returncode == 126 and "denylist" in refused.stderr
+
+
+def test_a_policy_that_lets_nobody_allow_it(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    policy = write_file(runner_as.home / "closed.toml", "version = 1\n", 0o600)
+    runner_as.give(policy)
+    [line] = told(runner_as("run", "--policy", policy, "--", "/bin/cat", data).stderr)
+    assert f"policy {policy} lets nobody allow it: the operator can add" in line
+    assert f'"{data}" to read under [approvals]' in line
+
+
+def test_who_did_not_fail_is_told_nothing(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    place = runner_as.home / "report.json"
+    script = f"echo cannot open {data} >&2; exit "
+    for status, count in ((0, 0), (1, 1)):
+        done = runner_as("run", "--report", place, "--", "/bin/sh", "-c", f"{script}{status}")
+        assert len(told(done.stderr)) == count == len(json.loads(place.read_text())["advice"])
+    # Refused before the launch: that message says all.
+    refused = runner_as("run", "--read", plugin_dir / "nothing", "--", "/bin/cat", data)
+    assert refused.returncode == 126 and told(refused.stderr) == []
+    # Ended by a signal to the runner.
+    waiting = runner_as.start("run", "--", "/bin/sh", "-c", f"echo {data} >&2; echo up; sleep 60")
+    with waiting:
+        assert waiting.stdout is not None and waiting.stderr is not None
+        assert waiting.stdout.readline() == b"up\n"
+        waiting.send_signal(signal.SIGTERM)
+        assert told(waiting.stderr.read().decode()) == []
+
+
+def test_a_deadline(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    script = f"until cat {data}; do sleep 0.1; done"
+    done = runner_as("run", "--deadline", "2s", "--", "/bin/sh", "-c", script)
+    assert done.returncode == 124 and len(told(done.stderr)) == 1
+    granted = runner_as("run", "--read", data, "--deadline", "50s", "--", "/bin/sh", "-c", script)
+    assert (granted.returncode, granted.stdout, granted.stderr) == (0, "42\n", "")
+
+
+# --- manifests and sessions --------------------------------------------------------------------------------
+
+
+def entry(folder: Path, write_file: Write, script: str, **words: Any) -> Path:
+    server = {"command": "/bin/sh", "args": ["-c", script], **words}
+    return write_file(folder / "mcp.json", json.dumps({"mcpServers": {"notes": server}}))
+
+
+def test_a_manifest_is_allowed_more_by_a_command(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    manifest = entry(plugin_dir, write_file, 'cat "$DATA"', env={"DATA": str(data)})
+    place = runner_as.home / "report.json"
+    failed = runner_as("exec", "--report", place, "--server", "notes", manifest)
+    [line] = told(failed.stderr)
+    command = f"runner allow {manifest} --server notes --read {data}"
+    assert line.endswith(f"; to show it: {command}")
+    assert json.loads(place.read_text())["advice"] == [
+        {
+            "kind": "read",
+            "what": f"its variable DATA names {data}, which is not in the cage",
+            "option": f"--read {data}",
+            "command": command,
+        }
+    ]
+    # What is to be typed helps.
+    typed = shlex.split(command)[1:]
+    allowed = runner_as(*typed, "--yes")
+    assert allowed.returncode == 0, allowed.stderr
+    granted = runner_as("exec", "--server", "notes", manifest)
+    assert (granted.returncode, granted.stdout, granted.stderr) == (0, "42\n", "")
+
+
+def test_a_wrapped_server_is_allowed_more_in_its_configuration(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """Its command line is written by `runner wrap`, and not for people to change."""
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    config = entry(plugin_dir, write_file, f"cat {data}")
+    runner_as.give(plugin_dir)
+    wrapped = runner_as("wrap", config, "--yes")
+    assert wrapped.returncode == 0, wrapped.stderr
+    server = json.loads(config.read_text())["mcpServers"]["notes"]
+    words = server["args"][server["args"].index("run") :]
+    failed = runner_as(*words)
+    [line] = told(failed.stderr)
+    assert option_of(line)[:5] == ["runner", "allow", str(config), "--server", "notes"]
+    allowed = runner_as(*option_of(line)[1:], "--yes")
+    assert allowed.returncode == 0, allowed.stderr
+    granted = runner_as(*words)
+    assert (granted.returncode, granted.stdout, granted.stderr) == (0, "42\n", "")
+
+
+def test_a_session(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    """The session has the stderr, and the monitor knows the cage."""
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    manifest = entry(plugin_dir, write_file, f"cat {data}; exit 3")
+    failed = runner_as("tools", manifest)
+    command = f"runner allow {manifest} --read {data}"
+    [line] = told(failed.stderr)
+    assert line == f"runner: its stderr names {data}, which is not in the cage; to show it: {command}"
+    place = runner_as.home / "report.json"
+    failed = runner_as("call", "--json", "--report", place, manifest, "anything")
+    [document] = [json.loads(text) for text in failed.stderr.splitlines() if text.startswith("{")]
+    [advice] = document["advice"]
+    assert (advice["kind"], advice["option"], advice["command"]) == ("read", f"--read {data}", command)
+    assert json.loads(place.read_text())["advice"] == [advice]
+
+
+def test_a_secret_is_not_shown(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    """Not even where it is the name of a path."""
+    data = write_file(plugin_dir / "hush-hush-hush", "42\n")
+    script = f"cat {data}; exit 3"
+    manifest = entry(plugin_dir, write_file, script)
+    shown = runner_as("exec", manifest)
+    assert any("hush-hush-hush" in line for line in told(shown.stderr)) is False  # stderr was not relayed
+    limited = ("--limit", "output=1M")
+    assert any("hush-hush-hush" in line for line in told(runner_as("exec", *limited, manifest).stderr))
+    hidden = runner_as("exec", *limited, "--secret", "--key=env:KEY", manifest, env={"KEY": "hush-hush-hush"})
+    assert not any("hush-hush-hush" in line for line in told(hidden.stderr))
+
+
+# --- stderr through the runner -----------------------------------------------------------------------------
+
+
+def ways(caller: Caller, **popen: Any) -> str:
+    place = caller.home / "report.json"
+    place.unlink(missing_ok=True)
+    with caller.start("run", "--report", place, "--", "/bin/true", **popen) as process:
+        process.wait(60)
+    way: str = json.loads(place.read_text())["streams"]["stderr"]
+    return way
+
+
+def test_when_stderr_goes_through_the_runner(runner_as: Caller, plugin_dir: Path) -> None:
+    assert ways(runner_as) == "relayed"
+    assert ways(runner_as, stderr=subprocess.STDOUT) == "direct"  # the order would be lost
+    assert ways(runner_as, stderr=subprocess.DEVNULL) == "direct"
+    with open(plugin_dir / "log", "wb") as log:
+        assert ways(runner_as, stderr=log) == "relayed"
+        assert ways(runner_as, stdout=log, stderr=log) == "direct"
+
+
+def test_stderr_arrives_byte_for_byte(runner_as: Caller) -> None:
+    script = "import os,sys\nfor n in range(3000): os.write(2, bytes(range(256)) * 3 + b'%d' % n)"
+    done = runner_as.start("run", "--", "/usr/bin/python3", "-c", script)
+    with done:
+        _, err = done.communicate(timeout=60)
+    assert err == b"".join(bytes(range(256)) * 3 + b"%d" % n for n in range(3000))
+
+
+def test_a_reader_of_stderr_that_has_gone(runner_as: Caller) -> None:
+    """The program gets SIGPIPE, as if it wrote there itself."""
+    script = "while :; do echo x >&2 || exit 9; done"
+    read, write = os.pipe()
+    with runner_as.start("run", "--", "/bin/sh", "-c", script, stderr=write) as process:
+        os.close(write)
+        assert os.read(read, 1) == b"x"
+        os.close(read)
+        assert process.wait(60) in (128 + signal.SIGPIPE, 9)
+
+
+# --- without a cage ----------------------------------------------------------------------------------------
+
+
+def scene(folder: Path, **changes: Any) -> Scene:
+    plain = Scene(
+        policy="default",
+        approvals=EVERYTHING,
+        ceilings=ApprovalRule(),
+        denied=(),
+        homes=(),
+        home="/nowhere",
+        directory=str(folder),
+        inside="/tmp",
+        shown=("/usr", "/etc/passwd"),
+        writable=("/tmp",),
+        own=(),
+        network="none",
+        given=("LANG",),
+        withheld=("DEMO_TOKEN", "PATH", "HOME"),
+        denied_names=(),
+        mentions=(),
+    )
+    return plain._replace(**changes)
+
+
+def options(found: tuple[Advice, ...]) -> list[str]:
+    return [each.option for each in found]
+
+
+def test_not_more_than_five_and_not_all_of_a_kind(tmp_path: Path) -> None:
+    files = [tmp_path / f"f{number}" for number in range(9)]
+    for file in files:
+        file.touch()
+    words = tuple(Mention("its argument", str(file)) for file in files)
+    found = advise(scene(tmp_path, mentions=words))
+    assert options(found) == [f"--read {file}" for file in files[:MOST_TOLD]]
+    hosts = tuple(RefusedHost(f"it asked for n{number}", f"n{number}.example:443") for number in range(5))
+    found = advise(scene(tmp_path, mentions=words, hosts=hosts), "DEMO_TOKEN is not set")
+    assert [each.kind for each in found] == ["host", "host", "host", "read", "read"]
+    found = advise(scene(tmp_path, mentions=words[:1], hosts=hosts), "DEMO_TOKEN is not set")
+    assert [each.kind for each in found] == ["host", "host", "host", "read", "variable"]
+
+
+def test_a_word_that_is_repeated_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    words = tuple(Mention("its argument", str(file)) for _ in range(3))
+    assert options(advise(scene(tmp_path, mentions=words), f"open '{file}'\n" * 1000)) == [f"--read {file}"]
+    # A folder stands for what is in it.
+    assert options(advise(scene(tmp_path), f"open '{file}'\nin '{tmp_path}'")) == [f"--read {tmp_path}"]
+
+
+def test_what_does_not_exist_or_is_shown_is_not_told(tmp_path: Path) -> None:
+    for words in (
+        f"open '{tmp_path}/nothing'",
+        "open '/usr/bin'",
+        "open '/etc/passwd'",
+        "/proc/1",
+        "/tmp",
+        "/",
+    ):
+        assert advise(scene(tmp_path), words) == ()
+    assert advise(scene(tmp_path), f"open '{tmp_path}'") != ()  # the control
+
+
+def test_hostile_names_stay_on_their_line(tmp_path: Path) -> None:
+    file = tmp_path / "a\x1b[31m b; rm -rf ~\u202e"
+    file.touch()
+    [advice] = advise(scene(tmp_path), f"cannot open '{file}'")
+    assert advice.text.isprintable() and "\\x1b" in advice.text and "\\u202e" in advice.text
+    assert shlex.split(advice.option) == ["--read", str(file)]
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("/nowhere/at/all")
+    assert options(advise(scene(tmp_path), f"cannot open '{link}'")) == [f"--read {link}"]
+
+
+def test_variables_that_everybody_has_are_not_told(tmp_path: Path) -> None:
+    assert options(advise(scene(tmp_path), "PATH not set, HOME not set, LANG is missing")) == []
+    assert options(advise(scene(tmp_path, denied_names=("ASKED",)))) == ["--env ASKED"]
+
+
+def test_a_failure_to_find_a_host_that_is_not_named(tmp_path: Path) -> None:
+    [advice] = advise(scene(tmp_path), "httpx.ConnectError: [Errno -2] Name or service not known")
+    assert advice.option == "--net HOST:443"
+    assert advise(scene(tmp_path, network="host"), "[Errno -2] Name or service not known") == ()
+
+
+def test_a_ceiling_that_the_manifest_could_ask_for(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    rules = {"approvals": ApprovalRule(), "ceilings": ApprovalRule(read=(str(tmp_path),))}
+    [advice] = advise(scene(tmp_path, **rules, allow=("runner", "allow", "x")), f"open '{file}'")
+    assert advice.option == "" and "gives it to a manifest that asks for it" in advice.what
+    [advice] = advise(scene(tmp_path, **rules), f"open '{file}'")  # a command asks by its options
+    assert advice.option == f"--read {file}"
