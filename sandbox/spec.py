@@ -32,6 +32,8 @@ ARGUMENT_LIMIT = 131072 - 1
 STATE_DIR_TOKEN = "${state_dir}"
 PLUGIN_DIR_TOKEN = "${plugin_dir}"  # the folder of its manifest
 
+APPROVED = "your approval"  # the origin of what a person gave a plugin beyond what it asks
+
 
 class PathRequest(NamedTuple):
     """One host path a plugin asks for. It appears inside under the same name."""
@@ -41,6 +43,7 @@ class PathRequest(NamedTuple):
     required: bool = True  # an optional path that does not exist is skipped and reported
     where: KeyPath = ()
     file: bool = False  # a folder of this name is refused
+    origin: str = "manifest"  # who asks: also "command line" and APPROVED
 
 
 class Network(NamedTuple):
@@ -180,7 +183,7 @@ class GrantedPath(NamedTuple):
     path: str  # absolute, tokens expanded
     access: Access
     required: bool
-    origin: Literal["manifest", "policy", "state"]
+    origin: str  # that of its request, "policy" or "state"
     where: KeyPath = ()
     file: bool = False  # a folder of this name is refused
 

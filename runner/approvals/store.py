@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 
 ENDING = ".json"  # of the name of each file
-# Denial.origin of what only an approval asks for.
-APPROVED = "what you approved"
 
 
 class ApprovalsUnusable(Exception):

@@ -161,7 +161,8 @@ def verb_help(verb: str) -> str:
     return contract_verbs()[verb].help
 
 
-def verb_parser(verb: str) -> argparse.ArgumentParser:
+def verb_parser(verb: str, *, of_command: bool = False) -> argparse.ArgumentParser:
+    """`of_command`: for `runner VERB … -- COMMAND`, where the verb takes a command in place of a manifest."""
     import argparse
 
     module = verb_module(verb)
@@ -171,7 +172,8 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
 
         def error(self, message: str) -> NoReturn:
             advice = getattr(module, "advice", None)
-            told = (advice(message) if advice is not None else "") or f"try {self.prog} --help"
+            told = advice(message) if advice is not None else ""
+            told = told or _allow_advice(message) or f"try {self.prog} --help"
             from runner.cli.shared.text import say
             from sandbox.document.diagnostic import printable
 
@@ -185,8 +187,19 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
         formatter_class=_formatter,
         allow_abbrev=False,
     )
-    module.add_arguments(parser)
+    if of_command:
+        module.add_command_arguments(parser)  # type: ignore[attr-defined]  # only such verbs are asked for it
+    else:
+        module.add_arguments(parser)
     return parser
+
+
+def _allow_advice(message: str) -> str:
+    """For who gives a manifest's plugin something with the options of a command."""
+    words = message.removeprefix("unrecognized arguments: ").split()
+    if words == message.split() or words[0].partition("=")[0] not in ("--read", "--write", "--net"):
+        return ""
+    return f"{words[0]} goes with a command behind --; for a manifest use runner allow MANIFEST {words[0]} …"
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -207,13 +220,21 @@ def _run(verb: str, words: list[str]) -> int:
     if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:
         # Split here: what follows -- is for the plugin, even if it looks like an option of ours.
         at = words.index("--")
-        args = parser.parse_args(words[:at])
+        args = _of_command(module, verb, words[:at]) or parser.parse_args(words[:at])
         args.arguments = words[at + 1 :]
     elif getattr(module, "MIXES_ARGUMENTS", False):
         args = parser.parse_intermixed_args(words)
     else:
         args = parser.parse_args(words)
     return module.run(args)
+
+
+def _of_command(module: Verb, verb: str, words: list[str]) -> argparse.Namespace | None:
+    """The options in front of a command. None: there is a manifest too, so what follows -- are arguments."""
+    if not hasattr(module, "add_command_arguments"):
+        return None
+    args, rest = verb_parser(verb, of_command=True).parse_known_args(words)
+    return None if rest else args
 
 
 def _top(words: list[str]) -> int:

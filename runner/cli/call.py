@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from runner.cli.shared.command import add_command_invocation
 from runner.cli.shared.json_option import read_json_option
-from runner.cli.shared.options import add_invocation, invocation_of, secrets_of
+from runner.cli.shared.options import add_invocation, contract_at_args, invocation_of, is_command, secrets_of
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import all_kinds, find_contract
@@ -34,6 +35,17 @@ _MOST_SESSIONS = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=True)
+    _add_call(parser)
+    parser.usage = f"{parser.prog} [options] MANIFEST NAME [-- ARGS]"
+    parser.usage += f"\n       {parser.prog} [options] NAME -- COMMAND"
+
+
+def add_command_arguments(parser: argparse.ArgumentParser) -> None:
+    add_command_invocation(parser)
+    _add_call(parser)
+
+
+def _add_call(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", help="what to call: the name of a tool, of a method, the topic of an event, …"
     )
@@ -68,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     many.add_argument(
         "--concurrency", metavar="C", type=int, help="spread the calls over C sessions (default: 1)"
     )
-    parser.usage = f"{parser.prog} [options] MANIFEST NAME [-- ARGS]"
 
 
 class _Kinds:
@@ -126,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         if context is not None and not isinstance(context, dict):
             raise ValueError('--context: it has to be a JSON object, as in \'{"agent_id": "a"}\'')
         _check_contract(args, context or {})
-        if args.arguments and _takes_arguments(args):
+        if args.arguments and not is_command(args) and _takes_arguments(args):
             if given is not None:
                 raise ValueError("--input: what follows -- is the input of this call; leave one of them out")
             given = {"argv": list(args.arguments)}
@@ -227,9 +238,7 @@ def _contract(args: argparse.Namespace) -> Contract | None:
     """None: the launch will say what is wrong with the manifest."""
     known: tuple[str, Contract | None] | None = getattr(args, "known_contract", None)
     if known is None or known[0] != args.manifest:  # it is looked for once, and `tools` has several manifests
-        from runner.manifest.load import contract_at
-
-        name = contract_at(args.manifest, args.contract)
+        name = contract_at_args(args)
         known = args.known_contract = args.manifest, None if name is None else find_contract(name)
     return known[1]
 
@@ -238,6 +247,8 @@ def _check(args: argparse.Namespace) -> None:
     """ValueError: the options do not go together."""
     if not args.name:
         raise ValueError("NAME is empty; runner tools MANIFEST lists what can be called")
+    if is_command(args) and "/" in args.name and os.path.exists(args.name):
+        raise ValueError(f"NAME is missing: write runner call {args.name} NAME -- ARGS")
     if _looks_like_json(args.name):
         raise ValueError(f"NAME is missing: {quoted(args.name)} looks like input, which goes behind --input")
     if args.repeat is None and args.concurrency is not None:

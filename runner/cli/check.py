@@ -1,4 +1,4 @@
-"""runner check: every fault of a manifest, with its line and column."""
+"""runner check: every fault of a manifest or a policy, with its line and column."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from runner.cli.shared.options import (
     config_of,
     contract_options_of,
 )
+from runner.cli.shared.policy_file import is_policy, policy_faults
 from runner.cli.shared.text import print_diagnostics, say
 from runner.manifest.load import ManifestRead, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import Diagnostic, printable
 
 NAME = "check"
-HELP = "list everything that is wrong with a manifest"
+HELP = "list everything that is wrong with a manifest or a policy"
 EXAMPLE = "runner check ./my-plugin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "manifests", nargs="+", metavar="MANIFEST", help="a manifest, or a directory with one"
+        "manifests", nargs="+", metavar="MANIFEST", help="a manifest, a directory with one, or a policy"
     )
     parser.add_argument("--format", choices=("text", "json", "sarif"), default="text", help="default: text")
     add_manifest_choice(parser)
@@ -43,8 +44,14 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         say(f"runner check: {error}")
         return USAGE_ERROR
+    policies = [path for path in args.manifests if args.contract is None and is_policy(path)]
     files = [
-        (path, load_all(path, contract=args.contract, server=args.server, options=options, config=config))
+        (
+            path,
+            (ManifestRead(None, policy_faults(path)),)
+            if path in policies
+            else load_all(path, contract=args.contract, server=args.server, options=options, config=config),
+        )
         for path in args.manifests
     ]
     shown = [(path, loaded, _diagnostics(path, loaded)) for path, loaded in files]
@@ -56,8 +63,18 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(sarif(found), indent=2))
     else:
         print_diagnostics(found, sys.stdout)
+        _print_policies(policies, found)
         _print_summary(shown, errors, len(found) - errors)
+    if errors and len(policies) == len(args.manifests):
+        return EXIT["policy_invalid"]
     return EXIT["manifest_invalid" if errors else "ok"]
+
+
+def _print_policies(policies: list[str], found: list[Diagnostic]) -> None:
+    faulty = {os.path.abspath(d.file) for d in found if d.severity == "error"}
+    for path in policies:
+        if os.path.abspath(path) not in faulty:
+            say(f"{printable(path)}: ok: a policy", sys.stdout)
 
 
 def _diagnostics(given: str, loaded: tuple[ManifestRead, ...]) -> list[Diagnostic]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.shared import text as printing
+from runner.cli.shared.command import add_command_invocation
 from runner.cli.shared.options import add_invocation, invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
@@ -34,10 +35,21 @@ if TYPE_CHECKING:
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
 EXAMPLE = "runner explain --policy strict ./my-plugin"
+PASSES_ARGUMENTS = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=False)
+    _add_output(parser)
+    parser.usage = f"{parser.usage}\n       {parser.prog} [options] -- COMMAND"
+
+
+def add_command_arguments(parser: argparse.ArgumentParser) -> None:
+    add_command_invocation(parser)
+    _add_output(parser)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=("text", "json", "argv"),
@@ -218,6 +230,9 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
     extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
     for denial in extra:
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(stage, denial))}"
+    if decided is not None and not decided.approval_said.is_empty:
+        yield ""
+        yield from _approved(decided)
     if planned is not None:
         yield from _cage(planned, planned.plan)
     if limits := list(_limits(stage, outcome)):
@@ -256,6 +271,19 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield f"It would NOT be launched: {outcome.code}: {printable(outcome.message)}"
         hints = [denial.hint for denial in outcome.denials if denial.hint] or [outcome.hint]
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
+
+
+def _approved(decided: Decided) -> Iterable[str]:
+    """What a person allowed, by which word, and what of it counts."""
+    from runner.cli.shared.allowed import day
+    from runner.cli.shared.asked import items_of
+
+    whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
+    whose += ["the command line"] if decided.loaded.invocation.command is not None else []
+    counts, lost = items_of(decided.approval), "DOES NOT COUNT: the policy lets nobody approve it"
+    said = items_of(decided.approval_said)
+    rows = [(item.kind, item.what, "counts" if item in counts else lost) for item in said]
+    yield from _table(f"approved by {' and '.join(whose)}", rows)
 
 
 def _rights(plugin: Plugin) -> tuple[tuple[str, str], ...]:

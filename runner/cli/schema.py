@@ -1,4 +1,4 @@
-"""runner schema: a contract's manifest as JSON Schema, for editors."""
+"""runner schema: a contract's manifest, or a policy, as JSON Schema, for editors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from runner.contracts.registry import contract_names, find_contract
 from sandbox.document.diagnostic import printable
 
 NAME = "schema"
-HELP = "print the JSON Schema of a contract's manifest, for editors"
+HELP = "print the JSON Schema of a contract's manifest or of a policy, for editors"
 EXAMPLE = "runner schema CONTRACT > manifest.schema.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("contract", metavar="CONTRACT", help=", ".join(contract_names()))
+    parser.add_argument(
+        "contract", metavar="CONTRACT|policy", help=f"{', '.join(contract_names())}; or policy"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.contract == "policy":
+        from sandbox.policy.schema import policy_schema
+
+        print(json.dumps(policy_schema(), indent=2))
+        return 0
     known = contract_names()
     if args.contract not in known:
         name = printable(args.contract)
-        say(f"runner schema: there is no contract '{name}'; there are {', '.join(known)}")
+        say(f"runner schema: there is no contract '{name}'; there are {', '.join((*known, 'policy'))}")
         return 2
     print(json.dumps(find_contract(args.contract).json_schema(), indent=2))
     return 0

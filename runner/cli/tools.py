@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runner.cli.call import add_talking, configured, contents_of, read_secrets, request_launch
-from runner.cli.shared.options import add_invocation, invocation_of
+from runner.cli.shared.command import add_command_invocation
+from runner.cli.shared.options import add_invocation, invocation_of, is_command
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import print_diagnostics, say
 from runner.contracts.registry import find_contract
@@ -30,6 +31,12 @@ PASSES_ARGUMENTS = True
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=True)
     add_talking(parser)
+    parser.usage = f"{parser.usage}\n       {parser.prog} [options] -- COMMAND"
+
+
+def add_command_arguments(parser: argparse.ArgumentParser) -> None:
+    add_command_invocation(parser)
+    add_talking(parser)
 
 
 def advice(message: str) -> str:
@@ -41,7 +48,7 @@ def advice(message: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        folders = plugins_in(args.manifest, args.contract)
+        folders = () if is_command(args) else plugins_in(args.manifest, args.contract)
         if folders and args.report is not None:
             raise ValueError("--report: it is about one plugin, and this is a folder of several")
         if not folders:

@@ -6,13 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 
 from runner.approvals.record import ApprovalRecord, asked_of, key_of
-from runner.approvals.store import APPROVED, find_approval
+from runner.approvals.store import find_approval
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
 from sandbox.policy.approval import Approval, joined, within
 from sandbox.policy.load import binding_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import (
+    APPROVED,
     NETWORK_ORDER,
     SECCOMP_ORDER,
     Denial,
@@ -63,8 +64,8 @@ def with_added(spec: SandboxSpec, approved: Approved) -> SandboxSpec:
     return spec._replace(
         paths=(
             *spec.paths,
-            *(PathRequest(path, "read", required=False) for path in added.read),
-            *(PathRequest(path, "write", required=False) for path in added.write),
+            *(PathRequest(path, "read", required=False, origin=APPROVED) for path in added.read),
+            *(PathRequest(path, "write", required=False, origin=APPROVED) for path in added.write),
         ),
         network=_with_hosts(spec.network, added),
         env=(*spec.env, *(EnvRequest(name, required=False) for name in added.env if name not in have)),
@@ -111,7 +112,10 @@ def _with_remedy(denial: Denial, loaded: Loaded, approved: Approved, bounds: tup
             reason = f"policy {bound.name} lets nobody approve {_named(denial)}"
             if denial.rule == "env_steering":
                 reason = f"it decides which code the loader or interpreter runs, and {reason}"
-            return denial._replace(reason=reason)
+            hint = denial.hint
+            if is_command and denial.rule == "env_steering":  # --env NAME=VALUE is what was refused
+                hint = f'the operator can add "{denial.asked}" to steering under [env] in the policy'
+            return denial._replace(reason=reason, hint=hint)
         return denial
     if is_command or key_of(loaded.plugin) is None:
         return denial  # the caller's own words: they were all the approval there can be

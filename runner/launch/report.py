@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner import __version__
-from runner.approvals.store import APPROVED
 from runner.launch.stages import (
+    Decided,
     Ended,
     Stage,
     decided_of,
@@ -32,7 +32,7 @@ from sandbox.plan.mentions import NOTES_SHOWN
 from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial, Grant, Note
+from sandbox.spec import APPROVED, Denial, Grant, Note
 
 if TYPE_CHECKING:
     from runner.launch.advice.scene import Scene
@@ -260,7 +260,24 @@ def _grant_document(stage: Stage | None, outcome: Outcome) -> dict[str, Any] | N
             if (value := getattr(granted.limits, name)) is not None
         },
         "decided_by": dict(granted.decided_by),
+        "approval": _approval_document(decided),
         "denials": [denial_document(stage, denial) for denial in denials],
+    }
+
+
+def _approval_document(decided: Decided) -> dict[str, Any] | None:
+    """What a person allowed beyond the policy's ceilings; None: nothing."""
+    if decided.approval_said.is_empty:
+        return None
+    from sandbox.policy.approval import without
+
+    by = ["stored"] if decided.approved_at else []
+    by += ["command line"] if decided.loaded.invocation.command is not None else []
+    return {
+        "by": by,
+        "at": decided.approved_at or None,
+        "counted": decided.approval._asdict(),
+        "withheld": without(decided.approval_said, decided.approval)._asdict(),
     }
 
 
@@ -307,7 +324,7 @@ def place(stage: Stage | None, denial: Denial) -> str:
         return ""
     plugin, command = loaded.plugin, loaded.invocation.command
     if denial.origin == APPROVED:
-        return "your approval"
+        return APPROVED
     if command is not None:
         return command.file or "command line"
     line, column = position(plugin, denial.where) if denial.where else (0, 0)

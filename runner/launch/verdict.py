@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from runner.approvals.store import APPROVED, ApprovalsUnusable
+from runner.approvals.store import ApprovalsUnusable
 from runner.launch.stages import Stage, decided_of, loaded_of
 from runner.launch.wait import End
 from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
@@ -25,7 +25,7 @@ from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
 from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import SpawnError
-from sandbox.spec import Denial, Limits
+from sandbox.spec import APPROVED, Denial, Limits
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31

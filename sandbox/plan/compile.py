@@ -382,7 +382,7 @@ def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
 def _refusal(want: _Wanted, refused: Refused) -> Denial:
     """The denial for one path, with the origin of the request."""
     denial = Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
-    if want.origin == "manifest":
+    if want.origin in ("manifest", "command line"):
         return denial
     denial = denial._replace(origin=want.origin)
     if want.origin == _PLUGIN_FOLDER and refused.rule == "denylist":

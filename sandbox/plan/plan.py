@@ -14,7 +14,7 @@ from sandbox.network.egress import EgressPlan
 from sandbox.paths.source import FileIdentity
 from sandbox.plan.layers import Layers
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Access, Denial, Limits, MemoryFile, Note, Project, SeccompProfile
+from sandbox.spec import APPROVED, Access, Denial, Limits, MemoryFile, Note, Project, SeccompProfile
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -191,5 +191,6 @@ class OpenPlan(NamedTuple):
 
 
 def missing_note(path: str, origin: str = "manifest") -> Note:
-    message = f"{path}, which the {origin} asks for, does not exist on this machine"
+    who = origin if origin == APPROVED else f"the {origin}"
+    message = f"{path}, which {who} asks for, does not exist on this machine"
     return Note("missing", message, "create it if the plugin needs it")

@@ -75,6 +75,20 @@ def joined(one: Approval, other: Approval) -> Approval:
     )
 
 
+def without(approval: Approval, other: Approval) -> Approval:
+    """What `approval` allows and `other` does not name."""
+    return Approval(
+        read=tuple(path for path in approval.read if path not in other.read),
+        write=tuple(path for path in approval.write if path not in other.write),
+        network="none" if approval.network == other.network else approval.network,
+        hosts=tuple(host for host in approval.hosts if host not in other.hosts),
+        env=tuple(name for name in approval.env if name not in other.env),
+        steering=tuple(name for name in approval.steering if name not in other.steering),
+        seccomp="strict" if approval.seccomp == other.seccomp else approval.seccomp,
+        project="none" if approval.project == other.project else approval.project,
+    )
+
+
 def within(approval: Approval, rule: ApprovalRule) -> Approval:
     """What of an approval counts under a policy's [approvals]."""
     network: NetworkMode = min(approval.network, rule.network, key=NETWORK_ORDER.index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from sandbox.document.diagnostic import quoted
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, lexical_hit, normal
@@ -133,7 +132,7 @@ def _paths(
         path: str,
         access: Access,
         required: bool,
-        origin: Literal["manifest", "policy"],
+        origin: str,
         at: KeyPath,
         *,
         file: bool = False,
@@ -158,7 +157,7 @@ def _paths(
         if denial is not None:
             denials.append(denial)
         elif expanded is not None:
-            give(expanded, request.access, request.required, "manifest", request.where, file=request.file)
+            give(expanded, request.access, request.required, request.origin, request.where, file=request.file)
     return tuple(granted.values())
 
 

@@ -10,6 +10,7 @@ from sandbox.document.diagnostic import printable
 from sandbox.paths.denied_paths import lexical_fault
 from sandbox.spec import (
     STATE_DIR_TOKEN,
+    Access,
     EnvRequest,
     Network,
     PathRequest,
@@ -64,6 +65,15 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--wrapped", metavar="JSON", help=_argparse.SUPPRESS)
 
 
+def add_command_invocation(parser: argparse.ArgumentParser) -> None:
+    """A command in the place of a manifest, for verbs that know both."""
+    from runner.cli.shared.options import add_launch
+
+    add_command(parser)
+    add_launch(parser)
+    parser.set_defaults(manifest=None, contract=None, server=None, config=None, secret=[])
+
+
 def command_of(args: argparse.Namespace) -> Command:
     """ValueError says what is wrong with the options."""
     if not args.arguments:
@@ -72,10 +82,10 @@ def command_of(args: argparse.Namespace) -> Command:
         raise ValueError("the command is empty; is a variable unset?")
     name = _name(args.command_name)
     here = _here(args.cwd)
-    paths = [PathRequest(path_of("--read", word), "read") for word in args.read]
-    paths += [PathRequest(path_of("--write", word), "write") for word in args.write]
+    paths = [_request(path_of("--read", word), "read") for word in args.read]
+    paths += [_request(path_of("--write", word), "write") for word in args.write]
     if args.project is not None:
-        paths.append(PathRequest(here, "write" if args.project == "write" else "read"))
+        paths.append(_request(here, "write" if args.project == "write" else "read"))
     wrapped = _wrapped(args.wrapped)
     if not name and any(STATE_DIR_TOKEN in word for word in args.arguments):
         raise ValueError(f"{STATE_DIR_TOKEN}: only a command with a --name has a state directory")
@@ -91,6 +101,10 @@ def command_of(args: argparse.Namespace) -> Command:
         ),
         named_directory=args.cwd is not None or args.project is not None,
     )
+
+
+def _request(path: str, access: Access) -> PathRequest:
+    return PathRequest(path, access, origin="command line")
 
 
 def _name(name: str | None) -> str:

@@ -10,8 +10,8 @@ from runner.launch.stages import Decided, Stage, decided_of
 from sandbox.network.addresses import vet
 from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
-from sandbox.policy.policy import NetworkRule
-from sandbox.spec import Denial, Network, names_policy_hosts
+from sandbox.policy.policy import NetworkRule, host_matches
+from sandbox.spec import Denial, names_policy_hosts
 from sandbox.units import format_duration, format_size
 
 
@@ -78,9 +78,20 @@ def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
     if granted.mode != "allowlist":
         return
     asked = decided.loaded.plugin.spec.network
-    by = "manifest" if _names_hosts(asked) else "policy"
+    asker = "command line" if decided.loaded.invocation.command is not None else "manifest"
+    named = asked.hosts if asked is not None else ()
     for host in granted.hosts:
-        yield host, by, _allowing(rule, parse_rule(host, ranges=True))
+        by = "policy" if names_policy_hosts(asked) else asker if host in named else "approval"
+        yield host, by, _by_approval(decided, host) or _allowing(rule, parse_rule(host, ranges=True))
+
+
+def _by_approval(decided: Decided, host: str) -> str:
+    """Whose word allows it, if the policy's own list does not."""
+    approved, hosts = decided.approval.hosts, decided.policy.network.hosts
+    own = hosts[: len(hosts) - len(approved)]  # the rest was added by the approval
+    if host not in approved or any(host_matches(each, host) for each in own):
+        return ""
+    return "your approval" if decided.approved_at else "the command line"
 
 
 def _never_dialled(text: str) -> str:
@@ -98,10 +109,6 @@ def _never_dialled(text: str) -> str:
     block = ipaddress.ip_network(rule.host)
     first, last = (vet(str(end), allow_private=True) for end in (block[0], block[-1]))
     return first if first == last else ""
-
-
-def _names_hosts(asked: Network | None) -> bool:
-    return asked is not None and asked.mode == "allowlist" and not names_policy_hosts(asked)
 
 
 def _allowing(rule: NetworkRule, host: HostRule) -> str:

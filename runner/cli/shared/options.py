@@ -207,12 +207,13 @@ def _given(args: argparse.Namespace) -> Iterator[tuple[str, str, ContractOption 
         }
         first, *others = owners.values()
         if any((each.secret, each.reads_file) != (first.secret, first.reads_file) for each in others):
-            yield name, value, owners.get(_contract_of(args) or "")
+            yield name, value, owners.get(contract_at_args(args) or "")
         else:
             yield name, value, first
 
 
-def _contract_of(args: argparse.Namespace) -> str | None:
+def contract_at_args(args: argparse.Namespace) -> str | None:
+    """The contract of what the options name. None: the launch will say what is wrong with the manifest."""
     if is_command(args) and not hasattr(args, "manifests"):
         return command_contract()
     from runner.manifest.load import contract_at
@@ -296,7 +297,7 @@ def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
             raise ValueError(f"--secret {printable(name)}: it is given twice")
         found[name] = read_secret(f"--secret {printable(name)}=", source)
     if found:
-        contract = _contract_of(args)
+        contract = contract_at_args(args)
         if contract is not None and not find_contract(contract).secret_files:
             other = "; use --secrets" if find_contract(contract).takes_secrets else "; leave it out"
             raise ValueError(f"--secret: the contract {contract} has no secrets in files{other}")
@@ -310,7 +311,7 @@ def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
 
 def _require_own(args: argparse.Namespace, name: str, option: ContractOption) -> None:
     """`load` does this for options that are no secret."""
-    contract, owners = _contract_of(args), option_owners(name)
+    contract, owners = contract_at_args(args), option_owners(name)
     if contract is not None and contract not in owners:
         belongs = f"{option.flag} belongs to {' and '.join(owners)}, and this is a manifest of {contract}"
         raise ValueError(f"{belongs}; leave {option.flag} out")

@@ -337,7 +337,8 @@ def _require_passable(invocation: Invocation, environ: Mapping[str, str]) -> Non
                     f"{name!r} cannot be an environment variable: name and value have to be text without "
                     "NUL, and the name must not be empty or contain '='"
                 )
-    for word in invocation.args:
+    command = invocation.command
+    for word in (*invocation.args, *(() if command is None else command.argv)):
         if not _is_passable(word):
             raise ValueError(f"{word!r} cannot be an argument: arguments have to be text without NUL")
 

@@ -34,6 +34,7 @@ from typing import Any, Literal, NoReturn
 
 from runner.launch.acquire import Acquired
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
+from runner.launch.command import Command
 from runner.launch.report import explained, make_scene, notes, report
 from runner.launch.run import CalledOff, run
 from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, ended_of
@@ -83,8 +84,15 @@ class LaunchOrder(NamedTuple):
     grace: float | None = None  # seconds to end in after a signal, where no teardown limit says
 
 
+# Every class that can occur in an order.
+_ORDER_CLASSES = (
+    *(LaunchOrder, Invocation, Overrides, Limits, Command, SandboxSpec),
+    *(PathRequest, EnvRequest, Network, Scratch, MemoryFile),
+)
+
+
 def decode_order(raw: bytes) -> LaunchOrder:
-    order = decode(raw, (LaunchOrder, Invocation, Overrides, Limits))
+    order = decode(raw, _ORDER_CLASSES)
     assert isinstance(order, LaunchOrder)
     return order
 

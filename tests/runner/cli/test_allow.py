@@ -521,3 +521,38 @@ def test_a_policy_of_root_binds_who_chooses_another(
     # A file of an ordinary user in that place binds nobody.
     runner_as_user.give(system)
     assert runner("exec", "--policy", own, server.file).returncode == 0
+
+
+# --- explain and the report ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_explain_and_the_report_say_what_was_approved(server: Server) -> None:
+    server.write({"read": [str(server.data)]})
+    assert server.allow("--yes", "--read", server.more, "--net", "example.com").returncode == 0
+    said = server.caller("explain", server.file).stdout
+    assert "approved by your yes of 20" in said
+    rows = [" ".join(line.split()) for line in said.splitlines()]
+    assert f"read {server.data} counts" in rows and f"read {server.more} counts" in rows
+    assert f"read {server.more} bound your approval" in rows
+    assert f"read {server.data} bound manifest" in rows
+    network = server.caller("explain", "--network", server.file).stdout
+    assert "example.com:443  asked by the approval, allowed by your approval" in network
+    cut = server.caller("explain", "--policy", "strict", server.file).stdout
+    assert "DOES NOT COUNT: the policy lets nobody approve it" in cut
+    report = server.caller.home / "report.json"
+    assert server.exec("--report", report).returncode == 0
+    approval = json.loads(report.read_text())["grant"]["approval"]
+    assert (approval["by"], approval["at"] > 0) == (["stored"], True)
+    assert approval["counted"]["read"] == [str(server.data), str(server.more)]
+    assert approval["counted"]["hosts"] == ["example.com:443"]
+    assert approval["withheld"]["read"] == []
+    assert server.exec("--policy", "strict", "--report", report).returncode == 126
+    approval = json.loads(report.read_text())["grant"]["approval"]
+    assert approval["counted"]["read"] == []
+    assert approval["withheld"]["read"] == [str(server.data), str(server.more)]
+    assert server.caller("run", "--report", report, "--read", server.data, "--", "/bin/true").returncode == 0
+    approval = json.loads(report.read_text())["grant"]["approval"]
+    assert (approval["by"], approval["at"]) == (["command line"], None)
+    assert server.caller("run", "--report", report, "--", "/bin/true").returncode == 0
+    assert json.loads(report.read_text())["grant"]["approval"] is None

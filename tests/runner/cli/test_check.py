@@ -263,4 +263,4 @@ def test_schema(contract: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_schema_of_an_unknown_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(schema, "nope") == 2
     known = ", ".join(contract_names())
-    assert capsys.readouterr().err == f"runner schema: there is no contract 'nope'; there are {known}\n"
+    assert capsys.readouterr().err == f"runner schema: there is no contract 'nope'; there are {known}, policy\n"
