@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.spec import Project, SandboxSpec
+from sandbox.spec import KeyPath, Project, SandboxSpec
 from sandbox.value import NamedTuple
 
 
@@ -14,6 +14,19 @@ class Entrypoint(NamedTuple):
     directory: str = "/"  # absolute: the working directory, and the folder of a relative command
     # The contract promises exactly the variables it lists: the runner adds no PATH, HOME or LANG.
     bare_environment: bool = False
+
+
+class Template(NamedTuple):
+    """Words of the manifest that are filled in at the launch: its contract knows the rules.
+
+    The manifest's text is cached, and the values are those of the moment."""
+
+    rules: str  # whose
+    folder: str = ""  # the project that they are about; empty: the one that the runner was started in
+    env_file: str = ""  # a file of variables
+    env_file_where: KeyPath = ()
+    # Options of `runner run`, where the manifest starts the plugin with it; its own words are those inside.
+    outer: tuple[str, ...] = ()
 
 
 class Plugin(NamedTuple):
@@ -43,6 +56,7 @@ class Plugin(NamedTuple):
     mark: str = ""
     # Whether a person can approve something for it once and for all: it has a name to be known by.
     approvable: bool = True
+    template: Template | None = None  # None: its words mean what they say
 
 
 class Allowance(NamedTuple):

@@ -72,6 +72,8 @@ class EnvRequest(NamedTuple):
     where: KeyPath = ()
     # Set by the contract, which also makes the folder that it names: an operator's own value would be wrong.
     fixed: bool = False
+    # The host's value is only filled into the plugin's words; the variable itself is not passed on.
+    fills: bool = False
 
 
 class Limits(NamedTuple):
@@ -157,7 +159,8 @@ class Denial(NamedTuple):
 class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
-    # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network.
+    # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
+    # withheld.
     rule: str
     message: str
     hint: str = ""
@@ -165,7 +168,8 @@ class Note(NamedTuple):
     @property
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
-        return self.rule in ("unsandboxed", "network_host", "network_open", "outside", "project")
+        urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
+        return self.rule in urgent
 
 
 class Project(NamedTuple):

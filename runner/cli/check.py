@@ -95,7 +95,8 @@ def _print_summary(
         if not sound:
             continue
         names = ", ".join(printable(_named(each)) for each in sound)
-        say(f"{printable(path)}: ok: {names}", sys.stdout)
+        origin = f", of {printable(sound[0].origin)}" if sound[0].origin else ""
+        say(f"{printable(path)}: ok: {names}{origin}", sys.stdout)
     if errors or warnings:
         print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}")
 
@@ -118,6 +119,7 @@ def _print_json(
     files = [
         {
             "file": path,
+            "origin": next((each.origin for each in loaded if each.origin), ""),
             "plugins": [
                 {"id": each.plugin.id, "version": each.plugin.version, "contract": each.plugin.contract}
                 for each in loaded

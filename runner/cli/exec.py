@@ -177,7 +177,7 @@ class _CommandLine:
             outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
             raise Failure(outcome, EXEC_REFUSED)
         wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
-        if planned.plan.notes or wide:
+        if planned.plan.notes or planned.decided.notes or wide:
             _print_notes(planned, self._secrets or {}, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:

@@ -13,7 +13,8 @@ when it is called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runner.plugin import Switches
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
+    from sandbox.spec import KeyPath
 
 
 class Listing(NamedTuple):
@@ -116,6 +118,7 @@ class Contract(Protocol):
 
     name: str  # the name of its folder, and what --contract takes
     format: Format
+    formats: tuple[Format, ...] = ()  # further ones that its manifests may have
     file_names: tuple[str, ...]  # in order of preference
     sign: str  # how a manifest with another file name is recognised, for messages
     in_subdirectory: bool = False  # look into the only subdirectory of a folder: an unpacked archive
@@ -129,6 +132,13 @@ class Contract(Protocol):
     # files that the command line names without asking the policy.
     operators_own_command: bool = False
     takes_commands: bool = False  # whether a command without a manifest is taken for one of its plugins
+
+    # Whether some of its manifests are known by the folder they are in, because their names are too common.
+    known_by_place: bool = False
+
+    def format_at(self, path: str) -> Format | None:
+        """The format of a manifest at this absolute path. None: its path does not say that it is one."""
+        return self.format if os.path.basename(path) in self.file_names else None
 
     def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Options of `runner run` and the command behind them, if the program of this plugin is the runner
@@ -166,6 +176,28 @@ class Contract(Protocol):
     def servers(self, document: Document) -> tuple[str, ...]:
         """The names that --server can choose from, where `several_plugins` is set."""
         return ()
+
+    def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
+        """Warnings about the whole manifest, which belong to none of its `servers`."""
+        return ()
+
+    def fill(
+        self, plugin: Plugin, variable: Callable[[str], str | None], read_file: Callable[[str, KeyPath], str]
+    ) -> tuple[Plugin, tuple[str, ...]]:
+        """A plugin whose words are a template, with these filled in, and what only a person could answer.
+
+        `variable`: a variable of the host; None if there is none, or it is withheld. `read_file`: the text of
+        a file and where the manifest names it. It refuses the launch if the plugin may not have the file.
+        """
+        raise AssertionError(f"the contract {self.name} has no templates")
+
+    def is_users_own(self, path: str, environ: Mapping[str, str]) -> bool:
+        """Whether a manifest at this path is the calling user's own: no project can have brought it along."""
+        return False
+
+    def origin(self, document: Document) -> str:
+        """Whose file it is, where a contract reads the files of several programs; empty: it does not say."""
+        return ""
 
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         """What the manifest promises about the files beside it and is not so. Only `runner check` asks."""

@@ -7,7 +7,7 @@ reached; nothing prints, nothing exits.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.contracts.registry import find_contract
@@ -26,7 +26,7 @@ from sandbox.policy.approval import raised
 from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
-from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, Denial, EnvRequest
+from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, Denial, EnvRequest, Note
 
 if TYPE_CHECKING:
     from runner.approvals.record import ApprovalRecord
@@ -119,6 +119,9 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     policy = raised(chosen, found.counted)
     state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
+    told: tuple[Note, ...] = ()
+    if plugin.template is not None:
+        plugin, told = _filled(loaded, policy, environ, own_homes)
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
     asked = with_added(plugin.spec, found)
@@ -139,16 +142,33 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         for denial in granted.denials
     )
     return Decided(
-        loaded,
+        loaded._replace(plugin=plugin),
         policy,
         granted._replace(denials=with_remedies(denials, loaded, chosen, found)),
         state_dir,
         own_homes,
         timings=loaded.timings,
         approval=found.counted,
+        notes=told,
         approval_said=found.said,
         approved_at=0.0 if found.record is None else found.record.when,
     )
+
+
+def _filled(
+    loaded: Loaded, policy: Policy, environ: Mapping[str, str], own_homes: Sequence[str]
+) -> tuple[Plugin, tuple[Note, ...]]:
+    """The plugin with its words filled in, and a line about what was withheld. Raises Failure."""
+    from runner.launch.approve import allow_command
+    from runner.manifest.fill import FillRefused, fill, notes
+
+    try:
+        filled = fill(loaded.plugin, policy, loaded.invocation.overrides, environ, own_homes)
+    except FillRefused as refused:
+        found = refused.diagnostic
+        outcome = Outcome("launch_failed", "policy", found.message, found.rule, found.hint)
+        raise Failure(outcome._replace(diagnostics=(found,)), EXEC_REFUSED) from None
+    return filled.plugin, notes(filled, policy.name, allow_command(loaded))
 
 
 def _is_missing(denial: Denial, plugin: Plugin) -> bool:
@@ -196,7 +216,8 @@ def state_name(plugin: Plugin) -> str:
     another plugin's id must not get that plugin's state.
     """
     label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
-    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest), *filter(None, [plugin.mark]))
+    marks = (plugin.mark,) if plugin.mark else ()
+    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest), *marks)
     return f"{label}.{fingerprint(*(os.fsencode(part) for part in place))[:12]}"
 
 

@@ -131,7 +131,13 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
     signed = planned.decided.signed
     warned = (Note("signature", signed.warning),) if signed is not None and signed.warning else ()
-    found = (*planned.plan.notes, *map(missing_note, absent), *warned, *_network_notes(stage))
+    found = (
+        *planned.decided.notes,
+        *planned.plan.notes,
+        *map(missing_note, absent),
+        *warned,
+        *_network_notes(stage),
+    )
     missing = [note for note in found if note.rule == "missing"]
     if len(missing) <= NOTES_SHOWN:
         return found

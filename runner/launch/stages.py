@@ -30,7 +30,7 @@ from sandbox.plan.plan import LaunchPlan
 from sandbox.policy.approval import Approval
 from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import Policy
-from sandbox.spec import Grant
+from sandbox.spec import Grant, Note
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class Decided(NamedTuple):
     original: str = ""
     # What of a person's approvals counted. `policy` above has its ceilings raised by it.
     approval: Approval = Approval()
+    notes: tuple[Note, ...] = ()  # what to know before anything is planned
     approval_said: Approval = Approval()  # all that they approved
     approved_at: float = 0.0  # when the stored one was given, in seconds since 1970; 0: there is none
 
@@ -248,7 +249,7 @@ def decode_planned(raw: bytes) -> Planned:
 def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     """Every class that can occur in a Planned."""
     from runner.package.signature import Signed
-    from runner.plugin import Entrypoint
+    from runner.plugin import Entrypoint, Template
     from sandbox import spec
     from sandbox.identity.accounts import Account
     from sandbox.limits.assign import AssignedLimit
@@ -262,6 +263,7 @@ def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
 
     return (
         *(Invocation, Command, Overrides, Loaded, Decided, Planned, Plugin, Entrypoint, Diagnostic, Signed),
+        Template,
         *(Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
         *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule, policy.ApprovalRule, Approval),
         *(Grant, spec.GrantedPath, spec.Denial, spec.Limits, spec.Network, spec.Note, spec.Project),

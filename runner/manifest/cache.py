@@ -9,7 +9,7 @@ import os
 
 from runner import __version__
 from runner.contracts.registry import contract_names
-from runner.plugin import Entrypoint, Plugin
+from runner.plugin import Entrypoint, Plugin, Template
 from sandbox import cache, codec
 from sandbox.cache import CodeMark, fingerprint
 from sandbox.document.diagnostic import Diagnostic
@@ -44,6 +44,7 @@ PLUGIN_CLASSES = (
     Project,
     Scratch,
     MemoryFile,
+    Template,
     Diagnostic,
 )
 

@@ -28,7 +28,13 @@ MOST_FAULTS_SHOWN = 200
 _MOST_PLUGINS_SHOWN = 10  # of a root, in a message
 
 # File names whose ending fixes the format.
-_ENDINGS: Mapping[str, Format] = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
+_ENDINGS: Mapping[str, Format] = {
+    ".json": "json",
+    ".jsonc": "jsonc",
+    ".toml": "toml",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+}
 
 
 class Found(NamedTuple):
@@ -40,6 +46,7 @@ class Found(NamedTuple):
 class ManifestRead(NamedTuple):
     plugin: Plugin | None  # None: there is an error among the diagnostics
     diagnostics: tuple[Diagnostic, ...] = ()
+    origin: str = ""  # whose file it is, where the contract can tell; only `load_all` asks
 
 
 # --- finding -----------------------------------------------------------------------------------------
@@ -67,11 +74,18 @@ def find(path: str, contract: str | None = None) -> Found:
         is_directory = False  # reading the file reports what is wrong
     if is_directory:
         return _find_in(os.path.realpath(absolute), contract)
-    return Found(absolute, contract or _by_file_name(os.path.basename(absolute)))
+    return Found(absolute, contract or _by_path(absolute))
 
 
-def _by_file_name(file_name: str) -> str | None:
+def _by_path(path: str) -> str | None:
+    """The contract by the file's name, or by its folder if no contract has a manifest of this name."""
+    file_name = os.path.basename(path)
     owners = [contract.name for contract in all_contracts() if file_name in contract.file_names]
+    owners = owners or [
+        contract.name
+        for contract in all_contracts()
+        if contract.known_by_place and contract.format_at(path) is not None
+    ]
     return owners[0] if len(owners) == 1 else None
 
 
@@ -238,7 +252,11 @@ def load_all(
     listed = find_contract(name).servers(document)
     results: list[ManifestRead] = []
     shown = 0
-    for each in listed if server is None and listed else (server,):
+    chosen: tuple[str | None, ...] = listed if server is None else (server,)
+    remarks = find_contract(name).remarks(document) if server is None else ()
+    if not chosen and not remarks:
+        chosen = (None,)
+    for each in chosen:
         if shown >= MOST_FAULTS_SHOWN:
             message = f"the other servers of {len(listed)} were not checked"
             results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
@@ -246,8 +264,10 @@ def load_all(
         loaded = _read(name, document, each, home, options or {}, config)
         results.append(_check_files(name, document, loaded, options or {}))
         shown += len(results[-1].diagnostics)
-    first = results[0]
-    return (ManifestRead(first.plugin, found.diagnostics + first.diagnostics), *results[1:])
+    origin = find_contract(name).origin(document)
+    first = results[0] if results else ManifestRead(None)
+    first = first._replace(diagnostics=found.diagnostics + remarks + first.diagnostics)
+    return tuple(read._replace(origin=origin) for read in (first, *results[1:]))
 
 
 def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
@@ -345,7 +365,7 @@ def _home() -> str:
 
 def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
     if found.contract is not None:
-        return found.contract, parse(found.path, raw, find_contract(found.contract).format)
+        return found.contract, parse(found.path, raw, _format_for(find_contract(found.contract), found.path))
     syntax = _format(found.path, raw)
     try:
         document = parse(found.path, raw, syntax)
@@ -357,7 +377,7 @@ def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
     matching = [
         contract.name
         for contract in all_contracts()
-        if document.format == contract.format and contract.recognises(document)
+        if document.format in (contract.format, *contract.formats) and contract.recognises(document)
     ]
     if len(matching) == 1:
         return matching[0], document
@@ -376,6 +396,14 @@ def _unknown(path: str, hint: str) -> DocumentError:
 def _syntax_hint(syntax: Format, fault: Diagnostic) -> str:
     place = f", line {fault.line}, column {fault.column}" if fault.line else ""
     return f"if it is one, choose with --contract NAME; read as {syntax.upper()}{place}: {fault.message}"
+
+
+def _format_for(contract: Contract, path: str) -> Format:
+    """The format of a contract's manifest, whatever is in it."""
+    written = contract.format_at(path) or next(
+        (syntax for ending, syntax in _ENDINGS.items() if path.endswith(ending)), contract.format
+    )
+    return written if written in contract.formats else contract.format
 
 
 def _format(path: str, raw: bytes) -> Format:

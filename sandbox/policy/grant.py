@@ -301,6 +301,11 @@ def _env(
     if not bare:
         env.update((name, environ[name]) for name in rule.passed if name in environ)
     for request in spec.env:
+        if request.fills:
+            given = request.name in dict(overrides.env) or request.name in overrides.pass_env
+            if not given and not (request.name in rule.passed or matches(rule.ceiling, request.name)):
+                denials.append(_ceiling_denial(request, policy.name))
+            continue
         denial = _env_denial(request, rule, policy.name, environ)
         if denial is not None:
             denials.append(denial)
@@ -321,6 +326,18 @@ def _env(
     return tuple(env.items())
 
 
+def _ceiling_denial(request: EnvRequest, policy: str) -> Denial:
+    name = request.name
+    return Denial(
+        "env_ceiling",
+        name,
+        f"policy {policy} does not pass this variable on from the host",
+        f'the operator can use --env {name}=VALUE, or add "{name}" to ceiling under [env] in the policy',
+        required=request.required,
+        where=request.where,
+    )
+
+
 def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mapping[str, str]) -> Denial | None:
     name, at = request.name, request.where
     if not is_variable_name(name) or "\0" in (request.value or ""):
@@ -339,14 +356,7 @@ def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mappin
     if request.value is not None:
         return None
     if not passed and not matches(rule.ceiling, name):
-        return Denial(
-            "env_ceiling",
-            name,
-            f"policy {policy} does not pass this variable on from the host",
-            f'the operator can use --env {name}=VALUE, or add "{name}" to ceiling under [env] in the policy',
-            required=request.required,
-            where=at,
-        )
+        return _ceiling_denial(request, policy)
     if name not in environ:
         return Denial(
             "env_missing",

@@ -1,8 +1,9 @@
-"""MCP servers on stdio, read from an existing `mcpServers` configuration file."""
+"""MCP servers on stdio, read from the configuration files that hosts have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner.contracts.contract import Contract, ContractVerb, LaunchFault, Listing
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
+    from sandbox.spec import KeyPath
 
 # How the names of programs begin that may start another one. Only for these launchers.py is imported, which
 # costs a launch a millisecond.
@@ -27,8 +29,10 @@ class McpContract(Contract):
     name = "mcp"
     about = "servers of the Model Context Protocol on stdio, from the configuration that hosts have"
     format: Format = "json"
+    formats: tuple[Format, ...] = ("json", "jsonc", "toml", "yaml")
     file_names = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
     sign = "an mcpServers object"
+    known_by_place = True
     several_plugins = True
     operators_own_command = True
     takes_commands = True
@@ -48,16 +52,23 @@ class McpContract(Contract):
         ),
     )
 
+    def format_at(self, path: str) -> Format | None:
+        from runner.contracts.mcp.hosts.find import place_of
+
+        place = place_of(path, os.path.expanduser("~"), os.environ)
+        return super().format_at(path) if place is None else place.host.syntax
+
     def recognises(self, document: Document) -> bool:
-        return isinstance(document.data.get("mcpServers"), dict)
+        if document.format in ("json", "jsonc") and isinstance(document.data.get("mcpServers"), dict):
+            return True
+        from runner.contracts.mcp.hosts.find import host_by_content
+
+        return host_by_content(document) is not None
 
     def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        if plugin.entrypoint is None:
+        if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
             return None
-        from runner.contracts.mcp.hosts.wrapping import unwrapped
-
-        found = unwrapped((plugin.entrypoint.command, *plugin.entrypoint.args))
-        return None if found is None else (found.options, found.argv)
+        return plugin.template.outer, (plugin.entrypoint.command, *plugin.entrypoint.args)
 
     def read(
         self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
@@ -70,6 +81,30 @@ class McpContract(Contract):
         from runner.contracts.mcp.manifest import servers
 
         return servers(document)
+
+    def fill(
+        self, plugin: Plugin, variable: Callable[[str], str | None], read_file: Callable[[str, KeyPath], str]
+    ) -> tuple[Plugin, tuple[str, ...]]:
+        from runner.contracts.mcp.hosts.fill import fill
+
+        return fill(plugin, variable, read_file)
+
+    def is_users_own(self, path: str, environ: Mapping[str, str]) -> bool:
+        from runner.contracts.mcp.hosts.find import place_of
+
+        place = place_of(path, os.path.expanduser("~"), environ)
+        return place is not None and place.own
+
+    def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
+        from runner.contracts.mcp.manifest import remarks
+
+        return remarks(document)
+
+    def origin(self, document: Document) -> str:
+        from runner.contracts.mcp.hosts.find import host_of
+
+        host = host_of(document.path, document)
+        return "" if host is None else host.name
 
     def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
         command, args = (plugin.entrypoint.command, plugin.entrypoint.args) if plugin.entrypoint else ("", ())
@@ -88,8 +123,13 @@ class McpContract(Contract):
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         if (fault := self.launch_fault(plugin)) is None:
             return ()
-        keys = ("mcpServers", plugin.id, "command")
-        return (document.diagnostic(keys, fault.cause, fault.message, fault.hint, "warning"),)
+        from runner.contracts.mcp.manifest import command_keys
+
+        return (
+            document.diagnostic(
+                command_keys(document, plugin), fault.cause, fault.message, fault.hint, "warning"
+            ),
+        )
 
     def json_schema(self) -> dict[str, object]:
         from runner.contracts.mcp.manifest import json_schema

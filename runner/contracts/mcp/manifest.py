@@ -1,22 +1,28 @@
-"""MCP servers of an `mcpServers` configuration. `x-sandbox` holds a server's requests for the cage."""
+"""MCP servers of a host's configuration. `x-sandbox` holds a server's requests for the cage."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from runner.contracts.mcp.hosts.choice import choose, remarks_on
+from runner.contracts.mcp.hosts.entries import GENERIC, servers_of
+from runner.contracts.mcp.hosts.expand import OURS, references, with_folders
+from runner.contracts.mcp.hosts.find import host_of, place_of
+from runner.contracts.mcp.hosts.host import Host, HostServer
+from runner.contracts.mcp.hosts.wrapping import unwrapped
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
-from runner.plugin import Entrypoint, Plugin
-from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
+from runner.plugin import Entrypoint, Plugin, Template
+from sandbox.cache import fingerprint
+from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 from sandbox.spec import (
-    PLUGIN_DIR_TOKEN,
-    STATE_DIR_TOKEN,
     Access,
     EnvRequest,
     KeyPath,
@@ -25,12 +31,12 @@ from sandbox.spec import (
     Project,
     SandboxSpec,
     SeccompProfile,
+    is_variable_name,
 )
+from sandbox.value import NamedTuple
 
 NAME_LIMIT = 128
-PROJECT_FILE = ".mcp.json"
 OPERATORS_FILE = "claude_desktop_config.json"  # always among a client's own settings, never in a project
-REMOTE = ("http", "sse", "streamable-http", "streamableHttp", "ws")
 UNKNOWN = "sandbox_unknown_key"
 
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][^}]*\}")
@@ -113,7 +119,29 @@ class Manifest(BaseModel):
 
 
 def servers(document: Document) -> tuple[str, ...]:
-    return tuple(Table(document.data).table("mcpServers").data)
+    """What --server can choose from."""
+    return tuple(server.label for server in _all(document, _home())[1] if not server.skipped)
+
+
+def remarks(document: Document) -> tuple[Diagnostic, ...]:
+    return remarks_on(document, _all(document, _home())[1])
+
+
+def _home() -> str:
+    return os.path.expanduser("~")
+
+
+def _all(document: Document, home: str) -> tuple[Host | None, tuple[HostServer, ...]]:
+    """The host, and its servers. A file may have thousands, and each is checked: it is read once."""
+    global _last
+    if _last is None or _last[0] is not document or _last[1] != home:
+        # Without the caller's variables: a plugin is cached by the bytes of this file, its path and the home.
+        host = host_of(document.path, document, home=home, environ={})
+        _last = document, home, host, servers_of(document, host)
+    return _last[2:]
+
+
+_last: tuple[Document, str, Host | None, tuple[HostServer, ...]] | None = None
 
 
 def read(
@@ -121,75 +149,145 @@ def read(
 ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """One server as a plugin (None if there is an error), and all diagnostics."""
     faults = Faults(document)
-    chosen = _choose(faults, document, server)
+    host, found = _all(document, home)
+    chosen = choose(faults, host, found, server)
     if chosen is None:
         return None, faults.diagnostics()
-    name, entry = chosen
-    _check_name(faults, entry.keys, name)
-    model.check(faults, ServerTable, document.data["mcpServers"][name], entry.keys, _strict)  # type: ignore[index]
-    if not isinstance(document.data["mcpServers"][name], dict):  # type: ignore[index]
+    entry = Table(_value(document, chosen.keys), chosen.keys)
+    _check_name(faults, entry.keys, chosen.name)
+    _check_entry(faults, host or GENERIC, chosen, _value(document, chosen.keys))
+    if faults.failed and not chosen.argv:
         return None, faults.diagnostics()
-    if entry.string("url") is not None or entry.string("type") in REMOTE:
-        key = "url" if "url" in entry else "type"
-        message = f"{quoted(name)} is reached over the network; only stdio servers can be hosted"
-        faults.error(entry.at(key), "server_not_stdio", message)
-        return None, faults.diagnostics()
-    entrypoint, env = _entrypoint(faults, entry, os.path.dirname(document.path), home)
+    if chosen.disabled:
+        message = f"{quoted(chosen.name)} is disabled in this file"
+        faults.warn(entry.keys, "server_disabled", message, "it is started only if --server names it")
+    site = _site(document.path, chosen, host, home)
+    words = _words(chosen)
+    entrypoint, env = _entrypoint(faults, chosen, words, host, site, home)
     spec = _spec(faults, entry.table("x-sandbox"), env, home)
-    words = (*entry.strings("args"), *(item for _, item in entry.pairs("env")))
-    state = sandbox_request.own_state(words)
+    state = sandbox_request.own_state((*words.argv, *(item for _, item in words.env)))
     spec = spec._replace(paths=tuple(dict.fromkeys((*spec.paths, *state))))
     if faults.failed:
         return None, faults.diagnostics()
     plugin = Plugin(
-        id=name,
+        id=chosen.name,
         version="",
         contract="mcp",
-        name=name,
+        name=chosen.name,
         description=entry.string("description") or "",
         manifest=document.path,
         root=None,
         entrypoint=entrypoint,
         spec=spec,
-        project=_project(entry, document.path, entrypoint),
+        project=_project(chosen, site, document.path, entrypoint),
+        mark=fingerprint(os.fsencode(chosen.scope))[:32] if chosen.scope else "",
+        template=_template(chosen, spec, words, host, site),
     )
     return plugin, faults.diagnostics()
 
 
-def _project(entry: Table, path: str, entrypoint: Entrypoint | None) -> Project | None:
-    """The folder that the server works on: its `cwd`, or the folder of `.mcp.json`. Other configuration files
-    are in the folders of clients' settings.
+class _Site(NamedTuple):
+    """Where a server is at home."""
 
-    Most of these files can come with a project. Then the project's author wrote the file, and must not
-    choose a folder outside the project.
-    """
+    folder: str  # its working directory, if its entry names none, and what relative paths are relative to
+    project: str  # the project that it belongs to; empty: it is a user's own
+    within: str  # a folder that it works on has to be below this one; empty: anywhere
+
+
+def _site(path: str, server: HostServer, host: Host | None, home: str) -> _Site:
+    """Most of these files can come with a project. Then the project's author wrote the file, and must not
+    choose a folder outside the project."""
     folder, name = os.path.split(path)
-    within = "" if name == OPERATORS_FILE else folder
-    if entrypoint is None or not entry.string("cwd"):
-        return Project(folder, within=within) if name == PROJECT_FILE else None
-    return Project(entrypoint.directory, True, entry.at("cwd"), within)
+    place = place_of(path, home)
+    own = name == OPERATORS_FILE or (place is not None and place.own)
+    if server.scope.startswith("/"):
+        return _Site(server.scope, server.scope, "" if own else folder)
+    if place is not None and place.project:
+        return _Site(place.project, place.project, place.project)
+    if own and home and host is not None and host.rules == "vscode":
+        folder = home
+    return _Site(folder, "", "" if own else folder)
 
 
-def _choose(faults: Faults, document: Document, server: str | None) -> tuple[str, Table] | None:
-    entries = document.data.get("mcpServers")
-    if not isinstance(entries, dict):
-        found = f"is {model.type_name(entries)}" if "mcpServers" in document.data else "is missing"
-        faults.error(("mcpServers",), "servers_missing", f"the object mcpServers {found}")
-        return None
-    names = tuple(entries)
-    shown = ", ".join(quoted(name) for name in names[:20]) + (", …" if len(names) > 20 else "")
-    if not names:
-        faults.error(("mcpServers",), "servers_missing", "mcpServers has no entries")
-    elif server is None and len(names) > 1:
-        message = f"there are {len(names)} servers: {shown}"
-        faults.error(("mcpServers",), "server_needed", message, "choose one with --server NAME")
-    elif server is not None and server not in entries:
-        message = f"there is no server {quoted(server)}; there are {shown}"
-        faults.error(("mcpServers",), "server_unknown", message, did_you_mean(server, names[:100]))
+class _Words(NamedTuple):
+    """The command line and the variables of an entry, each with its place."""
+
+    argv: tuple[Item, ...]
+    env: tuple[tuple[str, Item], ...]
+
+
+def _words(server: HostServer) -> _Words:
+    inner = unwrapped(server.argv) if server.argv else None
+    if inner is not None:
+        argv = [Item(server.command_keys, word) for word in inner.argv]
     else:
-        name = names[0] if server is None else server
-        return name, Table(entries[name], ("mcpServers", name))
-    return None
+        argv = [Item(server.command_keys, word) for word in server.argv[:1]]
+        args, first = (server.args_keys, 0) if server.shape != "argv" else (server.command_keys, 1)
+        argv += [
+            Item((*(args or server.keys), first + index), word) for index, word in enumerate(server.argv[1:])
+        ]
+    env = tuple((name, Item((*(server.env_keys or server.keys), name), text)) for name, text in server.env)
+    return _Words(tuple(argv), env)
+
+
+def _value(document: Document, keys: KeyPath) -> Any:
+    value: Any = document.data
+    for key in keys:
+        value = value[key]
+    return value
+
+
+def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -> None:
+    """Report what is wrong with an entry, and keys that neither the host nor the runner knows."""
+    depth = len(server.keys)
+
+    def strict(keys: KeyPath) -> str | None:
+        return UNKNOWN if keys[depth : depth + 1] == ("x-sandbox",) else None
+
+    if host.shape == "plain" and not host.named_list and host.syntax != "toml" and isinstance(data, dict):
+        known = {key: value for key, value in data.items() if key not in host.keys or host is GENERIC}
+        if host is not GENERIC:
+            known.pop("type", None)
+            if not server.fault and "env" in known:
+                known["env"] = dict(server.env)
+        model.check(faults, ServerTable, known, server.keys, strict)
+    elif isinstance(data, dict) and "x-sandbox" in data:
+        model.check(faults, XSandboxTable, data["x-sandbox"], (*server.keys, "x-sandbox"), strict)
+    elif host is GENERIC:
+        model.check(faults, ServerTable, data, server.keys, strict)
+    if server.fault and not faults.failed:
+        no_command = not server.argv and isinstance(data, dict)
+        rule = "command_missing" if no_command else "entry_invalid"
+        keys = server.command_keys if no_command else server.keys
+        faults.error(keys, rule, f"the server {server.fault}")
+
+
+def _project(server: HostServer, site: _Site, path: str, entrypoint: Entrypoint | None) -> Project | None:
+    """The folder that the server works on: its `cwd`, or the project whose file this is. Other configuration
+    files are in the folders of clients' settings."""
+    if entrypoint is None or not server.cwd:
+        return Project(site.project, within=site.within) if site.project else None
+    return Project(entrypoint.directory, True, (*server.keys, "cwd"), site.within)
+
+
+def _template(
+    server: HostServer, spec: SandboxSpec, words: _Words, host: Host | None, site: _Site
+) -> Template | None:
+    """What is filled in at the launch; None if nothing is."""
+    rules = "" if host is None else host.rules
+    texts = [item.text for item in (*words.argv, *(item for _, item in words.env))]
+    inner = unwrapped(server.argv)
+    filled = server.env_file or server.passed or any(next(references(text, rules), None) for text in texts)
+    if not filled and inner is None:
+        return None
+    outer = () if inner is None else inner.options
+    return Template(rules, site.project, server.env_file, (*server.keys, "envFile"), outer)
+
+
+def command_keys(document: Document, plugin: Plugin) -> KeyPath:
+    """The keys that lead to a plugin's program."""
+    found = (server for server in _all(document, _home())[1] if server.name == plugin.id)
+    return next((server.command_keys for server in found), ())
 
 
 def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:
@@ -200,33 +298,46 @@ def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:
         faults.error(keys, "server_name", f"the server name {quoted(name)} contains a path separator")
 
 
-def _strict(keys: KeyPath) -> str | None:
-    return UNKNOWN if keys[2:3] == ("x-sandbox",) else None
-
-
 def _entrypoint(
-    faults: Faults, entry: Table, directory: str, home: str
+    faults: Faults, server: HostServer, words: _Words, host: Host | None, site: _Site, home: str
 ) -> tuple[Entrypoint | None, list[EnvRequest]]:
-    pairs = entry.pairs("env")
-    args = entry.strings("args")
-    for item in (*args, *(item for _, item in pairs)):
-        ours = (STATE_DIR_TOKEN, PLUGIN_DIR_TOKEN)
-        if found := next((each for each in _VARIABLE.finditer(item.text) if each[0] not in ours), None):
-            message = f"{quoted(found[0])} is not expanded: only {' and '.join(ours)} are expanded"
-            hint = "to pass a variable on to the server, name it in x-sandbox.env"
-            faults.warn(item.keys, "variable_not_expanded", message, hint)
-    cwd = entry.string("cwd")
-    if cwd:
+    rules = "" if host is None else host.rules
+    if not rules:
+        _warn_unexpanded(faults, (*words.argv[1:], *(item for _, item in words.env)))
+    directory = site.folder
+    if server.cwd:
+        keys = (*server.keys, "cwd")
+        cwd = with_folders(server.cwd, rules, site.project, home)
+        if next(references(cwd, rules), None) is not None:
+            message = f"{quoted(server.cwd)}: only the home and a project's own folder can be filled in here"
+            faults.error(keys, "cwd_variable", message, "write the folder's path")
         # normpath keeps two slashes at the beginning.
         directory = "/" + os.path.normpath(os.path.join(directory, _expanded(cwd, home))).lstrip("/")
-    command = entry.string("command")
-    sandbox_request.check_vector(faults, Item(entry.at("command"), command or ""), args, pairs)
-    if command is None or not command.strip():
-        if "command" not in entry or command is not None:
-            faults.error(entry.at("command"), "command_missing", "the server has no command")
+    if not words.argv:
         return None, []
-    env = [EnvRequest(name, item.text, where=item.keys) for name, item in pairs]
-    return Entrypoint(_expanded(command, home), tuple(item.text for item in args), directory), env
+    command, *args = words.argv
+    sandbox_request.check_vector(faults, command, args, words.env)
+    env = [EnvRequest(name, item.text, where=item.keys) for name, item in words.env]
+    env += [EnvRequest(name, required=False, where=server.keys) for name in server.passed]
+    named = {request.name for request in env if request.value is None}
+    for item in (*words.argv, *(item for _, item in words.env)):
+        for reference in references(item.text, rules):
+            name = reference.name
+            if reference.kind == "env" and name not in named and name != "HOME" and is_variable_name(name):
+                named.add(name)
+                env.append(EnvRequest(name, required=False, where=item.keys, fills=True))
+    for name in server.passed:
+        sandbox_request.check_env_name(faults, server.keys, name)
+    texts = [_expanded(item.text, home) if rules == "vscode" else item.text for item in args]
+    return Entrypoint(_expanded(command.text, home), tuple(texts), directory), env
+
+
+def _warn_unexpanded(faults: Faults, items: Iterable[Item]) -> None:
+    for item in items:
+        if found := next((each for each in _VARIABLE.finditer(item.text) if each[0] not in OURS), None):
+            message = f"{quoted(found[0])} is not expanded: only {' and '.join(OURS)} are expanded"
+            hint = "to pass a variable on to the server, name it in x-sandbox.env"
+            faults.warn(item.keys, "variable_not_expanded", message, hint)
 
 
 def _expanded(path: str, home: str) -> str:

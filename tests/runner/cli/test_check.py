@@ -77,7 +77,7 @@ def test_every_server_is_checked_or_the_one_named(capsys: pytest.CaptureFixture[
     assert run(check, "mcp.json") == 20
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mcp.json")]
     assert [line.split(": ")[:3] for line in lines] == [
-        ["mcp.json:3:7", "error", "server_not_stdio"],
+        ["mcp.json:3:1", "warning", "server_not_hosted"],
         ["mcp.json:4:7", "error", "command_missing"],
     ]
     assert run(check, "--server", "a", "mcp.json") == 0
@@ -134,6 +134,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     bad, good = document["files"]
     assert good == {
         "file": "good.toml",
+        "origin": "",
         "plugins": [{"id": "demo", "version": "1.0.0", "contract": "nexo"}],
         "diagnostics": [],
     }
@@ -263,4 +264,6 @@ def test_schema(contract: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_schema_of_an_unknown_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(schema, "nope") == 2
     known = ", ".join(contract_names())
-    assert capsys.readouterr().err == f"runner schema: there is no contract 'nope'; there are {known}, policy\n"
+    assert (
+        capsys.readouterr().err == f"runner schema: there is no contract 'nope'; there are {known}, policy\n"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,3 +169,31 @@ def test_a_state_of_run_is_listed_and_removed(runner_as: Caller, plugin_dir: Pat
     assert runner_as("state", "remove", state["name"]).returncode == 0
     assert runner_as(*words).stdout == ""
     assert runner_as("state", "remove", program).returncode == 0
+
+
+def _imported(caller: Caller, *words: str | Path) -> set[str]:
+    """The modules of ours that a launch imports."""
+    given = [os.fspath(word) for word in words]
+    argv = [*caller.prefix, *caller.python, "-X", "importtime", "-m", "runner", *given]
+    done = subprocess.run(argv, env=dict(caller.environ), cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    return {module for module in modules if module.startswith(("runner", "sandbox"))}
+
+
+def test_run_imports_what_exec_does(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> None:
+    """A launch pays for each module. That of a manifest is the measure."""
+    entry = {"mcpServers": {"true": {"command": "/bin/true"}}}
+    manifest = write_file(plugin_dir / "mcp.json", json.dumps(entry))
+    assert (
+        runner_as_user("exec", manifest).returncode == 0
+    )  # its manifest and the policy are in the cache now
+    by_manifest = _imported(runner_as_user, "exec", manifest)
+    by_command = _imported(runner_as_user, "run", "--", "/bin/true")
+    more = {module for module in by_command - by_manifest if not module.startswith("sandbox.streams.")}
+    # It relays stderr, for the advice about a plugin that fails.
+    assert more <= {"runner.cli.run", "runner.cli.exec", "runner.cli.shared.command"}
+    assert "sandbox.network.rules" not in by_command
+    assert "runner.approvals.files" not in by_command
+    with_host = _imported(runner_as_user, "run", "--net", "example.com", "--", "/bin/true")
+    assert "sandbox.network.rules" in with_host  # the control

@@ -214,7 +214,8 @@ def test_a_server_is_chosen_and_all_are_listed(tmp_path: Path) -> None:
     found = load(str(path), server="c").plugin
     assert found is not None and found.id == "c"
     each = load_all(str(path))
-    assert [one.plugin and one.plugin.id for one in each] == ["a", None, "c"]
+    assert [one.plugin and one.plugin.id for one in each] == ["a", "c"]
+    assert [(one.rule, one.severity) for one in each[0].diagnostics] == [("server_not_hosted", "warning")]
     assert rules(load(str(tmp_path), server="x")) == ["server_unknown"]
 
 

@@ -14,7 +14,7 @@ from sandbox.spec import KeyPath
 GENERIC = Host("", "json", (("mcpServers",),), keys=("description", "disabled", "timeout", "headers"))
 
 REMOTE = ("http", "sse", "streamable-http", "streamableHttp", "streamable_http", "ws", "remote")
-_URLS = ("url", "serverUrl", "httpUrl", "uri")
+URLS = ("url", "serverUrl", "httpUrl", "uri")
 OVER_NETWORK = "is reached over the network; only stdio servers can be hosted"
 # Where each shape has its program, its arguments and its variables.
 _WORDS: dict[Shape, tuple[str, str, str]] = {
@@ -118,7 +118,7 @@ def _is_off(entry: Table) -> bool:
 
 def _is_remote(entry: Table) -> bool:
     kind = entry.string("type") or entry.string("transport") or entry.string("transportType")
-    return kind in REMOTE or any(entry.string(url) is not None for url in _URLS)
+    return kind in REMOTE or any(entry.string(url) is not None for url in URLS)
 
 
 def _argv(program: Table, command: str, args: str) -> tuple[tuple[str, ...], str]:

@@ -78,7 +78,15 @@ def host_of(
     place = place_of(path, given, os.environ if environ is None else environ)
     if place is not None and (document is None or _is_written_by(place.host, document)):
         return place.host
-    return None if document is None else host_by_content(document)
+    if document is None:
+        return None
+    name = os.path.basename(path)
+    for host in HOSTS:
+        # In a folder that a variable names, and the variable is not known here.
+        named = any(file.startswith("$") and file.endswith("/" + name) for file in host.files)
+        if named and document.format == host.syntax and _is_written_by(host, document):
+            return host_by_content(document) or host
+    return host_by_content(document)
 
 
 def host_by_content(document: Document) -> Host | None:

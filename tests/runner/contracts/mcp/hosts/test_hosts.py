@@ -12,6 +12,7 @@ from runner.contracts.mcp.hosts.find import host_by_content, host_of, known_file
 from runner.contracts.mcp.hosts.host import HostServer
 from runner.contracts.mcp.hosts.table import HOSTS
 from sandbox.document.read import Document, parse
+from tests.conftest import ROOT
 
 FILES = Path(__file__).parent / "files"
 HOME = "/home/me"
@@ -389,3 +390,15 @@ def test_an_entry_that_cannot_be_read_says_why(entry: str, said: str) -> None:
     read = parse("/x/mcp.json", f'{{"mcpServers": {{"a": {entry}}}}}'.encode(), "json")
     [server] = servers_of(read, None)
     assert said in server.fault
+
+
+def test_the_documentation_has_every_host_and_every_file_of_a_project() -> None:
+    text = (ROOT / "docs/hosts.md").read_text()
+    for host in HOSTS:
+        assert f"\n| {host.name} |" in text
+        for file in (*host.files[:1], *host.project_files, *host.system_files):
+            assert f"`{file}`" in text, file
+    assert (
+        f"Configurations of {len({host.name for host in HOSTS})} MCP hosts"
+        in (ROOT / "CHANGELOG.md").read_text()
+    )

@@ -1,0 +1,116 @@
+"""Which of the servers of a configuration is meant, and what to say about the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runner.contracts.mcp.hosts.entries import GENERIC, URLS
+from runner.contracts.mcp.hosts.host import Host, HostServer
+from runner.manifest import model
+from runner.manifest.faults import Faults
+from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
+from sandbox.document.read import Document
+
+_MOST_SHOWN = 20
+
+
+def choose(
+    faults: Faults, host: Host | None, servers: Sequence[HostServer], wanted: str | None
+) -> HostServer | None:
+    """The server to host. None: there is none, and `faults` says why."""
+    keys = (host or GENERIC).servers[0]
+    if not servers:
+        _report_missing(faults, host or GENERIC)
+        return None
+    if wanted is None:
+        return _only(faults, servers)
+    found = [server for server in servers if server.label == wanted]
+    found = found or [server for server in servers if server.name == wanted]
+    if not found:
+        labels = [server.label for server in servers]
+        message = f"there is no server {quoted(wanted)}; there are {_listed(servers)}"
+        faults.error(keys, "server_unknown", message, did_you_mean(wanted, labels[:100]))
+        return None
+    if len(found) > 1:
+        scoped = [server for server in found if server.scope]
+        message = f"{len(found)} servers are called {quoted(wanted)}"
+        hint = (
+            f"choose with --server {quoted(scoped[0].label, 200)}" if scoped else "give them different names"
+        )
+        faults.error(found[1].keys, "server_ambiguous", message + f": {_listed(found)}", hint)
+        return None
+    [server] = found
+    if server.skipped:
+        _refuse(faults, server)
+        return None
+    return server
+
+
+def _refuse(faults: Faults, server: HostServer) -> None:
+    entry: Any = faults.document.data
+    for step in server.keys:
+        entry = entry[step]
+    keys = server.keys
+    if isinstance(entry, dict) and server.remote:
+        keys = (*keys, next((key for key in (*URLS, "type", "transport") if key in entry), ""))
+    faults.error(keys, "server_not_stdio", f"{quoted(server.name)} {server.skipped}")
+
+
+def _only(faults: Faults, servers: Sequence[HostServer]) -> HostServer | None:
+    """The server that is meant if nobody says which: the only one that can be hosted and is not disabled."""
+    hostable = [server for server in servers if not server.skipped]
+    enabled = [server for server in hostable if not server.disabled]
+    table = servers[0].keys[:-1]
+    if len(enabled) == 1:
+        return enabled[0]
+    if enabled:
+        message = f"there are {len(enabled)} servers: {_listed(enabled)}"
+        faults.error(table, "server_needed", message, "choose one with --server NAME")
+    elif hostable:
+        server = hostable[0]
+        message = f"{_listed(hostable)}: disabled in this file, and there is no other server to start"
+        hint = f"enable it, or start it all the same with --server {quoted(server.label, 200)}"
+        faults.error(server.keys, "server_disabled", message, hint)
+    else:
+        _refuse(faults, servers[0])
+    return None
+
+
+def _listed(servers: Sequence[HostServer]) -> str:
+    shown = ", ".join(quoted(server.label, 200) for server in servers[:_MOST_SHOWN])
+    return shown + (", …" if len(servers) > _MOST_SHOWN else "")
+
+
+def _report_missing(faults: Faults, host: Host) -> None:
+    """There is no server in the document."""
+    keys = host.servers[0]
+    value: object = faults.document.data
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    name = ".".join(map(str, keys))
+    what = "list" if host.named_list else "object"
+    if isinstance(value, list if host.named_list else dict):
+        faults.error(keys, "servers_missing", f"{name} has no entries")
+        return
+    found = f"is {model.type_name(value)}" if keys[0] in faults.document.data else "is missing"
+    faults.error(keys, "servers_missing", f"the {what} {name} {found}")
+
+
+def remarks_on(document: Document, servers: Sequence[HostServer]) -> tuple[Diagnostic, ...]:
+    """A word about each server that is not hosted."""
+    skipped = [server for server in servers if server.skipped]
+    found = tuple(
+        document.diagnostic(
+            server.keys,
+            "server_not_hosted",
+            f"{quoted(server.label, 200)} {server.skipped}",
+            "nothing to do: its host uses it as before",
+            "warning",
+        )
+        for server in skipped[:_MOST_SHOWN]
+    )
+    if len(skipped) <= _MOST_SHOWN:
+        return found
+    more = f"{len(skipped) - _MOST_SHOWN} more servers cannot be hosted either"
+    return (*found, Diagnostic(document.path, 0, 0, "server_not_hosted", more, "", "warning"))

@@ -1,0 +1,109 @@
+"""Variables in the words of an entry, by the rules of each host.
+
+`references` says which a word has, from the text alone. `expanded` fills them in at the launch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from sandbox.spec import PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN
+from sandbox.value import NamedTuple
+
+# "env": a variable of the host. "file": the content of a file. "ask": the host asks its user, or an
+# extension. "folder": the project, or the home.
+Kind = Literal["env", "file", "ask", "folder"]
+OURS = (STATE_DIR_TOKEN, PLUGIN_DIR_TOKEN)
+
+_FOLDERS = r"(?P<folder>workspaceFolder|workspaceFolderBasename|userHome|pathSeparator|/)"
+_PATTERNS = {
+    "claude": re.compile(r"\$\{(?P<env>[A-Za-z_][A-Za-z0-9_]*+)(?::-(?P<default>[^}]*+))?\}"),
+    "vscode": re.compile(
+        r"\$\{(?:env:(?P<env>[^}]*+)|(?P<ask>(?:input|command|config):[^}]*+)|" + _FOLDERS + r")\}"
+    ),
+    "cursor": re.compile(r"\$\{(?:env:(?P<env>[^}]*+)|" + _FOLDERS + r")\}"),
+    "windsurf": re.compile(r"\$\{(?:env:(?P<env>[^}]*+)|file:(?P<file>[^}]*+)|" + _FOLDERS + r")\}"),
+    "roo": re.compile(r"\$\{(?:env:(?P<env>[^}]*+)|(?P<folder>workspaceFolder))\}"),
+    "gemini": re.compile(r"\$(?:(?P<env>[A-Za-z0-9_]++)|\{(?P<braced>[^}]++)\})"),
+    "opencode": re.compile(r"\{(?:env:(?P<env>[^}]++)|file:(?P<file>[^}]++))\}"),
+    "continue": re.compile(r"\$\{\{ *+(?:secrets|inputs)\.(?P<env>[A-Za-z0-9_]++) *+\}\}"),
+}
+# Hosts that leave a variable which is not set as it is written. The others put nothing in its place.
+_LITERAL = ("claude", "roo", "gemini", "continue")
+
+
+class Reference(NamedTuple):
+    kind: Kind
+    name: str  # of the variable, the file or the folder; of a question, with what kind it is: "input:key"
+    default: str | None = None
+
+
+def references(text: str, rules: str) -> Iterator[Reference]:
+    pattern = _PATTERNS.get(rules)
+    for found in pattern.finditer(text) if pattern is not None else ():
+        if found[0] not in OURS:
+            yield _reference(found)
+
+
+def expanded(text: str, rules: str, value: Callable[[Reference], str | None]) -> str:
+    """The text with each variable replaced once: what a value holds is not read again. `value` may answer
+    None, which means that there is none."""
+    pattern = _PATTERNS.get(rules)
+    if pattern is None:
+        return text
+
+    def fill(found: re.Match[str]) -> str:
+        if found[0] in OURS:
+            return found[0]
+        reference = _reference(found)
+        given = value(reference)
+        if given is not None:
+            return given
+        if reference.default is not None:
+            return reference.default
+        return found[0] if rules in _LITERAL or reference.kind == "folder" else ""
+
+    return pattern.sub(fill, text)
+
+
+def _reference(found: re.Match[str]) -> Reference:
+    groups = found.groupdict()
+    name = groups.get("env")
+    if name is None:
+        name = groups.get("braced")
+    if name is not None:
+        return Reference("env", name, groups.get("default"))
+    kinds: tuple[Kind, ...] = ("file", "ask", "folder")
+    kind = next(kind for kind in kinds if groups.get(kind) is not None)
+    return Reference(kind, groups[kind])
+
+
+def with_folders(text: str, rules: str, folder: str, home: str) -> str:
+    """The text with only the folders filled in, as far as they are known."""
+
+    def value(reference: Reference) -> str | None:
+        return folder_of(reference, folder, home)
+
+    pattern = _PATTERNS.get(rules)
+    if pattern is None:
+        return text
+    return pattern.sub(lambda found: value(_reference(found)) or found[0], text)
+
+
+def folder_of(reference: Reference, folder: str, home: str) -> str | None:
+    """A folder that a word names; None if it names none, or it is not known."""
+    if reference.kind == "env" and reference.name == "HOME":
+        return home or None  # no secret: paths below it look the same in the cage
+    if reference.kind != "folder":
+        return None
+    known = {
+        "workspaceFolder": folder,
+        "workspaceFolderBasename": os.path.basename(folder),
+        "userHome": home,
+        "pathSeparator": "/",
+        "/": "/",
+    }
+    return known[reference.name] or None

@@ -1,0 +1,164 @@
+"""A plugin's words with the host's variables and files filled in, as far as the policy gives them.
+
+A manifest may have come with a project that somebody else wrote. So a variable is filled in only if the
+plugin could have it passed on, and a file is read only if the manifest is below the same folder, is the
+user's own, or the plugin could read the file itself.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+
+from runner.contracts.registry import find_contract
+from runner.manifest.load import position
+from runner.plugin import Plugin
+from sandbox.document.diagnostic import Diagnostic, printable
+from sandbox.paths.beneath import Escapes, open_beneath
+from sandbox.paths.denied_paths import lexical_hit
+from sandbox.paths.mounts import contains
+from sandbox.policy.grant import Overrides
+from sandbox.policy.policy import Policy, matches
+from sandbox.spec import KeyPath, Note
+from sandbox.value import NamedTuple
+
+FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
+
+
+class Filled(NamedTuple):
+    plugin: Plugin
+    withheld: tuple[str, ...] = ()  # names of variables that are set, and that the plugin may not have
+    questions: tuple[str, ...] = ()  # what only a person could answer
+
+
+class FillRefused(Exception):
+    """A file that the manifest names is not read, so the plugin is not started."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic.text())
+        self.diagnostic = diagnostic
+
+
+def fill(
+    plugin: Plugin,
+    policy: Policy,
+    overrides: Overrides,
+    environ: Mapping[str, str],
+    homes: Sequence[str],
+) -> Filled:
+    """Raises FillRefused."""
+    given = dict(overrides.env)
+    contract = find_contract(plugin.contract)
+    withheld: dict[str, None] = {}
+
+    def variable(name: str) -> str | None:
+        if name in given:
+            return given[name]
+        if name not in environ:
+            return None
+        rule = policy.env
+        if name in overrides.pass_env or name in rule.passed or matches(rule.ceiling, name):
+            return environ[name]
+        withheld[name] = None
+        return None
+
+    def read_file(path: str, where: KeyPath) -> str:
+        own = contract.is_users_own(plugin.manifest, environ)
+        try:
+            return _read(path, plugin, policy, homes, own=own)
+        except _FileRefused as refused:
+            reason, hint = str(refused), refused.hint
+        except OSError as error:
+            reason, hint = error.strerror or str(error), "create the file, or take it out of the entry"
+        message = f"{printable(path)} cannot be used: {reason}"
+        raise FillRefused(
+            Diagnostic(plugin.manifest, *position(plugin, where), "file_unusable", message, hint)
+        )
+
+    filled, questions = contract.fill(plugin, variable, read_file)
+    for request in plugin.spec.env:
+        if request.value is None and not request.required and not request.fills:
+            variable(request.name)
+    return Filled(filled, tuple(name for name in withheld if name not in given), questions)
+
+
+def notes(filled: Filled, policy: str, command: str) -> tuple[Note, ...]:
+    """One line about what was not filled in. `command`: by which a person allows it."""
+    said: list[str] = []
+    hint = ""
+    if filled.withheld:
+        names = ", ".join(map(printable, filled.withheld))
+        said.append(f"withheld, because policy {policy} does not pass them on from the host: {names}")
+        hint = f"to allow them: {command}; for one launch: --env {printable(filled.withheld[0])}"
+    if filled.questions:
+        names = ", ".join(map(printable, filled.questions))
+        said.append(f"left empty, because only its host can ask for them: {names}")
+        hint = hint or "set the variable itself with --env NAME=VALUE, or use runner wrap"
+    return (Note("withheld", "; ".join(said), hint),) if said else ()
+
+
+class _FileRefused(Exception):
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def _read(path: str, plugin: Plugin, policy: Policy, homes: Sequence[str], *, own: bool) -> str:
+    _require_allowed(path, policy, homes)
+    base = os.path.realpath((plugin.template and plugin.template.folder) or os.path.dirname(plugin.manifest))
+    opened = _opened(path, base, policy, own=own)
+    try:
+        # What was opened, whatever the names say by now.
+        real = os.readlink(f"/proc/self/fd/{opened}")
+        _require_allowed(real, policy, homes)
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode):
+            raise _FileRefused("it is not a regular file", "name a file of text")
+        if status.st_nlink > 1 and not own and not policy.may_read(real):
+            # A second name of it may be in a place that nobody may read.
+            raise _FileRefused("the file has several names (hard links)", "make it a file of its own")
+        return _text(f"/proc/self/fd/{opened}")
+    finally:
+        os.close(opened)
+
+
+def _require_allowed(path: str, policy: Policy, homes: Sequence[str]) -> None:
+    hit = lexical_hit(path, homes, policy.deny)
+    if hit is not None:
+        raise _FileRefused(f"it {hit.clause()}", hit.hint())
+
+
+def _opened(path: str, base: str, policy: Policy, *, own: bool) -> int:
+    """An O_PATH descriptor of the file."""
+    flags = os.O_PATH | os.O_CLOEXEC
+    real = os.path.realpath(path)
+    if own or policy.may_read(real):
+        return os.open(real, flags | os.O_NOFOLLOW)
+    hint = "move it into the project, or allow it: runner allow --read FILE MANIFEST"
+    if not contains(base, path):
+        raise _FileRefused(f"it is outside of {base}, the folder that the configuration came with", hint)
+    directory = os.open(base, flags | os.O_DIRECTORY)
+    try:
+        return open_beneath(directory, os.path.relpath(path, base), (base,))
+    except Escapes:
+        raise _FileRefused(
+            f"a link leads out of {base}, the folder that the configuration came with", hint
+        ) from None
+    finally:
+        os.close(directory)
+
+
+def _text(name: str) -> str:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    with open(descriptor, "rb") as file:
+        raw = file.read(FILE_LIMIT + 1)
+    if len(raw) > FILE_LIMIT:
+        raise _FileRefused(f"it has more than {FILE_LIMIT} bytes", "use a smaller file")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _FileRefused("it is not UTF-8", "save it as UTF-8") from None
+    if "\0" in text:
+        raise _FileRefused("it contains a NUL character", "name a file of text")
+    return text
