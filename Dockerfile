@@ -17,8 +17,8 @@ WORKDIR /src
 # Dependencies first: they change less often than the code, and python-prctl has to be compiled.
 COPY pyproject.toml README.md LICENSE ./
 RUN python3 -m venv /opt/runner \
- && python3 -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]))' \
-    > requirements.txt \
+ && python3 -c 'import tomllib; own = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+    print("\n".join([*own["dependencies"], *own["optional-dependencies"]["prctl"]]))' > requirements.txt \
  && /opt/runner/bin/pip install --no-cache-dir --use-pep517 -r requirements.txt
 COPY runner runner
 COPY sandbox sandbox

@@ -159,7 +159,7 @@ def environment(python: Python) -> tuple[Python, list[str]]:
             return inside, mark.read_text().splitlines()[1:]
         print(f"building {venv.name}", flush=True)
         _make(python, venv)
-        lacking = [] if _installs(inside, "--editable", f"{ROOT}[dev]") else _one_by_one(inside)
+        lacking = [] if _installs(inside, "--editable", f"{ROOT}[dev,prctl]") else _one_by_one(inside)
         mark.write_text(wanted + "".join(f"{each}\n" for each in lacking))
     return inside, lacking
 
@@ -181,7 +181,8 @@ def _one_by_one(python: Python) -> list[str]:
     """Which requirements cannot be installed, after installing all of them at once has failed."""
     if not _installs(python, "--editable", str(ROOT)):
         raise NotInstallable(f"the runner's own dependencies cannot be installed: {_last_error}")
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    wanted = [*extras["dev"], *extras["prctl"]]
     lacking = [requirement for requirement in wanted if not _installs(python, requirement)]
     if any(each.startswith("pytest") for each in lacking):
         raise NotInstallable(f"{', '.join(lacking)} cannot be installed: {_last_error}")

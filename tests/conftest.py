@@ -125,6 +125,8 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "gcc": lambda: _lacks_program("gcc", "gcc libc6-dev"),
     "curl": lambda: _lacks_program("curl", "curl"),
     "openssl": lambda: _lacks_program("openssl", "openssl"),
+    "zsh": lambda: _lacks_program("zsh", "zsh"),
+    "fish": lambda: _lacks_program("fish", "fish"),
     "systemd": _lacks_systemd,
 }
 

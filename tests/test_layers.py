@@ -47,7 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
     ("sandbox.spec",),
     ("sandbox.cache",),
-    ("sandbox.codec", "sandbox.files", "sandbox.value"),
+    ("sandbox.codec", "sandbox.files", "sandbox.process", "sandbox.value"),
     ("sandbox",),
     ("policies",),
 )
@@ -88,7 +88,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "idna": Use(("sandbox.network.hosts",), lazily=True),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
     "psutil": Use(()),  # installed and not used: CONTRIBUTING.md says why
-    "prctl": Use(("sandbox.*",), lazily=True),
+    "prctl": Use(("sandbox.process",), lazily=True),
     "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
 
@@ -386,7 +386,7 @@ CLEAN = {
     "runner/contracts/mcp/__init__.py": "",
     "runner/contracts/mcp/manifest.py": "from pydantic import BaseModel\n",
     "sandbox/__init__.py": "",
-    "sandbox/cell/unsandboxed.py": "def processes() -> object:\n    import prctl\n    return prctl\n",
+    "sandbox/process.py": "def load() -> object:\n    import prctl\n    return prctl\n",
     "sandbox/plan/find_bwrap.py": "",
     "sandbox/plan/plan.py": "from sandbox.plan import find_bwrap as host\nfrom sandbox.spec import Grant\n",
     "sandbox/spawn/spawner.py": "import ctypes\n",
@@ -436,7 +436,8 @@ def test_a_clean_tree_has_no_faults(tree: Tree) -> None:
             "imports pyroute2: only sandbox.network.recipe",
         ),
         ("sandbox/cell/unsandboxed.py", "import psutil", "imports psutil: only nobody may"),
-        ("sandbox/cell/unsandboxed.py", "import prctl", "imports prctl when it is loaded"),
+        ("sandbox/cell/unsandboxed.py", "import prctl", "imports prctl: only sandbox.process"),
+        ("sandbox/process.py", "import prctl", "imports prctl when it is loaded"),
         ("sandbox/plan/plan.py", "import requests", "requests, which is no dependency"),
         ("sandbox/spawn/spawner.py", "from sandbox import spec", "the standard library only"),
         ("sandbox/spawn/spawner.py", "import prctl", "the standard library only"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -95,19 +97,76 @@ def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path
         assert any(path.stat().st_mode & 0o111 for path in (plugin_dir / name).rglob("*") if path.is_file())
 
 
+def test_an_environment_of_its_own_needs_no_compiled_extra(
+    wheel: Path, tmp_path: Path, plugin_dir: Path
+) -> None:
+    """As pipx installs it: the command, policies and examples work, without python-prctl."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install"]
+    subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+    # The dependencies of this environment stand for those that pip would download. One of them is taken out.
+    (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "prctl.py").write_text("raise ImportError('the extra is not installed')\n")
+    shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
+
+    def output_of(*args: str) -> str:
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        argv = [str(tmp_path / "venv/bin/runner"), *args]
+        done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert output_of("--version") == f"runner {runner.__version__}\n"
+    assert "default" in output_of("explain", str(plugin_dir / "demo"))
+    assert output_of("check", str(plugin_dir / "demo")).count("ok: ") == 1
+    assert "_runner" in output_of("completion", "bash")
+
+
 def test_dependencies_are_those_that_layers_may_import() -> None:
     from tests.test_layers import MAY_IMPORT
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["prctl"]]
     names = {
         requirement.partition(">=")[0]
         .replace("python-prctl", "prctl")
         .replace("pyyaml", "yaml")
         .replace("-", "_")
-        for requirement in project["dependencies"]
+        for requirement in wanted
     }
     assert names == set(MAY_IMPORT)
-    assert all(">=" in requirement for requirement in project["dependencies"])
+    assert all(">=" in requirement for requirement in wanted)
+
+
+def test_only_the_extra_has_to_be_compiled(wheel: Path) -> None:
+    """Everything else came as a wheel that was built elsewhere: pip names the machine of one built here."""
+    dist_info = zipfile.Path(wheel) / f"plugin_runner-{runner.__version__}.dist-info"
+    waiting = [*(importlib.metadata.PathDistribution(dist_info).requires or ())]
+    assert [each for each in waiting if "prctl" in each] == ['python-prctl>=1.8.1; extra == "prctl"']
+    seen: set[str] = set()
+    while waiting:
+        requirement, _, condition = waiting.pop().partition(";")
+        name = re.match(r"[\w.-]+", requirement)
+        if name is None or name[0] in seen or "extra" in condition:
+            continue
+        try:
+            installed = importlib.metadata.distribution(name[0])
+        except importlib.metadata.PackageNotFoundError:
+            assert condition  # for another Python, or another system
+            continue
+        seen.add(name[0])
+        waiting += installed.requires or ()
+        tags = re.findall(r"^Tag: (\S+)$", installed.read_text("WHEEL") or "", re.MULTILINE)
+        assert tags and all(re.search(r"-any$|manylinux|musllinux", tag) for tag in tags), name[0]
+    assert {"trio", "pydantic", "psutil", "cryptography"} <= seen
+    # The control: the extra, where it is installed, was built here.
+    try:
+        compiled = importlib.metadata.distribution("python-prctl").read_text("WHEEL") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return
+    assert not re.search(r"manylinux|musllinux|-any$", compiled, re.MULTILINE)
 
 
 def test_code_root_is_the_folder_of_the_packages() -> None:

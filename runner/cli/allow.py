@@ -236,9 +236,11 @@ def _allow(args: argparse.Namespace, loaded: Loaded, added: Approval) -> int:
     say("\n".join(map(printable, _lines(shown))), sys.stdout)
     refused = {(denial.rule, denial.asked, denial.where) for denial in after.grant.denials}
     needed = [each for each in before.grant.denials if (each.rule, each.asked, each.where) not in refused]
-    if not needed and added.is_empty and old is None:
+    # Where it works is judged when its cage is planned, and not among the denials.
+    gives_project = (before.policy.project, after.policy.project) == ("none", "read")
+    if not needed and not gives_project and added.is_empty and old is None:
         return _say_needless(after)
-    if not needed and (added.is_empty or _all_refused(added, after)):
+    if not needed and not gives_project and (added.is_empty or _all_refused(added, after)):
         say("runner allow: nothing of this would count, so nothing is recorded")
         return EXIT["policy_denied"]
     if old is not None and (old.asked, old.added, old.digest) == (asked, added, record.digest):

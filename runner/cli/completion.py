@@ -7,10 +7,11 @@ be had from it only with functions written by hand for each shell, which would b
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
-from runner.cli import all_verbs, verb_parser
+from runner.cli import all_verbs, verb_help, verb_parser
 from runner.contracts.registry import contract_names, contract_options
 from sandbox.policy.load import policy_names
 from sandbox.policy.policy import LIMIT_NAMES
@@ -27,30 +28,63 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=_SHELLS)
+    import argparse
+
+    parser.add_argument("shell", choices=_SHELLS, nargs="?")
+    # What the scripts themselves ask: the servers of the manifest among the words typed so far.
+    parser.add_argument("--servers", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.servers is not None:
+        return _print_servers(args.servers)
+    if args.shell is None:
+        verb_parser(NAME).error("the following arguments are required: shell")
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell]()
     sys.stdout.write(script)
+    return 0
+
+
+def _print_servers(words: list[str]) -> int:
+    """One name per line, of the first word that is a manifest. A shell shows no message here."""
+    from runner.manifest.load import servers_at
+
+    for word in words:
+        path = os.path.expanduser(word)
+        if not word.startswith("-") and os.path.exists(path) and (names := servers_at(path)):
+            print("\n".join(name for name in names if name.isprintable()))
+            break
     return 0
 
 
 class _Option(NamedTuple):
     name: str
     takes_value: bool
+    about: str = ""
     words: tuple[str, ...] = ()  # to choose its value from
     files: bool = False  # its value may be the name of a file
+    servers: bool = False  # its value is one of the manifest's servers
 
 
 def _options(verb: str) -> list[_Option]:
+    import argparse
+
     found = []
     files = {*_FILES, *(flag for flag, option in contract_options(verb).items() if option.names_file)}
-    for action in verb_parser(verb)._actions:
+    parser = verb_parser(verb)
+    for action in parser._actions:
+        if action.help == argparse.SUPPRESS:
+            continue
+        about = parser._get_formatter()._expand_help(action) if action.help else ""
+        named = action.metavar in ("PATH", "FILE", "DIR")
         for name in action.option_strings:
             if name.startswith("--"):
                 words = tuple(map(str, action.choices)) if action.choices else _values(name)
-                found.append(_Option(name, action.nargs != 0, words, name in files))
+                takes = action.nargs not in (0, "?")
+                told = " ".join(about.split()).partition(";")[0]
+                found.append(
+                    _Option(name, takes, told, words, named or name in files, name == "--server" and takes)
+                )
     return found
 
 
@@ -77,11 +111,16 @@ def _operands(verb: str) -> tuple[tuple[str, ...], bool]:
     return choices, any(action.choices is None for action in operands)
 
 
+# --- bash --------------------------------------------------------------------------------------------------
+
+
 def _bash() -> str:
     cases: list[str] = []
     for verb in all_verbs():
         for option in _options(verb):
-            if option.takes_value:
+            if option.servers:
+                cases.append(f'    "{verb} {option.name}") servers=yes ;;')
+            elif option.takes_value:
                 cases.append(_case(f'"{verb} {option.name}"', option.words, option.files))
     for verb in all_verbs():
         words, files = _operands(verb)
@@ -91,11 +130,27 @@ def _bash() -> str:
             "# bash completion for runner",
             "_runner() {",
             '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words="" files=""',
+            '  local servers="" each at',
+            "  # Behind -- stands another command.",
+            "  for ((at = 2; at < COMP_CWORD; at++)); do",
+            '    if [[ "${COMP_WORDS[at]}" == -- ]]; then',
+            "      if ((at + 1 == COMP_CWORD)); then words=-c; fi",
+            '      COMPREPLY=($(compgen ${words:--f} -- "$word"))',
+            "      return",
+            "    fi",
+            "  done",
             "  if ((COMP_CWORD == 1)); then",
             f'    words="{" ".join(all_verbs())} --help --version"',
             '  else case "${COMP_WORDS[1]} $before" in',
             *cases,
             "  esac; fi",
+            "  if [[ $servers ]]; then",
+            "    COMPREPLY=()",
+            "    while IFS= read -r each; do",
+            '      if [[ "$each" == "$word"* ]]; then COMPREPLY+=("$each"); fi',
+            '    done < <("${COMP_WORDS[0]}" completion --servers "${COMP_WORDS[@]:2}" 2>/dev/null)',
+            "    return",
+            "  fi",
             '  COMPREPLY=($(compgen -W "$words" -- "$word"))',
             '  if [[ $files && "$word" != -* ]]; then COMPREPLY+=($(compgen -f -- "$word")); fi',
             "  # A word that ends in = goes on: no space after it, no backslash before it.",
@@ -111,14 +166,91 @@ def _case(pattern: str, words: tuple[str, ...], files: bool) -> str:
     return f'    {pattern}) words="{" ".join(words)}"{"; files=yes" if files else ""} ;;'
 
 
+# --- zsh ---------------------------------------------------------------------------------------------------
+
+
 def _zsh() -> str:
-    return "autoload -Uz bashcompinit && bashcompinit\n" + _bash()
+    values: list[str] = []
+    verbs: list[str] = []
+    for verb in all_verbs():
+        options = _options(verb)
+        for option in options:
+            if option.takes_value:
+                values.append(f"    '{verb} {option.name}') {_zsh_values(option)}; return ;;")
+        words, files = _operands(verb)
+        told = " ".join(_described(option.name, option.about) for option in options)
+        operands = [f"compadd -- {' '.join(words)}"] if words else []
+        operands += ["_files"] if files else []
+        verbs += [
+            f"    {verb})",
+            f"      told=({told})",
+            "      if [[ $PREFIX == -* ]]; then _describe -o option told",
+            f"      else {'; '.join(operands) or ':'}; fi ;;",
+        ]
+    names = " ".join(_described(verb, verb_help(verb)) for verb in all_verbs())
+    return "\n".join(
+        (
+            "#compdef runner",
+            "_runner() {",
+            "  local -a told",
+            "  local dashes=${words[(i)--]}",
+            "  if (( dashes < CURRENT )); then  # behind -- stands another command",
+            '    words=("${(@)words[dashes + 1, -1]}"); (( CURRENT -= dashes )); _normal; return',
+            "  fi",
+            "  if (( CURRENT == 2 )); then",
+            f"    told=({names}); _describe verb told; return",
+            "  fi",
+            '  case "${words[2]} ${words[CURRENT - 1]}" in',
+            *values,
+            "  esac",
+            '  case "${words[2]}" in',
+            *verbs,
+            "  esac",
+            "}",
+            "# Read by eval: tell the shell. Read from a folder of fpath: be the function.",
+            'if [[ $funcstack[1] == _runner ]]; then _runner "$@"',
+            "else",
+            "  (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -D }",
+            "  compdef _runner runner",
+            "fi",
+            "",
+        )
+    )
+
+
+def _zsh_values(option: _Option) -> str:
+    if option.servers:
+        asked = '"${words[1]}" completion --servers "${(@Q)words[3, -1]}" 2>/dev/null'
+        return f'told=("${{(@f)$({asked})}}"); compadd -- ${{told:#}}'
+    tail = "-S '' " if any(word.endswith("=") for word in option.words) else ""
+    acts = [f"compadd {tail}-- {' '.join(option.words)}"] if option.words else []
+    acts += ["_files"] if option.files else []
+    return "; ".join(acts) or ":"
+
+
+def _described(name: str, about: str) -> str:
+    return _quoted(f"{name}:{about}" if about else name)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+# --- fish --------------------------------------------------------------------------------------------------
 
 
 def _fish() -> str:
-    lines = ["# fish completion for runner", "complete -c runner -n __fish_use_subcommand -f"]
+    lines = [
+        "# fish completion for runner",
+        "function __runner_servers",
+        "    set -l typed (commandline -opc)",
+        "    $typed[1] completion --servers $typed[3..-1] 2>/dev/null",
+        "end",
+        "complete -c runner -n __fish_use_subcommand -f",
+    ]
     for verb in all_verbs():
-        lines.append(f"complete -c runner -n __fish_use_subcommand -a {verb}")
+        about = _fish_quoted(verb_help(verb))
+        lines.append(f"complete -c runner -n __fish_use_subcommand -a {verb} -d {about}")
         condition = f"'__fish_seen_subcommand_from {verb}'"
         words, files = _operands(verb)
         if not files:
@@ -127,7 +259,14 @@ def _fish() -> str:
             # -r: the next word is its value, -x: and no file.
             kind = "" if not option.takes_value else " -r" if option.files else " -x"
             values = f" -a '{' '.join(option.words)}'" if option.words else ""
-            lines.append(f"complete -c runner -n {condition} -l {option.name[2:]}{kind}{values}")
+            if option.servers:
+                values = " -a '(__runner_servers)'"
+            about = f" -d {_fish_quoted(option.about)}" if option.about else ""
+            lines.append(f"complete -c runner -n {condition} -l {option.name[2:]}{kind}{values}{about}")
         for word in words:
             lines.append(f"complete -c runner -n {condition} -a {word}")
     return "\n".join(lines) + "\n"
+
+
+def _fish_quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

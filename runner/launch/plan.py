@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from runner.approvals.store import approvals_folder
 from runner.contracts.registry import all_host_places, find_contract
+from runner.launch.approve import allow_command
 from runner.launch.command import Command
 from runner.launch.prepare import Placeholders, managed_state_dir
 from runner.launch.stages import Decided, Planned, Stopwatch
@@ -142,7 +143,7 @@ def _no_cage() -> Failure:
 
 
 def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> PlanRequest:
-    plugin, policy, entrypoint = decided.loaded.plugin, decided.policy, decided.loaded.plugin.entrypoint
+    plugin, entrypoint = decided.loaded.plugin, decided.loaded.plugin.entrypoint
     assert entrypoint is not None  # `load` has refused it
     if not os.path.isdir(entrypoint.directory):
         outcome = Outcome(
@@ -167,7 +168,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         trusted_command=operators_own,
         conceal=(os.path.realpath(plugin.manifest),) if configured else (),
         state_dir=decided.state_dir,
-        project=_project(plugin, policy, decided.homes) if command is None else _directory(command),
+        project=_project(decided) if command is None else _directory(command),
         reserved_for=managed_state_dir(plugin, environ) if writes and layers.uid_range is not None else "",
         # Without a cage there is no other name.
         root_inside="" if decided.grant.unsandboxed else plugin.root_inside,
@@ -186,9 +187,9 @@ def _directory(command: Command) -> Project | None:
     )
 
 
-def _project(plugin: Plugin, policy: Policy, homes: Sequence[str]) -> Project | None:
+def _project(decided: Decided) -> Project | None:
     """The folder the plugin works on, with the reason why it is not shown, if there is one."""
-    project = plugin.project
+    project, policy, homes = decided.loaded.plugin.project, decided.policy, decided.homes
     if project is None:
         return None
     real, within = os.path.realpath(project.path), os.path.realpath(project.within or "/")
@@ -203,6 +204,8 @@ def _project(plugin: Plugin, policy: Policy, homes: Sequence[str]) -> Project | 
     elif policy.project != "read":
         refusal = f'policy {policy.name} says access = "none" under [project]'
         hint = 'set access = "read" under [project] in a policy of your own; or ' + asking
+        if policy.approvals.project == "read":
+            hint = f"to allow it: {allow_command(decided.loaded)}; or {hint}"
     return project._replace(refusal=refusal, hint=hint)
 
 

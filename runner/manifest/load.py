@@ -224,6 +224,16 @@ def contract_at(path: str, chosen: str | None = None) -> str | None:
         return None
 
 
+def servers_at(path: str) -> tuple[str, ...]:
+    """The names that --server can choose from, for the completion of a shell; none if there is a fault."""
+    try:
+        found = find(path)
+        name, document = _recognise(found, read_bounded(found.path))
+    except DocumentError:
+        return ()
+    return find_contract(name).servers(document)
+
+
 def load_all(
     path: str,
     *,

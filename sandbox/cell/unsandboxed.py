@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
+from sandbox import process
 from sandbox.cell.cell import Bounds, Cell, Exit, Usage, descendants
 from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.rlimits import rlimits
@@ -119,8 +120,7 @@ def _reap_strays() -> None:
 
 @contextmanager
 def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterator[Cell]:
-    import prctl
-
+    process.load()
     bounds = bounds or Bounds(rlimits(plan.limits))
     parent = os.getpid()
     with ExitStack() as stack:
@@ -131,7 +131,7 @@ def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterato
         status_r, status_w = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, status_w)
         stack.callback(os.close, status_r)
-        prctl.set_child_subreaper(True)
+        process.adopt_orphans(True)
         # Before the plugin starts: from then on the runner may be stopped at any time.
         clock = None if bounds.deadline is None else _start_clock(bounds.deadline, bounds.cgroup)
         try:
@@ -152,7 +152,7 @@ def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterato
         yield cell
     finally:
         cell.close()
-        prctl.set_child_subreaper(False)
+        process.adopt_orphans(False)
 
 
 def _end(pid: int) -> None:
@@ -163,13 +163,11 @@ def _end(pid: int) -> None:
 def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
     """Start a process that ends the plugin at its deadline, even if the runner is stopped or busy. In a cage
     the cell's init has that clock."""
-    import prctl
-
     runner = os.getpid()
     if pid := os.fork():
         return pid
     try:
-        prctl.set_pdeathsig(signal.SIGKILL)
+        process.die_with_parent()
         os.closerange(0, 0x7FFFFFFF)
         while os.getppid() == runner and (left := deadline - time.monotonic()) > 0:
             time.sleep(left)
@@ -187,10 +185,8 @@ def _become(
     plan: LaunchPlan, bounds: Bounds, doors: CgroupDoors, born_inside: bool, parent: int, status_w: int
 ) -> NoReturn:
     """Runs in the child."""
-    import prctl
-
     try:
-        prctl.set_pdeathsig(signal.SIGKILL)
+        process.die_with_parent()
         if os.getppid() != parent:
             os._exit(125)
         join_cgroups(doors, born_inside=born_inside)

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from sandbox import process
 from sandbox.files import write_all
 from sandbox.spawn.order import SpawnError, SpawnOrder
 from sandbox.spawn.spawner import spawn
@@ -133,31 +134,26 @@ def mount(source: str, target: str, kind: str | None, flags: int) -> int:
 
 def install_filter(program: bytes) -> int:
     """Install a seccomp filter; its errno, or 0. By hand: python-prctl knows only the strict mode."""
-    import prctl
-
     instructions = ctypes.create_string_buffer(program, len(program))
     head = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
-    prctl.set_no_new_privs(1)
+    process.forbid_new_privileges()
     failed = _libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), head, 0, 0)
     return ctypes.get_errno() if failed < 0 else 0
 
 
 def drop_to(uid: int) -> None:
     """Become `uid` for good, groups and all, as the launch does."""
-    import prctl
-
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     # A change of uid makes the process undumpable: /proc/self then belongs to root and its id maps cannot be
     # written. bwrap is past this, because exec makes it dumpable again.
-    prctl.set_dumpable(True)
+    process.allow_dumps()
 
 
 def in_child(act: Callable[[Note], None], timeout: float = TRIAL_SECONDS) -> TrialOutcome:
     """Run `act` in a forked child and collect what it notes."""
-    import prctl  # noqa: F401 -- loaded before the fork: each child needs it
-
+    process.load()
     reading, writing = os.pipe()
     parent = os.getpid()
     child = os.fork()
@@ -168,13 +164,11 @@ def in_child(act: Callable[[Note], None], timeout: float = TRIAL_SECONDS) -> Tri
 
 
 def _run_act(act: Callable[[Note], None], writing: int, parent: int) -> None:
-    import prctl
-
     def note(step: str, value: int | str) -> None:
         os.write(writing, json.dumps([step, value]).encode() + b"\n")
 
     try:
-        prctl.set_pdeathsig(signal.SIGKILL)
+        process.die_with_parent()
         if os.getppid() == parent:
             act(note)
     except BaseException as failed:  # noqa: BLE001 -- a forked child may never return into its parent's code
@@ -233,8 +227,6 @@ def user_namespace(uid: int | None, note: Note) -> None:
     The steps called nonsense tell who says no. The kernel refuses them with the errno in NONSENSE before it
     asks any sysctl or security module; another answer is a seccomp filter's, which speaks before the kernel.
     """
-    import prctl
-
     if uid is not None:
         drop_to(uid)
     note("clone_nonsense", -system_call("clone", CLONE_NEWUSER | CLONE_FS | signal.SIGCHLD, 0, 0, 0, 0))
@@ -258,7 +250,7 @@ def user_namespace(uid: int | None, note: Note) -> None:
     # The pid namespace begins with the next child, and only its own members may mount its procfs.
     first = os.fork()
     if first == 0:
-        prctl.set_pdeathsig(signal.SIGKILL)
+        process.die_with_parent()
         os._exit(mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC))
     note("proc", os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]))
 

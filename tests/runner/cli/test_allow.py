@@ -172,6 +172,19 @@ def test_a_path_that_was_added_and_is_gone_is_skipped(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_the_folder_it_works_on_can_be_allowed(server: Server) -> None:
+    server.write(None, args=["text"], cwd="data")
+    refused = server.exec()
+    assert refused.returncode == 126
+    assert f"to allow it: runner allow {server.file}; or" in refused.stderr
+    allowed = server.allow("--yes")
+    assert allowed.returncode == 0 and f"project  {server.data}" in allowed.stdout
+    assert server.exec().stdout == "found\n"
+    strict = server.exec("--policy", "strict")
+    assert strict.returncode in (125, 126) and strict.stdout == ""
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_strict_lets_nobody_allow_anything(server: Server) -> None:
     assert server.allow("--yes").returncode == 0
     assert server.exec().returncode == 0

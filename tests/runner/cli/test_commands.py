@@ -173,7 +173,8 @@ def test_a_state_of_run_is_listed_and_removed(runner_as: Caller, plugin_dir: Pat
 
 def _imported(caller: Caller, *words: str | Path) -> set[str]:
     """The modules of ours that a launch imports."""
-    argv = [*caller.prefix, *caller.python, "-X", "importtime", "-m", "runner", *map(os.fspath, words)]
+    given = [os.fspath(word) for word in words]
+    argv = [*caller.prefix, *caller.python, "-X", "importtime", "-m", "runner", *given]
     done = subprocess.run(argv, env=dict(caller.environ), cwd="/", capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

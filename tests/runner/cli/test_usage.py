@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -143,11 +144,16 @@ def test_a_limits_name_is_completed_without_a_space_and_without_a_backslash(
     assert "--limit memory=5M --policy strict" in shown
 
 
-def _in_a_terminal(*steps: tuple[str, str]) -> str:
-    """What bash shows: each text is typed, then what it leads to is waited for."""
+BASH = ("/bin/bash", "--norc", "--noprofile", "-i")
+
+
+def _in_a_terminal(*steps: tuple[str, str], shell: tuple[str, ...] = BASH) -> str:
+    """What a shell shows: each text is typed, then what it leads to is waited for."""
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve("/bin/bash", ["bash", "--norc", "--noprofile", "-i"], {"TERM": "dumb", "PS1": ""})
+        os.execve(
+            shell[0], shell, {"TERM": "dumb", "PS1": "", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+        )
     shown = ""
     try:
         for typed, awaited in steps:
@@ -197,14 +203,111 @@ def test_other_shells(runner_as_user: Caller, shell: str) -> None:
 
 
 def test_fish_offers_only_what_fits(runner_as_user: Caller) -> None:
-    lines = runner_as_user("completion", "fish").stdout.splitlines()
+    text = runner_as_user("completion", "fish").stdout
+    lines = text.splitlines()
     start = "complete -c runner -n '__fish_seen_subcommand_from"
-    assert f"{start} exec' -l policy -r -a 'default dev strict'" in lines
-    assert f"{start} exec' -l contract -x -a '{' '.join(contract_names())}'" in lines
-    assert f"{start} exec' -l limit -x -a '{' '.join(f'{name}=' for name in LIMIT_NAMES)}'" in lines
-    assert f"{start} explain' -l cpu-time -x" in lines
+    assert f"{start} exec' -l policy -r -a 'default dev strict' -d " in text
+    assert f"{start} exec' -l contract -x -a '{' '.join(contract_names())}' -d " in text
+    assert f"{start} exec' -l limit -x -a '{' '.join(f'{name}=' for name in LIMIT_NAMES)}' -d " in text
+    assert f"{start} explain' -l cpu-time -x -d " in text
     without_files = [verb for verb in VERBS if f"{start} {verb}' -f" in lines]
     assert set(without_files) >= {"contracts", "schema", "completion"} and not {"exec", "new"} & set(
         without_files
     )
     assert {f"{start} new' -a {name}" for name in contract_names()} <= set(lines)
+
+
+# --- the names of servers, and descriptions, in the shells themselves ---------------------------------------
+
+
+@pytest.fixture
+def typed(runner_as_user: Caller, tmp_path: Path) -> Path:
+    """A folder with a program `runner`, and a manifest with three servers."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/runner"
+    environ = " ".join(f"{name}={shlex.quote(value)}" for name, value in runner_as_user.environ.items())
+    program.write_text(f'#!/bin/sh\nexec env {environ} {shlex.join(runner_as_user.command())} "$@"\n')
+    program.chmod(0o755)
+    servers = {name: {"command": "true"} for name in ("alpha", "alpine", "be ta")}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    return tmp_path
+
+
+def test_the_servers_of_a_manifest(runner_as_user: Caller, tmp_path: Path) -> None:
+    manifest = runner_as_user.home / "mcp.json"
+    manifest.write_text('{"mcpServers": {"one": {}, "t\\u001bwo": {}, "three": {"command": "x"}}}')
+    broken = runner_as_user.home / "broken.json"
+    broken.write_text("{")
+    for path in (manifest, broken):
+        runner_as_user.give(path)
+    asked = ("completion", "--servers")
+    said = runner_as_user(*asked, "--policy", "dev", "/nowhere", "/etc", broken, manifest, "--server", "")
+    assert (said.returncode, said.stdout, said.stderr) == (0, "one\nthree\n", "")
+    said = runner_as_user(*asked, broken)
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+
+
+def test_bash_completes_servers(runner_as_user: Caller, typed: Path) -> None:
+    script = runner_as_user("completion", "bash").stdout
+    program, manifest = str(typed / "bin/runner"), str(typed / "mcp.json")
+    for verb in ("exec", "call", "tools", "explain", "check"):
+        assert completed(script, program, verb, manifest, "--server", "al") == {"alpha", "alpine"}
+    assert (
+        completed(script, program, "exec", "--server", "b", manifest) == set()
+    )  # the last word is asked for
+    asked = f"COMP_WORDS=({program} exec {manifest} --server be); COMP_CWORD=4; _runner; "
+    done = subprocess.run(
+        ["bash", "-c", f'{script}\n{asked}printf "<%s>" "${{COMPREPLY[@]}}"'], capture_output=True, text=True
+    )
+    assert done.stdout == "<be ta>"
+
+
+def test_bash_completes_a_command_behind_two_dashes(runner_as_user: Caller) -> None:
+    script = runner_as_user("completion", "bash").stdout
+    assert {"python3"} <= completed(script, "runner", "run", "--", "python")
+    assert completed(script, "runner", "run", "--", "ls", "/et") == {"/etc"}
+    assert {"--read", "--write", "--net", "--name"} <= completed(script, "runner", "run", "--")
+    assert "--wrapped" not in completed(script, "runner", "run", "--")
+    assert completed(script, "runner", "run", "--read", "/et") == {"/etc"}
+
+
+@pytest.mark.needs("fish")
+def test_fish_completes_servers_and_describes(runner_as_user: Caller, typed: Path) -> None:
+    (typed / "script").write_text(runner_as_user("completion", "fish").stdout)
+
+    def offered(line: str) -> dict[str, str]:
+        code = (
+            f"source {typed}/script; set -gx PATH {typed}/bin /usr/bin /bin; complete -C {shlex.quote(line)}"
+        )
+        home = {"HOME": str(typed), "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(["fish", "--no-config", "-c", code], capture_output=True, text=True, env=home)
+        return dict(each.partition("\t")[::2] for each in done.stdout.splitlines())
+
+    assert offered("runner expl") == {"explain": verb_module("explain").HELP}
+    assert set(offered(f"runner exec {typed}/mcp.json --server al")) == {"alpha", "alpine"}
+    assert offered("runner run --rea") == {"--read": "show it a file or folder, read-only"}
+    assert all(offered(f"runner {verb} --").get("--help") for verb in VERBS)
+
+
+@pytest.mark.needs("zsh")
+def test_zsh_completes_servers_and_describes(runner_as_user: Caller, typed: Path) -> None:
+    (typed / "script").write_text(runner_as_user("completion", "zsh").stdout)
+    start = (
+        f"PATH={typed}/bin:/usr/bin:/bin; ZDOTDIR={typed}; autoload -Uz compinit; compinit -u -D; "
+        f"LISTMAX=1000; source {typed}/script; PS1=READY:; cd /\n"
+    )
+    shown = _in_a_terminal(
+        (start, "READY:"),
+        (f"runner exec {typed}/mcp.json --server al\t\t", "alpine"),
+        ("\x15runner run --rea\t /etc\x01echo \x05\n", "run --read /etc"),
+        ("\x15runner run --re\t\t", "show it a file or folder"),
+        ("\x15runner ex\t\t", verb_module("explain").HELP[:30]),
+        shell=("/usr/bin/zsh", "-f", "-i"),
+    )
+    assert "alpha" in shown and "alpine" in shown
+    assert "show it a file or folder, read-only" in shown
+    assert verb_module("exec").HELP[:30] in shown and verb_module("explain").HELP[:30] in shown
