@@ -7,7 +7,7 @@ import re
 from typing import NoReturn
 
 from sandbox.document.diagnostic import quoted
-from sandbox.document.positions import WORD_LIMIT, Fault, Positions, duplicate
+from sandbox.document.positions import VALUE_LIMIT, WORD_LIMIT, Fault, Positions, duplicate
 
 _MESSAGES = {
     "Expecting value": ("a value is missing here", "trailing commas and comments are not JSON"),
@@ -81,10 +81,10 @@ def string_end(text: str, at: int) -> int | None:
     return None
 
 
-def scan(text: str) -> Positions:
+def scan(text: str, most_values: int = VALUE_LIMIT) -> Positions:
     """Positions of a JSON document. Stops at the first thing it does not understand: the real parser has a
     message for it."""
-    seen = Positions()
+    seen = Positions(most_values)
     path: list[str | int] = []
     closers: list[str] = []  # of the open containers; path has one key or index for each
     at, size = 0, len(text)

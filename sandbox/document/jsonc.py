@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from sandbox.document import json as strict
-from sandbox.document.positions import Fault
+from sandbox.document.positions import VALUE_LIMIT, Fault
 from sandbox.spec import KeyPath
 
 # Possessive, and only a set of characters is repeated: see json.py.
@@ -20,10 +20,10 @@ _NOT_A_BREAK = re.compile(r"[^\n\r]")
 _STRICT_HINTS = ("trailing commas", "remove it")  # of json.py, about what is allowed here
 
 
-def parse(text: str) -> tuple[object, dict[KeyPath, int]]:
+def parse(text: str, most_values: int = VALUE_LIMIT) -> tuple[object, dict[KeyPath, int]]:
     """The data, and the offset of each key and list item. Raises Fault."""
     plain = without_comments(text)
-    seen = strict.scan(plain)
+    seen = strict.scan(plain, most_values)
     try:
         data = strict.parse(plain)
     except Fault as fault:

@@ -36,8 +36,9 @@ def line_column(text: str, offset: int) -> tuple[int, int]:
 class Positions:
     """Offsets by key path, and the limits that hold while they are collected."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_values: int = VALUE_LIMIT) -> None:
         self.offsets: dict[KeyPath, int] = {}
+        self._most_values = most_values
         self.values = 0
         self.key_work = 0
         self.stop: int | None = None  # where the scan met something it does not understand
@@ -48,8 +49,8 @@ class Positions:
 
     def value(self, offset: int, depth: int) -> None:
         self.values += 1
-        if self.values > VALUE_LIMIT:
-            raise Fault(offset, "too_many_values", f"the document has more than {VALUE_LIMIT} values")
+        if self.values > self._most_values:
+            raise Fault(offset, "too_many_values", f"the document has more than {self._most_values} values")
         self.depth(offset, depth)
 
     def depth(self, offset: int, depth: int) -> None:

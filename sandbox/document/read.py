@@ -140,8 +140,16 @@ def _unreadable(path: str, error: OSError | ValueError) -> DocumentError:
 # --- parsing -----------------------------------------------------------------------------------
 
 
-def parse(path: str, raw: bytes, format: Format, *, limit: int = SIZE_LIMIT) -> Document:  # noqa: A002 (the word callers expect)
-    """Bytes as a document, or DocumentError."""
+def parse(
+    path: str,
+    raw: bytes,
+    format: Format,  # noqa: A002 (the word callers expect)
+    *,
+    limit: int = SIZE_LIMIT,
+    most_values: int | None = None,
+) -> Document:
+    """Bytes as a document, or DocumentError. `most_values`: of JSON, where its reader has time for more than
+    a launch has."""
     if len(raw) > limit:
         raise _too_large(path, limit, f"it has {len(raw)} bytes")
     # Imported here: a launch with cached manifest and policy reads files and parses none.
@@ -149,7 +157,7 @@ def parse(path: str, raw: bytes, format: Format, *, limit: int = SIZE_LIMIT) -> 
 
     text = _decode(path, raw)
     try:
-        data, offsets = _read_text(text, format)
+        data, offsets = _read_text(text, format, most_values)
     except Fault as fault:
         line, column = fault.place or line_column(text, fault.offset)
         raise DocumentError(Diagnostic(path, line, column, fault.rule, fault.message, fault.hint)) from None
@@ -166,9 +174,9 @@ def parse(path: str, raw: bytes, format: Format, *, limit: int = SIZE_LIMIT) -> 
     return document
 
 
-def _read_text(text: str, syntax: Format) -> tuple[object, dict[KeyPath, int]]:
+def _read_text(text: str, syntax: Format, most_values: int | None) -> tuple[object, dict[KeyPath, int]]:
     """The data, and the offset of each key and list item. Raises Fault."""
-    from sandbox.document.positions import Fault
+    from sandbox.document.positions import VALUE_LIMIT, Fault
 
     if syntax == "yaml":
         from sandbox.document import yaml as yaml_text
@@ -180,8 +188,8 @@ def _read_text(text: str, syntax: Format) -> tuple[object, dict[KeyPath, int]]:
     if syntax == "jsonc":
         from sandbox.document import jsonc
 
-        return jsonc.parse(text)
-    seen = toml_text.scan(text) if syntax == "toml" else json_text.scan(text)
+        return jsonc.parse(text, most_values or VALUE_LIMIT)
+    seen = toml_text.scan(text) if syntax == "toml" else json_text.scan(text, most_values or VALUE_LIMIT)
     # The text behind the stop was not measured, so the parser gets only enough to name the fault.
     known = text if seen.stop is None else text[: seen.stop + FAULT_CONTEXT]
     data = toml_text.parse(known, seen.stop) if syntax == "toml" else json_text.parse(text)

@@ -68,7 +68,13 @@ class McpContract(Contract):
     def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
             return None
-        return plugin.template.outer, (plugin.entrypoint.command, *plugin.entrypoint.args)
+        from runner.contracts.mcp.hosts.expand import with_folders
+
+        # The host fills in its folders before it starts the runner.
+        rules, folder = plugin.template.rules, plugin.template.folder
+        words = (plugin.entrypoint.command, *plugin.entrypoint.args)
+        home = os.path.expanduser("~")
+        return plugin.template.outer, tuple(with_folders(word, rules, folder, home) for word in words)
 
     def read(
         self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
@@ -97,8 +103,9 @@ class McpContract(Contract):
 
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import remarks
+        from runner.contracts.mcp.wrap.growth import warnings
 
-        return remarks(document)
+        return (*remarks(document), *warnings(document))
 
     def origin(self, document: Document) -> str:
         from runner.contracts.mcp.hosts.find import host_of

@@ -79,16 +79,19 @@ def _usage_fault(args: argparse.Namespace) -> str:
 
 def _change(args: argparse.Namespace) -> int:
     from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
+    from runner.contracts.mcp.wrap.program import runner_path
     from runner.contracts.mcp.wrap.shown import diff
     from runner.contracts.mcp.wrap.steps import carried_out, chosen, undo_step, wrap_step
 
-    program = "" if args.undo else runner_path()
+    program = runner_path()
+    if not program and not args.undo:
+        raise FileRefused("the program runner is neither on PATH nor beside this Python; install it first")
 
     def planned(raw: bytes) -> tuple[Configuration, Configuration, tuple[Step, ...]]:
         """The configuration before and after, and what happens to each server."""
         before = read_configuration(file.path, raw)
         servers = chosen(before, args.server)
-        steps = [undo_step(each) if args.undo else wrap_step(before, each) for each in servers]
+        steps = [undo_step(each) if args.undo else wrap_step(before, each, program) for each in servers]
         content, done = carried_out(before, steps, program)
         after = read_configuration(file.path, content)
         if not _is_as_wanted(before, after, done):
@@ -128,28 +131,6 @@ def read_configuration(path: str, raw: bytes) -> Configuration:
 
     home = os.path.expanduser("~")
     return configuration(path, raw, home if home.startswith("/") else "", dict(os.environ))
-
-
-def runner_path() -> str:
-    """The program that hosts are to start, by the path that people have: a link stays a link. FileRefused if
-    there is none."""
-    from shutil import which
-
-    from runner.contracts.mcp.wrap.config_file import FileRefused
-
-    given = sys.argv[0]
-    candidates = [
-        os.path.abspath(given) if "/" in given else which(given) or "",
-        os.path.join(os.path.dirname(sys.executable), "runner"),
-        which("runner") or "",
-    ]
-    for path in candidates:
-        path = os.path.abspath(path) if path else ""
-        if os.path.basename(path) == "runner" and os.path.isfile(path) and os.access(path, os.X_OK):
-            if not path.isprintable() or any(c in path for c in "${}"):
-                continue  # a host would fill something in
-            return path
-    raise FileRefused("the program runner is not on PATH, nor beside this Python; install it first")
 
 
 def _is_as_wanted(before: Configuration, after: Configuration, steps: tuple[Step, ...]) -> bool:

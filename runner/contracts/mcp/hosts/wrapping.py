@@ -77,6 +77,19 @@ def env_names(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(each.partition("=")[0] for each in found)
 
 
+def own_options(options: Sequence[str]) -> tuple[str, ...]:
+    """The options that a person, or whoever wrote the entry, added to those of wrapped_argv."""
+    rest = list(options)
+    for name in (_MARK, "--name"):
+        if name in rest:
+            at = rest.index(name)
+            del rest[at : at + 2]
+    while "--env" in rest[:-1] and "=" not in rest[rest.index("--env") + 1]:
+        at = rest.index("--env")
+        del rest[at : at + 2]
+    return tuple(rest)
+
+
 def _record(values: Mapping[str, str]) -> str:
     """As JSON in which no host finds a variable to fill in: ${X}, $X, {env:X}."""
     pairs = (f"{_literal(name)}:{_literal(value)}" for name, value in values.items())

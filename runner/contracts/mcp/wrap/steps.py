@@ -7,10 +7,19 @@ from collections.abc import Sequence
 from typing import Literal
 
 from runner.contracts.mcp.hosts.entries import servers_of
+from runner.contracts.mcp.hosts.fill import dotenv
 from runner.contracts.mcp.hosts.find import host_by_content, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
-from runner.contracts.mcp.hosts.wrapping import env_names, record_of, unwrapped, wrapped_argv
+from runner.contracts.mcp.hosts.wrapping import (
+    Unwrapped,
+    env_names,
+    own_options,
+    record_of,
+    unwrapped,
+    wrapped_argv,
+)
 from runner.contracts.mcp.launchers import launcher_fault
+from runner.contracts.mcp.wrap.program import is_same_program
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.edit.change import Change, DeleteKey, DropFirst, InsertList, Prepend, SetNull, SetWord
 from sandbox.document.edit.edit import edited, read_spans
@@ -22,6 +31,7 @@ from sandbox.value import NamedTuple
 
 # ~/.claude.json grows with every project that its owner opens.
 MOST_BYTES = 16 << 20
+MOST_VALUES = 1_000_000
 
 _ENDINGS: tuple[tuple[str, Format], ...] = (
     (".toml", "toml"),
@@ -31,6 +41,7 @@ _ENDINGS: tuple[tuple[str, Format], ...] = (
 _MARK = b"\xef\xbb\xbf"
 _ARGS = "args"
 NOT_WRAPPED = "is not wrapped"
+WRAPPED = "is wrapped already"
 
 
 class Step(NamedTuple):
@@ -67,15 +78,15 @@ def configuration(path: str, raw: bytes, home: str, environ: dict[str, str]) -> 
     body = raw.removeprefix(_MARK)
     if place is not None:
         try:
-            document = parse(path, body, place.host.syntax, limit=MOST_BYTES)
+            document = parse(path, body, place.host.syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
         except DocumentError:
             # Some hosts take comments although their documentation does not say so.
             if place.host.syntax != "json":
                 raise
-            document = parse(path, body, "jsonc", limit=MOST_BYTES)
+            document = parse(path, body, "jsonc", limit=MOST_BYTES, most_values=MOST_VALUES)
     else:
         syntax: Format = next((each for ending, each in _ENDINGS if path.lower().endswith(ending)), "jsonc")
-        document = parse(path, body, syntax, limit=MOST_BYTES)
+        document = parse(path, body, syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
     host = place.host if place is not None else None
     servers = servers_of(document, host)
     if not servers:
@@ -99,16 +110,30 @@ def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...
     return tuple(found)
 
 
-def wrap_step(config: Configuration, server: HostServer) -> Step:
+def wrap_step(config: Configuration, server: HostServer, program: str = "") -> Step:
+    """`program`: the runner that is to be started; empty: any."""
     notes = ("it is switched off in the configuration, and stays so",) if server.disabled else ()
     old = unwrapped(server.argv)
     if old is not None:
         added = tuple(name for name in variables(config, server) if name not in env_names(old.options))
         if added:
             return Step(server, "add", notes=notes, added=added)
-        return Step(server, "leave", "is wrapped already")
+        return Step(server, "leave", _wrapped_reason(config, old, program))
     reason = _uncageable(config, server)
     return Step(server, "leave", reason) if reason else Step(server, "wrap", notes=notes)
+
+
+def _wrapped_reason(config: Configuration, old: Unwrapped, program: str) -> str:
+    """A project that was cloned may bring entries along that only look like ours: say what is different."""
+    again = "runner wrap --undo, then runner wrap, writes it anew"
+    if program and not is_same_program(program, old.program):
+        return f"{WRAPPED}, with another program: {quoted(old.program, 200)}; {again}"
+    file = record_of(old.options).get("file", "")
+    if file != config.path:
+        return f"{WRAPPED}, for another configuration: {quoted(file, 200)}; {again}"
+    if own := own_options(old.options):
+        return f"{WRAPPED}, with options of its own: {quoted(' '.join(own), 400)}"
+    return WRAPPED
 
 
 def undo_step(server: HostServer) -> Step:
@@ -169,11 +194,9 @@ def _names_in_file(config: Configuration, server: HostServer) -> tuple[str, ...]
     path = os.path.join(_project(config.path), os.path.expanduser(path))
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-            lines = file.read(1 << 20).splitlines()
+            return tuple(dotenv(file.read(1 << 20)))
     except (OSError, UnicodeDecodeError):
         return ()
-    names = (line.partition("=")[0].strip().removeprefix("export ").strip() for line in lines if "=" in line)
-    return tuple(name for name in names if is_variable_name(name))
 
 
 def _project(path: str) -> str:
@@ -197,32 +220,45 @@ def value_at(data: object, keys: Sequence[str | int]) -> object:
 def carried_out(config: Configuration, steps: Sequence[Step], program: str) -> tuple[bytes, tuple[Step, ...]]:
     """The bytes with all steps done, and the steps. One that cannot be done becomes "leave"."""
     text = config.raw.decode("utf-8")
+    try:
+        return _with_steps(text, config, steps, program).encode("utf-8"), tuple(steps)
+    except EditRefused:
+        pass
     done: list[Step] = []
     for step in steps:
-        if step.does == "leave":
-            done.append(step)
-            continue
         try:
-            text = _with_step(text, config, step, program)
+            text = _with_steps(text, config, (step,), program)
             done.append(step)
         except EditRefused as refused:
             done.append(Step(step.server, "leave", f"cannot be changed: {refused.message}"))
     return text.encode("utf-8"), tuple(done)
 
 
-def _with_step(text: str, config: Configuration, step: Step, program: str) -> str:
-    syntax = config.syntax
-    if step.does == "wrap":
-        _, spans = read_spans(text.removeprefix("\ufeff"), syntax)
-        changes = wrap_changes(text.removeprefix("\ufeff"), config, step.server, spans, program)
-        return edited(text, syntax, changes)
-    if step.does == "add":
-        return edited(text, syntax, add_changes(step.server, step.added))
+def _with_steps(text: str, config: Configuration, steps: Sequence[Step], program: str) -> str:
+    body = text.removeprefix("\ufeff")
+    spans = read_spans(body, config.syntax)[1] if any(step.does == "wrap" for step in steps) else {}
+    changes: list[Change] = []
+    plainly: list[Change] = []  # in case --wrapped does not say the same as the command any more
+    for step in steps:
+        match step.does:
+            case "wrap":
+                new = wrap_changes(body, config, step.server, spans, program)
+            case "add":
+                new = add_changes(step.server, step.added)
+            case "undo":
+                new = undo_changes(step.server, as_before=True)
+            case _:
+                new = ()
+        changes += new
+        plainly += undo_changes(step.server, as_before=False) if step.does == "undo" else new
+    if not changes:
+        return text
     try:
-        return edited(text, syntax, undo_changes(step.server, as_before=True))
+        return edited(text, config.syntax, changes)
     except EditRefused:
-        # What --wrapped carries does not say the same as the command any more.
-        return edited(text, syntax, undo_changes(step.server, as_before=False))
+        if plainly == changes:
+            raise
+        return edited(text, config.syntax, plainly)
 
 
 def wrap_changes(

@@ -8,7 +8,8 @@ from typing import Any
 from runner.contracts.mcp.hosts.find import known_files
 from runner.contracts.mcp.hosts.wrapping import unwrapped
 from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
-from runner.contracts.mcp.wrap.steps import Configuration, configuration, wrap_step
+from runner.contracts.mcp.wrap.program import runner_path
+from runner.contracts.mcp.wrap.steps import WRAPPED, Configuration, configuration, wrap_step
 from sandbox.document.diagnostic import DocumentError
 
 
@@ -44,15 +45,16 @@ def _surveyed(path: str, host: str) -> dict[str, Any]:
 
 def _servers(config: Configuration) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
+    program = runner_path()
     for server in config.servers:
-        step = wrap_step(config, server)
+        step = wrap_step(config, server, program)
         wrapped = unwrapped(server.argv) is not None
         state = "wrapped" if wrapped else "left" if step.does == "leave" else "not wrapped"
         found.append(
             {
                 "name": server.label,
                 "state": state,
-                "reason": step.reason if state == "left" else "",
+                "reason": "" if step.reason == WRAPPED else step.reason,
                 "disabled": server.disabled,
                 "variables_added": list(step.added),
             }

@@ -243,3 +243,44 @@ def test_an_entry_that_cannot_be_edited_is_left() -> None:
     assert [step.does for step in steps] == ["leave", "wrap"]
     assert "line 3" in steps[0].reason
     assert undo(after) == raw
+
+
+def test_a_live_file_may_be_large() -> None:
+    """Claude Code keeps the history of every project there: more than a manifest may have."""
+    said = [{"display": "x" * 30, "pastedContents": {}}] * 100
+    projects = {f"/home/user/{n}": {"history": said, "mcpServers": {}} for n in range(110)}
+    data = {"projects": projects, "mcpServers": {"a": {"command": "/opt/a"}}}
+    raw = json.dumps(data, indent=1).encode()
+    after, steps = wrap(read(".claude.json", raw))
+    assert [step.does for step in steps] == ["wrap"]
+    assert undo(after) == raw
+
+
+def test_what_only_looks_wrapped_is_told() -> None:
+    """A project that was cloned brings an entry along."""
+    config = read(".cursor/mcp.json", b'{"mcpServers": {"a": {"command": "/opt/a"}}}')
+    after, _ = wrap(config)
+    own, _ = wrap(after, RUNNER)
+    assert own.raw == after.raw
+
+    def reason(old: bytes, new: bytes, path: str = ".cursor/mcp.json", program: str = "") -> str:
+        changed = read(path, after.raw.replace(old, new))
+        return wrap_step(changed, changed.servers[0], program).reason
+
+    assert reason(b"", b"") == "is wrapped already"
+    assert "with another program: '/tmp/evil/runner'" in reason(
+        RUNNER.encode(), b"/tmp/evil/runner", program="/bin/sh"
+    )
+    assert "for another configuration" in reason(b"", b"", path=".gemini/settings.json")
+    granted = reason(b'"--name"', b'"--read", "/", "--env", "A=b", "--name"')
+    assert "with options of its own: '--read / --env A=b'" in granted
+
+
+def test_a_command_that_undo_would_write_otherwise_is_written_plainly() -> None:
+    raw = b'{"mcpServers": {"a": {"command": "\\/opt\\/a"}}}'
+    after, _ = wrap(read(".cursor/mcp.json", raw))
+    assert undo(after) == raw
+    # Somebody changed the command behind the --: what --wrapped remembers says something else now.
+    other = after.raw.replace(b'"/opt/a"', b'"/opt/b"')
+    assert other != after.raw
+    assert undo(read(".cursor/mcp.json", other)) == b'{"mcpServers": {"a": {"command": "/opt/b"}}}'

@@ -1,0 +1,39 @@
+"""`runner check` warns of variables that an entry got since it was wrapped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Caller
+
+Write = Callable[..., Path]
+
+
+@pytest.mark.parametrize("shape", ["env", "envFile"])
+def test_check_warns_and_wrap_adds(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write, shape: str
+) -> None:
+    program = write_file(plugin_dir / "server", "#!/bin/sh\n", 0o755)
+    entry = {"command": str(program), "env": {"A": "1"}, "envFile": "${workspaceFolder}/.env"}
+    path = write_file(plugin_dir / "project/.cursor/mcp.json", json.dumps({"mcpServers": {"tool": entry}}))
+    env_file = write_file(plugin_dir / "project/.env", "# names\nexport B=2\n")
+    runner_as_user.give(plugin_dir / "project")
+    assert runner_as_user("wrap", path, "--yes").returncode == 0
+    before = runner_as_user("check", path)
+    assert "wrapped_without_variable" not in before.stdout
+    if shape == "env":
+        path.write_text(path.read_text().replace('"A": "1"', '"A": "1", "NEW": "2"'))
+    else:
+        env_file.write_text("B=2\nNEW=3\n")
+    done = runner_as_user("check", path)
+    assert "wrapped_without_variable: 'tool' was wrapped without the variable 'NEW'" in done.stdout
+    assert f"runner wrap {path} --server tool" in done.stdout
+    assert done.returncode == before.returncode
+    assert runner_as_user("wrap", path, "--server", "tool", "--yes").returncode == 0
+    args = json.loads(path.read_text())["mcpServers"]["tool"]["args"]
+    assert [args[i + 1] for i, word in enumerate(args) if word == "--env"] == ["A", "B", "NEW"]
+    assert "wrapped_without_variable" not in runner_as_user("check", path).stdout
