@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract, ContractVerb, LaunchFault, Listing
+from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -142,6 +142,11 @@ class McpContract(Contract):
         from runner.contracts.mcp.manifest import json_schema
 
         return json_schema()
+
+    def host_places(self) -> HostPlaces:
+        from runner.contracts.mcp.hosts.places import HOME_PLACES, PROJECT_NAMES, SYSTEM_PLACES, VARIABLES
+
+        return HostPlaces(HOME_PLACES, SYSTEM_PLACES, VARIABLES, PROJECT_NAMES)
 
     def dialect(self, setting: Setting) -> Dialect:
         from runner.contracts.mcp.dialect import make
