@@ -36,6 +36,8 @@ PASSES_ARGUMENTS = True
 
 # How long a reader of our stderr may take to make room for a message.
 _STDERR_WRITE_SECONDS = 2.0
+# Of advice, in characters: a pipe that has room takes it without waiting.
+_LONGEST_LINE = 900
 _LIMIT_CAUSES = ("oom", "cpu_time", "file_size", "pids")
 
 
@@ -235,7 +237,13 @@ def _print_advice(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, b
     from runner.launch.report import advice
 
     for each in advice(stage, outcome):
-        text.warn(each._replace(**_without(secrets, each._asdict())).text)
+        line = each._replace(**_without(secrets, each._asdict())).text
+        if not _is_stderr_writable():
+            return
+        if len(line) > _LONGEST_LINE:
+            line = f"{line[:_LONGEST_LINE]}… (the report has all of it)"
+        text.warn(line)
+        sys.stderr.flush()
 
 
 def _print_outcome(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
+    from sandbox.paths.guarded import GuardedName
     from sandbox.spec import KeyPath
 
 
@@ -103,6 +104,15 @@ class LaunchFault(NamedTuple):
     cause: str  # stable id
     message: str
     hint: str
+
+
+class HostPlaces(NamedTuple):
+    """Where the hosts of a contract's plugins keep what they run. No plugin of any contract may write it."""
+
+    home: tuple[str, ...] = ()  # files and folders, below a home
+    system: tuple[str, ...] = ()  # absolute
+    variables: tuple[str, ...] = ()  # of the environment, whose values are further places
+    project: tuple[GuardedName, ...] = ()  # at the top of a project; read-only in a folder that is writable
 
 
 class CommandOutput(NamedTuple):
@@ -228,6 +238,10 @@ class Contract(Protocol):
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         """What is allowed and unwise, for `runner package lint`."""
         return ()
+
+    def host_places(self) -> HostPlaces:
+        """Asked of every contract for every launch with a writable folder, whatever the plugin's contract."""
+        return HostPlaces()
 
     # --- calls that shape the cage --------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from runner.contracts.contract import HostPlaces
 from sandbox import CODE_ROOT
 
 if TYPE_CHECKING:
@@ -48,6 +49,17 @@ def find_contract(name: str) -> Contract:
 
 def all_contracts() -> tuple[Contract, ...]:
     return tuple(map(find_contract, contract_names()))
+
+
+def all_host_places() -> HostPlaces:
+    """Of the hosts of all contracts together."""
+    each = [contract.host_places() for contract in all_contracts()]
+    return HostPlaces(
+        tuple(place for places in each for place in places.home),
+        tuple(place for places in each for place in places.system),
+        tuple(name for places in each for name in places.variables),
+        tuple(name for places in each for name in places.project),
+    )
 
 
 def command_contract() -> str:

@@ -64,6 +64,8 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     _require_same_state(owner, opened.plan)
     if owners is None or not owners.maps_state:
         _require_reachable(planned.state_dir, owner)
+    if held.opened.plan.guards and not planned.grant.unsandboxed:
+        _hold_guarded(held.opened, stack)
     if not planned.grant.unsandboxed:
         require_room(opened, planned.grant.limits.disk)
     cgroup, limits = _make_cgroup(planned, held, opened.plan, stack)
@@ -76,6 +78,24 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     )
     oom_around = None if own_count else OomAround(held.survey.own)
     return Acquired(completed, opened, owner, cgroup, oom_around)
+
+
+def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
+    """Make the guarded names that are missing in writable folders, for as long as the plugin runs. Raises
+    PlanRefused."""
+    from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
+
+    for guard in opened.plan.guards:
+        if guard.access == "write" or guard.state == "optional":
+            continue
+        # Also what was there before: it may have been another launch's, and be gone.
+        place = GuardedPlace(opened.descriptors[guard.dest], guard.path, guard.content)
+        try:
+            stack.enter_context(held_places([place]))
+        except StandInRefused as refused:
+            reason = f"{guard.dest} cannot be written by a plugin: {refused}"
+            hint = "let the runner write to the folder, or give the plugin a narrower one"
+            raise PlanRefused([Denial("guarded", guard.dest, reason, hint)]) from None
 
 
 def _require_same_user(planned: Planned) -> None:

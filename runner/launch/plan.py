@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from runner.contracts.registry import find_contract
+from runner.approvals.store import approvals_folder
+from runner.contracts.registry import all_host_places, find_contract
 from runner.launch.approve import allow_command
 from runner.launch.command import Command
 from runner.launch.prepare import Placeholders, managed_state_dir
@@ -24,6 +25,7 @@ from sandbox.identity.reservations import RESERVATIONS
 from sandbox.identity.state import PACKAGES, state_root
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey
+from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import Mounts, contains, read_mounts
 from sandbox.paths.program import follow
@@ -152,7 +154,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
             "create it, or change it in the manifest",
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
-    writes = any(path.access == "write" and path.origin != "state" for path in decided.grant.paths)
+    writes = writes_outside(decided)
     operators_own = find_contract(plugin.contract).operators_own_command
     command = decided.loaded.invocation.command
     configured = operators_own and (command is None or bool(command.file))
@@ -273,10 +275,14 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
         policy=decided.policy.deny,
         runner=_own_places(environ),
         protected=_own_code(bwrap),
-        deciding=_deciding_files(decided.loaded.plugin, decided.policy),
+        deciding=(
+            *_deciding_files(decided.loaded.plugin, decided.policy),
+            *(_host_places(decided, environ) if writes_outside(decided) else ()),
+        ),
         storage=() if state_dir is None else (host_sides(state_dir),),
         copy=decided.copy,
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
+        guarded=all_host_places().project if writes_outside(decided) else (),
     )
 
 
@@ -284,6 +290,8 @@ def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The runner's own folders."""
     root = state_root(environ)
     places = [root, os.path.join(os.path.dirname(root), PACKAGES), cache.directory()]
+    if (approvals := approvals_folder(environ)) is not None:
+        places.append(os.path.dirname(approvals))
     if os.geteuid() == 0:
         places.append(os.path.dirname(RESERVATIONS))
     return tuple(os.path.realpath(place) for place in places if place is not None)
@@ -297,6 +305,24 @@ def _own_code(bwrap: str) -> tuple[str, ...]:
     ]
     places = [CODE_ROOT, bwrap, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *imported]
     return tuple(dict.fromkeys(place for place in places if place))
+
+
+def writes_outside(decided: Decided) -> bool:
+    """Whether the plugin may write anything but its own state."""
+    return any(path.access == "write" and path.origin != "state" for path in decided.grant.paths)
+
+
+def _host_places(decided: Decided, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where hosts keep what they run, under every name."""
+    places = all_host_places()
+    found = [os.path.join(home, place) for home in decided.homes for place in places.home]
+    if (base := environ.get("XDG_CONFIG_HOME", "")).startswith("/"):
+        inside = [place.removeprefix(".config/") for place in places.home if place.startswith(".config/")]
+        found += [os.path.join(base, place) for place in inside]
+    found += places.system
+    found += [named for name in places.variables if (named := environ.get(name, "")).startswith("/")]
+    usable = [normal(place) for place in found if lexical_fault(place) is None]
+    return tuple(dict.fromkeys(place for place in usable if place != "/"))
 
 
 def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:

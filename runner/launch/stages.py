@@ -269,6 +269,6 @@ def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
         *(Grant, spec.GrantedPath, spec.Denial, spec.Limits, spec.Network, spec.Note, spec.Project),
         *(spec.SandboxSpec, spec.PathRequest, spec.EnvRequest, spec.Scratch, spec.MemoryFile),
         *(AssignedLimits, AssignedLimit, Site, Layer, Layers, Decision, Ownership, Account),
-        *(LaunchPlan, plan.ShownPath, plan.Idmapped, FileIdentity, EgressPlan, EgressLimits),
+        *(LaunchPlan, plan.ShownPath, plan.Idmapped, plan.Guard, FileIdentity, EgressPlan, EgressLimits),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )

@@ -8,7 +8,7 @@ import resource
 import signal
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,10 @@ from sandbox.files import write_all
 from sandbox.identity.state import Owner
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan import bwrap
-from sandbox.plan.plan import LaunchPlan, OpenPlan, Text
+from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.network import STEPS
-from sandbox.spawn.order import CgroupDoors, SpawnError, SpawnOrder, folder_path
+from sandbox.spawn.order import CgroupDoors, GuardOrder, SpawnError, SpawnOrder, folder_path
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ def _launch(
         if mounts:
             sources = {dest: fd for dest, fd in sources.items() if dest not in mounts}
             folders |= {dest: folder_path(number) for number, dest in enumerate(mounts, len(folders))}
+        binds = _guarded_binds(open_plan, mounts) if plan.guards else {}
+        if binds:
+            sources = {dest: fd for dest, fd in sources.items() if dest not in binds}
+            folders |= {dest: folder_path(number) for number, dest in enumerate(binds, len(folders))}
         slots = bwrap.Slots(
             sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
             texts={
@@ -107,7 +111,11 @@ def _launch(
             keep=(*order.keep, *helper.keep),
             stdio=(null, null, complaint_w),  # for bwrap itself: both of its processes keep these
         )
-        order = _bounded(order, bounds, doors)._replace(mounts=tuple(mounts.values()))
+        order = _bounded(order, bounds, doors)._replace(
+            mounts=tuple(mounts.values()),
+            binds=tuple(binds.values()),
+            guards=tuple(_guard_orders(plan, list(folders))) if plan.guards else (),
+        )
         started = time.monotonic()
         pid = spawner.spawn(order) if gate is None else _spawn_behind(gate, order)
         try:
@@ -181,6 +189,22 @@ def _idmapped(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, 
         stack.callback(os.close, fd)
         found[dest] = fd, stat.S_ISDIR(os.fstat(source).st_mode)
     return found
+
+
+def _guarded_binds(open_plan: OpenPlan, mounts: Mapping[str, object]) -> dict[str, tuple[int, str]]:
+    """By destination: the writable folders with guards that no idmapped mount shows, and their names."""
+    guarded = {guard.dest for guard in open_plan.plan.guards}
+    return {
+        op.dest: (open_plan.descriptors[op.dest], op.real)
+        for op in open_plan.plan.operations
+        if isinstance(op, Bind) and op.dest in guarded and op.dest not in mounts
+    }
+
+
+def _guard_orders(plan: LaunchPlan, folders: Sequence[str]) -> Iterator[GuardOrder]:
+    """`folders`: the destinations of all folders, by number."""
+    for guard in plan.guards:
+        yield GuardOrder(folders.index(guard.dest), guard.path, guard.access, guard.state == "optional")
 
 
 def _bounded(order: SpawnOrder, bounds: Bounds, doors: CgroupDoors) -> SpawnOrder:

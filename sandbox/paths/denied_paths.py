@@ -182,7 +182,7 @@ REASONS: Mapping[Origin, str] = {
     "sockets": "where daemons keep their sockets",
     "whole": "which is never given as a whole",
     "execute": "which the host itself runs or obeys and no plugin may write",
-    "deciding": "which decides what the plugin may do: it could write its own next grant",
+    "deciding": "which decides what a plugin may do, or what a host runs: no plugin may write it",
     "policy": "which this policy denies",
     "runner": "which is the runner's own",
     "storage": "where hosts keep what plugins store",

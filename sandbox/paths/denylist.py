@@ -31,22 +31,14 @@ from sandbox.paths.denied_paths import (
     lexical_fault,
     normal,
 )
-from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, join
+from sandbox.paths.guarded import GuardedName, is_guarded_at_top
+from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, join, relative
 from sandbox.spec import Access
 from sandbox.value import NamedTuple
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Identity = tuple[int, int]  # st_dev, st_ino
-
-
-# --- by name --------------------------------------------------------------------------------------
-
-
-# --- homes ----------------------------------------------------------------------------------------
-
-
-# --- by identity ----------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
@@ -134,6 +126,8 @@ class Denylist:
         "_roots",
         "_walked",
         "entries",
+        "guarded",
+        "guarded_names",
         "mounts",
     )
 
@@ -149,13 +143,16 @@ class Denylist:
         storage: Iterable[str] = (),
         runtime_dir: str | None = None,
         copy: str = "",
+        guarded: Iterable[GuardedName] = (),
     ) -> None:
         """`policy` and `runner` are denied like the constants. `protected` (the runner's own code, bwrap) and
         `deciding` (manifest and policy) are denied only for writing. `storage` (what hosts keep for
         plugins) is denied like the constants, but a folder that contains it may be read. `runtime_dir` is
         $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read, a checked copy of
-        its own."""
+        its own. `guarded`: names that stay read-only in a writable folder; none: no name does."""
         self.mounts = mounts
+        self.guarded = tuple(guarded)
+        self.guarded_names = frozenset(each.name for each in self.guarded)
         self._copy = copy
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
@@ -219,7 +216,11 @@ class Denylist:
     def name_hit(self, name: str, access: Access = "read") -> Hit | None:
         """Judge by name alone: for a path that is not opened yet, or does not exist."""
         for found, entry in self.related(name):
-            if entry.applies(found, access) and not self._is_in_copy(normal(name), entry, found, access):
+            if (
+                entry.applies(found, access)
+                and not self._is_in_copy(normal(name), entry, found, access)
+                and not self._is_guarded_in((normal(name),), entry, found)
+            ):
                 return Hit(entry, found, "name")
         return None
 
@@ -228,6 +229,15 @@ class Denylist:
         if not self._copy or entry.origin != "runner" or relation != "below" or access != "read":
             return False
         return contains(self._copy, name)
+
+    def _is_guarded_in(self, names: Iterable[str], entry: Entry, relation: Relation) -> bool:
+        """Whether a folder may contain a file that decides, because it is read-only in there."""
+        if relation != "above" or entry.origin != "deciding":
+            return False
+        return any(
+            contains(name, entry.path) and is_guarded_at_top(relative(entry.path, name), self.guarded_names)
+            for name in names
+        )
 
     def related(self, name: str) -> Iterator[tuple[Relation, Entry]]:
         """Every entry that the name is, lies below, or lies above."""
@@ -243,6 +253,8 @@ class Denylist:
             if not found.denied.applies(found.relation, access):
                 continue
             if own_state and found.denied.origin == "runner" and found.relation == "below":
+                continue
+            if self._is_guarded_in(place.names, found.denied, found.relation):
                 continue
             if all(self._is_in_copy(name, found.denied, found.relation, access) for name in place.names):
                 continue

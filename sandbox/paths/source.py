@@ -15,6 +15,7 @@ from typing import Literal
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
 from sandbox.paths.denylist import Identity as Inode
+from sandbox.paths.guarded import GIT, GUARDED, LINKED, is_guarded
 from sandbox.paths.mounts import Inside, Mounts, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
@@ -88,9 +89,8 @@ class OpenSource(NamedTuple):
     scanned: int = 0  # entries looked at
     uid: int = 0  # its owner
     gid: int = 0
-    strangers: tuple[
-        tuple[int, str], ...
-    ] = ()  # other owners of what is in it, each with one path; see _Scan
+    strangers: tuple[tuple[int, str], ...] = ()  # other owners in it, each with one path; see _Scan
+    guarded: tuple[str, ...] = ()  # paths in it with a guarded name, if it is opened for writing
 
     def close(self) -> None:
         os.close(self.fd)
@@ -244,10 +244,15 @@ def _judged(
             "it is on an overlay with a relative layer path, which could mean any folder",
             "mount the overlay with absolute paths",
         )
+    names = denylist.guarded_names if access == "write" and not own_state else frozenset()
+    if names and any(is_guarded(name.strip("/"), names) for name in (*place.names, place.inside.path)):
+        raise Refused("self_grant", asked, GUARDED, "ask for another folder, and copy what is needed there")
     scanned = 0
+    guarded: tuple[str, ...] = ()
     strangers: tuple[tuple[int, str], ...] = ()
     if not trusted:
         scan = _Scan(asked, access, denylist, scan_limit)
+        scan.names = names | {GIT} if names else names
         if access == "write" and os.geteuid() == 0:
             scan.owner = status.st_uid
         if kind == stat.S_IFDIR:
@@ -256,7 +261,7 @@ def _judged(
             scan.file(status, "")
         # A mount below could count a name twice, and then the file would seem to have no other names.
         scan.settle_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
-        scanned, strangers = scan.count, tuple(scan.strangers.items())
+        scanned, strangers, guarded = scan.count, tuple(scan.strangers.items()), tuple(scan.guarded)
     return OpenSource(
         path=asked,
         real=real,
@@ -268,6 +273,7 @@ def _judged(
         uid=status.st_uid,
         gid=status.st_gid,
         strangers=strangers,
+        guarded=guarded,
     )
 
 
@@ -284,7 +290,9 @@ class _Scan:
     """Look at everything below one source. A read-only bind stops neither connect() to a unix socket nor
     opening a FIFO or a device, and a hard link can be another name of a denied file."""
 
-    __slots__ = ("access", "asked", "count", "denylist", "limit", "links", "owner", "strangers")
+    __slots__ = (
+        *("access", "asked", "count", "denylist", "guarded", "limit", "links", "names", "owner", "strangers"),
+    )
 
     def __init__(self, asked: str, access: Access, denylist: Denylist, limit: int) -> None:
         self.asked = asked
@@ -294,6 +302,8 @@ class _Scan:
         self.count = 0
         self.links: dict[Inode, _Linked] = {}
         self.owner = -1  # the expected owner of everything in it; -1: owners are not checked
+        self.names: frozenset[str] = frozenset()  # that are guarded
+        self.guarded: list[str] = []  # the paths that have one
         self.strangers: dict[int, str] = {}  # up to MOST_STRANGERS other owners, each with one path
 
     def directory(self, parent: int, name: str, path: str, depth: int) -> None:
@@ -332,6 +342,8 @@ class _Scan:
                 count += 1
                 if count > limit:
                     raise self._over(f"it holds more than {limit} files")
+                if item.name in self.names:
+                    self.guarded.append(f"{path}/{item.name}" if path else item.name)
                 if item.is_dir(follow_symlinks=False):
                     directories.append(item.name)
                 elif not item.is_symlink():
@@ -374,6 +386,8 @@ class _Scan:
             hit = self.denylist.file_hit(identity, self.access)
             if hit is not None:
                 raise self._linked(name, hit)
+            if self.names and is_guarded(name, self.names):
+                raise Refused("hard_link", self.asked, f"{self._named(name)} {LINKED}", "make it a copy")
             self.links.setdefault(identity, _Linked(name, status.st_nlink)).seen += 1
 
     def settle_links(self, devices: frozenset[str], *, whole: bool) -> None:

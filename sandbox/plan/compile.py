@@ -23,6 +23,7 @@ from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, si
 from sandbox.plan.places import ShownPlace, require_directory, require_safe_places, working_directory
 from sandbox.plan.plan import (
     Bind,
+    Guard,
     Idmapped,
     LaunchPlan,
     OpenPlan,
@@ -145,6 +146,15 @@ def _compile(
     _require_readable(_binds(opened), own, found, layers, owners)
     if owners is not None:
         notes += [Note("owner", note) for note in owners.notes()]
+    guards: tuple[Guard, ...] = ()
+    if written := [
+        (dest, held.source, held.where) for dest, held in opened.items() if held.access == "write"
+    ]:
+        from sandbox.plan.guards import all_guards, guard_notes, shown_guards
+
+        guards = all_guards(written, denylist, request.conceal)
+        shown += tuple(shown_guards(guards))
+        notes += guard_notes(guards)
     shown += tuple(_open_all(state, policy, denylist, opened, notes))
 
     binds = _binds(opened)
@@ -190,6 +200,7 @@ def _compile(
         owners=owners,
         idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
         egress=egress,
+        guards=guards,
     )
 
 

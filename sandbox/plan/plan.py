@@ -8,7 +8,7 @@ variables are in it, so a plan is as secret as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sandbox.network.egress import EgressPlan
 from sandbox.paths.source import FileIdentity
@@ -99,6 +99,19 @@ class Idmapped(NamedTuple):
     gid: int
 
 
+class Guard(NamedTuple):
+    """A path in a writable bind that is a mount of its own."""
+
+    dest: str  # of the bind
+    path: str  # below it
+    # "write": a folder on the way to another guard. It can be written, and not be renamed. "hidden": under
+    # /dev/null, like a Mask.
+    access: Literal["read", "write", "hidden"]
+    # "optional": left out if it is gone by then.
+    state: Literal["bound", "optional", "made at launch"]
+    content: str | None = None  # of what is made; None: a folder
+
+
 class LaunchPlan(NamedTuple):
     argv: tuple[str, ...]
     directory: str
@@ -115,6 +128,7 @@ class LaunchPlan(NamedTuple):
     owners: Decision | None = None  # of what it writes to folders of the host, where no owner is the caller
     idmapped: tuple[Idmapped, ...] = ()
     egress: EgressPlan | None = None  # what the gate lets through; None: there is no gate
+    guards: tuple[Guard, ...] = ()  # in the order in which they are mounted
 
     @property
     def memory_files(self) -> tuple[MemoryFile, ...]:

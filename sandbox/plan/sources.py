@@ -13,8 +13,9 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from sandbox.paths.denylist import Denylist
+from sandbox.paths.mounts import join
 from sandbox.paths.source import Missing, OpenSource, Refused, open_source
-from sandbox.plan.plan import Bind, Idmapped, LaunchPlan, OpenPlan, PlanRefused
+from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanRefused
 from sandbox.spec import Access, Denial, GrantedPath
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
     mapped = {each.dest: each.uid for each in plan.idmapped}
     descriptors: dict[str, int] = {}
     refusals: list[Denial] = []
+    guards: list[Guard] = []
     with ExitStack() as stack:
         for bind in plan.operations:
             if not isinstance(bind, Bind):
@@ -65,9 +67,25 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
             elif source.uid != mapped.get(bind.dest, source.uid):
                 refusals.append(_changed(bind.path, f"{bind.path} has another owner than in the plan"))
             descriptors[bind.dest] = source.fd
+            if bind.writable:
+                guards += _guards(plan, bind.dest, source, denylist, refusals)
         if refusals:
             raise PlanRefused(refusals)
-        yield OpenPlan(plan, descriptors)
+        yield OpenPlan(plan._replace(guards=tuple(guards)), descriptors)
+
+
+def _guards(
+    plan: LaunchPlan, dest: str, source: OpenSource, denylist: Denylist, refusals: list[Denial]
+) -> Sequence[Guard]:
+    """What is guarded in a writable folder as it is now."""
+    from sandbox.plan.guards import guards_of
+
+    hidden = [join(source.real, each.path) for each in plan.guards if each.access == "hidden"]
+    try:
+        return guards_of(dest, source, denylist, hidden)
+    except PlanRefused as refused:
+        refusals += refused.denials
+        return ()
 
 
 def _is_trusted(path: str, origin: str) -> bool:

@@ -22,8 +22,10 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
+from sandbox.spawn.guards import bind_source, make_guard
 from sandbox.spawn.network import (
     LEAVE,
     MEET_GATE,
@@ -32,7 +34,7 @@ from sandbox.spawn.network import (
     require_own_network,
     wait_for_gate,
 )
-from sandbox.spawn.order import ENDING, FOLDERS_ROOT, CgroupDoors, SpawnOrder, folder_path
+from sandbox.spawn.order import ENDING, FOLDERS_ROOT, CgroupDoors, GuardOrder, SpawnOrder, folder_path
 from sandbox.value import NamedTuple
 
 _CLONE_NEWNS = 0x00020000
@@ -159,7 +161,7 @@ def _make_folders(order: SpawnOrder, libc: ctypes.CDLL) -> None:
     The program does this after it has dropped root's file system uid: in a user namespace nobody can write
     to a file of a uid that has no mapping.
     """
-    if not order.folders and not order.mounts:
+    if not order.folders and not order.mounts and not order.binds:
         return
     ids = f"uid={order.uid},gid={order.gid}"
     _mount_tmpfs(libc, FOLDERS_ROOT, f"size=64k,mode=755,{ids}")
@@ -175,6 +177,13 @@ def _make_folders(order: SpawnOrder, libc: ctypes.CDLL) -> None:
         # Root made this mount, in no mount namespace yet: attached here, it keeps its mapping.
         if libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH) < 0:
             raise OSError(ctypes.get_errno(), "")
+    for number, (fd, real) in enumerate(order.binds, len(order.folders) + len(order.mounts)):
+        os.mkdir(folder_path(number))
+        bind_source(libc, fd, real, folder_path(number))
+
+
+def _guard(libc: ctypes.CDLL, guard: GuardOrder) -> None:
+    make_guard(libc, folder_path(guard.folder), guard)
 
 
 def _mount_tmpfs(libc: ctypes.CDLL, path: str, options: str) -> None:
@@ -193,7 +202,7 @@ def _read_account(fd: int) -> tuple[int, int]:
 
 def _stay(program: int, order: SpawnOrder, account: int) -> int:
     """Wait until no process is left, report what they used, and return the status to exit with."""
-    mounts = (fd for fd, _ in order.mounts)
+    mounts = (fd for fd, _ in (*order.mounts, *order.binds))
     held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
     for fd in held - {order.ending, *order.hold}:
         os.close(fd)
@@ -309,7 +318,7 @@ def _init_stages(
         held.update(order.cgroups.files)
         if order.network is not None:
             held.add(order.network.channel)
-        held.update(fd for fd, _ in order.mounts)  # closed by the exec
+        held.update(fd for fd, _ in (*order.mounts, *order.binds))  # closed by the exec
         kept = sorted(fd for fd in held if fd > 2)
         low = 3
         for fd in kept:
@@ -357,6 +366,10 @@ def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> 
     return (
         ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
         ("make its temporary folders", lambda: _make_folders(order, libc)),
+        *(
+            (f"guard {each.path[-60:]!a} in a writable folder", partial(_guard, libc, each))
+            for each in order.guards
+        ),
         ("forbid new privileges", lambda: _forbid_privileges(libc)),
         ("join its cgroups", lambda: join_cgroups(order.cgroups, born_inside=born_inside)),
         ("be found in its cgroups", lambda: require_membership(order.membership)),

@@ -104,6 +104,15 @@ class NetworkOrder(NamedTuple):
     made: bool = False  # by root, before the uid is dropped; otherwise by the cell's init
 
 
+class GuardOrder(NamedTuple):
+    """A mount inside of a writable folder (sandbox/spawn/guards.py)."""
+
+    folder: int  # the number of the folder
+    path: str  # below it
+    access: str  # "read", "write" or "hidden"
+    optional: bool  # left out if it is gone
+
+
 class SpawnOrder(NamedTuple):
     """All inputs of a child, decided in advance: after the clone nothing is looked up or allocated."""
 
@@ -126,6 +135,9 @@ class SpawnOrder(NamedTuple):
     scratch: int = -1  # the number of the one that Ending.full is about; -1: none
     # Detached mounts, and whether each is a directory's. Their numbers follow those of `folders`.
     mounts: tuple[tuple[int, bool], ...] = ()
+    # Folders of the host, each with its name, that are mounted for their guards. Their numbers come next.
+    binds: tuple[tuple[int, str], ...] = ()
+    guards: tuple[GuardOrder, ...] = ()
     network: NetworkOrder | None = None  # None: bwrap makes the network namespace, or there is none
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract, ContractVerb, LaunchFault, Listing
+from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -68,7 +68,13 @@ class McpContract(Contract):
     def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
             return None
-        return plugin.template.outer, (plugin.entrypoint.command, *plugin.entrypoint.args)
+        from runner.contracts.mcp.hosts.expand import with_folders
+
+        # The host fills in its folders before it starts the runner.
+        rules, folder = plugin.template.rules, plugin.template.folder
+        words = (plugin.entrypoint.command, *plugin.entrypoint.args)
+        home = os.path.expanduser("~")
+        return plugin.template.outer, tuple(with_folders(word, rules, folder, home) for word in words)
 
     def read(
         self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
@@ -136,6 +142,11 @@ class McpContract(Contract):
         from runner.contracts.mcp.manifest import json_schema
 
         return json_schema()
+
+    def host_places(self) -> HostPlaces:
+        from runner.contracts.mcp.hosts.places import HOME_PLACES, PROJECT_NAMES, SYSTEM_PLACES, VARIABLES
+
+        return HostPlaces(HOME_PLACES, SYSTEM_PLACES, VARIABLES, PROJECT_NAMES)
 
     def dialect(self, setting: Setting) -> Dialect:
         from runner.contracts.mcp.dialect import make

@@ -41,11 +41,11 @@ _REMOTE = frozenset(("autofs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "
 _COMMON_NAMES = frozenset(("PATH", "HOME", "PWD", "OLDPWD", "SHELL", "USER", "LOGNAME", "TERM", "LANG"))
 
 
-def advise(scene: Scene, stderr: str = "") -> tuple[Advice, ...]:
-    """The most telling first. `stderr`: the end of what the plugin wrote there."""
+def advise(scene: Scene, stderr: str = "", mounts: Mounts | None = None) -> tuple[Advice, ...]:
+    """The most telling first. `stderr`: the end of what the plugin wrote there. `mounts`: of this machine."""
     clues = read_clues(stderr) if stderr.strip() else Clues()
     found: dict[str, Advice] = {}
-    paths = _PathAdvice(scene)
+    paths = _PathAdvice(scene, mounts)
     for each in (
         *_refused(scene, scene.hosts),
         *(_unresolved(scene, clues) if scene.network == "none" else ()),
@@ -116,9 +116,9 @@ def _variables(scene: Scene, names: Iterable[str]) -> Iterator[Advice]:
 class _PathAdvice:
     """Looks up what exists. Opens nothing, follows no link at the end of a path."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, mounts: Mounts | None) -> None:
         self._scene = scene
-        self._mounts: Mounts | None = None
+        self._mounts = mounts
         self._told: list[tuple[str, Access]] = []
 
     def of_stderr(self, clues: Iterable[PathClue]) -> Iterator[Advice]:

@@ -436,7 +436,7 @@ def test_a_file_of_its_own_and_a_link_that_leads_away(plugins: Plugins, mapping:
     told = plugins.run(
         manifest, f"text('{single}', 'new')", f"text('{data}/link', 'x')", f"os.listdir('{data}')"
     )
-    assert told[0] == "oldnew" and told[2] == ["link"]
+    assert told[0] == "oldnew" and "link" in told[2]
     assert other.read_text() == "theirs" and single.stat().st_uid == ALICE
     # A file of root's that everybody may write stays root's.
     roots = file(plugins.place / "data-roots", 0, 0o666, "")

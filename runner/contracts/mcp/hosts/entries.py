@@ -106,7 +106,7 @@ def _server(name: str, data: object, keys: KeyPath, host: Host, scope: str) -> H
         env=pairs,
         env_keys=program.at(env) if env in program else None,
         passed=_passed(entry),
-        env_file=entry.string("envFile") or "",
+        env_file=(entry.string("envFile") or "") if "envFile" in host.keys else "",
         cwd=entry.string("cwd") or "",
         fault=fault or env_fault,
     )

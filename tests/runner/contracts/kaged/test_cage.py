@@ -29,7 +29,7 @@ if store.startswith("config:/"):
 else:
     folder = f"{{project_root}}/{{store[9:]}}"
 os.makedirs(folder, exist_ok=True)
-number = len(os.listdir(folder))
+number = len([name for name in os.listdir(folder) if name.endswith(".md")])
 with open(f"{{folder}}/{{number}}.md", "w") as file:
     file.write("a note")
 print(number)

@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from runner.launch.advice.advice import MOST_TOLD, advise
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.outcome import Advice
+from sandbox.paths.mounts import parse_mountinfo
 from sandbox.policy.policy import ApprovalRule
 from tests.conftest import Caller
 
@@ -270,6 +273,57 @@ def test_a_session(runner_as: Caller, plugin_dir: Path, write_file: Write) -> No
     assert json.loads(place.read_text())["advice"] == [advice]
 
 
+def test_a_call_that_takes_too_long(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    """The failure is printed at once, and the advice when the plugin has ended."""
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    script = f"""
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("method") == "initialize":
+        info = {{"name": "slow", "version": "1"}}
+        result = {{"protocolVersion": "2025-06-18", "capabilities": {{"tools": {{}}}}, "serverInfo": info}}
+        print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], "result": result}}), flush=True)
+    elif asked.get("method") == "tools/call":
+        print("waiting for {data}", file=sys.stderr, flush=True)
+    elif "id" in asked:
+        error = {{"code": -32601, "message": "no such method"}}
+        print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], "error": error}}), flush=True)
+"""
+    words = {"command": "/usr/bin/python3", "args": ["-c", script]}
+    manifest = write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"slow": words}}))
+    failed = runner_as("call", "--timeout", "1s", manifest, "anything", "--input", "{}")
+    assert failed.returncode == 12, failed.stderr
+    lines = failed.stderr.splitlines()
+    [line] = told(failed.stderr)
+    assert lines[0].startswith("runner: timeout in call") and lines.index(line) == len(lines) - 1
+
+
+LIBRARY = """
+import sys, trio
+from runner import PluginFailure, open_plugin
+
+async def main():
+    try:
+        async with open_plugin(sys.argv[1]) as plugin:
+            pass
+    except PluginFailure as failure:
+        [advice] = failure.advice
+        assert advice.text in str(failure).splitlines() and failure.report["advice"] == [advice._asdict()]
+        print(advice.option)
+
+trio.run(main)
+"""
+
+
+def test_the_library(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+    data = write_file(plugin_dir / "data.txt", "42\n")
+    manifest = entry(plugin_dir, write_file, f"cat {data}; exit 3")
+    argv = [*runner_as.prefix, *runner_as.python, "-c", LIBRARY, str(manifest)]
+    done = subprocess.run(argv, env=runner_as.environ, cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"--read {data}\n", done.stderr
+
+
 def test_a_secret_is_not_shown(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     """Not even where it is the name of a path."""
     data = write_file(plugin_dir / "hush-hush-hush", "42\n")
@@ -394,6 +448,15 @@ def test_hostile_names_stay_on_their_line(tmp_path: Path) -> None:
     [advice] = advise(scene(tmp_path), f"cannot open '{file}'")
     assert advice.text.isprintable() and "\\x1b" in advice.text and "\\u202e" in advice.text
     assert shlex.split(advice.option) == ["--read", str(file)]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("autofs", 0), ("nfs4", 0), ("fuse.sshfs", 0), ("ext4", 1)])
+def test_a_plugin_cannot_have_the_runner_ask_a_server(tmp_path: Path, kind: str, count: int) -> None:
+    """To look up a path may mount something, or wait for a server that the plugin has chosen."""
+    (tmp_path / "file").touch()
+    table = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:50 / {tmp_path} rw - {kind} server:/x rw\n"
+    found = advise(scene(tmp_path), f"open '{tmp_path}/file'", parse_mountinfo(table.encode()))
+    assert len(found) == count
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

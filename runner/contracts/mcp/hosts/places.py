@@ -1,0 +1,137 @@
+"""Where hosts keep what they run: the places that no plugin may write. Constants only.
+
+Each is a folder where all of a folder decides (extensions, hooks, commands, servers), or a file. The files of
+servers are named beside their folders, because a hard link to a file is found by the file's own name.
+"""
+
+from __future__ import annotations
+
+from sandbox.paths.guarded import GuardedName
+
+_CODE = (".config/Code", ".config/Code - Insiders", ".config/VSCodium", ".config/Cursor", ".config/Windsurf")
+
+# Below a home. What begins with .config is also meant below $XDG_CONFIG_HOME.
+HOME_PLACES: tuple[str, ...] = (
+    ".mcp.json",
+    ".claude.json",
+    ".claude",
+    ".claude/settings.json",
+    ".config/Claude",
+    ".config/Claude/claude_desktop_config.json",
+    ".cursor",
+    ".cursor/mcp.json",
+    *_CODE,
+    *(f"{place}/User/{name}" for place in _CODE for name in ("mcp.json", "settings.json", "tasks.json")),
+    *(
+        f"{place}/User/globalStorage/{name}"
+        for place in (*_CODE, ".vscode-server/data")
+        for name in (
+            "saoudrizwan.claude-dev/settings/cline_mcp_settings.json",
+            "rooveterinaryinc.roo-cline/settings/mcp_settings.json",
+        )
+    ),
+    ".vscode",
+    ".vscode-insiders",
+    ".vscode-oss",
+    ".vscode-server",
+    ".vscode-server/data/User/mcp.json",
+    ".cursor-server",
+    ".windsurf-server",
+    ".copilot",
+    ".copilot/mcp-config.json",
+    ".codeium",
+    ".codeium/mcp_config.json",
+    ".codeium/windsurf/mcp_config.json",
+    ".config/zed",
+    ".config/zed/settings.json",
+    ".local/share/zed",
+    ".cline",
+    ".cline/data/settings/cline_mcp_settings.json",
+    ".roo",
+    ".continue",
+    ".continue/config.yaml",
+    ".continue/config.json",
+    ".gemini",
+    ".gemini/settings.json",
+    ".gemini/antigravity/mcp_config.json",
+    ".codex",
+    ".codex/config.toml",
+    ".config/goose",
+    ".config/goose/config.yaml",
+    ".lmstudio",
+    ".lmstudio/mcp.json",
+    ".cache/lm-studio",
+    ".cache/lm-studio/mcp.json",
+    ".junie",
+    ".junie/mcp/mcp.json",
+    ".config/JetBrains",
+    ".config/opencode",
+    ".config/opencode/opencode.json",
+    ".config/opencode/opencode.jsonc",
+    ".aws/amazonq",
+    ".aws/amazonq/mcp.json",
+    ".aws/amazonq/default.json",
+    ".aws/amazonq/agents/default.json",
+    ".amazonq",
+    ".kiro",
+    ".kiro/settings/mcp.json",
+    ".factory",
+    ".factory/mcp.json",
+    ".kimi",
+    ".kimi/mcp.json",
+    ".config/Trae",
+    ".config/Trae CN",
+    ".config/Trae CN/User/mcp.json",
+    ".config/Trae/User/mcp.json",
+    ".config/amp",
+    ".config/amp/settings.json",
+    ".config/amp/settings.jsonc",
+    ".vibe",
+    ".vibe/config.toml",
+)
+
+SYSTEM_PLACES: tuple[str, ...] = ("/etc/gemini-cli", "/etc/claude-code", "/etc/codex")
+
+# Variables that name another place.
+VARIABLES: tuple[str, ...] = (
+    "CLAUDE_CONFIG_DIR",
+    "CODEX_HOME",
+    "COPILOT_HOME",
+    "CLINE_MCP_SETTINGS_PATH",
+    "OPENCODE_CONFIG",
+    "OPENCODE_CONFIG_DIR",
+    "CONTINUE_GLOBAL_DIR",
+    "VIBE_HOME",
+    "GEMINI_CLI_SYSTEM_SETTINGS_PATH",
+)
+
+_NO_SERVERS = '{"mcpServers": {}}\n'
+
+# At the top of a project.
+PROJECT_NAMES: tuple[GuardedName, ...] = (
+    GuardedName(".mcp.json", _NO_SERVERS),
+    GuardedName("mcp.json", _NO_SERVERS),
+    GuardedName("opencode.json", "{}\n"),
+    GuardedName("opencode.jsonc", "{}\n"),
+    *map(
+        GuardedName,
+        (
+            ".vscode",
+            ".cursor",
+            ".zed",
+            ".roo",
+            ".continue",
+            ".gemini",
+            ".codex",
+            ".junie",
+            ".amazonq",
+            ".claude",
+            ".kiro",
+            ".opencode",
+            ".factory",
+            ".trae",
+            ".amp",
+            ".vibe",
+        ),
+    ),
+)

@@ -1,0 +1,154 @@
+"""What stays read-only in the folders that a plugin may write, decided when the plan is made.
+
+The mounts are made by the cell's init (sandbox/spawn/guards.py) and not by bwrap, which follows links on the
+way to a mount point. What is missing is made for the time of the launch (sandbox/paths/stand_in.py).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.guarded import (
+    GIT,
+    MOST_NESTED,
+    GuardedPath,
+    is_guarded,
+    is_unguarded,
+    nested_paths,
+    top_paths,
+    ways,
+)
+from sandbox.paths.mounts import contains, join
+from sandbox.paths.source import OpenSource
+from sandbox.plan.plan import Guard, PlanRefused, ShownPath
+from sandbox.spawn.order import FOLDERS_ROOT
+from sandbox.spec import Denial, KeyPath, Note
+
+GUARD_RULE = "guarded"
+GUARD_ORIGIN = "guarded: it tells programs outside of the cage what to run"
+_TELLS = "tells programs outside of the cage what to run"
+
+
+class _Unguardable(Exception):
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
+        self.hint = hint
+
+
+def all_guards(
+    written: Iterable[tuple[str, OpenSource, KeyPath]], denylist: Denylist, conceal: Sequence[str]
+) -> tuple[Guard, ...]:
+    """For all that is opened for writing, by destination."""
+    return tuple(
+        guard
+        for dest, source, where in written
+        for guard in guards_of(dest, source, denylist, conceal, where)
+    )
+
+
+def guards_of(
+    dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence[str] = (), where: KeyPath = ()
+) -> tuple[Guard, ...]:
+    """For one writable folder, in the order in which they are mounted. Raises PlanRefused."""
+    if source.kind != "dir" or not denylist.guarded:
+        return ()
+    try:
+        if not os.path.isdir(FOLDERS_ROOT):
+            why = f"there is no {FOLDERS_ROOT} here, below which its guarded files would be mounted"
+            raise _Unguardable(why, f"make a folder {FOLDERS_ROOT}")
+        found = {guard.path: guard for guard in _guards(dest, source, denylist, conceal)}
+    except _Unguardable as refused:
+        reason = f"{source.real} cannot be written by a plugin: {refused}"
+        raise PlanRefused([Denial(GUARD_RULE, source.path, reason, refused.hint, where=where)]) from None
+    for way in ways(list(found)):
+        found.setdefault(way, Guard(dest, way, "write", "bound" if way == GIT else "optional"))
+    return tuple(sorted(found.values(), key=lambda guard: (guard.path.count("/"), guard.path)))
+
+
+def _guards(dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence[str]) -> Iterator[Guard]:
+    mounted = [mount.point for mount in denylist.mounts.below(source.real)]
+    for path, content, optional in _wanted(source, denylist):
+        status, real = _status(source, path), join(source.real, path)
+        if status is None:
+            if not optional:
+                yield Guard(dest, path, "read", "made at launch", content)
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            if optional:
+                continue  # it can be replaced, as a new one can be made
+            raise _Unguardable(
+                f"{real} is a symbolic link, which it could replace, and {_TELLS}",
+                "put the files themselves there instead of the link, or ask for a narrower folder",
+            )
+        if any(contains(real, point) for point in mounted):
+            raise _Unguardable(f"something is mounted at or below {real}, which {_TELLS}", "unmount it")
+        hidden = stat.S_ISREG(status.st_mode) and real in conceal
+        yield Guard(dest, path, "hidden" if hidden else "read", "optional" if optional else "bound", content)
+
+
+def _wanted(source: OpenSource, denylist: Denylist) -> Iterator[GuardedPath]:
+    names = denylist.guarded_names
+    yield from top_paths(denylist.guarded, _is_repository(source, GIT))
+    nested = [
+        path
+        for path in source.guarded
+        if "/" in path and not is_unguarded(path) and not _lies_in_guarded(path, names)
+    ]
+    if len(nested) > MOST_NESTED:
+        raise _Unguardable(
+            f"it holds {len(nested)} repositories and configurations of hosts, and at most {MOST_NESTED} can "
+            f"be guarded; one of them is {join(source.real, nested[0])}",
+            "ask for a narrower folder",
+        )
+    for path in sorted(nested):
+        yield from nested_paths(path, _is_repository(source, path))
+
+
+def _lies_in_guarded(path: str, names: frozenset[str]) -> bool:
+    above = path.rpartition("/")[0]
+    return GIT in above.split("/") or is_guarded(above, names)
+
+
+def _is_repository(source: OpenSource, path: str) -> bool:
+    """Whether it is git's folder. One that is not complete, as a stand-in, is guarded as a whole; so is one
+    that we may not enter, which is closed to the plugin too."""
+    status = _status(source, path) if path.rpartition("/")[2] == GIT else None
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return False
+    enterable = os.access(path, os.X_OK, dir_fd=source.fd, effective_ids=True, follow_symlinks=False)
+    return enterable and _status(source, f"{path}/HEAD") is not None
+
+
+def _status(source: OpenSource, path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path, dir_fd=source.fd, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        where = join(source.real, path)
+        why = f"{where}, which {_TELLS}, cannot be looked at: {error.strerror}"
+        raise _Unguardable(why, "let the runner read it, or ask for a narrower folder") from None
+
+
+def shown_guards(guards: Iterable[Guard]) -> Iterator[ShownPath]:
+    """For people: what exists and is read-only."""
+    for guard in guards:
+        if guard.access != "write" and guard.state != "made at launch":
+            yield ShownPath(join(guard.dest, guard.path), "read", GUARD_ORIGIN, "bound")
+
+
+def guard_notes(guards: Iterable[Guard]) -> Iterator[Note]:
+    """For people: what is missing and cannot be made."""
+    missing: dict[str, list[str]] = {}
+    for guard in guards:
+        if guard.state == "made at launch":
+            missing.setdefault(guard.dest, []).append(guard.path)
+    for dest, paths in missing.items():
+        yield Note(
+            "guarded",
+            f"in {dest} the plugin cannot make {', '.join(paths)}: these names tell programs outside of the "
+            "cage what to run. Empty ones stand there while it runs",
+        )

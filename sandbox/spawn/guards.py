@@ -1,0 +1,92 @@
+"""Guards: mounts inside of a writable folder that keep parts of it read-only, made in the cell's own mounts.
+
+Every step goes through descriptors, and none follows a link: another plugin may be writing to the folder
+meanwhile. bwrap binds the folder with everything that is mounted in it. In the plugin's mount namespace the
+kernel holds all of it together: a mount cannot be removed alone, a mount point cannot be renamed, replaced or
+unlinked.
+
+Standard library only, as everything that runs between a clone and an exec.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+
+from sandbox.spawn.order import GuardOrder
+
+_MS_RDONLY = 0x1
+_MS_REMOUNT = 0x20
+_MS_BIND = 0x1000
+_MS_REC = 0x4000
+# Flags that a mount has already and that a remount must repeat: as statvfs(2) tells and mount(2) takes them.
+_KEPT_FLAGS = 0x2 | 0x4 | 0x8  # nosuid, nodev, noexec
+_KEPT_TIMES = ((1024, 0x400), (2048, 0x800), (4096, 0x200000))  # noatime, nodiratime, relatime
+
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def bind_source(libc: ctypes.CDLL, fd: int, real: str, place: str) -> None:
+    """Mount the folder that is open as `fd`. The descriptor is of another mount namespace, so the folder is
+    opened again here, by its name, and must be the same."""
+    here = os.open(real, _STEP | os.O_DIRECTORY)
+    try:
+        found, meant = os.fstat(here), os.fstat(fd)
+        if (found.st_dev, found.st_ino) != (meant.st_dev, meant.st_ino):
+            raise OSError(errno.ESTALE, "")
+        _mount(libc, f"/proc/self/fd/{here}", place, _MS_BIND | _MS_REC)
+    finally:
+        os.close(here)
+
+
+def make_guard(libc: ctypes.CDLL, root: str, guard: GuardOrder) -> None:
+    *above, name = guard.path.split("/")
+    parent = os.open(root, _STEP | os.O_DIRECTORY)
+    try:
+        for step in above:
+            # Each is a mount point since its own guard was made, and this opens what is mounted there.
+            below = os.open(step, _STEP | os.O_DIRECTORY, dir_fd=parent)
+            os.close(parent)
+            parent = below
+        _mount_over(libc, parent, name, guard)
+    except (FileNotFoundError, NotADirectoryError):
+        if not guard.optional:
+            raise
+    finally:
+        os.close(parent)
+
+
+def _mount_over(libc: ctypes.CDLL, parent: int, name: str, guard: GuardOrder) -> None:
+    target = os.open(name, _STEP, dir_fd=parent)
+    try:
+        mode = os.fstat(target).st_mode
+        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            if guard.optional:
+                return
+            raise OSError(errno.ELOOP, "")
+        source = "/dev/null" if guard.access == "hidden" else f"/proc/self/fd/{target}"
+        _mount(libc, source, f"/proc/self/fd/{target}", _MS_BIND | _MS_REC)
+    finally:
+        os.close(target)
+    if guard.access == "write":
+        return
+    mounted = os.open(name, _STEP, dir_fd=parent)
+    try:
+        flags = os.fstatvfs(mounted).f_flag
+        kept = flags & _KEPT_FLAGS
+        for told, taken in _KEPT_TIMES:
+            kept |= taken if flags & told else 0
+        # Fails if this is not the root of a mount: somebody has replaced the name meanwhile.
+        _mount(libc, None, f"/proc/self/fd/{mounted}", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
+        if not os.fstatvfs(mounted).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, "")
+    finally:
+        os.close(mounted)
+
+
+def _mount(libc: ctypes.CDLL, source: str | None, target: str, flags: int) -> None:
+    given = None if source is None else source.encode()
+    if libc.mount(given, target.encode(), None, flags, None) < 0:
+        raise OSError(ctypes.get_errno(), "")

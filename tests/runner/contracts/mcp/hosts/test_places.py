@@ -1,0 +1,30 @@
+"""The places that no plugin may write hold every file of the table of hosts."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.contracts.mcp.hosts.places import HOME_PLACES, PROJECT_NAMES, SYSTEM_PLACES, VARIABLES
+from runner.contracts.mcp.hosts.table import HOSTS
+from sandbox.paths.mounts import contains
+
+FILES = sorted({(host.name, file) for host in HOSTS for file in host.files})
+
+
+@pytest.mark.parametrize(("host", "file"), FILES)
+def test_a_file_of_a_user_is_protected(host: str, file: str) -> None:
+    base, _, rest = file.partition("/")
+    if base != "~":
+        assert base.removeprefix("$").rstrip("/") in VARIABLES, host
+        return
+    assert any(contains(f"/{place}", f"/{rest}") for place in HOME_PLACES), host
+    if "*" not in rest:  # a hard link to it is found by its own name
+        assert rest in HOME_PLACES, host
+
+
+def test_files_of_projects_and_of_the_system_are_protected() -> None:
+    names = {each.name for each in PROJECT_NAMES}
+    for host in HOSTS:
+        assert {file.partition("/")[0] for file in host.project_files} <= names, host.name
+        for file in host.system_files:
+            assert any(contains(place, file) for place in SYSTEM_PLACES), (host.name, file)

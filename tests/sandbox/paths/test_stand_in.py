@@ -1,0 +1,83 @@
+"""Stand-ins: made where a name is missing, shared, and removed by the last user if nobody changed them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def places(root: int) -> list[GuardedPlace]:
+    return [GuardedPlace(root, "folder"), GuardedPlace(root, "file", "{}\n")]
+
+
+def test_made_and_removed(tmp_path: Path, places: list[GuardedPlace]) -> None:
+    with held_places(places):
+        assert os.listdir(tmp_path / "folder") == [] and (tmp_path / "file").read_text() == "{}\n"
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_last_user_removes_them(tmp_path: Path, places: list[GuardedPlace]) -> None:
+    with held_places(places):
+        before = (tmp_path / "folder").stat().st_ino
+        with held_places(places):
+            pass
+        assert (tmp_path / "folder").stat().st_ino == before and (tmp_path / "file").exists()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_there_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("{}\n")
+    with held_places(places):
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_what_was_changed_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
+    with held_places(places):
+        (tmp_path / "folder/x").touch()
+        (tmp_path / "file").write_text("mine")
+    assert (tmp_path / "folder/x").exists() and (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_was_replaced_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
+    with held_places(places):
+        (tmp_path / "new").write_text("{}\n")
+        os.replace(tmp_path / "new", tmp_path / "file")
+        os.rmdir(tmp_path / "folder")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_is_neither_followed_nor_removed(tmp_path: Path, places: list[GuardedPlace]) -> None:
+    (tmp_path / "file").symlink_to("elsewhere")
+    with held_places(places):
+        pass
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_one_that_is_being_removed_for_ever_is_refused(
+    tmp_path: Path, places: list[GuardedPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.paths.stand_in._TRIES", 3)
+    (tmp_path / "folder").mkdir()
+    fd = os.open(tmp_path / "folder", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with pytest.raises(StandInRefused, match="folder could not be made"), held_places(places):
+        raise AssertionError("held what another one is removing")
+    os.close(fd)
+    with held_places(places):
+        assert (tmp_path / "file").exists()

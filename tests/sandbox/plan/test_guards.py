@@ -1,0 +1,97 @@
+"""What is guarded in a writable folder, when the plan is made and when a stored one is opened again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.guarded import MOST_NESTED, GuardedName
+from sandbox.paths.mounts import read_mounts
+from sandbox.paths.source import Refused, open_source
+from sandbox.plan.guards import guard_notes, guards_of, shown_guards
+from sandbox.plan.plan import Guard, PlanRefused
+
+NAMES = (GuardedName(".mcp.json", "{}\n"), GuardedName(".vscode"))
+
+
+def guards(place: Path, conceal: tuple[str, ...] = (), deciding: tuple[str, ...] = ()) -> tuple[Guard, ...]:
+    denylist = Denylist(read_mounts(), guarded=NAMES, deciding=deciding)
+    source = open_source(str(place), access="write", denylist=denylist)
+    try:
+        return guards_of("/inside", source, denylist, conceal)
+    finally:
+        source.close()
+
+
+def refusal(place: Path) -> str:
+    with pytest.raises((PlanRefused, Refused)) as refused:
+        guards(place)
+    return str(refused.value)
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    found = guards(tmp_path)
+    assert found == (
+        Guard("/inside", ".git", "read", "made at launch"),
+        Guard("/inside", ".mcp.json", "read", "made at launch", "{}\n"),
+        Guard("/inside", ".vscode", "read", "made at launch"),
+    )
+    assert list(shown_guards(found)) == []
+    (note,) = guard_notes(found)
+    assert note.message.startswith("in /inside the plugin cannot make .git, .mcp.json, .vscode: ")
+
+
+def test_a_repository_stays_writable_but_for_what_is_run(tmp_path: Path) -> None:
+    (tmp_path / ".git/hooks").mkdir(parents=True)
+    (tmp_path / ".git/HEAD").touch()
+    (tmp_path / ".git/config").touch()
+    found = {guard.path: (guard.access, guard.state) for guard in guards(tmp_path)}
+    assert found[".git"] == ("write", "bound")
+    assert found[".git/hooks"] == found[".git/config"] == ("read", "bound")
+    assert found[".git/commondir"] == found[".git/modules"] == ("read", "made at launch")
+
+
+def test_further_down_what_exists_is_guarded_with_all_on_the_way(tmp_path: Path) -> None:
+    for name in ("a/b/.vscode", "a/node_modules/x/.vscode", ".vscode/.vscode", "c/.git/hooks"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "c/.git/HEAD").touch()
+    found = {guard.path: guard.access for guard in guards(tmp_path) if guard.state == "optional"}
+    reads = {"a/b/.vscode", "c/.git/hooks"}
+    ways = {"a", "a/b", "c", "c/.git"}
+    assert found == dict.fromkeys(reads, "read") | dict.fromkeys(ways, "write")
+
+
+def test_the_own_configuration_is_hidden_and_no_reason_to_refuse(tmp_path: Path) -> None:
+    file = tmp_path / ".mcp.json"
+    file.write_text("{}")
+    found = {guard.path: guard.access for guard in guards(tmp_path, (str(file),), (str(file),))}
+    assert found[".mcp.json"] == "hidden"
+    with pytest.raises(Refused, match="decides what a plugin may do"):
+        guards(tmp_path, (), (str(tmp_path / "plugin.toml"),))
+
+
+@contextmanager
+def _changed(path: Path) -> Iterator[None]:
+    yield
+    path.unlink()
+
+
+def test_what_cannot_be_guarded_is_refused(tmp_path: Path) -> None:
+    with _changed(tmp_path / ".vscode"):
+        (tmp_path / ".vscode").symlink_to("elsewhere")
+        assert "is a symbolic link" in refusal(tmp_path)
+    (tmp_path / ".mcp.json").touch()
+    with _changed(tmp_path / "other"):
+        os.link(tmp_path / ".mcp.json", tmp_path / "other")
+        assert "has another hard link" in refusal(tmp_path)
+    for number in range(MOST_NESTED + 1):
+        assert guards(tmp_path)
+        (tmp_path / f"{number}/.vscode").mkdir(parents=True)
+    assert f"at most {MOST_NESTED} can be guarded" in refusal(tmp_path)
+    (tmp_path / ".vscode/x").mkdir(parents=True)
+    assert "the configuration of a host or of git" in refusal(tmp_path / ".vscode/x")
