@@ -43,6 +43,7 @@ from sandbox.limits.cgroup import sweep
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
 from tests import bounds, quick, spread
+from tests.published.install import lacks_registry
 from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,6 +129,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "zsh": lambda: _lacks_program("zsh", "zsh"),
     "fish": lambda: _lacks_program("fish", "fish"),
     "systemd": _lacks_systemd,
+    "registry": lacks_registry,
 }
 
 
@@ -211,10 +213,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.section("what the machine let us test")
         for line in lines:
             terminalreporter.line(line, yellow="skipped" in line)
+    for line in told(terminalreporter.stats, "published"):
+        terminalreporter.line(line)
     if left := config.stash.get(_LEFT, []):
         terminalreporter.section("left on the machine by this run", red=True)
         for line in left:
             terminalreporter.line(line)
+
+
+def told(stats: Mapping[str, Sequence[Any]], key: str) -> list[str]:
+    """What tests recorded for the end of a run with record_property(key, line)."""
+    reports = [report for reports in stats.values() for report in reports if hasattr(report, "when")]
+    return sorted({line for each in reports for name, line in each.user_properties if name == key})
 
 
 # --- Callers -----------------------------------------------------------------------------------------------

@@ -55,6 +55,9 @@ def pattern(output: str) -> str:
 def test_there_are_examples() -> None:
     assert {example.command.split("runner ")[1].split()[0] for example in _examples()} >= {
         "exec",
+        "run",
+        "allow",
+        "wrap",
         "call",
         "tools",
         "check",
@@ -63,7 +66,7 @@ def test_there_are_examples() -> None:
         "new",
         "contracts",
     }
-    assert set(_files()) == {"greedy.toml", "mcp.json", "fetch.json", "hosts.toml", "slow.toml"}
+    assert set(_files()) == {"greedy.toml", "mcp.json", "fetch.json", "slow.toml"}
 
 
 @pytest.mark.parametrize(

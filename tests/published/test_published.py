@@ -1,0 +1,54 @@
+"""Published MCP servers, as people have them: wrapped, allowed, and used by the official client.
+
+Each stands in a host's configuration as its README says, with the installed program in the place of npx or
+uvx. `runner wrap` changes the configuration, `runner allow` says what the server may have, and the client of
+the official SDK starts the command that the configuration then has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.conftest import Caller
+from tests.published.places import Desk, make_desk
+from tests.published.servers import NEEDED, SERVERS
+from tests.published.use import AT_ONCE, allow, use_all, wrap
+
+pytestmark = [pytest.mark.needs("registry", "node"), pytest.mark.bound(1200)]
+
+
+@pytest.fixture
+def desk(runner_as: Caller, programs: Path, plugin_dir: Path, nothing_left: None) -> Desk:
+    return make_desk(runner_as, programs, plugin_dir)
+
+
+def test_published_servers_are_wrapped_allowed_listed_and_called(
+    desk: Desk, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    files = desk.configure(SERVERS)
+    for file in sorted(set(files.values())):
+        wrap(desk, file)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda server: allow(desk, server, files[server.name]), SERVERS))
+    tried = trio.run(use_all, desk, SERVERS, files, tmp_path)
+    faults = [str(each) for each in tried if each.fault]
+    called = [each for each in tried if not each.fault and each.server.call is not None]
+    line = f"{desk.caller.name}: {len(called)} of {NEEDED} published servers listed and called"
+    record_property("published", "\n".join([line, *(f"  {each}" for each in sorted(map(str, tried)))]))
+    assert len(called) >= NEEDED, "\n".join([line, *faults])
+    assert not faults, "\n".join([line, *faults])
+
+
+def test_without_the_yes_a_wrapped_server_has_nothing_of_the_host(desk: Desk, tmp_path: Path) -> None:
+    """The control: it is `runner allow` that made the others work."""
+    server = next(each for each in SERVERS if each.name == "my_sqlite_db")
+    files = desk.configure([server])
+    wrap(desk, files[server.name])
+    [tried] = trio.run(use_all, desk, [server], files, tmp_path)
+    assert "unable to open database file" in tried.fault
+    assert not (desk.work / server.leaves).exists()
