@@ -180,6 +180,10 @@ def _unwrapped(loaded: Loaded) -> Loaded:
     command = command_of(words)
     if not command.name:
         raise ValueError("this entry was wrapped without a name; run runner wrap again")
+    if os.path.realpath(command.file) != os.path.realpath(loaded.plugin.manifest):
+        # A project that was cloned may claim another configuration: the yes would be for that one.
+        told = f"this entry was wrapped for another configuration: {command.file or 'none'}"
+        raise ValueError(f"{told}; runner wrap --undo, then runner wrap, writes it anew")
     return load(Invocation("", policy=loaded.invocation.policy, command=command), Stopwatch())
 
 

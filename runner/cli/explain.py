@@ -219,7 +219,12 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
     decided, planned = decided_of(stage), planned_of(stage)
     granted = None if decided is None else decided.grant
     name = f"{plugin.id} {plugin.version}".rstrip()
-    yield printable(f"{name} ({plugin.contract}) from {plugin.manifest}")
+    loaded = loaded_of(stage)
+    if loaded is not None and loaded.invocation.command is not None:
+        origin = loaded.invocation.command.file or "the command line"
+        yield printable(f"{name} (a command) from {origin}")
+    else:
+        yield printable(f"{name} ({plugin.contract}) from {plugin.manifest}")
     if granted is not None:
         yield f"policy {printable(granted.policy)}"
         if granted.unsandboxed:
@@ -262,7 +267,6 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield "It would be launched" + (
             ", but paths that it names are not in the cage: see the notes." if lacking else "."
         )
-        loaded = loaded_of(stage)
         options = {} if loaded is None else dict(loaded.invocation.options)
         if fault := find_contract(plugin.contract).choice_fault(plugin, options):
             yield f"But `runner exec` would refuse it: {printable(fault.message)}"

@@ -248,8 +248,8 @@ def decode_planned(raw: bytes) -> Planned:
 
 def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     """Every class that can occur in a Planned."""
+    from runner.manifest.cache import PLUGIN_CLASSES
     from runner.package.signature import Signed
-    from runner.plugin import Entrypoint, Template
     from sandbox import spec
     from sandbox.identity.accounts import Account
     from sandbox.limits.assign import AssignedLimit
@@ -262,12 +262,11 @@ def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.policy import policy
 
     return (
-        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Plugin, Entrypoint, Diagnostic, Signed),
-        Template,
+        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Signed),
+        *PLUGIN_CLASSES,
         *(Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
         *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule, policy.ApprovalRule, Approval),
-        *(Grant, spec.GrantedPath, spec.Denial, spec.Limits, spec.Network, spec.Note, spec.Project),
-        *(spec.SandboxSpec, spec.PathRequest, spec.EnvRequest, spec.Scratch, spec.MemoryFile),
+        *(Grant, spec.GrantedPath, spec.Denial, spec.Note),
         *(AssignedLimits, AssignedLimit, Site, Layer, Layers, Decision, Ownership, Account),
         *(LaunchPlan, plan.ShownPath, plan.Idmapped, plan.Guard, FileIdentity, EgressPlan, EgressLimits),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),

@@ -354,7 +354,7 @@ def _open_all(
                     "missing_path",
                     want.path,
                     f"{want.path} does not exist",
-                    "create it, or remove it from the manifest",
+                    "create it, or do not ask for it",
                     where=want.where,
                 )
             )

@@ -36,7 +36,8 @@ def print_list(*, as_json: bool) -> int:
         record = each.record
         if record is None:
             say(
-                f"{each.name[:12]}  UNUSABLE  {printable(each.fault)}\n    {printable(each.hint)}", sys.stdout
+                f"{printable(each.name[:12])}  UNUSABLE  {printable(each.fault)}\n    {printable(each.hint)}",
+                sys.stdout,
             )
             continue
         key = record.key

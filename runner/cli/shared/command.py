@@ -189,10 +189,12 @@ def _wrapped(text: str | None) -> str:
         return ""
     import json
 
+    wrong = "--wrapped: it is not what runner wrap writes; run runner wrap again"
     try:
         file = json.loads(text).get("file", "")
-    except (ValueError, AttributeError):
-        raise ValueError("--wrapped: it is not what runner wrap writes; run runner wrap again") from None
-    if not isinstance(file, str) or (file and not file.startswith("/")):
-        raise ValueError("--wrapped: it is not what runner wrap writes; run runner wrap again")
+        os.fsencode(file)  # half of a surrogate pair is no character, and no part of a path
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise ValueError(wrong) from None
+    if not isinstance(file, str) or "\0" in file or (file and not file.startswith("/")):
+        raise ValueError(wrong)
     return file

@@ -40,25 +40,18 @@ from runner.launch.run import CalledOff, run
 from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, ended_of
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.verdict import diagnose, judge, judge_error
+from runner.manifest.cache import PLUGIN_CLASSES
 from runner.outcome import Failure, Outcome
-from runner.plugin import Allowance, Entrypoint, Plugin
+from runner.plugin import Allowance, Plugin
 from sandbox.cell.contents import read_contents
 from sandbox.codec import decode, encode
-from sandbox.document.diagnostic import Diagnostic
 from sandbox.network.egress import AuditLine
 from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import ApprovalRule
 from sandbox.spec import (
     Denial,
-    EnvRequest,
     Limits,
-    MemoryFile,
-    Network,
     Note,
-    PathRequest,
-    Project,
-    SandboxSpec,
-    Scratch,
 )
 from sandbox.value import NamedTuple
 
@@ -86,8 +79,8 @@ class LaunchOrder(NamedTuple):
 
 # Every class that can occur in an order.
 _ORDER_CLASSES = (
-    *(LaunchOrder, Invocation, Overrides, Limits, Command, SandboxSpec),
-    *(PathRequest, EnvRequest, Network, Scratch, MemoryFile),
+    *(LaunchOrder, Invocation, Overrides, Command),
+    *PLUGIN_CLASSES,
 )
 
 
@@ -142,8 +135,8 @@ class MonitorEnd(NamedTuple):
 Message = Born | Terms | Launched | Audited | MonitorEnd
 MESSAGES = (
     *(Born, Terms, Allowance, Launched, Audited, AuditLine, MonitorEnd),
-    *(Outcome, Denial, Diagnostic, Note, Limits, Scene, Mention, RefusedHost, ApprovalRule),
-    *(Plugin, Entrypoint, SandboxSpec, PathRequest, Network, EnvRequest, Project, Scratch, MemoryFile),
+    *(Outcome, Denial, Note, Scene, Mention, RefusedHost, ApprovalRule),
+    *PLUGIN_CLASSES,
 )
 
 

@@ -309,6 +309,17 @@ def test_a_wrapped_entry_and_what_its_host_starts_are_one(server: Server) -> Non
     assert server.exec().stdout == "found\n"
 
 
+def test_an_entry_that_claims_another_configuration_is_not_allowed_for_it(server: Server) -> None:
+    """Else a yes to what came with a project would be one for the caller's own server."""
+    for claimed in ({"file": str(server.file) + "x"}, {}):
+        args = ["run", "--wrapped", json.dumps(claimed), "--name", "one", "--", "/bin/cat"]
+        server.write(None, args=args, command="/opt/runner")
+        allowed = server.allow("--yes", "--server", "one", "--read", server.data)
+        assert (allowed.returncode, allowed.stdout) == (2, "")
+        assert "wrapped for another configuration" in allowed.stderr
+    assert server.caller("allow", "--list").stdout == "nothing is allowed\n"
+
+
 @pytest.mark.usefixtures("nothing_left")
 def test_two_servers_of_one_name_share_neither_state_nor_approvals(
     server: Server, plugin_dir: Path, write_file: Write

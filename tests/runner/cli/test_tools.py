@@ -227,4 +227,4 @@ def test_help_and_completion_know_both_verbs(runner_as_user: Caller) -> None:
     fish = runner_as_user("completion", "fish").stdout
     start = "complete -c runner -n '__fish_seen_subcommand_from"
     assert f"{start} call' -l kind -x -a '{' '.join(all_kinds())}'" in fish
-    assert f"{start} tools' -l json\n" in fish
+    assert f"{start} tools' -l json -d '" in fish

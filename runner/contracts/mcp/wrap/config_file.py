@@ -66,7 +66,12 @@ class ConfigFile:
                 backup = _write_backup(backups, self.path, before)
                 again, now = self.read()
                 if again == before and (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino):
-                    os.rename(temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+                    try:
+                        os.rename(temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+                    except OSError as error:  # it is mounted by itself, or its folder is sticky
+                        os.unlink(backup)
+                        told = f"a new file cannot take its place: {error.strerror}"
+                        raise FileRefused(f"{told}; is it mounted from elsewhere?") from None
                     os.fsync(self._folder)
                     return backup, after
                 os.unlink(backup)

@@ -26,6 +26,8 @@ from sandbox.document.edit.edit import edited, read_spans
 from sandbox.document.edit.span import EditRefused, EditSyntax, Spans
 from sandbox.document.edit.words import written
 from sandbox.document.read import Document, Format, parse
+from sandbox.paths.denied_paths import lexical_hit
+from sandbox.paths.homes import homes
 from sandbox.spec import is_variable_name
 from sandbox.value import NamedTuple
 
@@ -191,7 +193,11 @@ def _names_in_file(config: Configuration, server: HostServer) -> tuple[str, ...]
     path = path.replace("${workspaceFolder}", _project(config.path))
     if "$" in path:
         return ()
-    path = os.path.join(_project(config.path), os.path.expanduser(path))
+    path = os.path.normpath(os.path.join(_project(config.path), os.path.expanduser(path)))
+    # A line of a key can look like a variable, and the names are shown and written into the configuration.
+    own_homes = homes(os.environ)
+    if any(lexical_hit(each, own_homes) for each in (path, os.path.realpath(path))):
+        return ()
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
             return tuple(dotenv(file.read(1 << 20)))

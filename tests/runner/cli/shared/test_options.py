@@ -229,7 +229,7 @@ def boxed(monkeypatch: pytest.MonkeyPatch) -> None:
         "option_owners",
         lambda name: [c.name for c in contracts.values() if any(o.name == name for o in c.options)],
     )
-    monkeypatch.setattr(options, "_contract_of", lambda args: args.contract)
+    monkeypatch.setattr(options, "contract_at_args", lambda args: args.contract)
 
 
 def given_options(contract: str = "boxed", secret: Sequence[str] = (), **values: Any) -> argparse.Namespace:

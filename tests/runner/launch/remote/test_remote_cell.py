@@ -381,8 +381,11 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
     from sandbox.cell.cell import children
 
     reached = [0, 0, 0]
+    took = 0.0  # until it was launched, the last time that it was
 
     async def once(seconds: float) -> None:
+        nonlocal took
+        began = trio.current_time()
         with trio.move_on_after(seconds):
             async with open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as cage:
                 reached[0] += 1
@@ -390,10 +393,13 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
                 reached[1] += 1
                 await cage.launched()
                 reached[2] += 1
+                took = trio.current_time() - began
                 await trio.sleep_forever()
 
     async def main() -> list[Any]:
-        await once(1.0)  # the fork server, and what trio opens once
+        while not took:
+            await once(1.0)  # the fork server, and what trio opens once
+        await once(1.0)
         before = len(os.listdir("/proc/self/fd"))
         with trio.fail_after(100):
             with trio.CancelScope() as scope:
@@ -401,7 +407,7 @@ def interrupted(given: dict[str, Any], steps: int) -> list[Any]:
                 async with open_cage(invocation(given), environ={}):
                     pass
             for step in range(steps):
-                await once(0.1 * step / steps)
+                await once(2 * took * step / steps)
         after = len(os.listdir("/proc/self/fd"))
         (forkserver,) = children(os.getpid())
         assert not settled(lambda: children(forkserver))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -159,3 +160,17 @@ def test_a_file_that_never_rests_is_given_up(file: Path, backups: str) -> None:
         config.replace(change, backups)
     assert file.read_bytes() == b"old....."
     assert os.listdir(file.parent) == ["mcp.json"]
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_backup(
+    file: Path, backups: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is mounted into a container."""
+
+    def busy(*_: object, **__: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), "mcp.json")
+
+    monkeypatch.setattr(os, "rename", busy)
+    with pytest.raises(FileRefused, match="cannot take its place: Device or resource busy"):
+        replace(file, backups)
+    assert (file.read_bytes(), os.listdir(file.parent), os.listdir(backups)) == (b"old", ["mcp.json"], [])

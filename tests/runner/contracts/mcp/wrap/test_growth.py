@@ -37,3 +37,19 @@ def test_check_warns_and_wrap_adds(
     args = json.loads(path.read_text())["mcpServers"]["tool"]["args"]
     assert [args[i + 1] for i, word in enumerate(args) if word == "--env"] == ["A", "B", "NEW"]
     assert "wrapped_without_variable" not in runner_as_user("check", path).stdout
+
+
+def test_a_file_that_holds_credentials_is_not_looked_at(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """A line of a key looks like a variable: its name would be shown, and written into the configuration."""
+    key = write_file(runner_as_user.home / ".ssh/id", "AAAAkeyMaterial=\n")
+    entry = {"command": "/bin/cat", "envFile": ""}
+    for name in (str(key), "~/.ssh/id", "${workspaceFolder}/link"):
+        text = json.dumps({"servers": {"tool": {**entry, "envFile": name}}})
+        path = write_file(plugin_dir / "project/.vscode/mcp.json", text)
+        (plugin_dir / "project/link").unlink(missing_ok=True)
+        (plugin_dir / "project/link").symlink_to(key)
+        shown = runner_as_user("wrap", path, "--dry-run")
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert "will run in a cage" in shown.stdout and "keyMaterial" not in shown.stdout

@@ -1,0 +1,61 @@
+"""The lists of classes that are read back from bytes: a class that a list lacks fails a launch."""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runner.launch.remote import monitor
+from runner.launch.stages import Planned, _planned_classes
+from runner.manifest.cache import PLUGIN_CLASSES
+from runner.package.signature import Signed
+from runner.plugin import Plugin
+from sandbox.plan.owners import Decision
+
+# What modules import for type checkers only.
+NAMES: dict[str, Any] = {each.__name__: each for each in (Signed, Decision)}
+
+
+def reachable(root: type) -> set[type]:
+    """Every named tuple that a value of this class can hold, by its annotations."""
+    found: set[type] = set()
+    pending = [root]
+    while pending:
+        each = pending.pop()
+        if each in found:
+            continue
+        found.add(each)
+        hints = typing.get_type_hints(each, vars(sys.modules[each.__module__]), NAMES)
+        for hint in hints.values():
+            pending.extend(named_tuples(hint))
+    return found
+
+
+def named_tuples(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and hasattr(hint, "_fields"):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from named_tuples(part)
+
+
+@pytest.mark.parametrize(
+    ("roots", "listed"),
+    [
+        ((Plugin,), PLUGIN_CLASSES),
+        ((monitor.LaunchOrder,), monitor._ORDER_CLASSES),
+        (
+            (monitor.Born, monitor.Terms, monitor.Launched, monitor.Audited, monitor.MonitorEnd),
+            monitor.MESSAGES,
+        ),
+        ((Planned,), _planned_classes()),
+    ],
+    ids=["plugin", "order", "messages", "planned"],
+)
+def test_every_class_is_listed(roots: tuple[type, ...], listed: tuple[type, ...]) -> None:
+    needed = set().union(*map(reachable, roots))
+    assert len(needed) > 5
+    assert {each.__name__ for each in needed.difference(listed)} == set()
