@@ -57,6 +57,10 @@ class Plugin(NamedTuple):
     # Whether a person can approve something for it once and for all: it has a name to be known by.
     approvable: bool = True
     template: Template | None = None  # None: its words mean what they say
+    # A yes holds only for this project, where a file has the plugins of several; and only in this folder,
+    # where what runs depends on it.
+    scope: str = ""
+    folder: str = ""
 
 
 class Allowance(NamedTuple):

@@ -182,6 +182,7 @@ def read(
         project=_project(chosen, site, document.path, entrypoint),
         mark=fingerprint(os.fsencode(chosen.scope))[:32] if chosen.scope else "",
         template=_template(chosen, spec, words, host, site),
+        scope=chosen.scope,
     )
     return plugin, faults.diagnostics()
 
