@@ -27,6 +27,7 @@ class Template(NamedTuple):
     env_file_where: KeyPath = ()
     # Options of `runner run`, where the manifest starts the plugin with it; its own words are those inside.
     outer: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # whose text becomes a part of the command line
 
 
 class Plugin(NamedTuple):

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 
+from runner.approvals.record import FILE_LIMIT
 from runner.contracts.registry import find_contract
 from runner.manifest.load import position
 from runner.plugin import Plugin
@@ -22,8 +23,6 @@ from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import Policy, matches
 from sandbox.spec import KeyPath, Note
 from sandbox.value import NamedTuple
-
-FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
 
 
 class Filled(NamedTuple):

@@ -68,14 +68,19 @@ class McpContract(Contract):
     def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
         if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
             return None
+        from runner.approvals.record import text_of
         from runner.contracts.mcp.hosts.expand import as_host_starts
 
         # The host fills its words in before it starts the runner.
         rules, folder = plugin.template.rules, plugin.template.folder
         home = os.path.expanduser("~")
 
+        def file(path: str) -> str:
+            base = os.path.dirname(plugin.manifest)
+            return text_of(os.path.join(base, os.path.expanduser(path))).strip()
+
         def text(word: str) -> str:
-            return as_host_starts(word, rules, folder, home, environ)
+            return as_host_starts(word, rules, folder, home, environ, file)
 
         words = (plugin.entrypoint.command, *plugin.entrypoint.args)
         return WrappedCommand(

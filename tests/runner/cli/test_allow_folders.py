@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runner.contracts.mcp.hosts.wrapping import wrapped_argv
 from tests.conftest import Caller
 
 Write = Callable[..., Path]
@@ -230,3 +231,91 @@ def test_an_argument_cannot_pretend_to_be_a_line(user_folders: Folders) -> None:
 def test_an_empty_working_directory_is_refused(user_folders: Folders) -> None:
     done = user_folders.run(user_folders.mine, "--cwd", "", "--", "/bin/true")
     assert done.returncode == 2 and "--cwd: its value is empty" in done.stderr
+
+
+# --- what is as good as an argument -------------------------------------------------------------------------
+
+
+def test_another_value_of_a_variable_that_steers_is_another_command(user_folders: Folders) -> None:
+    file = user_folders.mine / "mcp.json"
+
+    def write(value: str) -> None:
+        entry = {"command": "/bin/cat", "args": [str(user_folders.secret)], "env": {"PYTHONPATH": value}}
+        user_folders.write_file(file, json.dumps({"mcpServers": {"one": entry}}))
+
+    write("/srv/mine")
+    assert "secret" not in user_folders.caller("exec", file).stdout
+    shown = user_folders.allow(Path("/"), file, "--read", user_folders.secret)
+    assert "PYTHONPATH is set to '/srv/mine'" in shown.stdout
+    assert user_folders.caller("exec", file).stdout == "secret\n"
+    write("/srv/other")
+    refused = user_folders.caller("exec", file)
+    assert refused.returncode == 126 and "PYTHONPATH" in refused.stderr
+
+
+def test_a_wrapped_entry_has_the_value_that_its_host_sets(user_folders: Folders) -> None:
+    file = user_folders.mine / ".mcp.json"
+    claim = json.dumps({"file": str(file)})
+    args = ["run", "--wrapped", claim, "--name", "x", "--env", "PYTHONPATH"]
+    args += ["--", "/bin/cat", str(user_folders.secret)]
+    entry = {"command": "/opt/runner", "args": args, "env": {"PYTHONPATH": "/srv/mine"}}
+    user_folders.write_file(file, json.dumps({"mcpServers": {"x": entry}}))
+    shown = user_folders.allow(Path("/"), file, "--read", user_folders.secret)
+    assert "PYTHONPATH is set to '/srv/mine'" in shown.stdout
+    mine = user_folders.caller(*args, env={"PYTHONPATH": "/srv/mine"}, cwd=user_folders.mine)
+    assert mine.stdout == "secret\n", mine.stderr
+    other = user_folders.caller(*args, env={"PYTHONPATH": "/srv/other"}, cwd=user_folders.mine)
+    assert other.returncode != 0 and "secret" not in other.stdout
+
+
+def test_a_file_of_variables_cannot_steer(user_folders: Folders) -> None:
+    entry = {"command": "/usr/bin/env", "envFile": "${workspaceFolder}/.env"}
+    file = user_folders.write_file(
+        user_folders.mine / ".vscode" / "mcp.json", json.dumps({"servers": {"x": entry}})
+    )
+    variables = user_folders.write_file(user_folders.mine / ".env", "PLAIN=1\n")
+    assert "PLAIN=1\n" in user_folders.caller("exec", file).stdout  # the control
+    variables.write_text("LD_PRELOAD=/srv/evil.so\n")
+    user_folders.caller("allow", "--yes", file, "--env", "LD_PRELOAD")
+    refused = user_folders.caller("exec", file)
+    assert refused.returncode == 126
+    assert "a file of variables may not set it" in refused.stderr
+    assert "set LD_PRELOAD in the env of the entry" in refused.stderr and "to allow it" not in refused.stderr
+
+
+def test_the_text_of_a_file_in_the_arguments(user_folders: Folders) -> None:
+    entry = {"type": "local", "command": ["/bin/cat", str(user_folders.secret), "{file:./word}"]}
+    text = json.dumps({"mcp": {"x": entry}})
+    project = user_folders.write_file(user_folders.mine / "opencode.json", text)
+    user_folders.write_file(user_folders.mine / "word", "-u\n")
+    refused = user_folders.caller("exec", project)
+    assert refused.returncode != 0
+    assert "the text of a file would decide what runs" in refused.stderr
+    assert f"{project}:1:" in refused.stderr and "write the text itself here" in refused.stderr
+    own = user_folders.caller.home / ".config/opencode/opencode.json"
+    user_folders.write_file(own, text)
+    word = user_folders.write_file(own.parent / "word", "-u\n")
+    user_folders.allow(Path("/"), own, "--read", user_folders.secret)
+    assert user_folders.caller("exec", own).stdout == "secret\n"
+    word.write_text("-n\n")
+    assert user_folders.caller("exec", own).stdout == ""
+
+
+def test_a_name_with_slashes(user_folders: Folders) -> None:
+    name = "github.com/org/server"
+    file = user_folders.mine / ".mcp.json"
+    command = ["/bin/cat", str(user_folders.secret)]
+    servers = {name: {"command": command[0], "args": command[1:]}, "other": {"command": "/bin/true"}}
+    user_folders.write_file(file, json.dumps({"mcpServers": servers}))
+    assert user_folders.caller("check", file).returncode == 0
+    user_folders.allow(Path("/"), file, "--server", name, "--read", user_folders.secret)
+    assert user_folders.caller("exec", file, "--server", name).stdout == "secret\n"
+    line = wrapped_argv("/opt/runner", command, file=str(file), name=name)
+    assert user_folders.caller(*line[1:], cwd=user_folders.mine).stdout == "secret\n"
+    servers[name] = {"command": line[0], "args": list(line[1:])}
+    user_folders.write_file(file, json.dumps({"mcpServers": servers}))
+    user_folders.allow(Path("/"), file, "--server", name, "--read", user_folders.secret)
+    listed = json.loads(user_folders.caller("allow", "--list", "--json").stdout)["approvals"]
+    assert len(listed) == 1  # one and the same
+    assert user_folders.caller("allow", "--revoke", file, "--server", name).returncode == 0
+    assert user_folders.caller("exec", file, "--server", name).stdout == ""

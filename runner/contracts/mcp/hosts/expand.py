@@ -93,14 +93,21 @@ def with_folders(text: str, rules: str, folder: str, home: str) -> str:
     return pattern.sub(lambda found: value(_reference(found)) or found[0], text)
 
 
-def as_host_starts(text: str, rules: str, folder: str, home: str, environ: Mapping[str, str]) -> str:
-    """The text with folders and variables filled in, as far as this side of the host can know them."""
+def as_host_starts(
+    text: str,
+    rules: str,
+    folder: str,
+    home: str,
+    environ: Mapping[str, str],
+    read_file: Callable[[str], str],
+) -> str:
+    """The text with all filled in, as far as this side of the host can know it."""
 
     def value(reference: Reference) -> str | None:
         known = folder_of(reference, folder, home)
-        if known is not None or reference.kind != "env":
+        if known is not None or reference.kind not in ("env", "file"):
             return known
-        return environ.get(reference.name)
+        return environ.get(reference.name) if reference.kind == "env" else read_file(reference.name)
 
     return expanded(text, rules, value)
 

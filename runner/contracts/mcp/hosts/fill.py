@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from runner.contracts.mcp.hosts.expand import Reference, expanded, folder_of
+from runner.contracts.mcp.hosts.expand import Reference, expanded, folder_of, references
+from runner.manifest.faults import Faults
+from runner.manifest.table import Item
 from runner.plugin import Plugin
 from sandbox.spec import EnvRequest, KeyPath, is_variable_name
 
@@ -58,6 +60,25 @@ def fill(
         spec=plugin.spec._replace(env=tuple(env)),
     )
     return filled, tuple(questions)
+
+
+def argument_files(
+    faults: Faults, words: Iterable[Item], rules: str, manifest: str, home: str, *, own: bool
+) -> tuple[str, ...]:
+    """Files whose text decides what runs. `own`: the manifest is the user's own. The author of a project could
+    change the text after a person's yes."""
+    folder = os.path.dirname(manifest)
+    found = [
+        (word.keys, _joined(folder, reference.name, home))
+        for word in words
+        for reference in references(word.text, rules)
+        if reference.kind == "file"
+    ]
+    if found and not own:
+        message = "the text of a file would decide what runs, and this configuration can come with a project"
+        hint = "write the text itself here, or let a variable of env hold it"
+        faults.error(found[0][0], "argument_file", message, hint)
+    return tuple(path for _, path in found)
 
 
 def _joined(folder: str, path: str, home: str) -> str:

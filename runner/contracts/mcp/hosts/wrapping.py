@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from runner.contracts.mcp.hosts.host import HostServer
+from sandbox.cache import fingerprint
 from sandbox.value import NamedTuple
 
 _PROGRAM = "runner"
@@ -54,6 +56,12 @@ def run_name(name: str) -> str:
     if usable.startswith("-") or not usable.strip(" ."):
         usable = "_" + usable[1:]
     return usable
+
+
+def mark_of(server: HostServer) -> str:
+    """Tells apart servers of one file that run_name gives one name, and those of several projects."""
+    parts = [server.scope, "" if run_name(server.name) == server.name else server.name]
+    return fingerprint(*(os.fsencode(part) for part in parts if part))[:32] if any(parts) else ""
 
 
 def record_of(options: Sequence[str]) -> dict[str, str]:
