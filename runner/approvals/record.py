@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 
 from runner.plugin import Plugin
@@ -12,8 +11,6 @@ from sandbox.policy.approval import Approval, asked_by, joined
 from sandbox.policy.policy import steers
 from sandbox.spec import EnvRequest
 from sandbox.value import NamedTuple
-
-FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
 
 
 class ApprovalKey(NamedTuple):
@@ -53,8 +50,11 @@ def key_of(plugin: Plugin) -> ApprovalKey | None:
     folder = plugin.folder
     if not folder and plugin.root is None and starts_below(words, entrypoint.directory):
         folder = os.path.realpath(entrypoint.directory)  # as for a command: an entry may become one
-    files = () if plugin.template is None else plugin.template.files
-    arguments = arguments_digest((*words, *map(text_of, files)), plugin.spec.env)
+    if plugin.template is not None and plugin.template.files:
+        from runner.manifest.fill import text_of  # not every launch pays for it
+
+        words += tuple(map(text_of, plugin.template.files))
+    arguments = arguments_digest(words, plugin.spec.env)
     file = os.path.realpath(plugin.manifest)
     return ApprovalKey(plugin.contract, plugin.id, file, arguments, plugin.scope, folder)
 
@@ -65,18 +65,6 @@ def arguments_digest(words: Sequence[str], env: Sequence[EnvRequest]) -> str:
     if steering := sorted((each.name, each.value) for each in env if each.value and steers(each.name)):
         parts += ["", *(f"{name}={value}" for name, value in steering)]
     return fingerprint(*(os.fsencode(part) for part in parts))[:32]
-
-
-def text_of(path: str) -> str:
-    """Of a file whose text becomes a part of a command line; empty if it cannot be, and nothing starts."""
-    try:
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        with open(opened, "rb") as file:
-            if not stat.S_ISREG(os.fstat(opened).st_mode):
-                return ""
-            return os.fsdecode(file.read(FILE_LIMIT + 1))
-    except (OSError, ValueError):
-        return ""
 
 
 def starts_below(words: Sequence[str], directory: str) -> bool:

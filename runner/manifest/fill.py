@@ -11,11 +11,11 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 
-from runner.approvals.record import FILE_LIMIT
 from runner.contracts.registry import find_contract
 from runner.manifest.load import position
 from runner.plugin import Plugin
-from sandbox.document.diagnostic import Diagnostic, printable
+from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
+from sandbox.document.read import read_bounded
 from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.mounts import contains
@@ -23,6 +23,8 @@ from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import Policy, matches
 from sandbox.spec import KeyPath, Note
 from sandbox.value import NamedTuple
+
+FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
 
 
 class Filled(NamedTuple):
@@ -80,6 +82,14 @@ def fill(
         if request.value is None and not request.required and not request.fills:
             variable(request.name)
     return Filled(filled, tuple(name for name in withheld if name not in given), questions)
+
+
+def text_of(path: str) -> str:
+    """Of a file that is filled in, to tell one text from another; empty if there is none to fill in."""
+    try:
+        return os.fsdecode(read_bounded(path, limit=FILE_LIMIT))
+    except DocumentError:
+        return ""
 
 
 def notes(filled: Filled, policy: str, command: str) -> tuple[Note, ...]:

@@ -68,8 +68,8 @@ class McpContract(Contract):
     def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
         if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
             return None
-        from runner.approvals.record import text_of
         from runner.contracts.mcp.hosts.expand import as_host_starts
+        from runner.manifest.fill import text_of
 
         # The host fills its words in before it starts the runner.
         rules, folder = plugin.template.rules, plugin.template.folder

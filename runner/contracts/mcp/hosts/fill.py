@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from runner.contracts.mcp.hosts.expand import Reference, expanded, folder_of, references
-from runner.manifest.faults import Faults
-from runner.manifest.table import Item
 from runner.plugin import Plugin
 from sandbox.spec import EnvRequest, KeyPath, is_variable_name
+
+if TYPE_CHECKING:
+    from runner.manifest.faults import Faults
+    from runner.manifest.table import Item
 
 _MOST_VARIABLES = 1000  # of a file of variables
 _LINE = re.compile(r"[ \t]*+(?:export[ \t]++)?([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+(.*)")
@@ -65,8 +68,8 @@ def fill(
 def argument_files(
     faults: Faults, words: Iterable[Item], rules: str, manifest: str, home: str, *, own: bool
 ) -> tuple[str, ...]:
-    """Files whose text decides what runs. `own`: the manifest is the user's own. The author of a project could
-    change the text after a person's yes."""
+    """Files whose text decides what runs. The author of a project could change it after a person's yes.
+    `own`: the manifest is the user's own."""
     folder = os.path.dirname(manifest)
     found = [
         (word.keys, _joined(folder, reference.name, home))
