@@ -269,6 +269,8 @@ def _contents_refused(message: str, hint: str) -> Failure:
 
 def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str]) -> Denylist:
     state_dir = decided.state_dir
+    chosen = state_dir is not None and decided.loaded.invocation.state_dir is not None
+    hosts = chosen or writes_outside(decided)
     return Denylist(
         mounts,
         homes=decided.homes,
@@ -277,23 +279,23 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
         protected=_own_code(bwrap),
         deciding=(
             *_deciding_files(decided.loaded.plugin, decided.policy),
-            *(_host_places(decided, environ) if writes_outside(decided) else ()),
+            *(_host_places(decided, environ) if hosts else ()),
         ),
         storage=() if state_dir is None else (host_sides(state_dir),),
         copy=decided.copy,
         runtime_dir=environ.get("XDG_RUNTIME_DIR"),
-        guarded=all_host_places().project if writes_outside(decided) else (),
+        guarded=all_host_places().project if hosts else (),
     )
 
 
 def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The runner's own folders."""
+    """The runner's own folders; the first holds the state directories."""
     root = state_root(environ)
     places = [root, os.path.join(os.path.dirname(root), PACKAGES), cache.directory()]
     if (approvals := approvals_folder(environ)) is not None:
         places.append(os.path.dirname(approvals))
     if os.geteuid() == 0:
-        places.append(os.path.dirname(RESERVATIONS))
+        places += [os.path.dirname(RESERVATIONS), RESERVATIONS]
     return tuple(os.path.realpath(place) for place in places if place is not None)
 
 

@@ -129,6 +129,7 @@ class Denylist:
         "guarded",
         "guarded_names",
         "mounts",
+        "states",
     )
 
     def __init__(
@@ -149,11 +150,14 @@ class Denylist:
         `deciding` (manifest and policy) are denied only for writing. `storage` (what hosts keep for
         plugins) is denied like the constants, but a folder that contains it may be read. `runtime_dir` is
         $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read, a checked copy of
-        its own. `guarded`: names that stay read-only in a writable folder; none: no name does."""
+        its own. The first of `runner` holds the state directories. `guarded`: names that stay read-only in a
+        writable folder; none: no name does."""
         self.mounts = mounts
         self.guarded = tuple(guarded)
         self.guarded_names = frozenset(each.name for each in self.guarded)
         self._copy = copy
+        places = [normal(path) for path in runner]
+        self.states = places[0] if places else ""
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
         entries += [Entry(path, "home") for path in home_paths(homes)]
@@ -169,7 +173,7 @@ class Denylist:
         entries += [Entry(normal(path), "execute", write_only=True) for path in protected]
         entries += [Entry(normal(path), "deciding", write_only=True) for path in deciding]
         entries += [Entry(normal(path), "policy") for path in policy]
-        entries += [Entry(normal(path), "runner") for path in runner]
+        entries += [Entry(path, "runner") for path in places]
         entries += [Entry(normal(path), "storage", read_above=True) for path in storage]
         self.entries = tuple(dict.fromkeys(entries))
         self._names = _Paths()
@@ -247,12 +251,12 @@ class Denylist:
         """The entry of the denylist that this source is, lies below, or shows.
 
         `own_state`: the source is the plugin's own state directory, which lies below a directory of the
-        runner. Only the runner's own entries are skipped for it.
+        runner, or elsewhere by a person's choice. Only that directory is skipped for it.
         """
         for found in self._hits(place):
             if not found.denied.applies(found.relation, access):
                 continue
-            if own_state and found.denied.origin == "runner" and found.relation == "below":
+            if own_state and self.is_among_states(found):
                 continue
             if self._is_guarded_in(place.names, found.denied, found.relation):
                 continue
@@ -260,6 +264,12 @@ class Denylist:
                 continue
             return found
         return None
+
+    def is_among_states(self, found: Hit) -> bool:
+        """Whether the hit only says that a folder is one of the state directories."""
+        denied = found.denied
+        holds_states = denied.origin == "runner" and contains(denied.path, self.states)
+        return holds_states and found.relation == "below"
 
     def _hits(self, place: Place) -> Iterator[Hit]:
         for name in place.names:

@@ -49,6 +49,8 @@ _GIT_PARTS = (
     GuardedName("modules"),
     GuardedName("worktrees"),
 )
+# Folders of further repositories. Further down, new repositories can be made anyway.
+_GIT_REPOSITORIES = frozenset(("modules", "worktrees"))
 _GIT_NAMES = frozenset(part.name for part in _GIT_PARTS)
 
 
@@ -64,12 +66,13 @@ def top_paths(names: Iterable[GuardedName], git_is_folder: bool) -> Iterator[Gua
 
 
 def nested_paths(path: str, git_is_folder: bool) -> Iterator[GuardedPath]:
-    """What is guarded of a name that a scan found further down: what exists."""
+    """What is guarded of a name that a scan found further down: what exists, and in a repository what would
+    tell git what to run."""
     if not git_is_folder:
         yield GuardedPath(path, None, True)
         return
     for part in _GIT_PARTS:
-        yield GuardedPath(f"{path}/{part.name}", None, True)
+        yield GuardedPath(f"{path}/{part.name}", part.content, part.name in _GIT_REPOSITORIES)
 
 
 def is_guarded(path: str, names: frozenset[str]) -> bool:

@@ -16,7 +16,7 @@ from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
 from sandbox.paths.denylist import Identity as Inode
 from sandbox.paths.guarded import GIT, GUARDED, LINKED, is_guarded
-from sandbox.paths.mounts import Inside, Mounts, fd_path
+from sandbox.paths.mounts import Inside, Mounts, contains, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
 from sandbox.value import NamedTuple
@@ -120,9 +120,7 @@ def open_source(
     asked = normal(path)
     # By name first: its message is clearer, and a denied path is refused even if it does not exist.
     named = denylist.name_hit(asked, access)
-    if named is not None and not (
-        own_state and named.denied.origin == "runner" and named.relation == "below"
-    ):
+    if named is not None and not (own_state and denylist.is_among_states(named)):
         raise _denied(asked, named)
     steps = _walk(asked, mounts)
     last = steps.pop()
@@ -244,7 +242,9 @@ def _judged(
             "it is on an overlay with a relative layer path, which could mean any folder",
             "mount the overlay with absolute paths",
         )
-    names = denylist.guarded_names if access == "write" and not own_state else frozenset()
+    names = denylist.guarded_names if access == "write" else frozenset()
+    if own_state and denylist.states and contains(denylist.states, real):
+        names = frozenset()
     if names and any(is_guarded(name.strip("/"), names) for name in (*place.names, place.inside.path)):
         raise Refused("self_grant", asked, GUARDED, "ask for another folder, and copy what is needed there")
     scanned = 0

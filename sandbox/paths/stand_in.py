@@ -100,6 +100,8 @@ def _take(place: GuardedPlace, parent: int, name: str) -> int | None:
             if _is_there(fd, parent, name):
                 return fd
         except BlockingIOError:
+            if not _is_stand_in(fd, place.content):  # a plugin that may read it can lock it too
+                return fd
             time.sleep(_PAUSE_SECONDS)
         except OSError:  # a filesystem without locks
             return fd
@@ -127,6 +129,10 @@ def _make(parent: int, name: str, content: str | None) -> None:
             owner = os.fstat(parent)
             os.fchown(fd, owner.st_uid, owner.st_gid)
         os.utime(fd, (_MARK_SECONDS, _MARK_SECONDS))
+    except OSError:  # a full disk: half of it would mean something, and stay
+        if _is_there(fd, parent, name):
+            _remove(parent, name, content)
+        raise
     finally:
         os.close(fd)
 
@@ -148,12 +154,16 @@ def _let_go(fd: int, parent: int, name: str, content: str | None) -> None:
         # Our shared lock is given up first. Of several that let go at the same time one gets this lock.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_stand_in(fd, content) and _is_there(fd, parent, name):
-            if content is None:
-                os.rmdir(name, dir_fd=parent)
-            else:
-                os.unlink(name, dir_fd=parent)
+            _remove(parent, name, content)
     except OSError:  # used by another launch, or not empty, or the folder is closed by now
         pass
+
+
+def _remove(parent: int, name: str, content: str | None) -> None:
+    if content is None:
+        os.rmdir(name, dir_fd=parent)
+    else:
+        os.unlink(name, dir_fd=parent)
 
 
 def _is_stand_in(fd: int, content: str | None) -> bool:

@@ -73,7 +73,7 @@ def _guards(dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence
     for path, content, optional in _wanted(source, denylist):
         status, real = _status(source, path), join(source.real, path)
         if status is None:
-            if not optional:
+            if not optional and _is_open(source, path):
                 yield Guard(dest, path, "read", "made at launch", content)
             continue
         if stat.S_ISLNK(status.st_mode):
@@ -122,6 +122,12 @@ def _is_repository(source: OpenSource, path: str) -> bool:
     return enterable and _status(source, f"{path}/HEAD") is not None
 
 
+def _is_open(source: OpenSource, path: str) -> bool:
+    """Whether a name could be made, by us and so by the plugin. At the top the launch finds out."""
+    above, _, _ = path.rpartition("/")
+    return "/" not in above or os.access(above, os.W_OK, dir_fd=source.fd, effective_ids=True)
+
+
 def _status(source: OpenSource, path: str) -> os.stat_result | None:
     try:
         return os.stat(path, dir_fd=source.fd, follow_symlinks=False)
@@ -144,7 +150,7 @@ def guard_notes(guards: Iterable[Guard]) -> Iterator[Note]:
     """For people: what is missing and cannot be made."""
     missing: dict[str, list[str]] = {}
     for guard in guards:
-        if guard.state == "made at launch":
+        if guard.state == "made at launch" and guard.path.count("/") < 2:
             missing.setdefault(guard.dest, []).append(guard.path)
     for dest, paths in missing.items():
         yield Note(

@@ -79,7 +79,11 @@ def _listed(word: str) -> list[str]:
 
 
 def _of_env(env: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    return ((f"{name}={value}", value) for name, value in env)
+    """A value that is more than paths may hold a password: only its name is told."""
+    for name, value in env:
+        parts = _listed(value)
+        plain = all(part.startswith(("/", "~/", "./")) or part == "" for part in parts)
+        yield (f"{name}={value}" if plain and not set(value) & set("?#@&= ") else name), value
 
 
 def _of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:

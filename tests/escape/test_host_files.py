@@ -93,6 +93,9 @@ EXISTING = (
     "os.rename('sub', 'away')",
     "os.rename('sub/deep', 'sub/away')",
     "text('sub/deep/.git/hooks/pre-commit')",
+    "text('sub/deep/.git/commondir')",
+    "text('sub/deep/.git/config', mode='x')",
+    "text('sub/deep/.git/config.worktree')",
 )
 ALLOWED = (
     "text('new')",
@@ -336,3 +339,17 @@ def test_a_configuration_elsewhere_is_protected_too(runner_as: Caller, plugin_di
     for name, status in (("runner", 126), ("zed", 126), ("codex", 126), ("", 126), ("other", 0)):
         done = runner_as("run", "--write", place / name, "--", "/usr/bin/true", env=environ)
         assert done.returncode == status, (name, done.stderr)
+
+
+@pytest.mark.parametrize("name", [".vscode", ".git/hooks", ".claude/new"])
+def test_nor_as_a_state_directory(runner_as: Caller, project: Path, name: str) -> None:
+    chosen = ("--name", "x", "--state-dir", project / name)
+    assert "which tells programs outside what to run" in _refused(runner_as, *chosen)
+
+
+def test_approvals_and_places_of_hosts_are_no_state_directories(runner_as: Caller) -> None:
+    home = Path(runner_as.home)
+    for place in (home / ".cursor", home / ".config/runner/approvals", home / ".config/runner/approvals/x"):
+        told = _refused(runner_as, "--name", "x", "--state-dir", place)
+        assert "no plugin may write it" in told or "which is the runner's own" in told
+        assert not place.exists()

@@ -258,7 +258,17 @@ def test_bash_completes_servers(runner_as_user: Caller, typed: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", f'{script}\n{asked}printf "<%s>" "${{COMPREPLY[@]}}"'], capture_output=True, text=True
     )
-    assert done.stdout == "<be ta>"
+    assert done.stdout == "<be\\ ta>"
+
+
+def test_bash_quotes_the_names_of_servers(runner_as_user: Caller, typed: Path) -> None:
+    """A cloned project names its servers: what stands there must not be run by the next Enter."""
+    script = runner_as_user("completion", "bash").stdout
+    hostile = typed / "hostile.json"
+    hostile.write_text(json.dumps({"mcpServers": {name: {"command": "x"} for name in ("`id`", "$(id)")}}))
+    hostile.chmod(0o644)
+    program = str(typed / "bin/runner")
+    assert completed(script, program, "exec", str(hostile), "--server", "") == {"\\`id\\`", "\\$\\(id\\)"}
 
 
 def test_bash_completes_a_command_behind_two_dashes(runner_as_user: Caller) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -74,6 +75,7 @@ def test_one_that_is_being_removed_for_ever_is_refused(
 ) -> None:
     monkeypatch.setattr("sandbox.paths.stand_in._TRIES", 3)
     (tmp_path / "folder").mkdir()
+    os.utime(tmp_path / "folder", (1_000_000_000, 1_000_000_000))
     fd = os.open(tmp_path / "folder", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     with pytest.raises(StandInRefused, match="folder could not be made"), held_places(places):
@@ -81,3 +83,26 @@ def test_one_that_is_being_removed_for_ever_is_refused(
     os.close(fd)
     with held_places(places):
         assert (tmp_path / "file").exists()
+
+
+def test_a_lock_on_what_was_there_before_stops_nobody(tmp_path: Path, places: list[GuardedPlace]) -> None:
+    """A plugin that may read a file can lock it, too."""
+    (tmp_path / "file").write_text("of a person")
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with held_places(places):
+        assert (tmp_path / "folder").is_dir()
+    os.close(fd)
+    assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "of a person"
+
+
+def test_half_of_one_is_not_left(
+    tmp_path: Path, places: list[GuardedPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr("sandbox.paths.stand_in.write_all", full)
+    with pytest.raises(StandInRefused, match="No space left"), held_places(places):
+        raise AssertionError("held what could not be made")
+    assert os.listdir(tmp_path) == []

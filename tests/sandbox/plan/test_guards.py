@@ -61,9 +61,11 @@ def test_further_down_what_exists_is_guarded_with_all_on_the_way(tmp_path: Path)
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "c/.git/HEAD").touch()
     found = {guard.path: guard.access for guard in guards(tmp_path) if guard.state == "optional"}
-    reads = {"a/b/.vscode", "c/.git/hooks"}
     ways = {"a", "a/b", "c", "c/.git"}
-    assert found == dict.fromkeys(reads, "read") | dict.fromkeys(ways, "write")
+    assert found == {"a/b/.vscode": "read"} | dict.fromkeys(ways, "write")
+    states = {guard.path: guard.state for guard in guards(tmp_path) if guard.path.startswith("c/.git/")}
+    made = dict.fromkeys(("c/.git/config", "c/.git/config.worktree", "c/.git/commondir"), "made at launch")
+    assert states == {"c/.git/hooks": "bound"} | made
 
 
 def test_the_own_configuration_is_hidden_and_no_reason_to_refuse(tmp_path: Path) -> None:

@@ -122,6 +122,14 @@ def test_variables(place: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "value", ["file:HERE/sub/x.db?key=hunter2", "hunter2:HERE/sub", "HERE/sub/x.db?key=hunter2"]
+)
+def test_the_value_of_a_variable_that_is_more_than_a_path_is_not_told(place: Path, value: str) -> None:
+    [note] = told(place, env=(("DB", value),))
+    assert note.startswith("DB names a host path") and "hunter2" not in note
+
+
 def test_untrusted_words_are_escaped_and_limited(place: Path) -> None:
     [note] = told(place, "--x=HERE/sub/\x1b[2J")
     assert "\x1b" not in note and note.startswith("'--x=HERE/sub/\\x1b")
