@@ -159,6 +159,11 @@ class Contract(Protocol):
         """The format of a manifest at this absolute path. None: its path does not say that it is one."""
         return self.format if os.path.basename(path) in self.file_names else None
 
+    def limits_at(self, path: str) -> tuple[int, int] | None:
+        """How many bytes and values a user's own file at this path may have, where that is more than a
+        manifest may have: its host keeps other things in it too."""
+        return None
+
     def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
         """The command behind `runner run`, if the program of this plugin is the runner itself, put there so
         that a host starts the command in a cage."""

@@ -99,7 +99,7 @@ def _remove(names: list[str]) -> int:
 def _is_of(key: ApprovalKey, path: str, server: str | None) -> bool:
     if path not in (key.file, os.path.dirname(key.file)):
         return False
-    # With the label that --server takes elsewhere. Slashes of a name are no part of an id.
+    # With the label that --server takes elsewhere. An id has no slashes.
     labels = (key.id, f"{key.scope}:{key.id}") if key.scope else (key.id,)
     own = server if server is None else server.removeprefix(f"{key.scope}:" if key.scope else "")
-    return own is None or server in labels or own in labels or own.replace("/", "_") == key.id
+    return own is None or server in labels or own in labels or own.replace("/", "%2F") == key.id

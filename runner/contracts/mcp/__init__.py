@@ -58,6 +58,12 @@ class McpContract(Contract):
         place = place_of(path, os.path.expanduser("~"), os.environ)
         return super().format_at(path) if place is None else place.host.syntax
 
+    def limits_at(self, path: str) -> tuple[int, int] | None:
+        from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, place_of
+
+        place = place_of(path, os.path.expanduser("~"), os.environ)
+        return (MOST_BYTES, MOST_VALUES) if place is not None and place.own and place.host.live else None
+
     def recognises(self, document: Document) -> bool:
         if document.format in ("json", "jsonc") and isinstance(document.data.get("mcpServers"), dict):
             return True

@@ -15,11 +15,12 @@ from runner.contracts.mcp.hosts.expand import OURS, references, with_folders
 from runner.contracts.mcp.hosts.fill import argument_files
 from runner.contracts.mcp.hosts.find import host_of, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
-from runner.contracts.mcp.hosts.wrapping import mark_of, run_name, unwrapped
+from runner.contracts.mcp.hosts.wrapping import run_name, unwrapped
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin, Template
+from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 from sandbox.policy.policy import steers
@@ -184,7 +185,7 @@ def read(
         entrypoint=entrypoint,
         spec=spec,
         project=_project(chosen, site, document.path, entrypoint),
-        mark=mark_of(chosen),
+        mark=fingerprint(os.fsencode(chosen.scope))[:32] if chosen.scope else "",
         template=_template(chosen, words, host, site, files),
         scope=chosen.scope,
     )

@@ -40,7 +40,7 @@ def fill(
             elif reference.kind == "file":
                 # By the file that names it, not by the project: that is where hosts look.
                 base = os.path.dirname(plugin.manifest)
-                return read_file(_joined(base, reference.name, home), where).strip()
+                return read_file(joined(base, reference.name, home), where).strip()
             elif reference.kind == "env":
                 return variable(reference.name)
             return None
@@ -53,7 +53,7 @@ def fill(
     ]
     if template.env_file:
         where = template.env_file_where
-        path = _joined(folder, text(template.env_file, where), home)
+        path = joined(folder, text(template.env_file, where), home)
         named = {request.name for request in env if not request.fills}
         found = dotenv(read_file(path, where))
         env += [EnvRequest(name, value, where=where) for name, value in found.items() if name not in named]
@@ -72,7 +72,7 @@ def argument_files(
     `own`: the manifest is the user's own."""
     folder = os.path.dirname(manifest)
     found = [
-        (word.keys, _joined(folder, reference.name, home))
+        (word.keys, joined(folder, reference.name, home))
         for word in words
         for reference in references(word.text, rules)
         if reference.kind == "file"
@@ -84,7 +84,7 @@ def argument_files(
     return tuple(path for _, path in found)
 
 
-def _joined(folder: str, path: str, home: str) -> str:
+def joined(folder: str, path: str, home: str) -> str:
     if path == "~" or path.startswith("~/"):
         path = home + path[1:]
     return "/" + os.path.normpath(os.path.join(folder, path)).lstrip("/")
