@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from runner.contracts.registry import find_contract
 from runner.manifest.load import position
 from runner.plugin import Plugin
-from sandbox.document.diagnostic import Diagnostic, printable
+from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
+from sandbox.document.read import read_bounded
 from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.mounts import contains
@@ -82,6 +83,14 @@ def fill(
         if request.value is None and not request.required and not request.fills:
             variable(request.name)
     return Filled(filled, tuple(name for name in withheld if name not in given), questions)
+
+
+def text_of(path: str) -> str:
+    """Of a file that is filled in, to tell one text from another; empty if there is none to fill in."""
+    try:
+        return os.fsdecode(read_bounded(path, limit=FILE_LIMIT))
+    except DocumentError:
+        return ""
 
 
 def notes(filled: Filled, policy: str, command: str) -> tuple[Note, ...]:
