@@ -27,6 +27,7 @@ class Template(NamedTuple):
     env_file_where: KeyPath = ()
     # Options of `runner run`, where the manifest starts the plugin with it; its own words are those inside.
     outer: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # whose text becomes a part of the command line
 
 
 class Plugin(NamedTuple):
@@ -57,6 +58,10 @@ class Plugin(NamedTuple):
     # Whether a person can approve something for it once and for all: it has a name to be known by.
     approvable: bool = True
     template: Template | None = None  # None: its words mean what they say
+    # A yes holds only for this project, where a file has the plugins of several; and only in this folder,
+    # where what runs depends on it.
+    scope: str = ""
+    folder: str = ""
 
 
 class Allowance(NamedTuple):

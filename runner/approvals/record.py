@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from runner.plugin import Plugin
 from sandbox.cache import fingerprint
 from sandbox.policy.approval import Approval, asked_by, joined
+from sandbox.policy.policy import steers
+from sandbox.spec import EnvRequest
 from sandbox.value import NamedTuple
 
 
@@ -16,7 +19,9 @@ class ApprovalKey(NamedTuple):
     contract: str
     id: str
     file: str  # the real path of the manifest or configuration; of the program, if it came from neither
-    arguments: str  # digest of the command and its arguments
+    arguments: str  # digest of the command, its arguments, and the variables that decide which code runs
+    scope: str = ""  # the project that it is for, where the file has plugins of several
+    folder: str = ""  # where it starts, if what runs depends on that
 
     @property
     def name(self) -> str:
@@ -42,8 +47,43 @@ def key_of(plugin: Plugin) -> ApprovalKey | None:
     if entrypoint is None or not plugin.approvable:
         return None
     words = (entrypoint.command, *entrypoint.args)
-    arguments = fingerprint(*(os.fsencode(word) for word in words))[:32]
-    return ApprovalKey(plugin.contract, plugin.id, os.path.realpath(plugin.manifest), arguments)
+    folder = plugin.folder
+    if not folder and plugin.root is None and starts_below(words, entrypoint.directory):
+        folder = os.path.realpath(entrypoint.directory)  # as for a command: an entry may become one
+    if plugin.template is not None and plugin.template.files:
+        from runner.manifest.fill import text_of  # not every launch pays for it
+
+        words += tuple(map(text_of, plugin.template.files))
+    arguments = arguments_digest(words, plugin.spec.env)
+    file = os.path.realpath(plugin.manifest)
+    return ApprovalKey(plugin.contract, plugin.id, file, arguments, plugin.scope, folder)
+
+
+def arguments_digest(words: Sequence[str], env: Sequence[EnvRequest]) -> str:
+    """Of a command line, and of the variables that are as good as arguments."""
+    parts = [*words]
+    if steering := sorted((each.name, each.value) for each in env if each.value and steers(each.name)):
+        parts += ["", *(f"{name}={value}" for name, value in steering)]
+    return fingerprint(*(os.fsencode(part) for part in parts))[:32]
+
+
+def starts_below(words: Sequence[str], directory: str) -> bool:
+    """Whether it depends on the working directory what a command line runs: a word is the relative path of
+    something there, or the name of a module."""
+    program, *args = words
+    if "/" in program and not program.startswith("/"):
+        return True
+    candidates = [text for word in args for text in (word, word.partition("=")[2])]
+    return any(_is_below(text, directory) for text in candidates if text and not text.startswith("/"))
+
+
+def _is_below(text: str, directory: str) -> bool:
+    module = text.partition(":")[0].replace(".", "/").strip("/")  # python3 -m name.part, uvicorn name:app
+    names = (text, module, f"{module}.py") if module else (text,)
+    try:
+        return any(os.path.lexists(os.path.join(directory, name)) for name in names)
+    except ValueError:  # it has a NUL, and nothing starts with it
+        return False
 
 
 def asked_of(plugin: Plugin) -> Approval:

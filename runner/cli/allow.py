@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from shlex import join
 
 from runner.approvals.files import write_record
 from runner.approvals.record import ApprovalRecord, asked_of, digest_of, key_of
@@ -22,17 +23,17 @@ from runner.cli.shared.options import (
     config_of,
     contract_options_of,
 )
+from runner.cli.shared.subject import AllowSubject, own_words, unwrapped
 from runner.cli.shared.text import say
-from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
 from runner.launch.prepare import hold_against_policy, load
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
 from runner.outcome import EXIT, USAGE_ERROR, Failure
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import printable, quoted
 from sandbox.paths.homes import homes
 from sandbox.policy.approval import Approval, joined
 from sandbox.policy.policy import steers
-from sandbox.spec import Denial, SandboxSpec, is_variable_name
+from sandbox.spec import Denial, is_variable_name
 from sandbox.value import NamedTuple
 
 NAME = "allow"
@@ -52,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", metavar="NAME", help="allow it for what runner run --name NAME -- COMMAND starts"
     )
     parser.add_argument(
+        "--cwd", metavar="DIR", help="with --name: the folder of runner run --cwd or --project"
+    )
+    parser.add_argument(
         "--policy", metavar="NAME|FILE", help="show what counts under this policy, as for runner exec"
     )
     more = parser.add_argument_group("more than it asks for")
@@ -59,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--read", "PATH", "a file or folder, read-only"),
         ("--write", "PATH", "a file or folder, for writing"),
         ("--net", "HOST[:PORT]", "a host by name (port 443 if there is none); `host`: the whole network"),
-        ("--env", "NAME", "a variable of the host's environment"),
+        ("--env", "NAME", "a variable of the host's environment; NAME=VALUE: with --name, as for runner run"),
     ):
         more.add_argument(option, metavar=metavar, action="append", default=[], help=about)
     do = parser.add_argument_group("what to do")
@@ -93,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
         if args.revoke is not None:
             return _revoke(args)
         invocation, added = _invocation(args), _added(args)
-        loaded = _unwrapped(load(invocation, Stopwatch()))
+        subject = unwrapped(load(invocation, Stopwatch()))
         if args.diff:
-            return _print_diff(loaded)
-        return _allow(args, loaded, added)
+            return _print_diff(subject)
+        return _allow(args, subject, added)
     except ValueError as error:
         say(f"runner allow: {printable(str(error))}")
         return USAGE_ERROR
@@ -134,6 +138,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("a command is allowed by its name: write --name NAME -- COMMAND, as for runner run")
     if not is_command and args.manifest is None:
         raise ValueError("MANIFEST is missing; or write --name NAME -- COMMAND, or --list")
+    if args.cwd is not None and not is_command:
+        raise ValueError("--cwd: it goes with --name NAME -- COMMAND, as for runner run")
     for option in ("policy", "contract", "server"):
         if getattr(args, option) == "":
             raise ValueError(f"--{option}: its value is empty; is a variable unset?")
@@ -153,8 +159,11 @@ def _invocation(args: argparse.Namespace) -> Invocation:
         words = argparse.Namespace(
             arguments=args.arguments,
             command_name=args.name,
-            **dict.fromkeys(("cwd", "project", "wrapped")),
-            **{each: [] for each in ("read", "write", "net", "env")},
+            cwd=args.cwd,
+            project=None,
+            wrapped=None,
+            env=[word for word in args.env if "=" in word],
+            **{each: [] for each in ("read", "write", "net")},
         )
         return Invocation("", policy=args.policy, command=command_of(words))
     return Invocation(
@@ -167,46 +176,23 @@ def _invocation(args: argparse.Namespace) -> Invocation:
     )
 
 
-def _unwrapped(loaded: Loaded) -> Loaded:
-    """A plugin that a host starts with `runner run` is the command behind that: its key is the command's."""
-    found = find_contract(loaded.plugin.contract).wrapped(loaded.plugin)
-    if found is None or loaded.invocation.command is not None:
-        return loaded
-    from runner.cli import verb_parser
-
-    options, argv = found
-    words = verb_parser("run").parse_args(list(options))
-    words.arguments = list(argv)
-    command = command_of(words)
-    if not command.name:
-        raise ValueError("this entry was wrapped without a name; run runner wrap again")
-    if os.path.realpath(command.file) != os.path.realpath(loaded.plugin.manifest):
-        # A project that was cloned may claim another configuration: the yes would be for that one.
-        told = f"this entry was wrapped for another configuration: {command.file or 'none'}"
-        raise ValueError(f"{told}; runner wrap --undo, then runner wrap, writes it anew")
-    return load(Invocation("", policy=loaded.invocation.policy, command=command), Stopwatch())
-
-
-def _own_words(loaded: Loaded) -> SandboxSpec | None:
-    """What the options of a wrapped entry give it anyway; None: nothing."""
-    command = loaded.invocation.command
-    return None if command is None or command.spec == SandboxSpec() else command.spec
-
-
 def _added(args: argparse.Namespace) -> Approval:
     for name in args.env:
+        if "=" in name and args.manifest is None:
+            continue  # the command's own: command_of reads it
         if not is_variable_name(name):
             raise ValueError(
                 f"--env {name}: write the name of a variable; its value is passed on at each launch"
             )
     network = network_of(args.net)
+    names = [name for name in args.env if "=" not in name]
     return Approval(
         read=tuple(dict.fromkeys(path_of("--read", word) for word in args.read)),
         write=tuple(dict.fromkeys(path_of("--write", word) for word in args.write)),
         network="none" if network is None else network.mode,
         hosts=() if network is None else network.hosts,
-        env=tuple(dict.fromkeys(args.env)),
-        steering=tuple(dict.fromkeys(name for name in args.env if steers(name))),
+        env=tuple(dict.fromkeys(names)),
+        steering=tuple(dict.fromkeys(name for name in names if steers(name))),
     )
 
 
@@ -216,14 +202,19 @@ def _added(args: argparse.Namespace) -> Approval:
 class _Shown(NamedTuple):
     """What is shown is what is recorded: both come from one reading of the manifest."""
 
-    loaded: Loaded
+    subject: AllowSubject
     record: ApprovalRecord
     old: ApprovalRecord | None
     before: Decided  # without an approval
     after: Decided  # with it
 
+    @property
+    def loaded(self) -> Loaded:
+        return self.subject.loaded
 
-def _allow(args: argparse.Namespace, loaded: Loaded, added: Approval) -> int:
+
+def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> int:
+    loaded = subject.loaded
     key = key_of(loaded.plugin)
     if key is None:
         raise ValueError("this plugin has no name to allow something by")
@@ -236,14 +227,14 @@ def _allow(args: argparse.Namespace, loaded: Loaded, added: Approval) -> int:
     none = ApprovalRecord(key, Approval())
     before = hold_against_policy(loaded, os.environ, none)
     after = hold_against_policy(loaded, os.environ, record)
-    shown = _Shown(loaded, record, old, before, after)
+    shown = _Shown(subject, record, old, before, after)
     say("\n".join(map(printable, _lines(shown))), sys.stdout)
     refused = {(denial.rule, denial.asked, denial.where) for denial in after.grant.denials}
     needed = [each for each in before.grant.denials if (each.rule, each.asked, each.where) not in refused]
     # Where it works is judged when its cage is planned, and not among the denials.
     gives_project = (before.policy.project, after.policy.project) == ("none", "read")
     if not needed and not gives_project and added.is_empty and old is None:
-        return _say_needless(after)
+        return _say_needless(after, is_command=is_command)
     if not needed and not gives_project and (added.is_empty or _all_refused(added, after)):
         say("runner allow: nothing of this would count, so nothing is recorded")
         return EXIT["policy_denied"]
@@ -265,14 +256,14 @@ def _all_refused(added: Approval, after: Decided) -> bool:
     return all(item.what in refused or f"network {item.what}" in refused for item in items_of(added))
 
 
-def _say_needless(after: Decided) -> int:
+def _say_needless(after: Decided, *, is_command: bool) -> int:
     if after.grant.refused:
         say("runner allow: nothing of this can be allowed by you, so nothing is recorded")
         return EXIT["policy_denied"]
-    say(
-        f"\nPolicy {printable(after.policy.name)} gives it all that it asks for: nothing has to be allowed.",
-        sys.stdout,
-    )
+    told = f"Policy {printable(after.policy.name)} gives it all that it asks for: nothing has to be allowed."
+    if is_command:
+        told = "There is nothing to allow besides: add --read, --write, --net or --env."
+    say(f"\n{told}", sys.stdout)
     return EXIT["ok"]
 
 
@@ -289,7 +280,14 @@ def _lines(shown: _Shown) -> Iterator[str]:
     version = f" {plugin.version}" if plugin.version else ""
     yield f"{plugin.id}{version} ({plugin.contract}) from {plugin.manifest}"
     if entrypoint is not None:
-        yield f"runs    {' '.join((entrypoint.command, *entrypoint.args))}"
+        entry = shown.subject.entry
+        written = None if entry is None else entry.plugin.entrypoint  # a variable's value may be a secret
+        words = written or entrypoint
+        yield f"runs    {join((words.command, *words.args))}"
+    if record.key.scope:
+        yield f"project {record.key.scope}"
+    if record.key.folder:
+        yield f"folder  {record.key.folder}"
     yield f"policy  {shown.after.policy.name}"
     own = homes(os.environ)
     project = "" if plugin.project is None else plugin.project.path
@@ -301,11 +299,17 @@ def _lines(shown: _Shown) -> Iterator[str]:
     if shown.loaded.invocation.command is None:
         yield "It asks for:" if items or limits else "It asks for nothing beyond what every plugin gets."
         yield from item_lines((*items, *limits), _notes(shown, (*items, *limits)))
-    elif (words := _own_words(shown.loaded)) is not None:
-        from sandbox.policy.approval import asked_by
-
-        yield "Its command line gives it:"
-        yield from item_lines(items_of(asked_by(words), own))
+    elif words_of_its_own := own_words(shown.subject):
+        yield "Its own options give it:"
+        yield from words_of_its_own
+    for each in plugin.spec.env:
+        if each.value and steers(each.name):
+            yield f"{each.name} is set to {quoted(each.value, 400)}; this yes is for that value"
+    if shown.subject.folder_unknown:
+        yield (
+            f"This yes holds for {record.key.folder}, because its words are relative: if its host starts it"
+            " in another folder, run runner allow there"
+        )
     if not record.added.is_empty:
         yield "You allow besides:"
         more = items_of(record.added, own)
@@ -370,11 +374,12 @@ def _unasked(shown: _Shown) -> Iterator[str]:
 # --- what has changed ---------------------------------------------------------------------------------------
 
 
-def _print_diff(loaded: Loaded) -> int:
+def _print_diff(subject: AllowSubject) -> int:
+    loaded = subject.loaded
     key = key_of(loaded.plugin)
     old = None if key is None else find_approval(key, os.environ)
     if old is None:
-        say(f"runner allow: you have allowed nothing for this plugin; {_command(loaded)} shows what it asks")
+        say(f"runner allow: you have allowed nothing for this plugin; {_command(subject)} shows what it asks")
         return _NOT_FOUND
     own = homes(os.environ)
     asked = Approval() if loaded.invocation.command is not None else asked_of(loaded.plugin)
@@ -390,7 +395,7 @@ def _print_diff(loaded: Loaded) -> int:
         return EXIT["ok"]
     say("\n".join(map(printable, lines)), sys.stdout)
     if any(line.startswith("+") for line in lines):
-        say(f"\nTo allow what is new: {printable(_command(loaded))}", sys.stdout)
+        say(f"\nTo allow what is new: {printable(_command(subject))}", sys.stdout)
     return _DIFFERENT
 
 
@@ -400,10 +405,8 @@ def _revoke(args: argparse.Namespace) -> int:
     return revoke_key(key_of(load(_invocation(args), Stopwatch()).plugin))
 
 
-def _command(loaded: Loaded) -> str:
-    from shlex import join
-
-    command = loaded.invocation.command
-    if command is None:
-        return allow_command(loaded)
+def _command(subject: AllowSubject) -> str:
+    command = subject.loaded.invocation.command
+    if command is None or subject.entry is not None:
+        return allow_command(subject.entry or subject.loaded)
     return join(("runner", "allow", "--name", command.name, "--", *command.argv))

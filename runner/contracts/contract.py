@@ -106,6 +106,15 @@ class LaunchFault(NamedTuple):
     hint: str
 
 
+class WrappedCommand(NamedTuple):
+    """What a host starts in the place of a plugin's own program, with all filled in."""
+
+    options: tuple[str, ...]  # of `runner run`
+    argv: tuple[str, ...]
+    directory: str = ""  # where the host starts it; empty: that is not known from the manifest
+    env: tuple[tuple[str, str], ...] = ()  # the variables that the host sets
+
+
 class HostPlaces(NamedTuple):
     """Where the hosts of a contract's plugins keep what they run. No plugin of any contract may write it."""
 
@@ -150,9 +159,14 @@ class Contract(Protocol):
         """The format of a manifest at this absolute path. None: its path does not say that it is one."""
         return self.format if os.path.basename(path) in self.file_names else None
 
-    def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-        """Options of `runner run` and the command behind them, if the program of this plugin is the runner
-        itself, put there so that a host starts the command in a cage."""
+    def limits_at(self, path: str) -> tuple[int, int] | None:
+        """How many bytes and values a user's own file at this path may have, where that is more than a
+        manifest may have: its host keeps other things in it too."""
+        return None
+
+    def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
+        """The command behind `runner run`, if the program of this plugin is the runner itself, put there so
+        that a host starts the command in a cage."""
         return None
 
     def recognises(self, document: Document) -> bool:

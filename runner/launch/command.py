@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from runner.approvals.record import arguments_digest, starts_below
 from runner.plugin import Entrypoint, Plugin
 from sandbox.cache import fingerprint
 from sandbox.spec import STATE_DIR_TOKEN, PathRequest, SandboxSpec
@@ -19,6 +20,7 @@ class Command(NamedTuple):
     file: str = ""  # the configuration it came from, if it came from one; absolute
     spec: SandboxSpec = SandboxSpec()  # what the options ask
     named_directory: bool = False  # by an option: the program starts there, or nothing starts
+    scope: str = ""  # the project that it is for, in a configuration that has those of several
 
 
 def plugin_of(command: Command, contract: str) -> Plugin:
@@ -28,7 +30,10 @@ def plugin_of(command: Command, contract: str) -> Plugin:
     if command.name:
         spec = spec._replace(paths=(*spec.paths, PathRequest(STATE_DIR_TOKEN, "write")))
     name = command.name or os.path.basename(program)
-    words = fingerprint(*(os.fsencode(word) for word in command.argv))[:32]
+    folder = command.directory if _depends_on_folder(command) else ""
+    mark = arguments_digest(command.argv, spec.env)
+    if command.scope or folder:
+        mark = fingerprint(*(os.fsencode(part) for part in (mark, command.scope, folder)))[:32]
     return Plugin(
         id=name,
         version="",
@@ -39,9 +44,17 @@ def plugin_of(command: Command, contract: str) -> Plugin:
         root=None,
         entrypoint=Entrypoint(program, command.argv[1:], command.directory),
         spec=spec,
-        mark=words,
+        mark=mark,
         approvable=bool(command.name),
+        scope=command.scope,
+        folder=folder,
     )
+
+
+def _depends_on_folder(command: Command) -> bool:
+    """A project that was cloned may have a program of the same name: it is another one. A command that names
+    nothing of its folder is the same one wherever a person stands."""
+    return command.named_directory or starts_below(command.argv, command.directory)
 
 
 def _place_of(program: str, directory: str) -> str:

@@ -141,10 +141,13 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         denial._replace(required=False) if _is_missing(denial, plugin) else denial
         for denial in granted.denials
     )
+    strays = _set_by_file(loaded.plugin, plugin, chosen)
+    if strays:
+        denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
     return Decided(
         loaded._replace(plugin=plugin),
         policy,
-        granted._replace(denials=with_remedies(denials, loaded, chosen, found)),
+        granted._replace(denials=(*with_remedies(denials, loaded, chosen, found), *strays)),
         state_dir,
         own_homes,
         timings=loaded.timings,
@@ -169,6 +172,27 @@ def _filled(
         outcome = Outcome("launch_failed", "policy", found.message, found.rule, found.hint)
         raise Failure(outcome._replace(diagnostics=(found,)), EXEC_REFUSED) from None
     return filled.plugin, notes(filled, policy.name, allow_command(loaded))
+
+
+def _set_by_file(written: Plugin, filled: Plugin, policy: Policy) -> tuple[Denial, ...]:
+    """Variables that decide which code runs, and come from a file that may change after a person's yes: no
+    approval covers them."""
+    if filled is written:
+        return ()
+    from sandbox.policy.policy import matches, steers
+
+    known = {each.name for each in written.spec.env}
+    return tuple(
+        Denial(
+            "env_steering",
+            each.name,
+            "it decides which code the loader or interpreter runs, so a file of variables may not set it",
+            f"set {each.name} in the env of the entry, where runner allow shows its value",
+            where=each.where,
+        )
+        for each in filled.spec.env
+        if each.name not in known and steers(each.name) and not matches(policy.env.steering, each.name)
+    )
 
 
 def _is_missing(denial: Denial, plugin: Plugin) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from runner.contracts.registry import find_contract
 from runner.manifest.load import position
 from runner.plugin import Plugin
-from sandbox.document.diagnostic import Diagnostic, printable
+from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
+from sandbox.document.read import read_bounded
 from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.mounts import contains
@@ -65,9 +66,10 @@ def fill(
 
     def read_file(path: str, where: KeyPath) -> str:
         own = contract.is_users_own(plugin.manifest, environ)
+        base = (plugin.template and plugin.template.folder) or os.path.dirname(plugin.manifest)
         try:
-            return _read(path, plugin, policy, homes, own=own)
-        except _FileRefused as refused:
+            return read_named(path, base, homes, own=own, may_read=policy.may_read, denied=policy.deny)
+        except NamedFileRefused as refused:
             reason, hint = str(refused), refused.hint
         except OSError as error:
             reason, hint = error.strerror or str(error), "create the file, or take it out of the entry"
@@ -81,6 +83,14 @@ def fill(
         if request.value is None and not request.required and not request.fills:
             variable(request.name)
     return Filled(filled, tuple(name for name in withheld if name not in given), questions)
+
+
+def text_of(path: str) -> str:
+    """Of a file that is filled in, to tell one text from another; empty if there is none to fill in."""
+    try:
+        return os.fsdecode(read_bounded(path, limit=FILE_LIMIT))
+    except DocumentError:
+        return ""
 
 
 def notes(filled: Filled, policy: str, command: str) -> tuple[Note, ...]:
@@ -98,51 +108,61 @@ def notes(filled: Filled, policy: str, command: str) -> tuple[Note, ...]:
     return (Note("withheld", "; ".join(said), hint),) if said else ()
 
 
-class _FileRefused(Exception):
+class NamedFileRefused(Exception):
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
 
 
-def _read(path: str, plugin: Plugin, policy: Policy, homes: Sequence[str], *, own: bool) -> str:
-    _require_allowed(path, policy, homes)
-    base = os.path.realpath((plugin.template and plugin.template.folder) or os.path.dirname(plugin.manifest))
-    opened = _opened(path, base, policy, own=own)
+def read_named(
+    path: str,
+    base: str,
+    homes: Sequence[str],
+    *,
+    own: bool,
+    may_read: Callable[[str], bool] = lambda path: False,
+    denied: Sequence[str] = (),
+) -> str:
+    """The text of a file that a manifest names. `base`: the folder that the manifest came with. `own`: the
+    manifest is the user's own. `may_read`, `denied`: what the policy says. Raises NamedFileRefused, OSError.
+    """
+    _require_allowed(path, denied, homes)
+    base = os.path.realpath(base)
+    opened = _opened(path, base, own or may_read(os.path.realpath(path)))
     try:
         # What was opened, whatever the names say by now.
         real = os.readlink(f"/proc/self/fd/{opened}")
-        _require_allowed(real, policy, homes)
+        _require_allowed(real, denied, homes)
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
-            raise _FileRefused("it is not a regular file", "name a file of text")
-        if status.st_nlink > 1 and not own and not policy.may_read(real):
+            raise NamedFileRefused("it is not a regular file", "name a file of text")
+        if status.st_nlink > 1 and not own and not may_read(real):
             # A second name of it may be in a place that nobody may read.
-            raise _FileRefused("the file has several names (hard links)", "make it a file of its own")
+            raise NamedFileRefused("the file has several names (hard links)", "make it a file of its own")
         return _text(f"/proc/self/fd/{opened}")
     finally:
         os.close(opened)
 
 
-def _require_allowed(path: str, policy: Policy, homes: Sequence[str]) -> None:
-    hit = lexical_hit(path, homes, policy.deny)
+def _require_allowed(path: str, denied: Sequence[str], homes: Sequence[str]) -> None:
+    hit = lexical_hit(path, homes, denied)
     if hit is not None:
-        raise _FileRefused(f"it {hit.clause()}", hit.hint())
+        raise NamedFileRefused(f"it {hit.clause()}", hit.hint())
 
 
-def _opened(path: str, base: str, policy: Policy, *, own: bool) -> int:
+def _opened(path: str, base: str, anywhere: bool) -> int:
     """An O_PATH descriptor of the file."""
     flags = os.O_PATH | os.O_CLOEXEC
-    real = os.path.realpath(path)
-    if own or policy.may_read(real):
-        return os.open(real, flags | os.O_NOFOLLOW)
+    if anywhere:
+        return os.open(os.path.realpath(path), flags | os.O_NOFOLLOW)
     hint = "move it into the project, or allow it: runner allow --read FILE MANIFEST"
     if not contains(base, path):
-        raise _FileRefused(f"it is outside of {base}, the folder that the configuration came with", hint)
+        raise NamedFileRefused(f"it is outside of {base}, the folder that the configuration came with", hint)
     directory = os.open(base, flags | os.O_DIRECTORY)
     try:
         return open_beneath(directory, os.path.relpath(path, base), (base,))
     except Escapes:
-        raise _FileRefused(
+        raise NamedFileRefused(
             f"a link leads out of {base}, the folder that the configuration came with", hint
         ) from None
     finally:
@@ -154,11 +174,11 @@ def _text(name: str) -> str:
     with open(descriptor, "rb") as file:
         raw = file.read(FILE_LIMIT + 1)
     if len(raw) > FILE_LIMIT:
-        raise _FileRefused(f"it has more than {FILE_LIMIT} bytes", "use a smaller file")
+        raise NamedFileRefused(f"it has more than {FILE_LIMIT} bytes", "use a smaller file")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise _FileRefused("it is not UTF-8", "save it as UTF-8") from None
+        raise NamedFileRefused("it is not UTF-8", "save it as UTF-8") from None
     if "\0" in text:
-        raise _FileRefused("it contains a NUL character", "name a file of text")
+        raise NamedFileRefused("it contains a NUL character", "name a file of text")
     return text

@@ -15,7 +15,7 @@ from runner.contracts.registry import all_contracts, contract_names, find_contra
 from runner.manifest import cache
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
-from sandbox.document.read import Document, Format, parse, read_bounded
+from sandbox.document.read import SIZE_LIMIT, Document, Format, parse, read_bounded
 from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
 from sandbox.value import NamedTuple
@@ -183,7 +183,7 @@ def load(
     options = options or {}
     try:
         found = find(path, contract)
-        raw = read_bounded(found.path) if text is None else text
+        raw = _bytes_of(found.path) if text is None else text
         home = _home()
         # An option may name a file, and no cache key covers its content. So a plugin that was read with
         # options is not cached, nor is one with a configuration.
@@ -219,7 +219,7 @@ def contract_at(path: str, chosen: str | None = None) -> str | None:
     manifest has a fault, which `load` reports."""
     try:
         found = find(path, chosen)
-        return found.contract or _recognise(found, read_bounded(found.path))[0]
+        return found.contract or _recognise(found, _bytes_of(found.path))[0]
     except DocumentError:
         return None
 
@@ -228,7 +228,7 @@ def servers_at(path: str) -> tuple[str, ...]:
     """The names that --server can choose from, for the completion of a shell; none if there is a fault."""
     try:
         found = find(path)
-        name, document = _recognise(found, read_bounded(found.path))
+        name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError:
         return ()
     return find_contract(name).servers(document)
@@ -255,7 +255,7 @@ def load_all(
         )
     try:
         found = find(path, contract)
-        name, document = _recognise(found, read_bounded(found.path))
+        name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError as error:
         return (ManifestRead(None, error.diagnostics),)
     home = _home()
@@ -287,7 +287,7 @@ def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
         return reads
     try:
         found = find(path, contract)
-        name, document = _recognise(found, read_bounded(found.path))
+        name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError:
         return reads  # which have the same fault, or it is a folder of plugins
     return tuple(
@@ -357,7 +357,7 @@ def position(plugin: Plugin, keys: KeyPath) -> tuple[int, int]:
     """
     global _positioned
     try:
-        raw = read_bounded(plugin.manifest)
+        raw = _bytes_of(plugin.manifest)
         if _positioned is None or (_positioned.path, _positioned.raw) != (plugin.manifest, raw):
             _positioned = _recognise(Found(plugin.manifest, plugin.contract), raw)[1]
         return _positioned.where(keys)
@@ -373,12 +373,29 @@ def _home() -> str:
     return home if home.startswith("/") else ""
 
 
+def _bytes_of(path: str) -> bytes:
+    try:
+        return read_bounded(path)
+    except DocumentError as error:
+        larger = _larger_limits(path) if error.diagnostics[0].rule == "file_too_large" else None
+        if larger is None:
+            raise
+        return read_bounded(path, limit=larger[0])
+
+
+def _larger_limits(path: str) -> tuple[int, int] | None:
+    found = (contract.limits_at(path) for contract in all_contracts() if contract.known_by_place)
+    return next((limits for limits in found if limits is not None), None)
+
+
 def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
+    limit, most_values = _larger_limits(found.path) or (SIZE_LIMIT, None)
     if found.contract is not None:
-        return found.contract, parse(found.path, raw, _format_for(find_contract(found.contract), found.path))
+        syntax = _format_for(find_contract(found.contract), found.path)
+        return found.contract, parse(found.path, raw, syntax, limit=limit, most_values=most_values)
     syntax = _format(found.path, raw)
     try:
-        document = parse(found.path, raw, syntax)
+        document = parse(found.path, raw, syntax, limit=limit, most_values=most_values)
     except DocumentError as error:
         if found.path.endswith(tuple(_ENDINGS)):
             raise

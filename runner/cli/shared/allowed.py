@@ -43,6 +43,8 @@ def print_list(*, as_json: bool) -> int:
         key = record.key
         gone = "" if not key.file or os.path.exists(key.file) else "  (the file is gone)"
         head = f"{each.name[:12]}  {day(record.when)}  {key.id} ({key.contract})  {key.file}{gone}"
+        head += f"  project {key.scope}" if key.scope else ""
+        head += f"  in {key.folder}" if key.folder else ""
         lines = item_lines(items_of(record.asked, homes(os.environ)))
         lines += [f"{line}  (added by you)" for line in item_lines(items_of(record.added, homes(os.environ)))]
         say("\n".join(map(printable, (head, *lines))), sys.stdout)
@@ -95,4 +97,9 @@ def _remove(names: list[str]) -> int:
 
 
 def _is_of(key: ApprovalKey, path: str, server: str | None) -> bool:
-    return path in (key.file, os.path.dirname(key.file)) and server in (None, key.id)
+    if path not in (key.file, os.path.dirname(key.file)):
+        return False
+    # With the label that --server takes elsewhere. An id has no slashes.
+    labels = (key.id, f"{key.scope}:{key.id}") if key.scope else (key.id,)
+    own = server if server is None else server.removeprefix(f"{key.scope}:" if key.scope else "")
+    return own is None or server in labels or own in labels or own.replace("/", "%2F") == key.id

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from runner.launch.command import Command
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denied_paths import lexical_fault
+from sandbox.policy.policy import steers
 from sandbox.spec import (
     STATE_DIR_TOKEN,
     Access,
@@ -74,32 +76,37 @@ def add_command_invocation(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(manifest=None, contract=None, server=None, config=None, secret=[])
 
 
-def command_of(args: argparse.Namespace) -> Command:
-    """ValueError says what is wrong with the options."""
+def command_of(
+    args: argparse.Namespace, *, directory: str = "", environ: Mapping[str, str] | None = None
+) -> Command:
+    """`directory` and `environ`: where and with which variables the command line is to be read; this
+    process's own if they are not given. ValueError says what is wrong with the options."""
+    environ = os.environ if environ is None else environ
     if not args.arguments:
         raise ValueError("there is no command; write it behind --, as in runner run -- ls -l")
     if not args.arguments[0]:
         raise ValueError("the command is empty; is a variable unset?")
     name = _name(args.command_name)
-    here = _here(args.cwd)
-    paths = [_request(path_of("--read", word), "read") for word in args.read]
-    paths += [_request(path_of("--write", word), "write") for word in args.write]
+    here = _here(args.cwd, directory)
+    paths = [_request(path_of("--read", word, directory), "read") for word in args.read]
+    paths += [_request(path_of("--write", word, directory), "write") for word in args.write]
     if args.project is not None:
         paths.append(_request(here, "write" if args.project == "write" else "read"))
-    wrapped = _wrapped(args.wrapped)
+    file, scope = _wrapped(args.wrapped)
     if not name and any(STATE_DIR_TOKEN in word for word in args.arguments):
         raise ValueError(f"{STATE_DIR_TOKEN}: only a command with a --name has a state directory")
     return Command(
         argv=tuple(args.arguments),
         directory=here,
         name=name,
-        file=wrapped,
+        file=file,
         spec=SandboxSpec(
             paths=tuple(dict.fromkeys(paths)),
             network=network_of(args.net),
-            env=tuple(_variables(args.env, wrapped=args.wrapped is not None)),
+            env=tuple(_variables(args.env, environ, wrapped=args.wrapped is not None)),
         ),
         named_directory=args.cwd is not None or args.project is not None,
+        scope=scope,
     )
 
 
@@ -121,21 +128,25 @@ def _name(name: str | None) -> str:
     return name
 
 
-def _here(cwd: str | None) -> str:
+def _here(cwd: str | None, directory: str) -> str:
+    if cwd == "":
+        raise ValueError("--cwd: its value is empty; is a variable unset?")
     try:
-        here = os.path.realpath(os.getcwd() if cwd is None else cwd)
+        here = os.path.realpath(os.path.join(directory or os.getcwd(), cwd or ""))
     except OSError as error:
         raise ValueError(f"the current folder cannot be used: {error.strerror}; use --cwd DIR") from None
+    except ValueError:
+        raise ValueError(f"--cwd {printable(cwd or '')}: it has a NUL character") from None
     if cwd is not None and not os.path.isdir(here):
         raise ValueError(f"--cwd {cwd}: there is no such folder")
     return here
 
 
-def path_of(option: str, word: str) -> str:
+def path_of(option: str, word: str, directory: str = "") -> str:
     """A path of the command line, absolute. Links are followed when the plan is made, and judged there."""
     if not word:
         raise ValueError(f"{option}: its value is empty; is a variable unset?")
-    path = os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(word)))
+    path = os.path.normpath(os.path.join(directory or os.getcwd(), os.path.expanduser(word)))
     path = "/" + path.lstrip("/")
     if fault := lexical_fault(path):
         raise ValueError(f"{option} {word}: the path {fault}")
@@ -166,7 +177,7 @@ def network_of(words: list[str]) -> Network | None:
     return Network("allowlist", tuple(hosts))
 
 
-def _variables(words: list[str], *, wrapped: bool) -> list[EnvRequest]:
+def _variables(words: list[str], environ: Mapping[str, str], *, wrapped: bool) -> list[EnvRequest]:
     found: dict[str, EnvRequest] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -174,8 +185,9 @@ def _variables(words: list[str], *, wrapped: bool) -> list[EnvRequest]:
             raise ValueError(f"--env {word}: {name!r} is not the name of a variable")
         if equals:
             found[name] = EnvRequest(name, value)
-        elif name in os.environ:
-            found[name] = EnvRequest(name)
+        elif name in environ:
+            # The host has set it to what the entry says: one that steers is as good as an argument.
+            found[name] = EnvRequest(name, environ[name] if wrapped and steers(name) else None)
         elif not wrapped:  # a host may leave out a variable of its configuration
             raise ValueError(
                 f"--env {name}: the runner's environment has no such variable; to set it write {name}=VALUE"
@@ -183,18 +195,20 @@ def _variables(words: list[str], *, wrapped: bool) -> list[EnvRequest]:
     return list(found.values())
 
 
-def _wrapped(text: str | None) -> str:
-    """The configuration file that an entry came from, as `runner wrap` wrote it."""
+def _wrapped(text: str | None) -> tuple[str, str]:
+    """The configuration file that an entry came from, as `runner wrap` wrote it, and the project that it is
+    for if that file has entries of several."""
     if text is None:
-        return ""
+        return "", ""
     import json
 
     wrong = "--wrapped: it is not what runner wrap writes; run runner wrap again"
     try:
-        file = json.loads(text).get("file", "")
-        os.fsencode(file)  # half of a surrogate pair is no character, and no part of a path
+        record = json.loads(text)
+        file, scope = record.get("file", ""), record.get("scope", "")
+        os.fsencode(file + scope)  # half of a surrogate pair is no character, and no part of a path
     except (ValueError, AttributeError, TypeError, RecursionError):
         raise ValueError(wrong) from None
-    if not isinstance(file, str) or "\0" in file or (file and not file.startswith("/")):
+    if not isinstance(file, str) or "\0" in file + scope or (file and not file.startswith("/")):
         raise ValueError(wrong)
-    return file
+    return file, scope

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing
+from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing, WrappedCommand
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
@@ -59,6 +59,12 @@ class McpContract(Contract):
         place = place_of(path, os.path.expanduser("~"), os.environ)
         return super().format_at(path) if place is None else place.host.syntax
 
+    def limits_at(self, path: str) -> tuple[int, int] | None:
+        from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, place_of
+
+        place = place_of(path, os.path.expanduser("~"), os.environ)
+        return (MOST_BYTES, MOST_VALUES) if place is not None and place.own and place.host.live else None
+
     def recognises(self, document: Document) -> bool:
         if document.format in ("json", "jsonc") and isinstance(document.data.get("mcpServers"), dict):
             return True
@@ -66,16 +72,30 @@ class McpContract(Contract):
 
         return host_by_content(document) is not None
 
-    def wrapped(self, plugin: Plugin) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
         if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
             return None
-        from runner.contracts.mcp.hosts.expand import with_folders
+        from runner.contracts.mcp.hosts.expand import as_host_starts
+        from runner.manifest.fill import text_of
 
-        # The host fills in its folders before it starts the runner.
+        # The host fills its words in before it starts the runner.
         rules, folder = plugin.template.rules, plugin.template.folder
-        words = (plugin.entrypoint.command, *plugin.entrypoint.args)
         home = os.path.expanduser("~")
-        return plugin.template.outer, tuple(with_folders(word, rules, folder, home) for word in words)
+
+        def file(path: str) -> str:
+            base = os.path.dirname(plugin.manifest)
+            return text_of(os.path.join(base, os.path.expanduser(path))).strip()
+
+        def text(word: str) -> str:
+            return as_host_starts(word, rules, folder, home, environ, file)
+
+        words = (plugin.entrypoint.command, *plugin.entrypoint.args)
+        return WrappedCommand(
+            options=tuple(map(text, plugin.template.outer)),
+            argv=tuple(map(text, words)),
+            directory="" if plugin.project is None else plugin.entrypoint.directory,
+            env=tuple((each.name, text(each.value)) for each in plugin.spec.env if each.value is not None),
+        )
 
     def read(
         self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from runner.contracts.mcp.hosts.choice import choose, remarks_on
 from runner.contracts.mcp.hosts.entries import GENERIC, servers_of
 from runner.contracts.mcp.hosts.expand import OURS, references, with_folders
+from runner.contracts.mcp.hosts.fill import argument_files
 from runner.contracts.mcp.hosts.find import host_of, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
-from runner.contracts.mcp.hosts.wrapping import unwrapped
+from runner.contracts.mcp.hosts.wrapping import run_name, unwrapped
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
@@ -22,6 +23,7 @@ from runner.plugin import Entrypoint, Plugin, Template
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
+from sandbox.policy.policy import steers
 from sandbox.spec import (
     Access,
     EnvRequest,
@@ -164,13 +166,16 @@ def read(
     site = _site(document.path, chosen, host, home)
     words = _words(chosen)
     entrypoint, env = _entrypoint(faults, chosen, words, host, site, home)
+    deciding = (*words.argv, *(item for name, item in words.env if steers(name)))
+    rules = "" if host is None else host.rules
+    files = argument_files(faults, deciding, rules, document.path, home, own=site.own)
     spec = _spec(faults, entry.table("x-sandbox"), env, home)
     state = sandbox_request.own_state((*words.argv, *(item for _, item in words.env)))
     spec = spec._replace(paths=tuple(dict.fromkeys((*spec.paths, *state))))
     if faults.failed:
         return None, faults.diagnostics()
     plugin = Plugin(
-        id=chosen.name,
+        id=run_name(chosen.name),  # as the entry has it once it is wrapped
         version="",
         contract="mcp",
         name=chosen.name,
@@ -181,7 +186,8 @@ def read(
         spec=spec,
         project=_project(chosen, site, document.path, entrypoint),
         mark=fingerprint(os.fsencode(chosen.scope))[:32] if chosen.scope else "",
-        template=_template(chosen, spec, words, host, site),
+        template=_template(chosen, words, host, site, files),
+        scope=chosen.scope,
     )
     return plugin, faults.diagnostics()
 
@@ -192,6 +198,7 @@ class _Site(NamedTuple):
     folder: str  # its working directory, if its entry names none, and what relative paths are relative to
     project: str  # the project that it belongs to; empty: it is a user's own
     within: str  # a folder that it works on has to be below this one; empty: anywhere
+    own: bool = False  # a user's own file: nobody else's project brought it along
 
 
 def _site(path: str, server: HostServer, host: Host | None, home: str) -> _Site:
@@ -201,12 +208,12 @@ def _site(path: str, server: HostServer, host: Host | None, home: str) -> _Site:
     place = place_of(path, home)
     own = name == OPERATORS_FILE or (place is not None and place.own)
     if server.scope.startswith("/"):
-        return _Site(server.scope, server.scope, "" if own else folder)
+        return _Site(server.scope, server.scope, "" if own else folder, own)
     if place is not None and place.project:
         return _Site(place.project, place.project, place.project)
     if own and home and host is not None and host.rules == "vscode":
         folder = home
-    return _Site(folder, "", "" if own else folder)
+    return _Site(folder, "", "" if own else folder, own)
 
 
 class _Words(NamedTuple):
@@ -271,7 +278,7 @@ def _project(server: HostServer, site: _Site, path: str, entrypoint: Entrypoint 
 
 
 def _template(
-    server: HostServer, spec: SandboxSpec, words: _Words, host: Host | None, site: _Site
+    server: HostServer, words: _Words, host: Host | None, site: _Site, files: tuple[str, ...]
 ) -> Template | None:
     """What is filled in at the launch; None if nothing is."""
     rules = "" if host is None else host.rules
@@ -281,12 +288,12 @@ def _template(
     if not filled and inner is None:
         return None
     outer = () if inner is None else inner.options
-    return Template(rules, site.project, server.env_file, (*server.keys, "envFile"), outer)
+    return Template(rules, site.project, server.env_file, (*server.keys, "envFile"), outer, files)
 
 
 def command_keys(document: Document, plugin: Plugin) -> KeyPath:
     """The keys that lead to a plugin's program."""
-    found = (server for server in _all(document, _home())[1] if server.name == plugin.id)
+    found = (server for server in _all(document, _home())[1] if run_name(server.name) == plugin.id)
     return next((server.command_keys for server in found), ())
 
 
@@ -294,8 +301,6 @@ def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:
     if not name.strip() or not name.isprintable() or len(name) > NAME_LIMIT or name in (".", ".."):
         message = f"{quoted(name)} cannot name a server"
         faults.error(keys, "server_name", message, f"printable characters, {NAME_LIMIT} at most")
-    elif "/" in name or "\\" in name:
-        faults.error(keys, "server_name", f"the server name {quoted(name)} contains a path separator")
 
 
 def _entrypoint(

@@ -89,11 +89,11 @@ def _change(args: argparse.Namespace) -> int:
 
     def planned(raw: bytes) -> tuple[Configuration, Configuration, tuple[Step, ...]]:
         """The configuration before and after, and what happens to each server."""
-        before = read_configuration(file.path, raw)
+        before = read_configuration(file.path, raw, file.given)
         servers = chosen(before, args.server)
         steps = [undo_step(each) if args.undo else wrap_step(before, each, program) for each in servers]
         content, done = carried_out(before, steps, program)
-        after = read_configuration(file.path, content)
+        after = read_configuration(file.path, content, file.given)
         if not _is_as_wanted(before, after, done):
             raise FileRefused("the change would alter more than command lines")
         return before, after, done
@@ -126,11 +126,11 @@ def _change(args: argparse.Namespace) -> int:
     return EXIT["ok"]
 
 
-def read_configuration(path: str, raw: bytes) -> Configuration:
+def read_configuration(path: str, raw: bytes, given: str) -> Configuration:
     from runner.contracts.mcp.wrap.steps import configuration
 
     home = os.path.expanduser("~")
-    return configuration(path, raw, home if home.startswith("/") else "", dict(os.environ))
+    return configuration(path, raw, home if home.startswith("/") else "", dict(os.environ), given)
 
 
 def _is_as_wanted(before: Configuration, after: Configuration, steps: tuple[Step, ...]) -> bool:
@@ -250,6 +250,8 @@ def _state(server: dict[str, Any]) -> str:
     text = str(server["state"])
     if text == "left":
         text = f"cannot be wrapped: it {printable(server['reason'])}"
+    elif server["reason"]:
+        text += f", but not as runner wrap does it: {printable(server['reason'])}"
     if server["disabled"]:
         text += "; switched off"
     if server["variables_added"]:

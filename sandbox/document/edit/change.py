@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sandbox.spec import KeyPath
@@ -53,25 +54,45 @@ class DeleteKey(NamedTuple):
 Change = SetWord | SetNull | Prepend | DropFirst | InsertList | DeleteKey
 
 
-def applied(data: Any, change: Change) -> Any:
-    """The data after the change. Nothing of `data` is changed."""
-    match change:
-        case SetWord(keys, word):
-            return _with(data, keys, word)
-        case SetNull(keys):
-            return _with(data, keys, None)
-        case Prepend(keys, words, before):
-            items = _at(data, keys) or []
-            return _with(data, keys, [*items[:before], *words, *items[before:]])
-        case DropFirst(keys, number):
-            return _with(data, keys, _at(data, keys)[number:])
-        case InsertList(after, key, words):
-            around = dict(_at(data, after[:-1]))
-            around[key] = list(words)
-            return _with(data, after[:-1], around)
-        case DeleteKey(keys):
-            around = {name: value for name, value in _at(data, keys[:-1]).items() if name != keys[-1]}
-            return _with(data, keys[:-1], around)
+def applied(data: Any, changes: Iterable[Change]) -> Any:
+    """The data after the changes. Nothing of `data` is changed, and what several changes touch is copied
+    once."""
+    copies = _Copies()
+    for change in changes:
+        match change:
+            case SetWord(keys, word):
+                data = copies.replaced(data, keys, word)
+            case SetNull(keys):
+                data = copies.replaced(data, keys, None)
+            case Prepend(keys, words, before):
+                items = _at(data, keys) or []
+                data = copies.replaced(data, keys, [*items[:before], *words, *items[before:]])
+            case DropFirst(keys, number):
+                data = copies.replaced(data, keys, _at(data, keys)[number:])
+            case InsertList(after, key, words):
+                around = dict(_at(data, after[:-1]))
+                around[key] = list(words)
+                data = copies.replaced(data, after[:-1], around)
+            case DeleteKey(keys):
+                around = {name: value for name, value in _at(data, keys[:-1]).items() if name != keys[-1]}
+                data = copies.replaced(data, keys[:-1], around)
+    return data
+
+
+class _Copies:
+    """Lists and mappings that were copied, and may be changed."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, Any] = {}  # by id; kept here so that no other object gets the same one
+
+    def replaced(self, data: Any, keys: KeyPath, value: Any) -> Any:
+        if not keys:
+            return value
+        if id(data) not in self._own:
+            data = list(data) if isinstance(data, list) else dict(data)
+            self._own[id(data)] = data
+        data[keys[0]] = self.replaced(data[keys[0]], keys[1:], value)
+        return data
 
 
 def same(one: Any, other: Any) -> bool:
@@ -89,11 +110,3 @@ def _at(data: Any, keys: KeyPath) -> Any:
     for key in keys:
         data = data[key]
     return data
-
-
-def _with(data: Any, keys: KeyPath, value: Any) -> Any:
-    if not keys:
-        return value
-    copy: Any = list(data) if isinstance(data, list) else dict(data)
-    copy[keys[0]] = _with(copy[keys[0]], keys[1:], value)
-    return copy

@@ -58,8 +58,7 @@ def edited(text: str, syntax: EditSyntax, changes: Sequence[Change]) -> str:
         data, spans = read_spans(body, syntax)
         editor = _Editor(body, syntax, spans)
         splices = [splice for change in changes for splice in editor.splices(change)]
-        for change in changes:
-            data = applied(data, change)
+        data = applied(data, changes)
         result = _spliced(body, splices)
     except EditRefused as refused:
         line, _ = line_column(body, refused.offset)
@@ -87,6 +86,7 @@ def _spliced(text: str, splices: Sequence[Splice]) -> str:
 class _Editor:
     def __init__(self, text: str, syntax: EditSyntax, spans: Spans) -> None:
         self.text, self.syntax, self.spans = text, syntax, spans
+        self._children = children(spans)
 
     def splices(self, change: Change) -> list[Splice]:
         match change:
@@ -128,7 +128,7 @@ class _Editor:
         if span is not None and self.text[span.start : span.end] == "null" and self.syntax != "yaml":
             return Splice(span.start, span.end, f"[{', '.join(texts)}]")
         span = self._span(keys, "list")
-        items = children(self.spans, keys)
+        items = self._children.get(keys, [])
         if not items:
             return Splice(span.start + 1, span.start + 1, ", ".join(texts))
         self._check_plain(items)
@@ -162,7 +162,7 @@ class _Editor:
 
     def _dropped(self, keys: KeyPath, count: int) -> Splice:
         span = self._span(keys, "list")
-        items = children(self.spans, keys)
+        items = self._children.get(keys, [])
         if count > len(items):
             raise EditRefused("this list has too few items", span.start)
         self._check_plain(items[:count])
@@ -252,7 +252,7 @@ class _Editor:
         around = self.spans.get(keys[:-1])
         if self.syntax in ("toml", "yaml") and (around is None or around.block):
             return self._deleted_lines(span)
-        siblings = children(self.spans, keys[:-1])
+        siblings = self._children.get(keys[:-1], [])
         number = siblings.index(keys)
         if number:
             before = self.spans[siblings[number - 1]].end

@@ -33,8 +33,10 @@ class EditRefused(Exception):
         self.message, self.offset = message, offset
 
 
-def children(spans: Spans, keys: KeyPath) -> list[KeyPath]:
-    """The keys or items of a mapping or list, in the order of the text."""
-    depth = len(keys) + 1
-    found = [each for each in spans if len(each) == depth and each[:-1] == keys]
-    return sorted(found, key=lambda each: spans[each].key_start)
+def children(spans: Spans) -> dict[KeyPath, list[KeyPath]]:
+    """The keys or items of each mapping or list, in the order of the text."""
+    found: dict[KeyPath, list[KeyPath]] = {}
+    for keys in sorted(spans, key=lambda each: spans[each].key_start):
+        if keys:
+            found.setdefault(keys[:-1], []).append(keys)
+    return found

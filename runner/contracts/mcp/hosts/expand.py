@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from sandbox.spec import PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN
@@ -91,6 +91,25 @@ def with_folders(text: str, rules: str, folder: str, home: str) -> str:
     if pattern is None:
         return text
     return pattern.sub(lambda found: value(_reference(found)) or found[0], text)
+
+
+def as_host_starts(
+    text: str,
+    rules: str,
+    folder: str,
+    home: str,
+    environ: Mapping[str, str],
+    read_file: Callable[[str], str],
+) -> str:
+    """The text with all filled in, as far as this side of the host can know it."""
+
+    def value(reference: Reference) -> str | None:
+        known = folder_of(reference, folder, home)
+        if known is not None or reference.kind not in ("env", "file"):
+            return known
+        return environ.get(reference.name) if reference.kind == "env" else read_file(reference.name)
+
+    return expanded(text, rules, value)
 
 
 def folder_of(reference: Reference, folder: str, home: str) -> str | None:

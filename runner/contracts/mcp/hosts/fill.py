@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from runner.contracts.mcp.hosts.expand import Reference, expanded, folder_of
+from runner.contracts.mcp.hosts.expand import Reference, expanded, folder_of, references
 from runner.plugin import Plugin
 from sandbox.spec import EnvRequest, KeyPath, is_variable_name
+
+if TYPE_CHECKING:
+    from runner.manifest.faults import Faults
+    from runner.manifest.table import Item
 
 _MOST_VARIABLES = 1000  # of a file of variables
 _LINE = re.compile(r"[ \t]*+(?:export[ \t]++)?([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+(.*)")
@@ -35,7 +40,7 @@ def fill(
             elif reference.kind == "file":
                 # By the file that names it, not by the project: that is where hosts look.
                 base = os.path.dirname(plugin.manifest)
-                return read_file(_joined(base, reference.name, home), where).strip()
+                return read_file(joined(base, reference.name, home), where).strip()
             elif reference.kind == "env":
                 return variable(reference.name)
             return None
@@ -48,7 +53,7 @@ def fill(
     ]
     if template.env_file:
         where = template.env_file_where
-        path = _joined(folder, text(template.env_file, where), home)
+        path = joined(folder, text(template.env_file, where), home)
         named = {request.name for request in env if not request.fills}
         found = dotenv(read_file(path, where))
         env += [EnvRequest(name, value, where=where) for name, value in found.items() if name not in named]
@@ -60,7 +65,26 @@ def fill(
     return filled, tuple(questions)
 
 
-def _joined(folder: str, path: str, home: str) -> str:
+def argument_files(
+    faults: Faults, words: Iterable[Item], rules: str, manifest: str, home: str, *, own: bool
+) -> tuple[str, ...]:
+    """Files whose text decides what runs. The author of a project could change it after a person's yes.
+    `own`: the manifest is the user's own."""
+    folder = os.path.dirname(manifest)
+    found = [
+        (word.keys, joined(folder, reference.name, home))
+        for word in words
+        for reference in references(word.text, rules)
+        if reference.kind == "file"
+    ]
+    if found and not own:
+        message = "the text of a file would decide what runs, and this configuration can come with a project"
+        hint = "write the text itself here, or let a variable of env hold it"
+        faults.error(found[0][0], "argument_file", message, hint)
+    return tuple(path for _, path in found)
+
+
+def joined(folder: str, path: str, home: str) -> str:
     if path == "~" or path.startswith("~/"):
         path = home + path[1:]
     return "/" + os.path.normpath(os.path.join(folder, path)).lstrip("/")

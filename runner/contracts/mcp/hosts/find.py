@@ -22,6 +22,9 @@ from runner.contracts.mcp.hosts.table import (
 from sandbox.document.read import Document
 from sandbox.value import NamedTuple
 
+# ~/.claude.json grows with every project that its owner opens.
+MOST_BYTES = 16 << 20
+MOST_VALUES = 1_000_000
 MOST_FILES = 100  # that one pattern with a * can stand for
 _PROGRAM_KEYS = ("command", "url", "serverUrl")
 
@@ -43,12 +46,19 @@ class KnownFile(NamedTuple):
 
 
 def place_of(path: str, home: str = "", environ: Mapping[str, str] | None = None) -> Place | None:
-    """Which host keeps a configuration at this absolute path.
+    """Which host keeps a configuration at this absolute path, or else at the one that it is a link to.
 
     A path below another user's home, or below a folder that looks like a home, has the host's name too, but
     is nobody's own.
     """
     path = os.path.normpath(path)
+    found = _place_at(path, home, environ)
+    if found is None and (real := os.path.realpath(path)) != path:
+        found = _place_at(real, home, environ)
+    return found
+
+
+def _place_at(path: str, home: str, environ: Mapping[str, str] | None) -> Place | None:
     for host in HOSTS:
         for pattern in (*host.files, *host.system_files):
             if any(_is_at(path, each) for each in _absolute(pattern, home, environ or {})):

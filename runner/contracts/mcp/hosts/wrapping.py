@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from sandbox.cache import fingerprint
 from sandbox.value import NamedTuple
 
 _PROGRAM = "runner"
@@ -14,6 +16,7 @@ _VERB = "run"
 _MARK = "--wrapped"
 _END = "--"
 _LONGEST_NAME = 128  # that --name takes
+_LOOKS_ESCAPED = re.compile(r"%(?=[0-9A-Fa-f]{2})")
 
 
 class Unwrapped(NamedTuple):
@@ -39,21 +42,32 @@ def wrapped_argv(
     *,
     file: str,
     name: str,
+    scope: str = "",
     env: Sequence[str] = (),
     kept: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
-    """The command line that takes the place of `argv`. `kept`: what undo needs besides."""
+    """The command line that takes the place of `argv`. `scope`: the project whose server it is, in a file
+    that holds those of several. `kept`: what undo needs besides."""
     variables = tuple(word for each in env for word in ("--env", each))
-    record = _record({"file": file, **(kept or {})})
+    record = _record({"file": file, **({"scope": scope} if scope else {}), **(kept or {})})
     return program, _VERB, _MARK, record, "--name", run_name(name), *variables, _END, *argv
 
 
 def run_name(name: str) -> str:
-    """A server's name as `runner run --name` takes it. Some have slashes: "github.com/org/server"."""
-    usable = "".join(c if c.isprintable() and c != "/" else "_" for c in name)[:_LONGEST_NAME]
+    """A server's name as `runner run --name` takes it; other names give other ones. Some have slashes:
+    "github.com/org/server" is written as "github.com%2Forg%2Fserver"."""
+    usable = _LOOKS_ESCAPED.sub("%25", name)
+    usable = "".join(c if c.isprintable() and c != "/" else _escaped(c) for c in usable)
     if usable.startswith("-") or not usable.strip(" ."):
-        usable = "_" + usable[1:]
+        usable = (_escaped(usable[0]) if usable else "%00") + usable[1:]
+    if len(usable) > _LONGEST_NAME:
+        digest = fingerprint(name.encode("utf-8", "surrogatepass"))[:16]
+        usable = f"{usable[: _LONGEST_NAME - len(digest) - 1]}~{digest}"
     return usable
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def record_of(options: Sequence[str]) -> dict[str, str]:
@@ -77,17 +91,24 @@ def env_names(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(each.partition("=")[0] for each in found)
 
 
-def own_options(options: Sequence[str]) -> tuple[str, ...]:
-    """The options that a person, or whoever wrote the entry, added to those of wrapped_argv."""
+def own_options(options: Sequence[str], name: str, variables: Sequence[str]) -> tuple[str, ...]:
+    """The options that a person, or whoever wrote the entry, added to those of wrapped_argv. `variables`: the
+    names that the entry gives its server a value for; any other name is one of the host's own variables."""
     rest = list(options)
-    for name in (_MARK, "--name"):
-        if name in rest:
-            at = rest.index(name)
+    for option, wanted in ((_MARK, None), ("--name", run_name(name))):
+        at = rest.index(option) if option in rest else -1
+        if 0 <= at < len(rest) - 1 and wanted in (None, rest[at + 1]):
             del rest[at : at + 2]
-    while "--env" in rest[:-1] and "=" not in rest[rest.index("--env") + 1]:
-        at = rest.index("--env")
-        del rest[at : at + 2]
-    return tuple(rest)
+    found: list[str] = []
+    words = iter(rest)
+    for word in words:
+        if word == "--env":
+            value = next(words, "")
+            if value not in variables:
+                found += [word, value]
+        elif not (word.startswith("--env=") and word.removeprefix("--env=") in variables):
+            found.append(word)
+    return tuple(found)
 
 
 def _record(values: Mapping[str, str]) -> str:

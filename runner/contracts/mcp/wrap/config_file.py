@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from runner.contracts.mcp.wrap.steps import MOST_BYTES
+from runner.contracts.mcp.hosts.find import MOST_BYTES
 from sandbox.cache import fingerprint
 from sandbox.files import write_all
 
@@ -26,8 +26,9 @@ class FileRefused(Exception):
 class ConfigFile:
     """The file behind a path, opened by its folder: a name that changes meanwhile leads nowhere else."""
 
-    def __init__(self, path: str, folder: int, name: str) -> None:
+    def __init__(self, path: str, given: str, folder: int, name: str) -> None:
         self.path = path  # real
+        self.given = given  # absolute; it says whose configuration it is, if it is a link
         self._folder = folder
         self._name = name
 
@@ -64,18 +65,27 @@ class ConfigFile:
             after = change(before)
             with self._new_file(after, status) as temporary:
                 backup = _write_backup(backups, self.path, before)
-                again, now = self.read()
-                if again == before and (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino):
-                    try:
-                        os.rename(temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-                    except OSError as error:  # it is mounted by itself, or its folder is sticky
-                        os.unlink(backup)
-                        told = f"a new file cannot take its place: {error.strerror}"
-                        raise FileRefused(f"{told}; is it mounted from elsewhere?") from None
-                    os.fsync(self._folder)
-                    return backup, after
+                try:
+                    if self._take_place(temporary, before, status):
+                        os.fsync(self._folder)
+                        return backup, after
+                except FileRefused:
+                    os.unlink(backup)
+                    raise
                 os.unlink(backup)
         raise FileRefused("another program keeps writing it; end that program, and try again")
+
+    def _take_place(self, temporary: str, before: bytes, status: os.stat_result) -> bool:
+        """False: the file changed since it was read."""
+        again, now = self.read()
+        if again != before or (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
+            return False
+        try:
+            os.rename(temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except OSError as error:  # it is mounted by itself, or its folder is sticky
+            told = f"a new file cannot take its place: {error.strerror}"
+            raise FileRefused(f"{told}; is it mounted from elsewhere?") from None
+        return True
 
     @contextmanager
     def _new_file(self, content: bytes, like: os.stat_result) -> Iterator[str]:
@@ -137,7 +147,7 @@ def open_config(path: str) -> Iterator[ConfigFile]:
     except OSError as error:
         raise FileRefused(f"its folder cannot be opened: {error.strerror}") from None
     try:
-        yield ConfigFile(real, folder, os.path.basename(real))
+        yield ConfigFile(real, given, folder, os.path.basename(real))
     finally:
         os.close(folder)
 
@@ -164,6 +174,10 @@ def _write_backup(folder: str, path: str, content: bytes) -> str:
             try:
                 write_all(fd, content)
                 os.fsync(fd)
+            except BaseException:  # the disk is full: a part of the content would pass for a backup
+                with suppress(OSError):
+                    os.unlink(backup)
+                raise
             finally:
                 os.close(fd)
             return backup

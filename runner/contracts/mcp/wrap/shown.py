@@ -3,34 +3,86 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, pairwise
 
+from runner.contracts.mcp.wrap.hidden import HIDDEN, shown_word
 from runner.contracts.mcp.wrap.steps import Configuration
 from sandbox.document.diagnostic import printable
 from sandbox.document.edit.edit import read_spans
 from sandbox.document.edit.words import written
 from sandbox.spec import KeyPath
 
-_HIDDEN = "…"
+Opcode = tuple[str, int, int, int, int]  # as difflib has them
+
 _LONGEST_LINE = 2000
-# Options whose value is a secret, and a password in an address.
-_SECRET_OPTION = re.compile(r"--?[\w-]*(?:key|token|secret|passw|auth|credential)[\w-]*", re.IGNORECASE)
-_ADDRESS_PASSWORD = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]+(?=@)")
+_HASH_COMMENT = re.compile(r"#[^\n]*")
+_SLASH_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 
 
 def diff(before: Configuration, after: Configuration) -> list[str]:
     """A unified diff. All values are hidden but those of command lines: entries hold keys and tokens."""
-    import difflib
-
-    lines = difflib.unified_diff(
-        _masked(before).splitlines(),
-        _masked(after).splitlines(),
-        printable(before.path),
-        printable(after.path),
-        n=1,
-        lineterm="",
-    )
+    old, old_starts = _masked(before)
+    new, new_starts = _masked(after)
+    lines = [f"--- {printable(before.path)}", f"+++ {printable(after.path)}"]
+    for hunk in _grouped(_opcodes(old, new, old_starts, new_starts)):
+        first, last = hunk[0], hunk[-1]
+        lines.append(f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@")
+        for tag, i1, i2, j1, j2 in hunk:
+            if tag == "equal":
+                lines += [" " + line for line in old[i1:i2]]
+                continue
+            lines += ["-" + line for line in old[i1:i2]]
+            lines += ["+" + line for line in new[j1:j2]]
     return [_shown(line) for line in lines]
+
+
+def _opcodes(
+    old: list[str], new: list[str], old_starts: list[int], new_starts: list[int]
+) -> Iterator[Opcode]:
+    """As difflib has them. The entries are compared one by one: difflib takes a time that grows with the
+    square of the number of lines, and all entries look alike."""
+    from difflib import SequenceMatcher
+
+    if len(old_starts) != len(new_starts):
+        old_starts, new_starts = [], []
+    olds, news = [0, *old_starts, len(old)], [0, *new_starts, len(new)]
+    for (i1, i2), (j1, j2) in zip(pairwise(olds), pairwise(news), strict=True):
+        if old[i1:i2] == new[j1:j2]:
+            yield "equal", i1, i2, j1, j2
+            continue
+        for tag, a1, a2, b1, b2 in SequenceMatcher(None, old[i1:i2], new[j1:j2], False).get_opcodes():
+            yield tag, i1 + a1, i1 + a2, j1 + b1, j1 + b2
+
+
+def _grouped(opcodes: Iterable[Opcode]) -> Iterator[list[Opcode]]:
+    """Changes with one line around them."""
+    group: list[Opcode] = []
+    for code in _joined(opcodes):
+        tag, i1, i2, j1, j2 = code
+        if tag != "equal" or (group and i2 - i1 <= 2):
+            group.append(code)
+            continue
+        if group:
+            yield [*group, (tag, i1, i1 + 1, j1, j1 + 1)]
+        group = [(tag, i2 - 1, i2, j2 - 1, j2)]
+    if any(code[0] != "equal" for code in group):
+        yield group
+
+
+def _joined(opcodes: Iterable[Opcode]) -> list[Opcode]:
+    found: list[Opcode] = []
+    for code in opcodes:
+        if found and found[-1][0] == code[0] == "equal":
+            code = ("equal", found[-1][1], code[2], found.pop()[3], code[4])
+        if code[1] < code[2] or code[3] < code[4]:
+            found.append(code)
+    return found
+
+
+def _range(start: int, end: int) -> str:
+    count = end - start
+    return f"{start + 1}" if count == 1 else f"{start + 1 if count else start},{count}"
 
 
 def _shown(line: str) -> str:
@@ -40,23 +92,41 @@ def _shown(line: str) -> str:
     return printable(line)
 
 
-def _masked(config: Configuration) -> str:
+def _masked(config: Configuration) -> tuple[list[str], list[int]]:
+    """The lines with their structure, their keys and their command lines. All else is hidden, comments too.
+    And the numbers of the lines at which the entries begin."""
     text = config.raw.decode("utf-8").removeprefix("\ufeff")
     _, spans = read_spans(text, config.syntax)
     open_words = dict(_command_lines(config))
+    kept: list[tuple[int, int, str]] = []  # keys and values: where they stand, and what is shown
+    for keys, span in spans.items():
+        if span.key_start < span.key_end <= span.start:
+            kept.append((span.key_start, span.key_end, text[span.key_start : span.key_end]))
+        if span.kind != "scalar" or span.start == span.end:
+            continue
+        shown = open_words.get(keys, HIDDEN)
+        if shown is None:
+            kept.append((span.start, span.end, text[span.start : span.end]))
+            continue
+        new = written(shown, config.syntax) if config.syntax != "yaml" or shown != HIDDEN else HIDDEN
+        # The lines keep their numbers.
+        kept.append((span.start, span.end, new + "\n" * text.count("\n", span.start, span.end)))
     parts: list[str] = []
     at = 0
-    for keys, span in sorted(spans.items(), key=lambda item: item[1].start):
-        if span.kind != "scalar" or span.start < at or span.start == span.end:
-            continue
-        shown = open_words.get(keys, _HIDDEN)
-        if shown is None:
-            continue
-        new = written(shown, config.syntax) if config.syntax != "yaml" or shown != _HIDDEN else _HIDDEN
-        lines = "\n" * text.count("\n", span.start, span.end)  # so that the lines keep their numbers
-        parts += [text[at : span.start], new, lines]
-        at = span.end
-    return "".join((*parts, text[at:]))
+    for start, end, shown in sorted(kept):
+        if start >= at:
+            parts += [_without_comments(text[at:start], config.syntax), shown]
+            at = end
+    lines = "".join((*parts, _without_comments(text[at:], config.syntax))).split("\n")
+    found = sorted(spans[each.keys].key_start for each in config.servers if each.keys in spans)
+    starts = [text.count("\n", before, at) for before, at in pairwise((0, *found))]
+    return lines, list(accumulate(starts))
+
+
+def _without_comments(between: str, syntax: str) -> str:
+    """What stands between keys and values. No string is in there, but for the headers of TOML."""
+    pattern, mark = (_SLASH_COMMENT, "//") if syntax in ("json", "jsonc") else (_HASH_COMMENT, "#")
+    return pattern.sub(lambda found: f"{mark} {HIDDEN}" + "\n" * found[0].count("\n"), between)
 
 
 def _command_lines(config: Configuration) -> Iterator[tuple[KeyPath, str | None]]:
@@ -66,8 +136,8 @@ def _command_lines(config: Configuration) -> Iterator[tuple[KeyPath, str | None]
             keys = _keys_of(server.command_keys, server.args_keys, number, server.shape == "argv")
             if keys is None:
                 continue
-            previous = server.argv[number - 1] if number else ""
-            yield keys, _shown_word(word, previous)
+            shown = shown_word(word, server.argv[number - 1] if number else "")
+            yield keys, None if shown == word else shown
 
 
 def _keys_of(command: KeyPath, args: KeyPath | None, number: int, is_list: bool) -> KeyPath | None:
@@ -76,23 +146,3 @@ def _keys_of(command: KeyPath, args: KeyPath | None, number: int, is_list: bool)
     if number == 0:
         return command
     return (*args, number - 1) if args is not None else None
-
-
-def _shown_word(word: str, previous: str) -> str | None:
-    option, equals, _ = word.partition("=")
-    if equals and _SECRET_OPTION.fullmatch(option):
-        return f"{option}={_HIDDEN}"
-    if _SECRET_OPTION.fullmatch(previous) and not word.startswith("-"):
-        return _HIDDEN
-    hidden = _ADDRESS_PASSWORD.sub(_HIDDEN, word)
-    return hidden if hidden != word else None
-
-
-def shown_argv(argv: tuple[str, ...]) -> str:
-    """A command line on one line."""
-    from shlex import quote
-
-    words = [
-        _shown_word(word, argv[number - 1] if number else "") or word for number, word in enumerate(argv)
-    ]
-    return printable(" ".join(word if word == _HIDDEN else quote(word) for word in words))

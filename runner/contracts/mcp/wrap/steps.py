@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from runner.contracts.mcp.hosts.entries import servers_of
-from runner.contracts.mcp.hosts.fill import dotenv
-from runner.contracts.mcp.hosts.find import host_by_content, place_of
+from runner.contracts.mcp.hosts.expand import references, with_folders
+from runner.contracts.mcp.hosts.fill import dotenv, joined
+from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, Place, host_by_content, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
 from runner.contracts.mcp.hosts.wrapping import (
     Unwrapped,
@@ -19,21 +20,18 @@ from runner.contracts.mcp.hosts.wrapping import (
     wrapped_argv,
 )
 from runner.contracts.mcp.launchers import launcher_fault
+from runner.contracts.mcp.wrap.hidden import shown_line
 from runner.contracts.mcp.wrap.program import is_same_program
+from runner.manifest.fill import NamedFileRefused, read_named
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.edit.change import Change, DeleteKey, DropFirst, InsertList, Prepend, SetNull, SetWord
 from sandbox.document.edit.edit import edited, read_spans
 from sandbox.document.edit.span import EditRefused, EditSyntax, Spans
 from sandbox.document.edit.words import written
 from sandbox.document.read import Document, Format, parse
-from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.homes import homes
 from sandbox.spec import is_variable_name
 from sandbox.value import NamedTuple
-
-# ~/.claude.json grows with every project that its owner opens.
-MOST_BYTES = 16 << 20
-MOST_VALUES = 1_000_000
 
 _ENDINGS: tuple[tuple[str, Format], ...] = (
     (".toml", "toml"),
@@ -44,6 +42,7 @@ _MARK = b"\xef\xbb\xbf"
 _ARGS = "args"
 NOT_WRAPPED = "is not wrapped"
 WRAPPED = "is wrapped already"
+_AGAIN = "runner wrap --undo, then runner wrap, writes it anew"
 
 
 class Step(NamedTuple):
@@ -52,6 +51,8 @@ class Step(NamedTuple):
     server: HostServer
     does: Literal["wrap", "add", "undo", "leave"]
     reason: str = ""  # of "leave", as the second half of a sentence
+    # Of an entry that is wrapped: how it differs from what `wrap` would write, each as a part of a sentence.
+    otherwise: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     added: tuple[str, ...] = ()  # of "add": names of variables that are new since it was wrapped
 
@@ -64,6 +65,7 @@ class Configuration(NamedTuple):
     document: Document
     host: Host | None
     servers: tuple[HostServer, ...]
+    place: Place | None = None
 
     @property
     def host_name(self) -> str:
@@ -74,9 +76,11 @@ class Configuration(NamedTuple):
         return self.document.format
 
 
-def configuration(path: str, raw: bytes, home: str, environ: dict[str, str]) -> Configuration:
-    """Raises DocumentError."""
-    place = place_of(path, home, environ)
+def configuration(
+    path: str, raw: bytes, home: str, environ: dict[str, str], given: str = ""
+) -> Configuration:
+    """Raises DocumentError. `given`: the path by which people know the file, if it is a link."""
+    place = place_of(given or path, home, environ)
     body = raw.removeprefix(_MARK)
     if place is not None:
         try:
@@ -95,7 +99,7 @@ def configuration(path: str, raw: bytes, home: str, environ: dict[str, str]) -> 
         # A copy in another place, or a file that two hosts share.
         other = host_by_content(document)
         host, servers = (other, servers_of(document, other)) if other is not None else (host, servers)
-    return Configuration(path, raw, document, host, servers)
+    return Configuration(path, raw, document, host, servers, place)
 
 
 def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...]:
@@ -117,25 +121,46 @@ def wrap_step(config: Configuration, server: HostServer, program: str = "") -> S
     notes = ("it is switched off in the configuration, and stays so",) if server.disabled else ()
     old = unwrapped(server.argv)
     if old is not None:
-        added = tuple(name for name in variables(config, server) if name not in env_names(old.options))
+        names = variables(config, server)
+        added = tuple(name for name in names if name not in env_names(old.options))
+        otherwise = _differences(config, server, old, names, program)
         if added:
-            return Step(server, "add", notes=notes, added=added)
-        return Step(server, "leave", _wrapped_reason(config, old, program))
-    reason = _uncageable(config, server)
+            return Step(server, "add", notes=(*notes, *otherwise), added=added, otherwise=otherwise)
+        again = (_AGAIN,) if otherwise else ()
+        return Step(server, "leave", "; ".join((WRAPPED, *otherwise, *again)), otherwise=otherwise)
+    reason = _caged_by_hand(server, program) or _uncageable(config, server)
     return Step(server, "leave", reason) if reason else Step(server, "wrap", notes=notes)
 
 
-def _wrapped_reason(config: Configuration, old: Unwrapped, program: str) -> str:
-    """A project that was cloned may bring entries along that only look like ours: say what is different."""
-    again = "runner wrap --undo, then runner wrap, writes it anew"
+def _differences(
+    config: Configuration, server: HostServer, old: Unwrapped, names: Sequence[str], program: str
+) -> tuple[str, ...]:
+    """A project that was cloned may bring entries along that only look like ours: name every difference."""
+    found: list[str] = []
     if program and not is_same_program(program, old.program):
-        return f"{WRAPPED}, with another program: {quoted(old.program, 200)}; {again}"
-    file = record_of(old.options).get("file", "")
+        found.append(f"it starts another program: {quoted(old.program, 200)}")
+    record = record_of(old.options)
+    file = record.get("file", "")
     if file != config.path:
-        return f"{WRAPPED}, for another configuration: {quoted(file, 200)}; {again}"
-    if own := own_options(old.options):
-        return f"{WRAPPED}, with options of its own: {quoted(' '.join(own), 400)}"
-    return WRAPPED
+        found.append(f"it was wrapped for another configuration: {quoted(file, 200)}")
+    if record.get("scope", "") != server.scope:
+        found.append(f"it was wrapped for another project: {quoted(record.get('scope', ''), 200)}")
+    if own := own_options(old.options, server.name, names):
+        found.append(f"it has options of its own: {shown_line(own)[:400]}")
+    return tuple(found)
+
+
+def _caged_by_hand(server: HostServer, program: str) -> str:
+    """An entry that somebody wrote with the runner in it: a cage in a cage cannot be made."""
+    argv = server.argv
+    if len(argv) < 2 or os.path.basename(argv[0]) != "runner" or argv[1] not in ("run", "exec"):
+        return ""
+    if program and os.path.isabs(argv[0]) and not is_same_program(program, argv[0]):
+        return (
+            f"starts another program that is called runner: {quoted(argv[0], 200)};"
+            " write the command itself into the entry to wrap it"
+        )
+    return "runs in a cage already, by options of its own"
 
 
 def undo_step(server: HostServer) -> Step:
@@ -186,29 +211,21 @@ def variables(config: Configuration, server: HostServer) -> tuple[str, ...]:
 
 
 def _names_in_file(config: Configuration, server: HostServer) -> tuple[str, ...]:
-    """Of an envFile, as far as its path needs nothing that only the host knows."""
-    if not server.env_file:
+    """Of an envFile, as far as its path needs nothing that only the host knows, and by the rules by which a
+    launch reads it: a line of a key can look like a variable, and the names are shown and written."""
+    if not server.env_file or config.host is None:
         return ()
-    path = server.env_file.replace("${userHome}", os.path.expanduser("~"))
-    path = path.replace("${workspaceFolder}", _project(config.path))
-    if "$" in path:
+    place, rules, home = config.place, config.host.rules, os.path.expanduser("~")
+    folder = place.project if place is not None else ""
+    folder = server.scope if server.scope.startswith("/") else folder or os.path.dirname(config.path)
+    path = with_folders(server.env_file, rules, folder, home)
+    if next(references(path, rules), None) is not None:
         return ()
-    path = os.path.normpath(os.path.join(_project(config.path), os.path.expanduser(path)))
-    # A line of a key can look like a variable, and the names are shown and written into the configuration.
-    own_homes = homes(os.environ)
-    if any(lexical_hit(each, own_homes) for each in (path, os.path.realpath(path))):
-        return ()
+    own = place is not None and place.own
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-            return tuple(dotenv(file.read(1 << 20)))
-    except (OSError, UnicodeDecodeError):
+        return tuple(dotenv(read_named(joined(folder, path, home), folder, homes(os.environ), own=own)))
+    except (OSError, ValueError, NamedFileRefused):
         return ()
-
-
-def _project(path: str) -> str:
-    """The folder that a configuration is for: its own, or the one around a folder such as .vscode."""
-    folder = os.path.dirname(path)
-    return os.path.dirname(folder) if os.path.basename(folder).startswith(".") else folder
 
 
 def value_at(data: object, keys: Sequence[str | int]) -> object:
@@ -252,11 +269,11 @@ def _with_steps(text: str, config: Configuration, steps: Sequence[Step], program
             case "add":
                 new = add_changes(step.server, step.added)
             case "undo":
-                new = undo_changes(step.server, as_before=True)
+                new = undo_changes(step.server, config.syntax)
             case _:
                 new = ()
         changes += new
-        plainly += undo_changes(step.server, as_before=False) if step.does == "undo" else new
+        plainly += undo_changes(step.server, None) if step.does == "undo" else new
     if not changes:
         return text
     try:
@@ -286,6 +303,7 @@ def wrap_changes(
         server.argv,
         file=config.path,
         name=server.name,
+        scope=server.scope,
         env=variables(config, server),
         kept=kept,
     )
@@ -308,7 +326,8 @@ def add_changes(server: HostServer, names: Sequence[str]) -> tuple[Change, ...]:
     return (Prepend(server.args_keys, words, end - 1),)
 
 
-def undo_changes(server: HostServer, *, as_before: bool) -> tuple[Change, ...]:
+def undo_changes(server: HostServer, syntax: EditSyntax | None) -> tuple[Change, ...]:
+    """`syntax`: in which the command is written as it was before; None: as `wrap` writes words."""
     old = unwrapped(server.argv)
     if old is None or (server.shape != "argv" and server.args_keys is None):
         raise EditRefused("the entry is not wrapped")
@@ -316,10 +335,32 @@ def undo_changes(server: HostServer, *, as_before: bool) -> tuple[Change, ...]:
     end = server.argv.index("--")
     if server.shape == "argv":
         return (DropFirst(server.command_keys, end + 1),)
-    command = SetWord(server.command_keys, old.argv[0], kept.get("command", "") if as_before else "")
+    as_before = kept.get("command", "")
+    if syntax is None or not _is_only(as_before, old.argv[0], syntax):
+        as_before = ""
+    command = SetWord(server.command_keys, old.argv[0], as_before)
     args = server.args_keys or ()
     if len(old.argv) == 1 and kept.get("args") == "absent":
         return command, DeleteKey(args)
     if len(old.argv) == 1 and kept.get("args") == "null":
         return command, SetNull(args)
     return command, DropFirst(args, end + 1)
+
+
+def _is_only(text: str, word: str, syntax: EditSyntax) -> bool:
+    """Whether the text is the word, and nothing besides: no comment, no blank, no control character. Whoever
+    wrote the file may have written any text into --wrapped."""
+    if not all(c.isprintable() or c in word for c in text):
+        return False
+    before, after = {"toml": ("a = ", "\n"), "yaml": ("a: ", "\n")}.get(syntax, ('{"a": ', "}"))
+    try:
+        data, spans = read_spans(before + text + after, syntax)
+    except EditRefused:
+        return False
+    span = spans.get(("a",))
+    return (
+        data == {"a": word}
+        and span is not None
+        and not span.odd
+        and (span.kind, span.start, span.end) == ("scalar", len(before), len(before) + len(text))
+    )

@@ -9,7 +9,7 @@ from runner.contracts.mcp.hosts.find import known_files
 from runner.contracts.mcp.hosts.wrapping import unwrapped
 from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
 from runner.contracts.mcp.wrap.program import runner_path
-from runner.contracts.mcp.wrap.steps import WRAPPED, Configuration, configuration, wrap_step
+from runner.contracts.mcp.wrap.steps import Configuration, configuration, wrap_step
 from sandbox.document.diagnostic import DocumentError
 
 
@@ -35,7 +35,7 @@ def _surveyed(path: str, host: str) -> dict[str, Any]:
     try:
         with open_config(path) as file:
             raw, _ = file.read()
-            config = configuration(file.path, raw, home, dict(os.environ))
+            config = configuration(file.path, raw, home, dict(os.environ), file.given)
     except FileRefused as refused:
         return {**told, "fault": str(refused)}
     except DocumentError as error:
@@ -54,7 +54,7 @@ def _servers(config: Configuration) -> list[dict[str, Any]]:
             {
                 "name": server.label,
                 "state": state,
-                "reason": "" if step.reason == WRAPPED else step.reason,
+                "reason": "; ".join(step.otherwise) if wrapped else step.reason,
                 "disabled": server.disabled,
                 "variables_added": list(step.added),
             }

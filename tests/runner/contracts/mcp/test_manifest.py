@@ -193,7 +193,7 @@ def test_a_configuration_without_servers(data: object) -> None:
     assert found is None and diagnostic.rule == "servers_missing"
 
 
-@pytest.mark.parametrize("name", ["", " ", "..", "a/b", "a\\b", "a\nb", "\x1b[2J", "a" * 129])
+@pytest.mark.parametrize("name", ["", " ", "..", "a\nb", "\x1b[2J", "a" * 129])
 def test_names_that_cannot_be_used(name: str) -> None:
     found, [diagnostic] = read({"mcpServers": {name: {"command": "x"}}})
     assert found is None and diagnostic.rule == "server_name"

@@ -362,7 +362,7 @@ def test_every_syntax_reads_what_it_writes(syntax: EditSyntax, word: str) -> Non
 
 def test_a_change_leaves_the_data_it_is_given() -> None:
     data = {"s": {"a": {"command": "x", "args": ["y"]}}}
-    after = applied(applied(data, SetWord(COMMAND, "z")), P)
+    after = applied(data, (SetWord(COMMAND, "z"), P))
     assert data == {"s": {"a": {"command": "x", "args": ["y"]}}}
     assert after == {"s": {"a": {"command": "z", "args": ["p", "y"]}}}
 

@@ -127,12 +127,13 @@ def test_the_content_of_a_file_in_a_word(runner_as: Caller, plugin_dir: Path, wr
     write_file(plugin_dir / "key.txt", "k3y\n")
     file = write_file(
         plugin_dir / "opencode.jsonc",
-        '{"mcp": {"one": {"type": "local", "command": ["/bin/echo", "{file:./key.txt}", "{env:X}|"],}}}',
+        """{"mcp": {"one": {"type": "local", "command": ["/bin/sh", "-c", "echo $A"],
+        "environment": {"A": "{file:./key.txt} {env:X}|"},}}}""",
     )
     runner_as.give(plugin_dir)
     assert runner_as("exec", file).stdout == "k3y |\n"
     write_file(plugin_dir / "big", "x" * 70_000)
-    file.write_text('{"mcp": {"one": {"type": "local", "command": ["/bin/echo", "{file:./big}"]}}}')
+    file.write_text(file.read_text().replace("key.txt", "big"))
     assert "more than 65536 bytes" in runner_as("exec", file).stderr
 
 

@@ -174,3 +174,21 @@ def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_backup(
     with pytest.raises(FileRefused, match="cannot take its place: Device or resource busy"):
         replace(file, backups)
     assert (file.read_bytes(), os.listdir(file.parent), os.listdir(backups)) == (b"old", ["mcp.json"], [])
+
+
+def test_a_full_disk_leaves_no_backup(file: Path, backups: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace(file, backups)
+    before = os.listdir(backups)
+
+    def full(fd: int, content: bytes) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(backups):
+            os.write(fd, content[:1])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.write(fd, content)
+
+    monkeypatch.setattr("runner.contracts.mcp.wrap.config_file.write_all", full)
+    with pytest.raises(FileRefused, match="No space left"):
+        replace(file, backups)
+    assert os.listdir(backups) == before
+    assert os.listdir(file.parent) == ["mcp.json"]
+    assert file.read_bytes() == b"oldnew"

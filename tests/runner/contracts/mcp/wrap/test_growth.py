@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,3 +54,28 @@ def test_a_file_that_holds_credentials_is_not_looked_at(
         shown = runner_as_user("wrap", path, "--dry-run")
         assert (shown.returncode, shown.stderr) == (0, "")
         assert "will run in a cage" in shown.stdout and "keyMaterial" not in shown.stdout
+
+
+def test_a_file_that_a_launch_would_not_read_is_not_looked_at(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """A project's configuration may name any file, by a path, a link or a second name of it."""
+    project = plugin_dir / "project"
+    outside = write_file(plugin_dir / "notes", "SECRETNAME=1\n")
+    inside = write_file(project / ".env", "SHOWN=1\nnot a variable\n1BAD=2\n")
+    (project / "link").symlink_to(outside)
+    os.link(outside, project / "second")
+
+    def shown(name: str) -> str:
+        text = json.dumps({"servers": {"tool": {"command": "/bin/cat", "envFile": name}}})
+        path = write_file(project / ".vscode/mcp.json", text)
+        done = runner_as_user("wrap", path, "--dry-run")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "will run in a cage" in done.stdout
+        return str(done.stdout)
+
+    for name in (str(inside), ".env", "${workspaceFolder}/.env"):
+        told = shown(name)
+        assert "SHOWN" in told and "BAD" not in told and "not a variable" not in told
+    for name in (str(outside), "../notes", "link", "${workspaceFolder}/second"):
+        assert "SECRETNAME" not in shown(name)

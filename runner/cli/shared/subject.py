@@ -1,0 +1,81 @@
+"""Whom `runner allow` is about: a plugin, or the command that a host starts with `runner run`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import NoReturn
+
+from runner.cli.shared.asked import item_lines, items_of
+from runner.cli.shared.command import command_of
+from runner.contracts.registry import find_contract
+from runner.launch.prepare import load
+from runner.launch.stages import Invocation, Loaded, Stopwatch
+from sandbox.paths.homes import homes
+from sandbox.policy.approval import asked_by
+from sandbox.value import NamedTuple
+
+
+class AllowSubject(NamedTuple):
+    """Whom the yes is for."""
+
+    loaded: Loaded
+    entry: Loaded | None = None  # where a host starts it with `runner run`: the entry as it was read
+    policy: str = ""  # that the entry chooses
+    state_dir: str = ""  # that the entry chooses
+    folder_unknown: bool = False  # where the host starts it, so it is taken to be here
+
+
+def unwrapped(loaded: Loaded) -> AllowSubject:
+    """A plugin that a host starts with `runner run` is the command behind that: its key is the command's."""
+    found = find_contract(loaded.plugin.contract).wrapped(loaded.plugin, os.environ)
+    if found is None or loaded.invocation.command is not None:
+        return AllowSubject(loaded)
+    words = _parsed(found.options)
+    words.arguments = list(found.argv)
+    environ = {**os.environ, **dict(found.env)}
+    command = command_of(words, directory=found.directory, environ=environ)
+    if not command.name:
+        raise ValueError("this entry was wrapped without a name; run runner wrap again")
+    again = "runner wrap --undo, then runner wrap, writes it anew"
+    if os.path.realpath(command.file) != os.path.realpath(loaded.plugin.manifest):
+        # A project that was cloned may claim another configuration: the yes would be for that one.
+        told = f"this entry was wrapped for another configuration: {command.file or 'none'}"
+        raise ValueError(f"{told}; {again}")
+    if command.scope != loaded.plugin.scope:
+        told = f"this entry was wrapped for another project of the file: {command.scope or 'none'}"
+        raise ValueError(f"{told}; {again}")
+    invocation = Invocation("", policy=words.policy or loaded.invocation.policy, command=command)
+    subject = load(invocation, Stopwatch())
+    unknown = not found.directory and bool(subject.plugin.folder)
+    return AllowSubject(subject, loaded, words.policy or "", words.state_dir or "", unknown)
+
+
+def _parsed(options: Sequence[str]) -> argparse.Namespace:
+    """The options of an entry. Whoever wrote them must not make this verb do something else."""
+    from runner.cli import verb_parser
+
+    parser = verb_parser("run")
+
+    def refuse(*said: object) -> NoReturn:
+        told = " ".join(str(each) for each in said if isinstance(each, str))
+        raise ValueError(
+            f"the options of runner run in this entry cannot be used: {told or 'they ask for help'}"
+        )
+
+    parser.error = parser.exit = parser.print_help = refuse  # type: ignore[method-assign, assignment]
+    return parser.parse_args(list(options))
+
+
+def own_words(subject: AllowSubject) -> tuple[str, ...]:
+    """What the options of the command line give it anyway, a line for each."""
+    command = subject.loaded.invocation.command
+    if command is None:
+        return ()
+    found = item_lines(items_of(asked_by(command.spec), homes(os.environ)))
+    if subject.policy:
+        found.append(f"  ! policy  {subject.policy}  it chooses its policy")
+    if subject.state_dir:
+        found.append(f"  ! state   {subject.state_dir}  it chooses where its state is kept")
+    return tuple(found)
