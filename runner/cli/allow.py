@@ -229,6 +229,10 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
     after = hold_against_policy(loaded, os.environ, record)
     shown = _Shown(subject, record, old, before, after)
     say("\n".join(map(printable, _lines(shown))), sys.stdout)
+    if impossible := list(_impossible(added, after)):
+        say("\n".join(f"runner allow: {printable(each)}" for each in impossible))
+        say("  nothing is recorded: the plugin could not start with it")
+        return EXIT["policy_denied"]
     refused = {(denial.rule, denial.asked, denial.where) for denial in after.grant.denials}
     needed = [each for each in before.grant.denials if (each.rule, each.asked, each.where) not in refused]
     # Where it works is judged when its cage is planned, and not among the denials.
@@ -249,6 +253,25 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
     write_record(record, os.environ)
     say(f"Allowed. To take it back: runner allow --revoke {key.name[:12]}", sys.stdout)
     return EXIT["ok"]
+
+
+def _impossible(added: Approval, after: Decided) -> Iterator[str]:
+    """Paths that no approval can give, by their names. A launch looks at the files behind the names too."""
+    if not added.read and not added.write:
+        return
+    from runner.launch.plan import make_denylist
+    from sandbox.paths.mounts import read_mounts
+    from sandbox.spec import Access
+
+    denylist = make_denylist(after, "", read_mounts(), os.environ)
+    paths: tuple[tuple[Access, tuple[str, ...]], ...] = (("read", added.read), ("write", added.write))
+    for access, asked in paths:
+        for path in asked:
+            # The real name too: make_denylist knows both, and the path may be a link.
+            for name in dict.fromkeys((path, os.path.realpath(path))):
+                if hit := denylist.name_hit(name, access):
+                    yield f"--{access} {path}: {hit.sentence()}"
+                    break
 
 
 def _all_refused(added: Approval, after: Decided) -> bool:

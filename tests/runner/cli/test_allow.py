@@ -212,11 +212,34 @@ def test_the_denylist_is_nobodys_to_allow(server: Server) -> None:
     (secret / "key").write_text("secret")
     server.caller.give(secret)
     server.write({"read": [str(server.data)]}, args=[str(secret / "key")])
-    assert server.allow("--yes", "--read", secret).returncode == 0
+    # By its name nothing is recorded: the plugin could not start with such a yes.
+    link = server.data.parent / "link"
+    link.symlink_to(secret)
+    for path in (secret, secret / "key", link):
+        told = server.allow("--yes", "--read", path)
+        assert (told.returncode, server.records()) == (21, [])
+        assert f"--read {path}: it " in told.stderr and "nothing is recorded" in told.stderr
+    # What becomes one later is refused at the launch.
+    link.unlink()
+    link.mkdir()
+    assert server.allow("--yes", "--read", link).returncode == 0
+    assert server.exec().returncode == 1  # cat finds no such file
+    link.rmdir()
+    link.symlink_to(secret)
     refused = server.exec()
     assert refused.returncode == 126
-    assert "denylist" in refused.stderr and "your approval" in refused.stderr
+    assert "your approval: symlink" in refused.stderr
     assert "secret" not in refused.stdout
+
+
+def test_a_hosts_configuration_is_nobodys_to_allow(user_server: Server) -> None:
+    place = user_server.caller.home / ".cursor"
+    place.mkdir()
+    user_server.caller.give(place)
+    told = user_server.allow("--yes", "--write", place)
+    assert (told.returncode, user_server.records()) == (21, [])
+    assert "no plugin may write it" in told.stderr
+    assert user_server.allow("--yes", "--read", place).returncode == 0
 
 
 # --- records that are not one's own -------------------------------------------------------------------------
