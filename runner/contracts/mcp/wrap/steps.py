@@ -42,6 +42,7 @@ _MARK = b"\xef\xbb\xbf"
 _ARGS = "args"
 NOT_WRAPPED = "is not wrapped"
 WRAPPED = "is wrapped already"
+_AGAIN = "runner wrap --undo, then runner wrap, writes it anew"
 
 
 class Step(NamedTuple):
@@ -125,7 +126,8 @@ def wrap_step(config: Configuration, server: HostServer, program: str = "") -> S
         otherwise = _differences(config, server, old, names, program)
         if added:
             return Step(server, "add", notes=(*notes, *otherwise), added=added, otherwise=otherwise)
-        return Step(server, "leave", "; ".join((WRAPPED, *otherwise)), otherwise=otherwise)
+        again = (_AGAIN,) if otherwise else ()
+        return Step(server, "leave", "; ".join((WRAPPED, *otherwise, *again)), otherwise=otherwise)
     reason = _caged_by_hand(server, program) or _uncageable(config, server)
     return Step(server, "leave", reason) if reason else Step(server, "wrap", notes=notes)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from runner.contracts.mcp.wrap.hidden import shown_line, shown_words
+from runner.contracts.mcp.wrap.shown import diff
+from runner.contracts.mcp.wrap.steps import Configuration, carried_out, configuration, wrap_step
 from tests.conftest import Caller
 
 Write = Callable[..., Path]
@@ -123,3 +125,36 @@ def test_no_secret_of_a_command_line_is_in_the_diff(
     done = runner_as_user("wrap", path, "--dry-run")
     assert done.returncode == 0 and "/opt/tool" in done.stdout
     assert X not in done.stdout
+
+
+@pytest.mark.parametrize("servers", [1, 2, 7, 300])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_diff_leads_from_one_text_to_the_other(servers: int, indent: int | None) -> None:
+    """Its hunks say which lines they replace: replaced one by one, they give the new text."""
+
+    def read(raw: bytes) -> Configuration:
+        return configuration("/home/me/.cursor/mcp.json", raw, "/home/me", {})
+
+    entries = {f"s{n}": {"command": "/opt/x", "args": ["a", f"b{n}"][: n % 3]} for n in range(servers)}
+    before = read(json.dumps({"mcpServers": entries}, indent=indent).encode())
+    steps = [wrap_step(before, each) for each in before.servers if each.name != "s1"]
+    after = read(carried_out(before, steps, "/opt/runner")[0])
+    old, new = before.raw.decode().split("\n"), after.raw.decode().split("\n")
+    lines = diff(before, after)
+    assert [line[:4] for line in lines[:2]] == ["--- ", "+++ "]
+    result, at = [], 0
+    if indent is None:  # one line, which may be too long to be shown
+        assert [line[0] for line in lines[2:]] == ["@", "-", "+"]
+        return
+    for line in lines[2:]:
+        if line.startswith("@@"):
+            first = int(line.split()[1].partition(",")[0][1:]) - 1
+            result += old[at:first]
+            at = first
+        elif line[0] in "- ":
+            assert line[1:] == old[at]
+            result += [old[at]] if line[0] == " " else []
+            at += 1
+        else:
+            result.append(line[1:])
+    assert result + old[at:] == new
