@@ -202,7 +202,7 @@ def resolve(
         if not os.path.lexists(path):
             raise ProgramFault(
                 f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
-                "correct the command in the manifest; a relative path starts at the manifest's folder",
+                f"correct the command; a relative path starts at {directory}",
                 found=False,
             )
         if manager := shims.manager_of(path):
@@ -250,7 +250,7 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
     """The first usable program of that name. A program that may not be shown, or that would not find its
     files in a cage, is skipped; the message names it."""
     refused: list[tuple[str, str]] = []
-    hint = f"install {command} below /usr or /opt, or name one there in the manifest"
+    hint = f"install {command} below /usr or /opt, or give the path of one there"
     for folder in search_path.split(":"):
         if not folder.startswith("/"):
             continue  # "" and "." mean the caller's directory: programs are never taken from there
@@ -278,7 +278,7 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
         )
     raise ProgramFault(
         f"{command} is not on PATH ({search_path})",
-        "install it, or write its full path in the manifest",
+        "install it, or write its full path",
         found=False,
     )
 
