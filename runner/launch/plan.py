@@ -151,7 +151,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
             "plan",
             f"the working directory {entrypoint.directory} does not exist",
             "not_found",
-            "create it, or change it in the manifest",
+            "create it, or name another",
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
     writes = writes_outside(decided)

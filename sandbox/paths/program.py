@@ -180,8 +180,7 @@ def resolve(
         if not os.path.lexists(path):
             raise ProgramFault(
                 f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
-                "correct the path of the program"
-                + ("" if command.startswith("/") else f"; a relative path starts at {directory}"),
+                f"correct the command; a relative path starts at {directory}",
                 found=False,
             )
         if manager := shims.manager_of(path):
