@@ -27,8 +27,8 @@ from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.paths.denylist import Denylist
+from sandbox.paths.executable import follow
 from sandbox.paths.mounts import Mounts, contains, read_mounts
-from sandbox.paths.program import follow
 from sandbox.plan.compile import open_plan
 from sandbox.plan.find_bwrap import find_bwrap, trusted_program
 from sandbox.plan.layers import Layers, available_layers, listed
@@ -151,7 +151,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
             "plan",
             f"the working directory {entrypoint.directory} does not exist",
             "not_found",
-            "create it, or change it in the manifest",
+            "create it, or name another",
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
     writes = writes_outside(decided)

@@ -54,6 +54,10 @@ def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = F
     `default_ports`: for a rule without a port; if there are none, a rule must have one. `ranges`: whether a
     range of addresses may be written.
     """
+    if "://" in text:
+        host = text.partition("://")[2].partition("/")[0].rpartition("@")[2]
+        shown = host if host.isascii() and host.isprintable() and host else "example.com:443"
+        raise ValueError(f"is a URL; write the host only, as in {shown}")
     host, ports = _split(text)
     if ports is None:
         usual = merge_ports((port, port) for port in default_ports)

@@ -6,6 +6,8 @@ import os
 import stat
 import struct
 
+from sandbox.paths.walk import Link, TooManyLinks, close, real_path, walk
+
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
@@ -17,6 +19,34 @@ class ProgramFault(Exception):
         self.hint = hint
         self.found = found
         self.denied = denied
+
+
+def in_proc(path: str) -> ProgramFault:
+    return ProgramFault(
+        f"{path} leads into /proc, where one name means a different file to each process",
+        "use the program's own path",
+        found=True,
+    )
+
+
+def follow(path: str) -> tuple[str, tuple[Link, ...]]:
+    """The real path behind `path`, and every symbolic link passed on the way."""
+    passed: list[Link] = []
+    missing: list[str] = []
+    try:
+        steps = walk(path, follow="all", missing=missing, passed=passed)
+    except TooManyLinks:
+        raise ProgramFault(
+            f"{path} passes through more than 40 symbolic links",
+            "remove the loop, or name the program's real path",
+            found=True,
+        ) from None
+    except OSError:  # a component that cannot be opened: the rest is taken as written
+        return os.path.realpath(path), tuple(passed)
+    try:
+        return "/".join((real_path(steps).rstrip("/"), *missing)) or "/", tuple(passed)
+    finally:
+        close(steps)
 
 
 def is_executable(path: str) -> bool:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from sandbox.paths.executable import follow
 from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
 
@@ -27,6 +28,63 @@ _TEXT_BYTES = 65536
 class Editable(NamedTuple):
     folders: tuple[str, ...]  # real paths to show
     notes: tuple[str, ...]  # what is needed, and is not shown
+
+
+# --- projects ----------------------------------------------------------------------------------------------
+
+_MARKS = (".git", "package.json", "pyproject.toml")
+_NO_PROJECTS = ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var", "/root")
+_SYSTEM_BINS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+def project_of(path: str, directory: str, search_path: str, environ: Mapping[str, str]) -> str | None:
+    """The real path of the project that a name on the command line is in; None: it is in a folder for
+    programs of the operator's own, whose links may lead anywhere.
+
+    A person who reads `.venv/bin/python` takes it for a part of the project. If it is a link into another
+    project, that one must not be shown. Links above the project are the person's own.
+    """
+    home = os.path.normpath(environ.get("HOME") or "/")
+    folder = os.path.dirname(path)
+    own = (*search_path.split(":"), *_SYSTEM_BINS, *(f"{home}/{each}" for each in ("bin", ".local/bin")))
+    if folder in own:
+        return None
+    project = _around(path, home)
+    around = os.path.realpath(directory)
+    for link in follow(project)[1]:
+        # The folder of the project is behind a link: it may be a link of the project that is started.
+        owner = _marked(os.path.dirname(link.path), home)
+        if owner is None and contains(around, link.path) and not contains(around, home):
+            owner = around
+        if owner is not None and not contains(owner, os.path.realpath(link.path)):
+            return os.path.realpath(owner)
+    return os.path.realpath(project)
+
+
+def _around(path: str, home: str) -> str:
+    before, among, _ = path.partition(_MODULES)
+    folder = os.path.dirname(path)
+    if among:
+        start = before or "/"
+    elif os.path.basename(folder) in ("bin", "sbin"):
+        # The parts of an installation are beside bin, and a project has an environment among its files.
+        start = os.path.dirname(folder)
+        if os.path.lexists(f"{start}/pyvenv.cfg"):
+            start = os.path.dirname(start)
+    else:
+        start = folder
+    marked = _marked(start, home) or start
+    workspace = _workspace_around(f"{marked}/x")
+    return workspace if workspace is not None and workspace not in (home, *_NO_PROJECTS) else marked
+
+
+def _marked(folder: str, home: str) -> str | None:
+    """The nearest folder at or above this one that is a project by its files."""
+    while folder not in (home, *_NO_PROJECTS):
+        if any(os.path.lexists(f"{folder}/{mark}") for mark in _MARKS):
+            return folder
+        folder = os.path.dirname(folder)
+    return None
 
 
 # --- node --------------------------------------------------------------------------------------------------

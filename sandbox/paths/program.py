@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from sandbox.paths import packages, shims
-from sandbox.paths.executable import ProgramFault, is_executable, loader_of, read_head
+from sandbox.paths.executable import ProgramFault, follow, in_proc, is_executable, loader_of, read_head
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
-from sandbox.paths.walk import Link, TooManyLinks, close, real_path, walk
+from sandbox.paths.walk import Link
 from sandbox.value import NamedTuple
 
 # The fallback of execvp(3), and the folders where distributions put programs.
@@ -63,15 +63,18 @@ class _ProgramSearch:
         self.env: dict[str, str] = {}
         # What decides about shims, for a command of the operator's own: others never get behind one.
         self.shim_rules: tuple[str, Mapping[str, str]] | None = None
+        # The project that the command's name is in. Its links show nothing outside of it.
+        self.project: str | None = None
 
     def covered(self, path: str) -> bool:
         return path in self.prefixes or any(contains(tree, path) for tree in (*self.roots, *self.trees))
 
-    def show(self, path: str, *, trusted: bool) -> str:
-        """Make `path` resolve inside as it does here; return the real file it leads to."""
+    def show(self, path: str, *, trusted: bool, project: str | None = None) -> str:
+        """Make `path` resolve inside as it does here; return the real file it leads to. `project`: links lead
+        out of it only to a language's own installation."""
         real, links = follow(path)
         if any(contains("/proc", passed) for passed in (path, *(link.path for link in links), real)):
-            raise _in_proc(path)
+            raise in_proc(path)
         for link in links:
             # A virtual environment's bin/python is a link out of it: the folder of the link is needed too.
             if not self.covered(link.path):
@@ -79,11 +82,14 @@ class _ProgramSearch:
                 if home is None:
                     self.links.append(link)
                 else:
+                    require_own(project, home, path, link.path)
                     self.add(home, path, trusted=trusted)
         home = home_of(real)
         if home is not None and not self.covered(real):
+            require_own(project, home, path, real)
             self.add(home, path, trusted=trusted)
         if not self.covered(real):  # for example in sbin, which is not among the parts of an installation
+            require_own(project, real, path, real)
             self.add(real, path, trusted=trusted)
         self.files.append(real)
         return real
@@ -145,34 +151,6 @@ class _ProgramSearch:
         return target
 
 
-def _in_proc(path: str) -> ProgramFault:
-    return ProgramFault(
-        f"{path} leads into /proc, where one name means a different file to each process",
-        "use the program's own path",
-        found=True,
-    )
-
-
-def follow(path: str) -> tuple[str, tuple[Link, ...]]:
-    """The real path behind `path`, and every symbolic link passed on the way."""
-    passed: list[Link] = []
-    missing: list[str] = []
-    try:
-        steps = walk(path, follow="all", missing=missing, passed=passed)
-    except TooManyLinks:
-        raise ProgramFault(
-            f"{path} passes through more than 40 symbolic links",
-            "remove the loop, or name the program's real path",
-            found=True,
-        ) from None
-    except OSError:  # a component that cannot be opened: the rest is taken as written
-        return os.path.realpath(path), tuple(passed)
-    try:
-        return "/".join((real_path(steps).rstrip("/"), *missing)) or "/", tuple(passed)
-    finally:
-        close(steps)
-
-
 def resolve(
     command: str,
     args: Sequence[str],
@@ -202,7 +180,7 @@ def resolve(
         if not os.path.lexists(path):
             raise ProgramFault(
                 f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
-                "correct the command in the manifest; a relative path starts at the manifest's folder",
+                f"correct the command; a relative path starts at {directory}",
                 found=False,
             )
         if manager := shims.manager_of(path):
@@ -214,11 +192,13 @@ def resolve(
                     found=True,
                 )
             path, on_path = target, True  # found as the shim finds it on its own PATH
+        elif trusted:
+            search.project = packages.project_of(path, directory, search_path, environ or {})
     # Folders on the way may be links of the operator's. The last component keeps its name, because a virtual
     # environment's python finds its home by that name.
     path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     if contains("/proc", path):
-        raise _in_proc(command)
+        raise in_proc(command)
     # The content of a program found on PATH is the operator's as well. The content of a program that a
     # command line names may have come with the project.
     _show_executable(path, search, trusted=trusted or on_path, deep=on_path)
@@ -228,7 +208,7 @@ def resolve(
     if trusted:
         _show_neighbours(path, search)
         _show_user_site(path, args if interprets else (), search, environ or {})
-    script = _show_script(args, directory, search, trusted=interprets)
+    script = _show_script(args, directory, search, trusted=interprets, environ=environ or {})
     if script is not None and not search.covered(os.path.realpath(directory)):
         # The program starts in another folder, where a relative name would lead nowhere.
         number, name = script
@@ -246,11 +226,24 @@ def resolve(
     )
 
 
+def require_own(project: str | None, tree: str, path: str, reached: str) -> None:
+    """Raise if a link of a project leads to something that a person did not name."""
+    if project is None or contains(project, reached) or is_runtime(tree):
+        return
+    raise ProgramFault(
+        f"{path} is in {project}, and a symbolic link leads from there to {reached}: links of a project show "
+        "nothing outside of it",
+        f"if that is the program you mean, give its own path: {reached}",
+        found=True,
+        denied=True,
+    )
+
+
 def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
     """The first usable program of that name. A program that may not be shown, or that would not find its
     files in a cage, is skipped; the message names it."""
     refused: list[tuple[str, str]] = []
-    hint = f"install {command} below /usr or /opt, or name one there in the manifest"
+    hint = f"install {command} below /usr or /opt, or give the path of one there"
     for folder in search_path.split(":"):
         if not folder.startswith("/"):
             continue  # "" and "." mean the caller's directory: programs are never taken from there
@@ -278,14 +271,15 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
         )
     raise ProgramFault(
         f"{command} is not on PATH ({search_path})",
-        "install it, or write its full path in the manifest",
+        "install it, or write its full path",
         found=False,
     )
 
 
 def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: bool, depth: int = 0) -> None:
     """`trusted`: the operator chose the path. `deep`: the content of the file is the operator's as well."""
-    real = search.show(path, trusted=trusted)
+    # An interpreter is none of a project's links: it is the system's, a language's, or on PATH.
+    real = search.show(path, trusted=trusted, project=search.project if depth == 0 else None)
     head = read_head(path, real)
     if head.startswith(b"\x7fELF"):
         if (loader := loader_of(path, real, head)) is not None:
@@ -374,7 +368,12 @@ def _is_interpreter(path: str, real: str) -> bool:
 
 
 def _show_script(
-    args: Sequence[str], directory: str, search: _ProgramSearch, *, trusted: bool
+    args: Sequence[str],
+    directory: str,
+    search: _ProgramSearch,
+    *,
+    trusted: bool,
+    environ: Mapping[str, str],
 ) -> tuple[int, str] | None:
     """Show the script that an interpreter runs: `node /opt/server/dist/index.js`. Returns which argument it
     is and its path, if it is shown."""
@@ -386,6 +385,7 @@ def _show_script(
     if not search.covered(real):
         if not trusted or not real.endswith(_SCRIPTS):
             return None
+        require_own(packages.project_of(path, directory, search.search_path, environ), real, path, real)
         package = package_of(real)
         search.add(real if search.sight.denied(package) else package, path, trusted=True)
         search.add_folders(packages.workspace_of((path, *(link.path for link in links), real)))

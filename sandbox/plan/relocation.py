@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from sandbox.paths.executable import ProgramFault
+from sandbox.paths.executable import ProgramFault, follow
 from sandbox.paths.mounts import contains, join, relative
-from sandbox.paths.program import Program, follow
+from sandbox.paths.program import Program
 from sandbox.paths.walk import Link
 from sandbox.plan.plan import PlanRefused, PlanRequest
 from sandbox.spec import Denial

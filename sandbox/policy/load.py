@@ -11,9 +11,8 @@ from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
 from sandbox.network.egress import EgressLimits
-from sandbox.paths.executable import ProgramFault
+from sandbox.paths.executable import ProgramFault, follow
 from sandbox.paths.mounts import ancestry
-from sandbox.paths.program import follow
 from sandbox.policy.policy import (
     ApprovalRule,
     CapabilityRule,

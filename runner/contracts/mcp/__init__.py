@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _MAY_LAUNCH = (
     *("npx", "npm", "pnp", "yarn", "bun", "uv", "pipx", "docker", "podman", "nerdctl", "cmd", "powershell"),
     *("env", "sh", "bash", "dash", "zsh", "ksh", "ash", "fish"),
+    *("nice", "timeout", "nohup", "stdbuf", "setsid", "ionice"),
 )
 
 

@@ -27,6 +27,16 @@ _WINDOWS_SHELLS = frozenset(("cmd", "powershell"))
 _CONTAINERS = {"docker": "docker", "podman": "podman", "nerdctl": "nerdctl"}
 _CONTAINER_VERBS = frozenset(("run", "exec", "start", "create", "compose", "container", "mcp"))
 _CONTAINER_VALUES = frozenset(("-H", "--host", "-c", "--context", "--connection", "--config", "-l", "--url"))
+# Programs that start the command behind them: options that are followed by a value, and how many words come
+# before the command.
+_PREFIXES: dict[str, tuple[tuple[str, ...], int]] = {
+    "nice": (("-n", "--adjustment"), 0),
+    "timeout": (("-k", "--kill-after", "-s", "--signal"), 1),
+    "nohup": ((), 0),
+    "stdbuf": (("-i", "--input", "-o", "--output", "-e", "--error"), 0),
+    "setsid": ((), 0),
+    "ionice": (("-c", "--class", "-n", "--classdata"), 0),
+}
 # The hosts of a grant with which a launcher can do its work.
 _REGISTRIES = frozenset(("registry.npmjs.org", "*.npmjs.org", "pypi.org"))
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -108,7 +118,7 @@ _FETCHERS: dict[tuple[str, ...], _Fetcher] = {
 }
 _MANAGERS = frozenset(words[0] for words in _FETCHERS)
 # The names of programs that begin such a command line. A caller can rule out all others without this module.
-NAMES = _MANAGERS | _SHELLS | _WINDOWS_SHELLS | set(_CONTAINERS) | {"env"}
+NAMES = _MANAGERS | _SHELLS | _WINDOWS_SHELLS | set(_CONTAINERS) | {"env"} | set(_PREFIXES)
 
 
 def launcher_fault(argv: Sequence[str], network: Network | None = None) -> LaunchFault | None:
@@ -136,6 +146,8 @@ def _fault(argv: tuple[str, ...], depth: int) -> LaunchFault | None:
         return _windows(argv, depth)
     if name == "env":
         return _fault(_behind_env(argv[1:]), depth + 1)
+    if name in _PREFIXES:
+        return _fault(_behind_prefix(name, argv[1:]), depth + 1)
     if name in _SHELLS:
         return next(filter(None, (_fault(each, depth + 1) for each in _behind_shell(argv[1:]))), None)
     if name in _CONTAINERS:
@@ -306,6 +318,18 @@ def _behind_env(words: Sequence[str]) -> tuple[str, ...]:
         else:
             break
     return tuple(rest)
+
+
+def _behind_prefix(name: str, words: Sequence[str]) -> tuple[str, ...]:
+    valued, before = _PREFIXES[name]
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        if option in valued and rest:
+            rest.pop(0)
+    return tuple(rest[before:])
 
 
 def _behind_shell(words: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -250,3 +250,97 @@ def test_a_path_file_does_not_lead_out_of_the_project(tmp_path: Path) -> None:
         f"{tmp_path}/dev/tool/.venv imports {tmp_path}/private, which is not shown because it is outside of "
         f"{tmp_path}/dev/tool; let the plugin read it"
     )
+
+
+def _other_environment(place: Path) -> Path:
+    """Another project of the same person, with an environment that imports its sources in place."""
+    command = Path(installed.project_environment(place).command)
+    return command.parent.parent
+
+
+LINKS = ("python", "environment", "folder", "file")
+
+
+def _linked(kind: str, project: Path, other: Path) -> str:
+    """A project with a link into another one; the command that passes through it."""
+    project.mkdir(parents=True)
+    match kind:
+        case "python":
+            (project / ".venv/bin").mkdir(parents=True)
+            write(project / ".venv/pyvenv.cfg", "home = /usr/bin\n")
+            (project / ".venv/bin/python").symlink_to(other / "bin/python")
+            return ".venv/bin/python"
+        case "environment":
+            (project / ".venv").symlink_to(other)
+            return ".venv/bin/python"
+        case "folder":
+            (project / "tools").symlink_to(other.parent)
+            return f"tools/{other.name}/bin/python"
+        case _:
+            (project / "node_modules/.bin").mkdir(parents=True)
+            (project / "node_modules/.bin/x").symlink_to(other.parent / "backup.sh")
+            return "node_modules/.bin/x"
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_a_link_of_a_project_does_not_show_another_project(runner_as: Caller, kind: str) -> None:
+    other = _other_environment(runner_as.home)
+    if not os.path.lexists(other / "bin/python"):
+        (other / "bin/python").symlink_to("/usr/bin/python3")
+    secret = write(other.parent / "secret.txt", "another project's")
+    write(other.parent / "backup.sh", f"#!/bin/sh\ncat {secret}\n", 0o755)
+    write(other / "lib/secret.txt", "another project's")
+    project = runner_as.home / "hostile"
+    command = _linked(kind, project, other)
+    code = f"print(open({str(other / 'lib/secret.txt')!r}).read())"
+    args = () if kind == "file" else ("-c", code)
+    installed.open_to_all(runner_as.home)
+    runner_as.give(runner_as.home)
+    done = runner_as("run", "--", command, *args, cwd=project, timeout=120)
+    assert done.returncode != 0 and "another project's" not in done.stdout
+    assert "links of a project show nothing outside of it" in done.stderr, done.stderr
+    # A person who names the other program means it.
+    if kind != "file":
+        done = runner_as("run", "--", str(other / "bin/python"), *args, cwd=project, timeout=120)
+        assert done.stdout.strip() == "another project's", done.stderr
+    else:
+        done = runner_as(
+            *("run", "--read", str(secret), "--", str(other.parent / "backup.sh")), cwd=project, timeout=120
+        )
+        assert done.stdout.strip() == "another project's", done.stderr
+
+
+def test_a_script_that_is_a_link_into_another_project(tmp_path: Path) -> None:
+    real = write(tmp_path / "private/x.py", "")
+    (tmp_path / "project").mkdir()
+    link = tmp_path / "project/x.py"
+    link.symlink_to(real)
+    with pytest.raises(ProgramFault, match="links of a project show nothing outside"):
+        found("python3", str(link))
+    assert found("python3", str(real)).trees == (str(tmp_path / "private"),)
+    # Inside of a project a link leads where it likes, and what is on PATH is the person's own.
+    write(tmp_path / "project/package.json", "{}")
+    write(tmp_path / "project/deep/y.py", "")
+    (tmp_path / "project/other").mkdir()
+    (tmp_path / "project/other/y.py").symlink_to("../deep/y.py")
+    assert found("python3", str(tmp_path / "project/other/y.py")).trees == (str(tmp_path / "project"),)
+
+
+def test_links_of_a_persons_own_lead_anywhere(tmp_path: Path) -> None:
+    tool = write(tmp_path / "src/tool/run", "#!/bin/sh\n", 0o755)
+    for folder in ("bin", ".local/bin", "own", "project/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "tool").symlink_to(tool)
+    home = {"HOME": str(tmp_path)}
+    for folder in ("bin", ".local/bin"):
+        assert str(tool) in found(tmp_path / folder / "tool", environ=home).trees
+    on_path = {**home, "PATH": f"{tmp_path}/own:{SYSTEM_PATH}"}
+    assert str(tool) in found(tmp_path / "own/tool", environ=on_path).trees
+    assert str(tool) in found("tool", environ=on_path).trees
+    for folder in ("own", "project/bin"):
+        with pytest.raises(ProgramFault) as caught:
+            found(tmp_path / folder / "tool", environ=home)
+        assert str(tool) in caught.value.hint
+    # A link above the project is the person's own as well.
+    (tmp_path / "work").symlink_to(tmp_path / "src")
+    assert str(tool) in found(tmp_path / "work/tool/run", environ=home).trees

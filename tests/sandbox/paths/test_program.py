@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.paths.executable import ProgramFault
+from sandbox.paths.executable import ProgramFault, follow
 from sandbox.paths.installation import is_runtime, package_of
-from sandbox.paths.program import Program, Sight, follow, resolve
+from sandbox.paths.program import Program, Sight, resolve
 from sandbox.paths.walk import Link
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.sandbox import cages
