@@ -94,8 +94,7 @@ def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
             stack.enter_context(held_places([place]))
         except StandInRefused as refused:
             reason = f"{guard.dest} cannot be written by a plugin: {refused}"
-            hint = "let the runner write to the folder, or give the plugin a narrower one"
-            raise PlanRefused([Denial("guarded", guard.dest, reason, hint)]) from None
+            raise PlanRefused([Denial("guarded", guard.dest, reason, refused.hint)]) from None
 
 
 def _require_same_user(planned: Planned) -> None:

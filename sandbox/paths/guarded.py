@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from sandbox.value import NamedTuple
@@ -18,6 +19,7 @@ MOST_NESTED = 40
 _UNGUARDED = frozenset({"node_modules", "site-packages"})
 
 
+TELLS = "tells programs outside of the cage what to run"
 GUARDED = "it belongs to the configuration of a host or of git, which tells programs outside what to run"
 LINKED = "tells programs outside what to run, and has another hard link, which the plugin could write to"
 
@@ -28,6 +30,7 @@ class GuardedName(NamedTuple):
     name: str  # without a slash
     # What stands in for a file that is missing: it has to mean nothing to who reads it. None: a folder.
     content: str | None = None
+    optional: bool = False  # guarded if it exists, and not made otherwise
 
 
 class GuardedPath(NamedTuple):
@@ -51,13 +54,15 @@ _GIT_PARTS = (
 )
 # Folders of further repositories. Further down, new repositories can be made anyway.
 _GIT_REPOSITORIES = frozenset(("modules", "worktrees"))
+# What makes a folder a repository without `.git`: git obeys the hooks and the config in it.
+BARE_SIGNS = ("HEAD", "objects", "refs")
 _GIT_NAMES = frozenset(part.name for part in _GIT_PARTS)
 
 
 def top_paths(names: Iterable[GuardedName], git_is_folder: bool) -> Iterator[GuardedPath]:
     """What is guarded at the top of a writable folder."""
     for each in names:
-        yield GuardedPath(each.name, each.content)
+        yield GuardedPath(each.name, each.content, each.optional)
     if not git_is_folder:
         yield GuardedPath(GIT)
         return
@@ -72,7 +77,8 @@ def nested_paths(path: str, git_is_folder: bool) -> Iterator[GuardedPath]:
         yield GuardedPath(path, None, True)
         return
     for part in _GIT_PARTS:
-        yield GuardedPath(f"{path}/{part.name}", part.content, part.name in _GIT_REPOSITORIES)
+        name = f"{path}/{part.name}" if path else part.name
+        yield GuardedPath(name, part.content, part.name in _GIT_REPOSITORIES)
 
 
 def is_guarded(path: str, names: frozenset[str]) -> bool:
@@ -92,6 +98,19 @@ def is_guarded_at_top(path: str, names: frozenset[str]) -> bool:
     """Whether it is guarded in the folder that the path is relative to, existing or not."""
     first, _, rest = path.partition("/")
     return first in names or (first == GIT and rest.partition("/")[0] in _GIT_NAMES)
+
+
+def held_name(fd: int, names: frozenset[str]) -> str | None:
+    """A guarded name at the top of an open folder, if it holds one."""
+    for name in sorted((*names, GIT)):
+        try:
+            os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return name
+        return name
+    return None
 
 
 def is_unguarded(path: str) -> bool:

@@ -14,6 +14,17 @@ from sandbox.value import NamedTuple
 
 MOUNTINFO = "/proc/self/mountinfo"
 
+# Filesystems that are interfaces to the kernel or to daemons. procfs carries the magic links
+# (/proc/self/root, /proc/self/fd/N, and /dev/fd/N which leads there); nsfs would hand out namespaces.
+# fmt: off
+KERNEL_FILESYSTEMS = frozenset({
+    "proc", "sysfs", "cgroup", "cgroup2", "cpuset", "debugfs", "tracefs", "securityfs", "bpf",
+    "devpts", "devtmpfs", "nsfs", "pidfs", "mqueue", "configfs", "efivarfs", "pstore", "fusectl",
+    "binfmt_misc", "selinuxfs", "smackfs", "autofs", "rpc_pipefs", "nfsd", "binder", "functionfs",
+    "resctrl", "openpromfs", "xenfs", "sockfs", "pipefs", "anon_inodefs", "bdev",
+})
+# fmt: on
+
 # The kernel escapes space, tab, newline, backslash (and "#") in mountinfo as three octal digits.
 
 

@@ -15,8 +15,8 @@ from typing import Literal
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
 from sandbox.paths.denylist import Identity as Inode
-from sandbox.paths.guarded import GIT, GUARDED, LINKED, is_guarded
-from sandbox.paths.mounts import Inside, Mounts, contains, fd_path
+from sandbox.paths.guarded import GIT, GUARDED, LINKED, TELLS, held_name, is_guarded
+from sandbox.paths.mounts import KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
 from sandbox.value import NamedTuple
@@ -29,17 +29,6 @@ LINK_WALK_FACTOR = 5
 DEPTH_LIMIT = 200
 # At most this many other owners of files in a folder are named.
 MOST_STRANGERS = 8
-
-# Filesystems that are interfaces to the kernel or to daemons. procfs carries the magic links
-# (/proc/self/root, /proc/self/fd/N, and /dev/fd/N which leads there); nsfs would hand out namespaces.
-# fmt: off
-KERNEL_FILESYSTEMS = frozenset({
-    "proc", "sysfs", "cgroup", "cgroup2", "cpuset", "debugfs", "tracefs", "securityfs", "bpf",
-    "devpts", "devtmpfs", "nsfs", "pidfs", "mqueue", "configfs", "efivarfs", "pstore", "fusectl",
-    "binfmt_misc", "selinuxfs", "smackfs", "autofs", "rpc_pipefs", "nfsd", "binder", "functionfs",
-    "resctrl", "openpromfs", "xenfs", "sockfs", "pipefs", "anon_inodefs", "bdev",
-})
-# fmt: on
 
 # A shortage of the runner itself is not a fault of the path.
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -90,7 +79,8 @@ class OpenSource(NamedTuple):
     uid: int = 0  # its owner
     gid: int = 0
     strangers: tuple[tuple[int, str], ...] = ()  # other owners in it, each with one path; see _Scan
-    guarded: tuple[str, ...] = ()  # paths in it with a guarded name, if it is opened for writing
+    # If it is opened for writing, see _Scan.
+    guarded: tuple[str, ...] = ()
 
     def close(self) -> None:
         os.close(self.fd)
@@ -247,6 +237,8 @@ def _judged(
         names = frozenset()
     if names and any(is_guarded(name.strip("/"), names) for name in (*place.names, place.inside.path)):
         raise Refused("self_grant", asked, GUARDED, "ask for another folder, and copy what is needed there")
+    if own_state and names and kind == stat.S_IFDIR and (held := held_name(last.fd, names)):
+        raise Refused("self_grant", asked, f"it holds {held}, which {TELLS}", "choose another folder")
     scanned = 0
     guarded: tuple[str, ...] = ()
     strangers: tuple[tuple[int, str], ...] = ()
@@ -303,7 +295,8 @@ class _Scan:
         self.links: dict[Inode, _Linked] = {}
         self.owner = -1  # the expected owner of everything in it; -1: owners are not checked
         self.names: frozenset[str] = frozenset()  # that are guarded
-        self.guarded: list[str] = []  # the paths that have one
+        # The paths that have one, the links below these, and folders that could be bare repositories.
+        self.guarded: list[str] = []
         self.strangers: dict[int, str] = {}  # up to MOST_STRANGERS other owners, each with one path
 
     def directory(self, parent: int, name: str, path: str, depth: int) -> None:
@@ -356,7 +349,13 @@ class _Scan:
                     # d_type describes the entry itself, which a mount may cover. So stat decides.
                     if status.st_nlink != 1 or status.st_mode & kind != regular:
                         self.file(status, f"{path}/{item.name}" if path else item.name)
+                elif self.names and item.name not in self.names:
+                    name = f"{path}/{item.name}" if path else item.name
+                    if is_guarded(name, self.names):
+                        self.guarded.append(name)
         self.count = count
+        if self.names and "objects" in directories and "refs" in directories:
+            self.guarded.append(path)
         return directories
 
     def _note_owner(self, status: os.stat_result, name: str) -> None:
@@ -386,7 +385,7 @@ class _Scan:
             hit = self.denylist.file_hit(identity, self.access)
             if hit is not None:
                 raise self._linked(name, hit)
-            if self.names and is_guarded(name, self.names):
+            if self.names and is_guarded(name, self.denylist.guarded_names):
                 raise Refused("hard_link", self.asked, f"{self._named(name)} {LINKED}", "make it a copy")
             self.links.setdefault(identity, _Linked(name, status.st_nlink)).seen += 1
 

@@ -5,7 +5,7 @@ that means nothing is made on the host. Whoever uses such a name holds a shared 
 was there before. A stand-in is removed by the last user, who gets the exclusive lock: to remove a file is to
 remove the mounts on it, in every cage.
 
-A stand-in is known by its time of change, which nothing else has and every change to it ends. So what a
+A stand-in is known by its time of change to the nanosecond, which every change to it ends. So what a
 killed runner left is taken over and removed by the next launch.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,8 @@ from contextlib import ExitStack, contextmanager
 from sandbox.files import write_all
 from sandbox.value import NamedTuple
 
-_MARK_SECONDS = 1_000_000_000  # 2001-09-09
+_MARK = 1_003_715_428_918_273_700  # nanoseconds; in 2001
+_GRAINS = (1, 100, 10**3, 10**6, 10**7, 10**9, 2 * 10**9)  # of the times that filesystems keep
 _TRIES, _PAUSE_SECONDS = 400, 0.005  # while another launch removes it
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,8 +43,13 @@ class StandInRefused(Exception):
     """A missing name could not be taken."""
 
     def __init__(self, path: str, code: int) -> None:
-        super().__init__(f"{path} could not be made: {os.strerror(code)}")
+        locked = code == errno.EBUSY
+        why = f"could not be made: {os.strerror(code)}"
+        super().__init__(f"{path} {'is locked by another program' if locked else why}")
         self.errno = code
+        self.hint = "let the runner write to the folder, or give the plugin a narrower one"
+        if locked:
+            self.hint = f"end the program that holds a lock on {path} (lslocks lists them), and try again"
 
 
 @contextmanager
@@ -128,10 +135,9 @@ def _make(parent: int, name: str, content: str | None) -> None:
         if os.geteuid() == 0:
             owner = os.fstat(parent)
             os.fchown(fd, owner.st_uid, owner.st_gid)
-        os.utime(fd, (_MARK_SECONDS, _MARK_SECONDS))
+        os.utime(fd, ns=(_MARK, _MARK))
     except OSError:  # a full disk: half of it would mean something, and stay
-        if _is_there(fd, parent, name):
-            _remove(parent, name, content)
+        _remove(fd, parent, name)
         raise
     finally:
         os.close(fd)
@@ -153,22 +159,53 @@ def _let_go(fd: int, parent: int, name: str, content: str | None) -> None:
     try:
         # Our shared lock is given up first. Of several that let go at the same time one gets this lock.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_stand_in(fd, content) and _is_there(fd, parent, name):
-            _remove(parent, name, content)
+        if _is_stand_in(fd, content):
+            _remove(fd, parent, name)
     except OSError:  # used by another launch, or not empty, or the folder is closed by now
         pass
 
 
-def _remove(parent: int, name: str, content: str | None) -> None:
-    if content is None:
-        os.rmdir(name, dir_fd=parent)
-    else:
-        os.unlink(name, dir_fd=parent)
+def _remove(fd: int, parent: int, name: str) -> None:
+    """Remove what is open as `fd`, and nothing that a host puts in its place meanwhile: it is looked at under
+    a name that nobody else knows."""
+    if not _is_there(fd, parent, name):
+        return
+    private = f".{name}.{secrets.token_hex(8)}"
+    os.rename(name, private, src_dir_fd=parent, dst_dir_fd=parent)
+    is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+    try:
+        if _is_there(fd, parent, private):
+            (os.rmdir if is_folder else os.unlink)(private, dir_fd=parent)
+            return
+    except OSError:  # a folder that is not empty
+        pass
+    _put_back(parent, private, name)
+
+
+def _put_back(parent: int, private: str, name: str) -> None:
+    """Never over what has the name by now: then it stays where it is."""
+    is_folder = stat.S_ISDIR(os.stat(private, dir_fd=parent, follow_symlinks=False).st_mode)
+    if not is_folder:
+        try:
+            os.link(private, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        except FileExistsError:
+            return
+        except OSError:  # a filesystem without hard links
+            pass
+        else:
+            os.unlink(private, dir_fd=parent)
+            return
+    try:
+        os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        os.rename(private, name, src_dir_fd=parent, dst_dir_fd=parent)
 
 
 def _is_stand_in(fd: int, content: str | None) -> bool:
     status = os.fstat(fd)
-    if int(status.st_mtime) != _MARK_SECONDS:
+    if not any(
+        status.st_mtime_ns == _MARK - _MARK % grain and status.st_ctime_ns % grain == 0 for grain in _GRAINS
+    ):
         return False
     if content is None:
         return stat.S_ISDIR(status.st_mode)

@@ -12,8 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.guarded import (
+    BARE_SIGNS,
     GIT,
+    LINKED,
     MOST_NESTED,
+    TELLS,
     GuardedPath,
     is_guarded,
     is_unguarded,
@@ -29,7 +32,8 @@ from sandbox.spec import Denial, KeyPath, Note
 
 GUARD_RULE = "guarded"
 GUARD_ORIGIN = "guarded: it tells programs outside of the cage what to run"
-_TELLS = "tells programs outside of the cage what to run"
+# Links in guarded folders that are followed, and links on the way to one target.
+_MOST_LINKS, _MOST_HOPS = 500, 40
 
 
 class _Unguardable(Exception):
@@ -42,24 +46,34 @@ def all_guards(
     written: Iterable[tuple[str, OpenSource, KeyPath]], denylist: Denylist, conceal: Sequence[str]
 ) -> tuple[Guard, ...]:
     """For all that is opened for writing, by destination."""
+    written = list(written)
+    folders = [source.real for _, source, _ in written]
     return tuple(
         guard
         for dest, source, where in written
-        for guard in guards_of(dest, source, denylist, conceal, where)
+        for guard in guards_of(dest, source, denylist, conceal, where, folders)
     )
 
 
 def guards_of(
-    dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence[str] = (), where: KeyPath = ()
+    dest: str,
+    source: OpenSource,
+    denylist: Denylist,
+    conceal: Sequence[str] = (),
+    where: KeyPath = (),
+    written: Sequence[str] = (),
 ) -> tuple[Guard, ...]:
-    """For one writable folder, in the order in which they are mounted. Raises PlanRefused."""
+    """For one writable folder, in the order in which they are mounted. Raises PlanRefused. `written`: the
+    real paths of all that is writable in this launch."""
     if source.kind != "dir" or not denylist.guarded:
         return ()
     try:
         if not os.path.isdir(FOLDERS_ROOT):
             why = f"there is no {FOLDERS_ROOT} here, below which its guarded files would be mounted"
             raise _Unguardable(why, f"make a folder {FOLDERS_ROOT}")
-        found = {guard.path: guard for guard in _guards(dest, source, denylist, conceal)}
+        written = (source.real, *written)
+        found = {guard.path: guard for guard in _guards(dest, source, denylist, conceal, written)}
+        _judge_links(source, denylist.guarded_names, written)
     except _Unguardable as refused:
         reason = f"{source.real} cannot be written by a plugin: {refused}"
         raise PlanRefused([Denial(GUARD_RULE, source.path, reason, refused.hint, where=where)]) from None
@@ -68,7 +82,9 @@ def guards_of(
     return tuple(sorted(found.values(), key=lambda guard: (guard.path.count("/"), guard.path)))
 
 
-def _guards(dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence[str]) -> Iterator[Guard]:
+def _guards(
+    dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence[str], written: Sequence[str]
+) -> Iterator[Guard]:
     mounted = [mount.point for mount in denylist.mounts.below(source.real)]
     for path, content, optional in _wanted(source, denylist):
         status, real = _status(source, path), join(source.real, path)
@@ -78,13 +94,16 @@ def _guards(dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence
             continue
         if stat.S_ISLNK(status.st_mode):
             if optional:
+                _judge_link(real, denylist.guarded_names, written)
                 continue  # it can be replaced, as a new one can be made
             raise _Unguardable(
-                f"{real} is a symbolic link, which it could replace, and {_TELLS}",
+                f"{real} is a symbolic link, which it could replace, and {TELLS}",
                 "put the files themselves there instead of the link, or ask for a narrower folder",
             )
         if any(contains(real, point) for point in mounted):
-            raise _Unguardable(f"something is mounted at or below {real}, which {_TELLS}", "unmount it")
+            raise _Unguardable(f"something is mounted at or below {real}, which {TELLS}", "unmount it")
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            raise _Unguardable(f"{real} {LINKED}", "make it a copy")
         hidden = stat.S_ISREG(status.st_mode) and real in conceal
         yield Guard(dest, path, "hidden" if hidden else "read", "optional" if optional else "bound", content)
 
@@ -92,19 +111,112 @@ def _guards(dest: str, source: OpenSource, denylist: Denylist, conceal: Sequence
 def _wanted(source: OpenSource, denylist: Denylist) -> Iterator[GuardedPath]:
     names = denylist.guarded_names
     yield from top_paths(denylist.guarded, _is_repository(source, GIT))
-    nested = [
+    nested = {
         path
         for path in source.guarded
-        if "/" in path and not is_unguarded(path) and not _lies_in_guarded(path, names)
-    ]
+        if not is_unguarded(path)
+        and not _lies_in_guarded(path, names)
+        and (_is_bare(source, path) if _is_unnamed(path, names) else "/" in path)
+    }
     if len(nested) > MOST_NESTED:
         raise _Unguardable(
             f"it holds {len(nested)} repositories and configurations of hosts, and at most {MOST_NESTED} can "
-            f"be guarded; one of them is {join(source.real, nested[0])}",
+            f"be guarded; one of them is {join(source.real, min(nested))}",
             "ask for a narrower folder",
         )
     for path in sorted(nested):
-        yield from nested_paths(path, _is_repository(source, path))
+        yield from nested_paths(path, _is_unnamed(path, names) or _is_repository(source, path))
+
+
+def _judge_links(source: OpenSource, names: frozenset[str], written: Sequence[str]) -> None:
+    """Of links in guarded folders: what they lead to is run too."""
+    links = [path for path in source.guarded if is_guarded(path, names) and _is_link(source, path)]
+    for path in set(source.guarded):
+        if _is_unnamed(path, names) and not is_unguarded(path) and _is_bare(source, path):
+            links += _links_of_bare(source, f"{path}/hooks" if path else "hooks")
+    if len(links) > _MOST_LINKS:
+        raise _Unguardable(
+            f"it holds {len(links)} symbolic links where something {TELLS}, and at most {_MOST_LINKS} are "
+            f"followed; one of them is {join(source.real, links[0])}",
+            "put the files themselves there instead of the links, or ask for a narrower folder",
+        )
+    for path in links:
+        _judge_link(join(source.real, path), names, written)
+
+
+def _judge_link(link: str, names: frozenset[str], written: Sequence[str]) -> None:
+    """Refuse one that leads to, or by, something the plugin could change."""
+    folder, _, name = link.rpartition("/")
+    rest, hops, passed = [name], 0, []
+    place = folder or "/"
+    while rest:
+        step = rest.pop(0)
+        if step in ("", "."):
+            continue
+        if step == "..":
+            place = os.path.dirname(place)
+            continue
+        place = join(place, step)
+        passed.append(place)
+        try:
+            target = os.readlink(place)
+        except OSError:
+            continue  # no link; or it does not exist, and neither does what follows
+        hops += 1
+        if hops > _MOST_HOPS:
+            return  # a circle, which leads nowhere
+        place = "/" if target.startswith("/") else os.path.dirname(place)
+        rest = target.split("/") + rest
+    kept = _is_kept(place, names, written) and not any(contains(place, folder) for folder in written)
+    # On the way to something guarded nothing can be renamed.
+    passed = [each for each in passed[1:] if not contains(each, place)]
+    if not kept or not all(_is_kept(each, names, written) for each in passed):
+        raise _Unguardable(
+            f"{link} is a symbolic link to {place}, which it could change, and {TELLS}",
+            "put the file itself there instead of the link, or ask for a narrower folder",
+        )
+
+
+def _is_kept(path: str, names: frozenset[str], written: Sequence[str]) -> bool:
+    """Whether the plugin cannot change what is there."""
+    for folder in written:
+        if contains(folder, path):
+            inside = path[len(folder) :].strip("/")
+            above = inside.rpartition("/")[0]
+            if not is_guarded(inside, names) or not (is_guarded(above, names) or os.path.lexists(path)):
+                return False
+    return True
+
+
+def _links_of_bare(source: OpenSource, hooks: str) -> Iterator[str]:
+    """The scan knows guarded names, and the hooks of a bare repository have an ordinary one."""
+    if not os.path.isdir(join(source.real, hooks)):
+        return
+    for name in os.listdir(join(source.real, hooks)):
+        path = f"{hooks}/{name}"
+        status = _status(source, path)
+        if status is None or stat.S_ISDIR(status.st_mode):
+            continue  # git runs nothing in further folders
+        if status.st_nlink > 1:
+            raise _Unguardable(f"{join(source.real, path)} {LINKED}", "make it a copy")
+        if stat.S_ISLNK(status.st_mode):
+            yield path
+
+
+def _is_link(source: OpenSource, path: str) -> bool:
+    status = _status(source, path)
+    return status is not None and stat.S_ISLNK(status.st_mode)
+
+
+def _is_unnamed(path: str, names: frozenset[str]) -> bool:
+    """Whether the scan has found it by what it holds."""
+    last = path.rpartition("/")[2]
+    return last != GIT and last not in names
+
+
+def _is_bare(source: OpenSource, path: str) -> bool:
+    """Whether git takes this folder for a repository. The top is the empty path."""
+    return all(_status(source, f"{path}/{sign}" if path else sign) is not None for sign in BARE_SIGNS)
 
 
 def _lies_in_guarded(path: str, names: frozenset[str]) -> bool:
@@ -135,7 +247,7 @@ def _status(source: OpenSource, path: str) -> os.stat_result | None:
         return None
     except OSError as error:
         where = join(source.real, path)
-        why = f"{where}, which {_TELLS}, cannot be looked at: {error.strerror}"
+        why = f"{where}, which {TELLS}, cannot be looked at: {error.strerror}"
         raise _Unguardable(why, "let the runner read it, or ask for a narrower folder") from None
 
 

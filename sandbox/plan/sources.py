@@ -82,7 +82,8 @@ def _guards(
 
     hidden = [join(source.real, each.path) for each in plan.guards if each.access == "hidden"]
     try:
-        return guards_of(dest, source, denylist, hidden)
+        folders = [op.real for op in plan.operations if isinstance(op, Bind) and op.writable]
+        return guards_of(dest, source, denylist, hidden, (), folders)
     except PlanRefused as refused:
         refusals += refused.denials
         return ()

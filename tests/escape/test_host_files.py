@@ -20,7 +20,7 @@ import pytest
 from runner.contracts.registry import all_host_places
 from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
 
-NAMES = all_host_places().project
+NAMES = [(name, content) for name, content, optional in all_host_places().project if not optional]
 
 # What runs in the cage and in the control: each attack, in its own process, as JSON on stdout.
 PROBE = """
@@ -96,7 +96,13 @@ EXISTING = (
     "text('sub/deep/.git/commondir')",
     "text('sub/deep/.git/config', mode='x')",
     "text('sub/deep/.git/config.worktree')",
+    "text('mcp.json')",
+    "text('bare.git/hooks/post-receive')",
+    "text('bare.git/config')",
+    "os.rename('bare.git', 'away')",
+    "os.rename('bare.git/hooks', 'away')",
 )
+BARE = ("bare.git/hooks", "bare.git/objects", "bare.git/refs")
 ALLOWED = (
     "text('new')",
     "text('beside')",
@@ -105,6 +111,7 @@ ALLOWED = (
     "text('sub/x')",
     "text('sub/deep/x')",
     "os.rename('new', 'renamed')",
+    "text('bare.git/refs/x')",
 )
 MISSING = (
     *(f"text({name!r}, mode='x')" for name, content in NAMES if content is not None),
@@ -132,12 +139,12 @@ def _give(path: Path, owner: int) -> None:
 @pytest.fixture
 def project(plugin_dir: Path, owner: int) -> Path:
     place = plugin_dir / "project"
-    for name in (".vscode", ".git/hooks", ".git/objects", ".git/refs", "sub/deep/.git/hooks"):
+    for name in (".vscode", ".git/hooks", ".git/objects", ".git/refs", "sub/deep/.git/hooks", *BARE):
         (place / name).mkdir(parents=True)
-    for name in (".mcp.json", ".vscode/settings.json", "sub/deep/.mcp.json"):
+    for name in (".mcp.json", "mcp.json", ".vscode/settings.json", "sub/deep/.mcp.json"):
         (place / name).write_text('{"mcpServers": {}}')
     (place / ".git/config").write_text("[core]\n")
-    for name in (".git/HEAD", "sub/deep/.git/HEAD"):
+    for name in (".git/HEAD", "sub/deep/.git/HEAD", "bare.git/HEAD"):
         (place / name).write_text("ref: refs/heads/main\n")
     (place / "beside").write_text("")
     _give(place, owner)
@@ -288,6 +295,55 @@ def test_a_folder_that_cannot_be_guarded_is_refused(runner_as: Caller, project: 
     (project / ".vscode").symlink_to("real")
     _give(project, owner)
     assert f"{project}/.vscode is a symbolic link" in _refused(runner_as, "--write", project)
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "refused"),
+    [
+        (".git/hooks/pre-commit", "../../scripts/x", True),
+        (".vscode/tasks.json", "../scripts/x", True),
+        (".vscode/tasks.json", "../scripts/missing", True),
+        (".vscode/tasks.json", "settings.json", False),
+        (".vscode/tasks.json", "../.mcp.json", False),
+        (".vscode/tasks.json", "/etc/hostname", False),
+        ("sub/.mcp.json", "../scripts/x", True),
+        ("sub/.mcp.json", "/etc/hostname", False),
+        ("sub/.git", "../scripts", True),
+        ("sub/.vscode", "../scripts", True),
+        ("sub/deep/.vscode", "../../.vscode", False),
+        ("bare.git/hooks/post-receive", "../../scripts/x", True),
+    ],
+)
+def test_a_link_to_what_the_plugin_writes_is_refused(
+    runner_as: Caller, project: Path, owner: int, link: str, target: str, refused: bool
+) -> None:
+    (project / "scripts").mkdir()
+    (project / "scripts/x").write_text("")
+    (project / link).symlink_to(target)
+    _give(project, owner)
+    if not refused:
+        told = _run(runner_as, project, (f"text({link!r})", "text('new')"))
+        assert told[0] != "done" and told[1] == "done"
+        return
+    message = _refused(runner_as, "--write", project)
+    end = os.path.normpath(project / link / ".." / target)
+    assert f"{project / link} is a symbolic link to {end}, which it could change" in message
+
+
+def test_the_folder_itself_is_a_bare_repository(runner_as: Caller, project: Path) -> None:
+    attacks = ("text('hooks/post-receive')", "text('config')", "os.rename('hooks', 'away')", "text('refs/x')")
+    told = _run(runner_as, project / "bare.git", attacks)
+    assert told[-1] == "done" and "done" not in told[:-1]
+    assert sorted(os.listdir(project / "bare.git")) == ["HEAD", "hooks", "objects", "refs"]
+
+
+@pytest.mark.parametrize("name", [".mcp.json", ".git", ".vscode"])
+def test_a_state_directory_holds_no_guarded_name(runner_as: Caller, plugin_dir: Path, name: str) -> None:
+    place = plugin_dir / "state"
+    (place / name).mkdir(parents=True)
+    chosen = ("--name", "x", "--state-dir", place)
+    told = _refused(runner_as, *chosen)
+    assert f"it holds {name}, which tells programs outside" in told and "--state-dir" in told
 
 
 def _linked(caller: Caller, project: Path) -> str:

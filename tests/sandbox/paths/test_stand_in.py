@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.paths import stand_in
 from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
 
 
@@ -75,10 +76,10 @@ def test_one_that_is_being_removed_for_ever_is_refused(
 ) -> None:
     monkeypatch.setattr("sandbox.paths.stand_in._TRIES", 3)
     (tmp_path / "folder").mkdir()
-    os.utime(tmp_path / "folder", (1_000_000_000, 1_000_000_000))
+    os.utime(tmp_path / "folder", ns=(stand_in._MARK, stand_in._MARK))
     fd = os.open(tmp_path / "folder", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    with pytest.raises(StandInRefused, match="folder could not be made"), held_places(places):
+    with pytest.raises(StandInRefused, match="folder is locked by another program"), held_places(places):
         raise AssertionError("held what another one is removing")
     os.close(fd)
     with held_places(places):
@@ -106,3 +107,33 @@ def test_half_of_one_is_not_left(
     with pytest.raises(StandInRefused, match="No space left"), held_places(places):
         raise AssertionError("held what could not be made")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_of_the_same_second_is_nobodys_stand_in(tmp_path: Path, places: list[GuardedPlace]) -> None:
+    (tmp_path / "file").write_text("{}\n")
+    second = stand_in._MARK // 10**9 * 10**9
+    os.utime(tmp_path / "file", ns=(second, second))
+    with held_places(places):
+        pass
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_a_host_renames_over_it_at_the_last_moment_stays(
+    tmp_path: Path, places: list[GuardedPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.rename
+
+    def late(source: str, target: str, **places: int) -> None:
+        if source == "file":
+            (tmp_path / "new").write_text("of the host")
+            os.replace(tmp_path / "new", tmp_path / "file")
+        if source == "folder":
+            os.rmdir(tmp_path / "folder")
+            (tmp_path / "folder/sub").mkdir(parents=True)
+        real(source, target, **places)
+
+    with held_places(places):
+        monkeypatch.setattr(os, "rename", late)
+    monkeypatch.undo()
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "of the host" and (tmp_path / "folder/sub").is_dir()

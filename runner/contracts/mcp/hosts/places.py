@@ -110,7 +110,7 @@ _NO_SERVERS = '{"mcpServers": {}}\n'
 # At the top of a project.
 PROJECT_NAMES: tuple[GuardedName, ...] = (
     GuardedName(".mcp.json", _NO_SERVERS),
-    GuardedName("mcp.json", _NO_SERVERS),
+    GuardedName("mcp.json", _NO_SERVERS, True),  # no host reads it by itself
     GuardedName("opencode.json", "{}\n"),
     GuardedName("opencode.jsonc", "{}\n"),
     *map(
