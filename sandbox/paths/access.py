@@ -60,7 +60,9 @@ def require_access(needed: Iterable[tuple[str, int]], uid: int, gid: int, own: C
             remedy = f"chmod o+x {blocked}, or move it to a folder that everybody may enter, such as /opt"
             raise Unreadable(blocked, uid, remedy)
         if bits & 0o2:
-            remedy = f"chown {uid} {path}, or let the manifest ask for reading only"
+            remedy = f"chown {uid} {path}, or ask for reading only"
+            if os.statvfs(path).f_flag & os.ST_RDONLY:
+                remedy = "its filesystem is mounted read-only: choose another folder, or ask for reading only"
             raise Unreadable(path, uid, remedy, "written")
         if path in own:
             raise Unreadable(path, uid, f"chmod {mode} {path}")

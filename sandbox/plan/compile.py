@@ -192,6 +192,7 @@ def _compile(
                 inside=directory,
                 home=environ.get("HOME", ""),
                 visible=sight_of(mounted, (*whole, request.root_inside) if request.root_inside else whole),
+                denied=lambda path: denylist.name_hit(path, "read") is not None,
                 by_options=request.by_options,
             ),
         ),

@@ -38,9 +38,11 @@ def outside(
     inside: str,
     home: str,
     visible: Callable[[str], bool],
+    denied: Callable[[str], bool] = lambda path: False,
     by_options: bool = False,
 ) -> tuple[Note, ...]:
-    """One note for each such word, at most NOTES_SHOWN. `visible` says whether an absolute path is shown.
+    """One note for each such word, at most NOTES_SHOWN. `visible` says whether an absolute path is shown,
+    `denied` whether no plugin may ever be shown it: then no option is named that would be refused.
 
     `directory` is what relative words were written for, `inside` where the program is started. `by_options`:
     options of the command line ask for paths, and no manifest.
@@ -51,14 +53,15 @@ def outside(
     for label, word in (*_of_args(args), *_of_env(env)):
         words = _listed(word)
         effects = [_effect(each, directory, inside, home, visible) for each in words]
-        effect = next((each for each in effects if each), "")
+        effect, path = next((each for each in effects if each[0]), ("", ""))
         if not effect or label in notes:
             continue
         if len(notes) == NOTES_SHOWN:
             hidden += 1
             continue
         shown = label if label.isprintable() and len(label) < 200 else quoted(label)
-        notes[label] = Note("outside", f"{shown} names a host path that is not in the cage; {effect}", hint)
+        message = f"{shown} names a host path that is not in the cage; {effect}"
+        notes[label] = Note("outside", message, "" if denied(path) else hint)
     found = tuple(notes.values())
     return (*found, Note("outside", f"{hidden} more words name such paths")) if hidden else found
 
@@ -98,11 +101,13 @@ def _of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
         before = arg if arg.startswith("-") and not equals else ""
 
 
-def _effect(word: str, directory: str, inside: str, home: str, visible: Callable[[str], bool]) -> str:
-    """What becomes of the path; empty if the word is none, or is shown."""
+def _effect(
+    word: str, directory: str, inside: str, home: str, visible: Callable[[str], bool]
+) -> tuple[str, str]:
+    """What becomes of the path, and the path; empty if the word is none, or is shown."""
     path = word.removeprefix("file://").removeprefix("file:")
     if not path or len(path) > _LONGEST_WORD or "\0" in path or "\n" in path or "://" in path:
-        return ""
+        return "", ""
     # No shell expands a ~. A program that does it by itself takes the HOME of its cage.
     private = path == "~" or path.startswith("~/")
     exists = False
@@ -110,18 +115,18 @@ def _effect(word: str, directory: str, inside: str, home: str, visible: Callable
         path = home + path[1:] if home.startswith("/") else "/home"
     elif not path.startswith("/"):
         if "/" not in path or not _leads_somewhere(os.path.normpath(os.path.join(directory, path))):
-            return ""
+            return "", ""
         private = inside != directory and inside in _PRIVATE  # from there it is another one
         # The program's folder may have another name in the cage.
         path, exists = os.path.join(directory if private else inside, path), True
     path = "/" + os.path.normpath(path).lstrip("/")
     if path in ("/", *_PRIVATE) or (visible(path) and not private):
-        return ""
+        return "", ""
     private = private or any(contains(place, path) for place in _PRIVATE)
     exists = exists or _leads_somewhere(path)
     if not private and (any(contains(place, path) for place in _KERNELS) or not exists):
-        return ""
-    return "what is written there is lost" if private else "the plugin can neither read nor write it"
+        return "", ""
+    return ("what is written there is lost" if private else "the plugin can neither read nor write it"), path
 
 
 def _leads_somewhere(path: str) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.plan.mentions import NOTES_SHOWN, outside
+from tests.conftest import Caller
+from tests.sandbox.paths.installed import write
 
 Write = Callable[..., Path]
 
@@ -135,3 +137,28 @@ def test_untrusted_words_are_escaped_and_limited(place: Path) -> None:
     assert "\x1b" not in note and note.startswith("'--x=HERE/sub/\\x1b")
     many = told(place, *(f"HERE/sub/{number}" for number in range(100)))
     assert len(many) == NOTES_SHOWN + 1 and many[-1] == f"{100 - NOTES_SHOWN} more words name such paths"
+
+
+def test_no_option_is_named_that_would_be_refused(place: Path) -> None:
+    args = (f"{place}/sub/file", f"{place}/data.db")
+    found = outside(
+        args,
+        (),
+        directory=str(place),
+        inside=str(place),
+        home=str(place / "home"),
+        visible=lambda _: False,
+        denied=lambda path: path == f"{place}/sub/file",
+        by_options=True,
+    )
+    assert [note.hint for note in found] == ["", "show it with --read PATH or --write PATH"]
+
+
+def test_a_denied_path_on_the_command_line(runner_as: Caller) -> None:
+    key = write(runner_as.home / ".ssh/id_demo", "")
+    notes = write(runner_as.home / "notes/today.md", "")
+    runner_as.give(runner_as.home)
+    done = runner_as("run", "--", "cat", str(key))
+    assert done.returncode != 0 and "--read" not in done.stderr, done.stderr
+    done = runner_as("run", "--", "cat", str(notes))
+    assert done.returncode != 0 and "--read" in done.stderr, done.stderr

@@ -1,0 +1,37 @@
+"""What a plugin's uid cannot reach, and what to do about it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_CODE = """
+import os, sys
+from sandbox.paths.access import Unreadable, require_access
+try:
+    require_access([(sys.argv[1], 7)], os.geteuid(), os.getegid(), ())
+except Unreadable as fault:
+    print(fault.hint)
+"""
+
+
+@pytest.mark.parametrize(
+    ("bind", "said"),
+    [
+        (
+            "--ro-bind",
+            "its filesystem is mounted read-only: choose another folder, or ask for reading only",
+        ),
+        ("--bind", ""),
+    ],
+)
+def test_a_read_only_filesystem_is_named(tmp_path: Path, bind: str, said: str) -> None:
+    bwrap = shutil.which("bwrap")
+    assert bwrap is not None
+    words = (bwrap, bind, "/", "/", sys.executable, "-c", _CODE, str(tmp_path))
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == said
