@@ -164,7 +164,7 @@ def _judge_link(link: str, names: frozenset[str], written: Sequence[str]) -> Non
             continue  # no link; or it does not exist, and neither does what follows
         hops += 1
         if hops > _MOST_HOPS:
-            return  # a circle, which leads nowhere
+            break  # a circle: what it goes by counts
         place = "/" if target.startswith("/") else os.path.dirname(place)
         rest = target.split("/") + rest
     kept = _is_kept(place, names, written) and not any(contains(place, folder) for folder in written)
@@ -216,6 +216,8 @@ def _is_unnamed(path: str, names: frozenset[str]) -> bool:
 
 def _is_bare(source: OpenSource, path: str) -> bool:
     """Whether git takes this folder for a repository. The top is the empty path."""
+    if path and _is_link(source, path):
+        return False
     return all(_status(source, f"{path}/{sign}" if path else sign) is not None for sign in BARE_SIGNS)
 
 

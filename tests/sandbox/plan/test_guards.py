@@ -97,3 +97,53 @@ def test_what_cannot_be_guarded_is_refused(tmp_path: Path) -> None:
     assert f"at most {MOST_NESTED} can be guarded" in refusal(tmp_path)
     (tmp_path / ".vscode/x").mkdir(parents=True)
     assert "the configuration of a host or of git" in refusal(tmp_path / ".vscode/x")
+
+
+def test_objects_that_a_local_clone_shares_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    place = tmp_path / "clone"
+    (place / ".git/objects").mkdir(parents=True)
+    (place / ".git/HEAD").touch()
+    (tmp_path / "object").touch()
+    os.link(tmp_path / "object", place / ".git/objects/object")
+    assert guards(place)
+    os.link(tmp_path / "object", place / ".git/config")
+    assert "has another hard link" in refusal(place)
+
+
+@pytest.mark.parametrize(
+    ("target", "refused"),
+    [
+        ("../by", True),  # a link that the plugin could replace, and that leads out
+        ("../sub/../../outside", True),  # so is a folder on the way
+        ("..", True),
+        ("../..", True),
+        ("../sub/.mcp.json", True),  # missing further down: it could be made
+        ("../../outside", False),
+        ("tasks.json", False),  # a circle
+        ("../circle", True),  # one that the plugin could break
+    ],
+)
+def test_every_step_of_a_link_counts(tmp_path: Path, target: str, refused: bool) -> None:
+    place = tmp_path / "place"
+    (place / ".vscode").mkdir(parents=True)
+    (place / "sub").mkdir()
+    (place / "by").symlink_to(tmp_path / "outside")
+    (place / "circle").symlink_to("circle")
+    (place / ".vscode/tasks.json").symlink_to(target)
+    if refused:
+        assert f"{place}/.vscode/tasks.json is a symbolic link" in refusal(place)
+    else:
+        assert guards(place)
+
+
+def test_a_link_into_another_writable_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "place/.vscode").mkdir(parents=True)
+    (tmp_path / "place/.vscode/tasks.json").symlink_to(tmp_path / "other/x")
+    denylist = Denylist(read_mounts(), guarded=NAMES)
+    source = open_source(str(tmp_path / "place"), access="write", denylist=denylist)
+    try:
+        assert guards_of("/inside", source, denylist)
+        with pytest.raises(PlanRefused, match="is a symbolic link"):
+            guards_of("/inside", source, denylist, written=[str(tmp_path / "other")])
+    finally:
+        source.close()
