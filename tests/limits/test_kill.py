@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import lacks
 from tests.limits.altered import altered
-from tests.limits.cage import PREFER, SH, Box, Result, by_cgroup, group_of
+from tests.limits.cage import PREFER, SH, Box, Result, Running, by_cgroup, group_of
 from tests.sandbox.limits import own_cgroups
 from tests.sandbox.limits.own_cgroups import Freezer
 from tests.tables import wait_for
@@ -83,6 +83,25 @@ SLEEPS = f"{SH}echo ready; sleep 1000\n"
 LIMITS = ("--memory", "64M", "--pids", "20", "--cpu", "0.05")
 
 
+def interrupt_twice(running: Running) -> None:
+    """SIGTERM, then SIGINT, which kills at once. Of two signals that wait the kernel delivers the lower number
+    first, so the second is sent when the first was taken."""
+    process = running.process
+    process.send_signal(signal.SIGTERM)
+    assert wait_for(lambda: not waits(process.pid, signal.SIGTERM))
+    process.send_signal(signal.SIGINT)
+
+
+def waits(pid: int, number: int) -> bool:
+    """Whether a signal has been sent to the process and not been delivered. Not to one that has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 # --- one that cannot be killed -----------------------------------------------------------------------------
 
 
@@ -96,8 +115,7 @@ def test_the_runner_returns_and_reports_living_processes(
         frozen = {family["program"]} if who == "program" else set(family.values())
         groups = [running.group(name) for name in ("memory", "cpu")] if limits else []
         freezer.freeze(*frozen)
-        running.process.send_signal(signal.SIGTERM)
-        running.process.send_signal(signal.SIGINT)  # the second signal: kill at once
+        interrupt_twice(running)
         assert running.process.wait(RETURN_SECONDS) == 143
         assert all(lives(pid) for pid in frozen), "frozen processes died, so the test proves nothing"
         quota = _quota(groups[1]) if groups else ""
@@ -195,8 +213,7 @@ def test_without_a_cage_a_program_that_cannot_be_killed(fast_box: Box, freezer: 
         assert running.line() == "ready"
         (program,) = _children(running.process.pid)
         freezer.freeze(program)
-        running.process.send_signal(signal.SIGTERM)
-        running.process.send_signal(signal.SIGINT)
+        interrupt_twice(running)
         assert running.process.wait(RETURN_SECONDS) == 143
         assert lives(program)
         freezer.thaw()
@@ -235,8 +252,7 @@ def test_a_plugin_frozen_by_v2_is_killed(box: Box) -> None:
         pids = set(running.family.values())
         (group / "cgroup.freeze").write_text("1")
         assert wait_for(lambda: "frozen 1" in (group / "cgroup.events").read_text())
-        running.process.send_signal(signal.SIGTERM)
-        running.process.send_signal(signal.SIGINT)
+        interrupt_twice(running)
         result = running.end()
     assert result.status == 143
     assert not result.exit["kill_incomplete"]
@@ -262,8 +278,7 @@ def test_many_busy_processes_under_a_small_quota_are_killed(box: Box) -> None:
     """Exiting needs processor time. With the quota still set, 16 processes would take long."""
     with box.running(CROWD, "--cpu", "0.05", "--pids", "30") as running:
         pids = set(running.family.values())
-        running.process.send_signal(signal.SIGTERM)
-        running.process.send_signal(signal.SIGINT)
+        interrupt_twice(running)
         result = running.end()
     assert result.status == 143 and not result.exit["kill_incomplete"]
     assert not any(lives(pid) for pid in pids)
