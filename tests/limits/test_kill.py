@@ -84,8 +84,8 @@ LIMITS = ("--memory", "64M", "--pids", "20", "--cpu", "0.05")
 
 
 def interrupt_twice(running: Running) -> None:
-    """SIGTERM, then SIGINT, which kills at once. Of two signals that wait the kernel delivers the lower number
-    first, so the second is sent when the first was taken."""
+    """SIGTERM, then SIGINT, which kills at once. Of two signals that wait, the kernel delivers the lower
+    number first. So the second is sent when the first was taken."""
     process = running.process
     process.send_signal(signal.SIGTERM)
     assert wait_for(lambda: not waits(process.pid, signal.SIGTERM))
