@@ -225,7 +225,7 @@ def test_thousands_of_wrong_servers_are_not_all_listed(tmp_path: Path) -> None:
     started = time.process_time()
     found = [diagnostic for each in load_all(str(path)) for diagnostic in each.diagnostics]
     assert len(found) == 201 and found[-1].rule == "too_many_faults" and "19000" in found[-1].message
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 10  # one by one they would take minutes
 
 
 def test_choosing_a_server_in_a_manifest_without_servers(tmp_path: Path) -> None:

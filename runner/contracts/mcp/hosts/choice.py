@@ -25,8 +25,7 @@ def choose(
         return None
     if wanted is None:
         return _only(faults, servers)
-    found = [server for server in servers if server.label == wanted]
-    found = found or [server for server in servers if server.name == wanted]
+    found = _called(servers, wanted)
     if not found:
         labels = [server.label for server in servers]
         message = f"there is no server {quoted(wanted)}; there are {_listed(servers)}"
@@ -45,6 +44,25 @@ def choose(
         _refuse(faults, server)
         return None
     return server
+
+
+def _called(servers: Sequence[HostServer], wanted: str) -> list[HostServer]:
+    """Those with this label, or if there are none with this name. `check` asks for thousands of one file, one
+    after the other, so the names of the last file are kept."""
+    global _last
+    if _last is None or _last[0] is not servers:
+        names: dict[str, list[HostServer]] = {}
+        labels: dict[str, list[HostServer]] = {}
+        for server in servers:
+            names.setdefault(server.name, []).append(server)
+            labels.setdefault(server.label, []).append(server)
+        _last = servers, labels, names
+    _, labels, names = _last
+    return labels.get(wanted) or names.get(wanted) or []
+
+
+_Named = dict[str, list[HostServer]]
+_last: tuple[Sequence[HostServer], _Named, _Named] | None = None
 
 
 def _refuse(faults: Faults, server: HostServer) -> None:
