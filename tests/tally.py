@@ -15,6 +15,7 @@ from typing import Any
 
 SLOWEST = 10
 _OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+_FAILURES = ("failed", "error")
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Tally:
     ran: Counter[str] = field(default_factory=Counter)  # by need
     skipped: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # need, reason
     seconds: Counter[str] = field(default_factory=Counter)  # by test, with setup and teardown
+    failures: list[str] = field(default_factory=list)  # tests that failed or could not be set up
 
     @classmethod
     def of(cls, stats: Mapping[str, Iterable[Any]]) -> Tally:
@@ -38,6 +40,8 @@ class Tally:
                 if outcome not in _OUTCOMES:  # setups and teardowns that pass have the outcome ""
                     continue
                 tally.counts[outcome] += 1
+                if outcome in _FAILURES and report.nodeid not in tally.failures:
+                    tally.failures.append(report.nodeid)
                 for key, name in report.user_properties:
                     if key == "needs" and outcome == "skipped":
                         tally.skipped[name][_reason(report)] += 1
@@ -49,9 +53,8 @@ class Tally:
     def read(cls, path: Path) -> Tally:
         document = json.loads(path.read_text())
         skipped = defaultdict(Counter, {name: Counter(found) for name, found in document["skipped"].items()})
-        return cls(
-            Counter(document["counts"]), Counter(document["ran"]), skipped, Counter(document["seconds"])
-        )
+        counts, ran, seconds = (Counter(document[name]) for name in ("counts", "ran", "seconds"))
+        return cls(counts, ran, skipped, seconds, document["failures"])
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(vars(self)))
@@ -60,6 +63,7 @@ class Tally:
         self.counts += other.counts
         self.ran += other.ran
         self.seconds += other.seconds
+        self.failures += other.failures
         for name, reasons in other.skipped.items():
             self.skipped[name] += reasons
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scripts.pythons import Python, find_pythons, missing_versions
-from scripts.suite import NO_TESTS, run_parts, worst
+from scripts.suite import MOST_REPEATED, NO_TESTS, run_parts, worst
 from tests.conftest import ROOT, unreachable
 from tests.spread import groups
 from tests.tally import Tally
@@ -321,6 +321,7 @@ def test_the_tally_is_right_with_and_without_workers(tmp_path: Path, workers: st
     assert tally.counts == {"passed": 5, "failed": 1, "skipped": 1, "error": 1}
     assert tally.ran == {"gcc": 5} and tally.skipped == {"gcc": {"the moon is full": 1}}
     assert len(tally.seconds) == 8
+    assert sorted(name.rpartition("::")[2] for name in tally.failures) == ["test_error", "test_fails"]
     whole = Tally()
     whole.add(tally)
     whole.add(tally)
@@ -374,6 +375,68 @@ def test_a_killed_part_is_reported(
     arguments = command(tmp_path / "it", text)[3:]
     assert run_parts(Python(Path(sys.executable), "3.11.2"), [("--part", "parallel")], arguments) == 137
     assert "--part parallel did not come to its end: Killed" in capfd.readouterr().out
+
+
+REPEATED = """
+import os, pytest
+
+@pytest.mark.parametrize("number", range({fail}))
+def test_beside_others(number: int) -> None:
+    assert "PYTEST_XDIST_WORKER" not in os.environ
+
+@pytest.mark.parametrize("number", range({always}))
+def test_always(number: int) -> None:
+    assert False
+
+def test_fine() -> None:
+    pass
+
+@pytest.mark.machine
+def test_whole_machine() -> None:
+    assert {machine}
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("fail", "always", "machine", "code"),
+    [
+        (2, 0, True, 0),
+        (MOST_REPEATED, 0, True, 0),
+        (MOST_REPEATED + 1, 0, True, 1),
+        (1, 1, True, 1),
+        (0, 0, False, 1),
+    ],
+)
+def test_what_fails_beside_others_must_pass_alone(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fail: int,
+    always: int,
+    machine: bool,
+    code: int,
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST", "RUNNER_TEST"))]:
+        monkeypatch.delenv(name)
+    text = REPEATED.format(fail=fail, always=always, machine=machine)
+    folder = tmp_path / "it"
+    words = command(folder, text)[3:-1]
+    # The names of tests are relative to the folder in which run_parts starts pytest.
+    monkeypatch.setattr("scripts.suite.ROOT", folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join([*words, "--rootdir", str(folder)]))
+    here = Python(Path(sys.executable), "3.11.2")
+    parts = [("--part", "parallel", "-n", "2"), ("--part", "machine")]
+    assert run_parts(here, parts, [str(folder)]) == code
+    said = capfd.readouterr().out
+    assert ("again, one by one" in said) == (0 < fail + always <= MOST_REPEATED)
+    assert ("failed beside others and passed alone" in said) == (code == 0)
+    if code == 0:
+        named = said.rpartition("failed beside others and passed alone")[2]
+        assert named.count("::test_beside_others[") >= fail
+    # The first result is never hidden.
+    assert f"{fail + always} failed" in said or not fail + always
 
 
 # --- Other Pythons -----------------------------------------------------------------------------------------
