@@ -51,7 +51,8 @@ class Package:
         self.folder = folder
         self.root = folder / "shows"
         self.write_file = write_file
-        self.manifest(MANIFEST)
+        # By its name, a copy is known as one of this package: root's folder is shared with other tests.
+        self.manifest(MANIFEST | {"display_name": folder.name})
         write_file(self.root / "bin/show", SHOW, 0o755)
         make_key(str(folder / "key"), "acme")
         self.required = self.policy("required")
@@ -328,13 +329,21 @@ def test_a_plan_that_shows_the_original_is_refused(
 # --- launches -----------------------------------------------------------------------------------------------
 
 
-def _copies_of(caller: Caller) -> list[str]:
-    """Left by `caller`. Root's place is shared with other tests: a copy there names the plugin's id."""
+def _copies_of(caller: Caller, package: Package) -> list[str]:
+    """Those of `package`, and every copy of a user, whose folder is the test's own."""
     if caller.name == "user":
-        folder = caller.home / ".local/state/runner/packages"
-        return os.listdir(folder) if folder.exists() else []
-    folders = Path("/var/lib/runner/packages").glob("*/package/rterm-plugin.json")
-    return [str(path) for path in folders if '"shows"' in path.read_text()]
+        return _copies_of_user(caller)
+    found = []
+    for path in Path("/var/lib/runner/packages").glob("*/package/rterm-plugin.json"):
+        with contextlib.suppress(FileNotFoundError):  # a copy of another test, just removed
+            if f'"{package.folder.name}"' in path.read_text():
+                found.append(str(path))
+    return found
+
+
+def _copies_of_user(caller: Caller) -> list[str]:
+    folder = caller.home / ".local/state/runner/packages"
+    return os.listdir(folder) if folder.exists() else []
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -352,7 +361,7 @@ def test_a_signed_plugin_runs_in_its_usual_place(runner_as: Caller, package: Pac
     layers = {layer["layer"]: layer for layer in json.loads(report.read_text())["layers"]}
     assert layers["signature"]["effective"] == "valid"
     assert "by acme at " in layers["signature"]["detail"]
-    assert _copies_of(runner_as) == []
+    assert _copies_of(runner_as, package) == []
     (root / SIGNATURE_NAME).unlink()
     refused = runner_as("exec", "--policy", package.required, root)
     assert (refused.returncode, refused.stdout) == (EXEC_REFUSED, "")
@@ -398,7 +407,7 @@ def test_what_is_swapped_after_the_check_does_not_run(
     )
     assert f"# text: {seen}\n" in done.stdout, done.stderr
     assert "text: swapped" in (package.root / "bin/show").read_text()  # it did happen
-    assert _copies_of(runner_as) == []
+    assert _copies_of(runner_as, package) == []
 
 
 SIGNALLED = """\
@@ -424,7 +433,7 @@ def test_a_signal_during_the_copy_leaves_no_copy(runner_as: Caller, package: Pac
         argv += [str(package.required), str(package.root)]
         done = subprocess.run(argv, env=dict(runner_as.environ), stdin=subprocess.DEVNULL, timeout=60)
         assert done.returncode == -number
-        return _copies_of(runner_as)
+        return _copies_of(runner_as, package)
 
     assert left("attack") == []
     if number == signal.SIGTERM and runner_as.name == "user":  # root's folder is shared with other tests
@@ -439,11 +448,11 @@ def test_what_a_killed_runner_leaves_is_removed_by_the_next(runner_as_user: Call
     with runner_as_user.start("exec", "--policy", package.required, package.root) as process:
         assert process.stdout is not None
         assert b"bin/show in" in process.stdout.readline()
-        [left] = _copies_of(runner_as_user)
+        [left] = _copies_of_user(runner_as_user)
         process.kill()
-    assert _copies_of(runner_as_user) == [left]
+    assert _copies_of_user(runner_as_user) == [left]
     assert runner_as_user("exec", "--policy", package.required, package.root).stdout
-    assert _copies_of(runner_as_user) == []
+    assert _copies_of_user(runner_as_user) == []
 
 
 @pytest.mark.needs("user")
@@ -467,4 +476,4 @@ def test_a_session_needs_the_signature_too(
     assert (signing.returncode, signing.stderr) == (0, ""), signing.stdout
     done = runner_as_user(*call)
     assert (done.returncode, json.loads(done.stdout)) == (0, {"greeting": "Hello, world!"}), done.stderr
-    assert _copies_of(runner_as_user) == []
+    assert _copies_of_user(runner_as_user) == []

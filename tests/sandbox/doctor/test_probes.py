@@ -70,7 +70,7 @@ def test_a_child_that_hangs_is_ended() -> None:
     started = time.monotonic()
     outcome = in_child(act, timeout=0.1)
     assert (outcome.steps, outcome.late) == ({"before": 0}, True)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.usefixtures("nothing_left")

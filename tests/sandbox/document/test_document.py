@@ -106,7 +106,7 @@ def test_only_regular_files_are_read_and_none_of_them_blocks(tmp_path: Path, mak
     started = time.monotonic()
     with pytest.raises(DocumentError) as caught:
         read_bounded(str(path))
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 30
     [diagnostic] = caught.value.diagnostics
     assert diagnostic.rule == "not_a_file" and kind in diagnostic.message
 
@@ -325,7 +325,7 @@ def test_hostile_documents_cost_little(name: str) -> None:
         found = diagnostic.rule
         assert len(diagnostic.text()) < 500
     assert found == rule
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 20  # what is quadratic takes minutes, on any machine
 
 
 PACKAGES = (runner, sandbox)

@@ -175,4 +175,4 @@ def test_hostile_documents_cost_little(name: str) -> None:
         found = error.diagnostics[0].rule
     spent = time.process_time() - started
     assert found == rule
-    assert spent < 2
+    assert spent < 20  # what is quadratic takes minutes, on any machine
