@@ -6,9 +6,9 @@
 
 Arguments go to pytest.
 
-A few tests that failed side by side run once more, one by one: the contracts fix some deadlines (rune gives a
-plugin two seconds for its handshake), and two busy workers on a slow machine can use them up. Such a test must
-pass then, and the summary names it. A test that needs the machine for itself is not repeated.
+A few tests that failed side by side run once more, one by one: the contracts fix some deadlines (rune gives
+a plugin two seconds for its handshake), and two busy workers on a slow machine can use them up. Such a test
+must pass then, and the summary names it. A test that needs the machine for itself is not repeated.
 """
 
 from __future__ import annotations
