@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from typing import Any, Protocol, TypeGuard
 
     from runner.contracts.contract import Verb
+
+    class CommandVerb(Verb, Protocol):
+        """The module of a verb that takes a command in place of a manifest."""
+
+        def add_command_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
 
 # In the order people meet them. Contracts may bring further ones along: see all_verbs().
 VERBS = (
@@ -161,8 +168,11 @@ def verb_help(verb: str) -> str:
     return contract_verbs()[verb].help
 
 
-def verb_parser(verb: str, *, of_command: bool = False) -> argparse.ArgumentParser:
-    """`of_command`: for `runner VERB … -- COMMAND`, where the verb takes a command in place of a manifest."""
+def verb_parser(
+    verb: str, *, of_command: bool = False, refuse: Callable[[str], NoReturn] | None = None
+) -> argparse.ArgumentParser:
+    """`of_command`: for `runner VERB … -- COMMAND`, where the verb takes a command in place of a manifest.
+    `refuse`: called in place of printing or exiting, with the message if there is one; it has to raise."""
     import argparse
 
     module = verb_module(verb)
@@ -170,7 +180,19 @@ def verb_parser(verb: str, *, of_command: bool = False) -> argparse.ArgumentPars
     class Parser(argparse.ArgumentParser):
         """A usage error is one line that says what to do."""
 
+        def print_help(self, file: Any = None) -> None:
+            if refuse is not None:
+                refuse("")
+            super().print_help(file)
+
+        def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+            if refuse is not None:
+                refuse(message or "")
+            super().exit(status, message)
+
         def error(self, message: str) -> NoReturn:
+            if refuse is not None:
+                refuse(message)
             advice = getattr(module, "advice", None)
             told = advice(message) if advice is not None else ""
             told = told or _allow_advice(message) or f"try {self.prog} --help"
@@ -187,8 +209,8 @@ def verb_parser(verb: str, *, of_command: bool = False) -> argparse.ArgumentPars
         formatter_class=_formatter,
         allow_abbrev=False,
     )
-    if of_command:
-        module.add_command_arguments(parser)  # type: ignore[attr-defined]  # only such verbs are asked for it
+    if of_command and _takes_command(module):
+        module.add_command_arguments(parser)
     else:
         module.add_arguments(parser)
     return parser
@@ -231,10 +253,14 @@ def _run(verb: str, words: list[str]) -> int:
 
 def _of_command(module: Verb, verb: str, words: list[str]) -> argparse.Namespace | None:
     """The options in front of a command. None: there is a manifest too, so what follows -- are arguments."""
-    if not hasattr(module, "add_command_arguments"):
+    if not _takes_command(module):
         return None
     args, rest = verb_parser(verb, of_command=True).parse_known_args(words)
     return None if rest else args
+
+
+def _takes_command(module: Verb) -> TypeGuard[CommandVerb]:
+    return hasattr(module, "add_command_arguments")
 
 
 def _top(words: list[str]) -> int:

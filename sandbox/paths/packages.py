@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from sandbox.files import text_at
 from sandbox.paths.executable import follow
 from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
@@ -135,7 +135,7 @@ def _workspace_around(script: str) -> str | None:
     for _ in range(_MOST_LEVELS):
         if folder == "/":
             return None
-        many = '"workspaces"' in _read(f"{folder}/package.json")
+        many = '"workspaces"' in text_at(f"{folder}/package.json", _TEXT_BYTES)
         if many or os.path.isfile(f"{folder}/pnpm-workspace.yaml"):
             return folder
         folder = os.path.dirname(folder)
@@ -168,7 +168,7 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 def script_behind(path: str) -> str | None:
     """The program that pnpm's own script starts: `exec node "$basedir/global/5/node_modules/x/cli.js"`."""
-    text = _read(path)
+    text = text_at(path, _TEXT_BYTES)
     if not text.startswith("#!/bin/sh") or "basedir=" not in text:
         return None
     folder = os.path.dirname(os.path.realpath(path))
@@ -238,7 +238,7 @@ def _sites(environment: str) -> list[str]:
 
 def _project(information: str) -> str | None:
     """The folder of a project that was installed in place."""
-    text = _read(f"{information}/direct_url.json")
+    text = text_at(f"{information}/direct_url.json", _TEXT_BYTES)
     if '"editable"' not in text:
         return None
     import json
@@ -266,19 +266,4 @@ def _names(folder: str) -> list[str]:
 
 
 def _lines(path: str) -> list[str]:
-    return _read(path).splitlines()
-
-
-def _read(path: str) -> str:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return ""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, _TEXT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
+    return text_at(path, _TEXT_BYTES).splitlines()

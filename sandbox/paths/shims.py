@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping
 
+from sandbox.files import text_at
 from sandbox.paths.executable import is_executable
 
 # Programs that act by the name they are called with: their shims are links to them.
@@ -157,16 +157,4 @@ def _listed(folder: str) -> list[str]:
 
 
 def _read(path: str) -> str:
-    """The beginning of a regular file; empty if there is none. Opening a device can have effects."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return ""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, _SCRIPT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
+    return text_at(path, _SCRIPT_BYTES)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runner.approvals import files
 from runner.approvals.files import list_records, read_record, remove_record, write_record
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 from runner.approvals.store import ApprovalsUnusable, approvals_folder, find_approval
@@ -97,31 +98,31 @@ Change = Callable[[dict[str, Any]], object]
         (lambda data: data.pop("added"), "it has no added"),
         (lambda data: data["plugin"].update(more=""), "unknown key"),
         (lambda data: data["plugin"].update(id=1), "plugin.id"),
-        (lambda data: data["plugin"].update(file="plugin.toml"), "plugin.file"),
+        (lambda data: data["plugin"].update(file="plugin.toml"), "plugin.file is not an absolute path"),
         (lambda data: data["asked"].update(read=["data"]), "not absolute"),
         (lambda data: data["asked"].update(read=["/a/../b"]), "contains '..'"),
         (lambda data: data["asked"].update(read=["/a/"]), "shortest form"),
-        (lambda data: data["asked"].update(read=["/a\0b"]), "no text"),
+        (lambda data: data["asked"].update(read=["/a\0b"]), "not a text"),
         (lambda data: data["asked"].update(read=["/\ud800"]), "damaged"),
-        (lambda data: data["asked"].update(read="/a"), "no list"),
+        (lambda data: data["asked"].update(read="/a"), "not a list"),
         (lambda data: data["asked"].update(read=["*"]), "not absolute"),
-        (lambda data: data["asked"].update(write=[["/a"]]), "no text"),
+        (lambda data: data["asked"].update(write=[["/a"]]), "not a text"),
         (lambda data: data["asked"].update(hosts=["example.com"]), "no port"),
         (lambda data: data["asked"].update(hosts=["10.0.0.0/8:443"]), "slash"),
-        (lambda data: data["asked"].update(network="all"), "none of"),
-        (lambda data: data["asked"].update(network=None), "none of"),
+        (lambda data: data["asked"].update(network="all"), "not one of"),
+        (lambda data: data["asked"].update(network=None), "not one of"),
         (lambda data: data["asked"].update(env=["A-B"]), "name of a variable"),
         (lambda data: data["asked"].update(env=["*"]), "name of a variable"),
         (lambda data: data["asked"].update(steering=[""]), "name of a variable"),
-        (lambda data: data["asked"].update(seccomp="off"), "none of"),
-        (lambda data: data["asked"].update(project="write"), "none of"),
+        (lambda data: data["asked"].update(seccomp="off"), "not one of"),
+        (lambda data: data["asked"].update(project="write"), "not one of"),
         (lambda data: data["asked"].update(everything=True), "unknown key"),
         (lambda data: data["added"].pop("env"), "added has no env"),
-        (lambda data: data.update(digest="x" * 32), "no digest"),
+        (lambda data: data.update(digest="x" * 32), "not 32 hexadecimal digits"),
         (lambda data: data.update(when="today"), "seconds"),
         (lambda data: data.update(when=-1), "seconds"),
         (lambda data: data.update(when=True), "seconds"),
-        (lambda data: data["asked"].update(read=["/a"] * 4097), "no list"),
+        (lambda data: data["asked"].update(read=["/a"] * 4097), "not a list"),
     ],
 )
 def test_a_value_that_no_runner_wrote_is_refused(
@@ -190,6 +191,8 @@ def test_a_folder_that_others_can_write_is_refused(environ: dict[str, str], path
         write_record(RECORD, environ)
     with pytest.raises(ApprovalsUnusable, match="can be written by its group"):
         remove_record(KEY.name, environ)
+    with pytest.raises(ApprovalsUnusable, match="can be written by its group"):
+        list_records(environ)
 
 
 @pytest.mark.needs("root")
@@ -199,6 +202,24 @@ def test_a_file_or_folder_of_another_user_is_refused(environ: dict[str, str], pa
     with pytest.raises(ApprovalsUnusable, match="belongs to uid 54321") as refused:
         find_approval(KEY, environ)
     assert "HOME" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "swap",
+    [
+        pytest.param(lambda path: path.chmod(0o602), id="mode"),
+        pytest.param(lambda path: os.chown(path, 54321, 54321), id="owner", marks=pytest.mark.needs("root")),
+    ],
+)
+def test_a_file_that_changes_after_its_path_was_judged_is_refused(
+    environ: dict[str, str], path: Path, monkeypatch: pytest.MonkeyPatch, swap: Callable[[Path], None]
+) -> None:
+    """What was opened is judged as well."""
+    monkeypatch.setattr(files, "untrustworthy", lambda *args: None)
+    assert find_approval(KEY, environ) == RECORD  # the control
+    monkeypatch.setattr(files, "untrustworthy", lambda *args: swap(path))
+    with pytest.raises(ApprovalsUnusable, match="can be written by others"):
+        find_approval(KEY, environ)
 
 
 def test_a_link_is_refused(environ: dict[str, str], path: Path, tmp_path: Path) -> None:
