@@ -468,8 +468,8 @@ TOO_SLOW_TO_START_WITH = (
     "yaml",
     "asyncio",
     "inspect",
-    # Each of these takes 2 to 10 ms, with what it imports: sandbox/typed.py, signals.py, codec.py, spawn/libc.py,
-    # runner/cli/shared/plain.py do without.
+    # Each of these takes 2 to 10 ms, with what it imports. sandbox/typed.py, scopes.py, signals.py, codec.py,
+    # spawn/libc.py and runner/cli/shared/plain.py do without.
     "argparse",
     "ctypes",
     "enum",
