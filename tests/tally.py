@@ -87,10 +87,8 @@ class Tally:
             file = test.partition("::")[0]
             files[file] += seconds
             tests[file] += 1
-        return [
-            f"{seconds:8.2f} s  {file} ({tests[file]} tests)"
-            for file, seconds in files.most_common(SLOWEST_FILES)
-        ]
+        slowest = files.most_common(SLOWEST_FILES)
+        return [f"{seconds:8.2f} s  {file} ({tests[file]} tests)" for file, seconds in slowest]
 
     def total(self) -> str:
         return (
