@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+
+from sandbox.typed import NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -238,6 +239,8 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 def _run(verb: str, words: list[str]) -> int:
     module = verb_module(verb)
+    if verb == "exec" and (usual := _usual_exec(words)) is not None:
+        return module.run(usual)
     parser = verb_parser(verb)
     if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:
         # Split here: what follows -- is for the plugin, even if it looks like an option of ours.
@@ -249,6 +252,17 @@ def _run(verb: str, words: list[str]) -> int:
     else:
         args = parser.parse_args(words)
     return module.run(args)
+
+
+def _usual_exec(words: list[str]) -> argparse.Namespace | None:
+    """None: argparse has to read the words."""
+    from runner.cli.shared.plain import read_plain
+
+    at = words.index("--") if "--" in words else len(words)
+    args = read_plain(words[:at])
+    if args is not None:
+        args.arguments = words[at + 1 :]
+    return args
 
 
 def _of_command(module: Verb, verb: str, words: list[str]) -> argparse.Namespace | None:

@@ -9,7 +9,6 @@ a project, so they never lead out of the project's own folder.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
@@ -168,6 +167,8 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 def script_behind(path: str) -> str | None:
     """The program that pnpm's own script starts: `exec node "$basedir/global/5/node_modules/x/cli.js"`."""
+    import re
+
     text = text_at(path, _TEXT_BYTES)
     if not text.startswith("#!/bin/sh") or "basedir=" not in text:
         return None
@@ -184,11 +185,15 @@ def script_behind(path: str) -> str | None:
 
 
 def is_python(file: str) -> bool:
+    import re
+
     return re.fullmatch(r"python3\.\d+", os.path.basename(file)) is not None
 
 
 def user_site(base: str, interpreter: str) -> str | None:
     """The folder where `pip install --user` puts packages for an interpreter; None if there is none."""
+    import re
+
     match = re.fullmatch(r"python(3\.\d+)", os.path.basename(interpreter))
     path = f"{base}/lib/python{match[1]}/site-packages" if match else ""
     return path if path and os.path.isdir(path) and not os.path.islink(path) else None

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from runner.approvals import files
 from runner.approvals.files import list_records, read_record, remove_record, write_record
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 from runner.approvals.store import ApprovalsUnusable, approvals_folder, find_approval
@@ -191,8 +190,6 @@ def test_a_folder_that_others_can_write_is_refused(environ: dict[str, str], path
         write_record(RECORD, environ)
     with pytest.raises(ApprovalsUnusable, match="can be written by its group"):
         remove_record(KEY.name, environ)
-    with pytest.raises(ApprovalsUnusable, match="can be written by its group"):
-        list_records(environ)
 
 
 @pytest.mark.needs("root")
@@ -202,24 +199,6 @@ def test_a_file_or_folder_of_another_user_is_refused(environ: dict[str, str], pa
     with pytest.raises(ApprovalsUnusable, match="belongs to uid 54321") as refused:
         find_approval(KEY, environ)
     assert "HOME" in refused.value.hint
-
-
-@pytest.mark.parametrize(
-    "swap",
-    [
-        pytest.param(lambda path: path.chmod(0o602), id="mode"),
-        pytest.param(lambda path: os.chown(path, 54321, 54321), id="owner", marks=pytest.mark.needs("root")),
-    ],
-)
-def test_a_file_that_changes_after_its_path_was_judged_is_refused(
-    environ: dict[str, str], path: Path, monkeypatch: pytest.MonkeyPatch, swap: Callable[[Path], None]
-) -> None:
-    """What was opened is judged as well."""
-    monkeypatch.setattr(files, "untrustworthy", lambda *args: None)
-    assert find_approval(KEY, environ) == RECORD  # the control
-    monkeypatch.setattr(files, "untrustworthy", lambda *args: swap(path))
-    with pytest.raises(ApprovalsUnusable, match="can be written by others"):
-        find_approval(KEY, environ)
 
 
 def test_a_link_is_refused(environ: dict[str, str], path: Path, tmp_path: Path) -> None:

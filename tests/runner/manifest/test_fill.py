@@ -91,30 +91,3 @@ def test_a_hard_link_in_the_project_reads_nothing(names: Names) -> None:
     assert names.read(hard, names.may_read, own=True) == "secret text"
     names.secret.unlink()
     assert names.read(hard, names.may_read) == "secret text"  # now it has one name
-
-
-def test_a_denied_place_is_denied_by_its_own_name_and_by_every_other(names: Names) -> None:
-    """Also to the user's own configuration, which may name any other file."""
-    denied = (str(names.secret.parent),)
-
-    def read(path: Path, *, own: bool) -> str:
-        return read_named(str(path), str(names.base), (), own=own, may_read=lambda path: True, denied=denied)
-
-    names.lead(names.secret)
-    (names.secret.parent / "out").symlink_to(names.own)
-    for own in (True, False):
-        for path in (names.secret, names.link, names.secret.parent / "out"):
-            with pytest.raises(NamedFileRefused, match="denied"):
-                read(path, own=own)
-        assert read(names.own, own=own) == "project text"  # the control
-
-
-def test_a_link_that_leaves_the_project_and_comes_back_reads_nothing(names: Names) -> None:
-    """The owner of a folder on the way can change where it leads."""
-    back = names.secret.parent / "back"
-    back.symlink_to(names.own)
-    names.lead(back)
-    with pytest.raises(NamedFileRefused, match="a link leads out of"):
-        names.read(names.link, lambda path: False)
-    names.lead(names.own)
-    assert names.read(names.link, lambda path: False) == "project text"  # the control

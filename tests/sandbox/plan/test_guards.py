@@ -99,15 +99,6 @@ def test_what_cannot_be_guarded_is_refused(tmp_path: Path) -> None:
     assert "the configuration of a host or of git" in refusal(tmp_path / ".vscode/x")
 
 
-@pytest.mark.parametrize("target", ["elsewhere", "/usr/share", "/nonexistent"])
-def test_a_link_in_place_of_a_guarded_folder_is_refused_wherever_it_leads(
-    tmp_path: Path, target: str
-) -> None:
-    assert guards(tmp_path)  # the control
-    (tmp_path / ".vscode").symlink_to(target)
-    assert "is a symbolic link, which it could replace" in refusal(tmp_path)
-
-
 def test_objects_that_a_local_clone_shares_are_no_reason_to_refuse(tmp_path: Path) -> None:
     place = tmp_path / "clone"
     (place / ".git/objects").mkdir(parents=True)
