@@ -87,6 +87,8 @@ class LineFramer:
         if b"\n" not in data:  # most pieces of a long line; split() takes ten times as long
             self._hold(data)
             return []
+        if data.find(b"\n") == len(data) - 1 and not self._held and len(data) <= self._limit:
+            return [data[:-1]]  # one whole line: most of the time
         first, *rest = data.split(b"\n")
         if not self._hold(first):
             return []

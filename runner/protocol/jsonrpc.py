@@ -88,7 +88,9 @@ class Peer:
 
     def request(self, token: Hashable, method: str, params: Any = None) -> bytes:
         message = {"jsonrpc": "2.0", "id": self._next, "method": method}
-        raw = wire.encode(message if params is None else {**message, "params": params})
+        if params is not None:
+            message["params"] = params
+        raw = wire.encode(message)
         self._pending[self._next] = token
         self._questions[self._next] = method, params
         self._numbers[token] = self._next
@@ -202,7 +204,7 @@ class Peer:
             del self._numbers[token]
         error = message.get("error")
         if error is None:
-            return RpcResult(token, message.get("result"))
+            return RpcResult._make((token, message.get("result")))
         if not isinstance(error, dict):
             return RpcError(token, INTERNAL_ERROR, "an error that is not an object", error)
         code, text = error.get("code"), error.get("message")

@@ -94,13 +94,14 @@ class Outbox:
 
     async def room(self) -> None:
         """Wait until there is room for replies."""
-        while self._is_full and not self.closed:
+        while self.is_full and not self.closed:
             if self._room.is_set():  # one event for all tasks that wait
                 self._room = trio.Event()
             await self._room.wait()
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether there is no room for replies."""
         return len(self._lanes["reply"]) >= MOST_REPLIES or self._bytes["reply"] >= MOST_REPLY_BYTES
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class Outbox:
                     letter = lane.popleft()
                     if name in self._bytes:
                         self._bytes[name] -= len(letter.frame)
-                    if name == "reply" and not self._is_full:
+                    if name == "reply" and not self.is_full:
                         self._room.set()
                     return letter
             if self.closed:
