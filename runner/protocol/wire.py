@@ -234,6 +234,7 @@ _CHUNK_BYTES = 64 << 10
 
 # Most long frames are a few long strings. Skipping the strings pays off only if they are few.
 _FEW_STRINGS = 64
+_LONG_STRING = 256
 
 
 class _Outline(NamedTuple):
@@ -244,10 +245,30 @@ class _Outline(NamedTuple):
 def _outline(raw: bytes) -> _Outline:
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if len(raw) > _CHUNK_BYTES:
+        return _long_outline(raw)
     pieces = raw.split(b'"', 2 * _FEW_STRINGS)
     if len(pieces) > 2 * _FEW_STRINGS:
         return _Outline(raw, None)
     return _Outline(b'""'.join(pieces[::2]), pieces[1::2])
+
+
+def _long_outline(raw: bytes) -> _Outline:
+    """The same without a copy of long strings. No key that is looked for is one."""
+    outside: list[bytes] = []
+    strings: list[bytes] = []
+    end = -1
+    for _ in range(_FEW_STRINGS):
+        begin = raw.find(b'"', end + 1)
+        outside.append(raw[end + 1 :] if begin < 0 else raw[end + 1 : begin])
+        if begin < 0:
+            return _Outline(b'""'.join(outside), strings)
+        end = raw.find(b'"', begin + 1)
+        after = len(raw) if end < 0 else end
+        strings.append(raw[begin + 1 : after] if after - begin <= _LONG_STRING else b"")
+        if end < 0:
+            return _Outline(b'""'.join(outside), strings)
+    return _Outline(raw, None)
 
 
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))

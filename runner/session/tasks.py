@@ -47,7 +47,6 @@ class SessionTasks:
         self._scope = trio.CancelScope(shield=True)
         self._running = trio.Event()
         self._nursery: trio.Nursery | None = None
-        self._turn = trio.current_time()  # when other tasks last ran
         self._unasked: dict[str, int] = {}  # since the last call
 
     async def run(self) -> None:
@@ -139,9 +138,9 @@ class SessionTasks:
             while data := await state.cell.stdout.receive_some(_READ_BYTES):
                 if state.phase == "launch":  # it runs, and may be faster than the monitor's word of it
                     state.phase = "handshake"
-                self._turn = trio.current_time()
                 self._count("stdout", data)
-                self._note_unasked("bytes", len(data), _UNASKED_BYTES)
+                if state.ends_if_chatty:
+                    self._note_unasked("bytes", len(data), _UNASKED_BYTES)
                 if frames := framer.feed(data):
                     await self._take(frames, nursery)
                 if framer.fault is not None:
@@ -175,26 +174,31 @@ class SessionTasks:
 
     async def _take(self, frames: Iterable[bytes], nursery: trio.Nursery) -> None:
         state = self._state
-        for frame in frames:
+        turn = now = trio.current_time()
+        for number, frame in enumerate(frames):
+            if number and (now := trio.current_time()) - turn > _TURN_SECONDS:
+                # One read can hold 64 thousand empty lines, which no other session should have to wait for.
+                await trio.lowlevel.checkpoint()
+                turn = now = trio.current_time()
             if state.verdict is not None:
                 return  # it arrived together with the frame that ended the session, and is too late
             state.record.frames += 1
-            self._note_unasked("frames", 1, _UNASKED_FRAMES)
+            if state.ends_if_chatty:
+                self._note_unasked("frames", 1, _UNASKED_FRAMES)
             if len(frame) > _THREAD_BYTES:
                 message = await trio.to_thread.run_sync(state.dialect.read, frame)
+                now = trio.current_time()
             else:
                 message = state.dialect.read(frame)
-            now = trio.current_time()
             state.frame_read.set()
             asked = self._handle(Message._make((*message[:-1], now)), nursery)
             del message  # else it is held while we wait below for the plugin to read its answers
-            if asked or len(frame) > _READ_BYTES or now - self._turn > _TURN_SECONDS:
+            if asked or len(frame) > _READ_BYTES:
                 # Let other tasks run. A question is then taken up before more is read, if only to be answered
                 # "busy": else a plugin with many questions in one write would look like one that never waits
-                # for an answer. The caller of a long answer takes it before the next one is read. And one
-                # read can hold 64 thousand empty lines, which no other session should have to wait for.
+                # for an answer. The caller of a long answer takes it before the next one is read.
                 await trio.lowlevel.checkpoint()
-                self._turn = trio.current_time()
+                turn = trio.current_time()
             if state.outbox.is_full:
                 await state.outbox.room()
 
@@ -236,7 +240,7 @@ class SessionTasks:
 
     def _note_unasked(self, what: Literal["frames", "bytes"], count: int, most: int) -> None:
         state = self._state
-        if not state.ends_if_chatty or state.is_awaited or state.is_over:
+        if state.is_awaited or state.is_over:
             if self._unasked:
                 self._unasked = {}
             return

@@ -219,8 +219,8 @@ class McpDialect(Dialect):
             if started.shows_progress:
                 meta[_LOG_LEVEL] = versions.LOG_LEVEL
         if meta:
-            given = (params or {}).get("_meta")
-            params = {**(params or {}), "_meta": {**(given if isinstance(given, dict) else {}), **meta}}
+            given = None if params is None else params.get("_meta")
+            params = {**(params or {}), "_meta": {**given, **meta} if isinstance(given, dict) else meta}
         return self._sent(self._peer.request(started.token, started.method, params or None))
 
     @staticmethod
@@ -250,14 +250,14 @@ class McpDialect(Dialect):
         if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
             return self._noise("not_rpc", value)
         match self._peer.receive(value):
-            case RpcRequest() as request:
-                return self._asked(request)
-            case RpcNotification() as notification:
-                return self._notified(notification.method, notification.params)
             case RpcResult() | RpcError() as incoming:
                 if incoming.token in (DISCOVER, INITIALIZE):
                     return self._shaken(incoming, weight)
                 return self._answered(incoming, weight)
+            case RpcRequest() as request:
+                return self._asked(request)
+            case RpcNotification() as notification:
+                return self._notified(notification.method, notification.params)
             case RpcStray(why="too_many", detail=detail):
                 return [
                     Violation(

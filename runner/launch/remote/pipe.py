@@ -14,22 +14,20 @@ class PipeReader(trio.abc.ReceiveStream):
 
     def __init__(self, fd: int) -> None:
         self._stream = trio.lowlevel.FdStream(fd)  # non-blocking from now on, and closed with it
+        self._fd = fd  # -1: closed
         self._empty = True
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        fd, most = self._stream.fileno(), 64 << 10 if max_bytes is None else max_bytes
-        if fd < 0:
-            await trio.lowlevel.checkpoint()
-            raise trio.ClosedResourceError("the pipe was closed")
-        if self._empty:
-            await trio.lowlevel.wait_readable(fd)
+        most = 64 << 10 if max_bytes is None else max_bytes
+        if self._empty and self._fd >= 0:
+            await trio.lowlevel.wait_readable(self._fd)
         else:
             await trio.lowlevel.checkpoint()
         while True:
             try:
-                data = os.read(self._stream.fileno(), most)
+                data = os.read(self._fd, most)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(fd)
+                await trio.lowlevel.wait_readable(self._fd)
             except OSError as error:
                 if error.errno == errno.EBADF:  # closed meanwhile, by this process
                     raise trio.ClosedResourceError("the pipe was closed") from None
@@ -39,10 +37,9 @@ class PipeReader(trio.abc.ReceiveStream):
                 return data
 
     def close(self) -> None:
+        self._fd = -1
         self._stream.close()
 
     async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
+        self.close()
+        await trio.lowlevel.checkpoint()
