@@ -5,12 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-import signal
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.contents import Contents, sealed_file
@@ -19,9 +16,12 @@ from sandbox.identity.state import Owner
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan import bwrap
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
+from sandbox.scopes import ExitStack, contextmanager
+from sandbox.signals import signal
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.network import STEPS
 from sandbox.spawn.order import CgroupDoors, GuardOrder, SpawnError, SpawnOrder, folder_path
+from sandbox.typed import TYPE_CHECKING
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -13,19 +13,17 @@ stack of the process that cloned it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import resource
 import select
-import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NoReturn
 
+from sandbox.signals import signal
 from sandbox.spawn.guards import bind_source, make_guard
+from sandbox.spawn.libc import Libc, get_errno, open_libc
 from sandbox.spawn.network import (
     LEAVE,
     MEET_GATE,
@@ -35,6 +33,7 @@ from sandbox.spawn.network import (
     wait_for_gate,
 )
 from sandbox.spawn.order import ENDING, FOLDERS_ROOT, CgroupDoors, GuardOrder, SpawnOrder, folder_path
+from sandbox.typed import Any, NoReturn
 from sandbox.value import NamedTuple
 
 _CLONE_NEWNS = 0x00020000
@@ -68,8 +67,8 @@ class SyscallNumbers(NamedTuple):
 
 SYSCALLS = {"x86_64": SyscallNumbers(56, 250, 436, 435), "aarch64": SyscallNumbers(220, 219, 436, 435)}
 
-# struct clone_args up to and including `cgroup`, eleven 64-bit words; all but these three stay zero.
-_CLONE_ARGS_WORDS, _CLONE_ARGS_FLAGS, _CLONE_ARGS_SIGNAL, _CLONE_ARGS_CGROUP = 11, 0, 4, 10
+# struct clone_args up to and including `cgroup`: flags, exit_signal and cgroup, and zeros between them.
+_CLONE_ARGS = struct.Struct("=Q24xQ40xQ")
 
 
 # The message of a child that failed: errno, then the name of its stage.
@@ -79,9 +78,7 @@ FAULT_SIZE = 256
 Stage = tuple[str, Callable[[], Any]]
 
 
-def become_init(
-    order: SpawnOrder, libc: ctypes.CDLL, numbers: SyscallNumbers, fault_w: int, go_r: int
-) -> NoReturn:
+def become_init(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int) -> NoReturn:
     """Runs in the clone. Never returns: it stays until the program has ended, or reports the failed stage."""
     stage = "open its account"  # for the message if the next line raises
     try:
@@ -134,9 +131,9 @@ def _open_account() -> int:
         return -1  # the kernel was built without these counters
 
 
-def _follow_runner(libc: ctypes.CDLL, fault_w: int) -> None:
+def _follow_runner(libc: Libc, fault_w: int) -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")
     # getppid() is 0 in a pid namespace's init. If the runner died before the call above, only a pipe without
     # a reader shows it.
     watch = select.poll()
@@ -145,17 +142,17 @@ def _follow_runner(libc: ctypes.CDLL, fault_w: int) -> None:
         os._exit(125)
 
 
-def _forbid_privileges(libc: ctypes.CDLL) -> None:
+def _forbid_privileges(libc: Libc) -> None:
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")
     if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         raise OSError(errno.EPERM, "")
     # An exec would drop the capabilities, but the cell's init never execs.
     if libc.capset(CAPABILITY_HEADER, CAPABILITIES.pack(0, 0, 0, 0, 0, 0)) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")
 
 
-def _make_folders(order: SpawnOrder, libc: ctypes.CDLL) -> None:
+def _make_folders(order: SpawnOrder, libc: Libc) -> None:
     """Mount the temporary folders and the idmapped mounts, for bwrap to bind.
 
     The program does this after it has dropped root's file system uid: in a user namespace nobody can write
@@ -176,20 +173,20 @@ def _make_folders(order: SpawnOrder, libc: ctypes.CDLL) -> None:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         # Root made this mount, in no mount namespace yet: attached here, it keeps its mapping.
         if libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH) < 0:
-            raise OSError(ctypes.get_errno(), "")
+            raise OSError(get_errno(), "")
     for number, (fd, real) in enumerate(order.binds, len(order.folders) + len(order.mounts)):
         os.mkdir(folder_path(number))
         bind_source(libc, fd, real, folder_path(number))
 
 
-def _guard(libc: ctypes.CDLL, guard: GuardOrder) -> None:
+def _guard(libc: Libc, guard: GuardOrder) -> None:
     make_guard(libc, folder_path(guard.folder), guard)
 
 
-def _mount_tmpfs(libc: ctypes.CDLL, path: str, options: str) -> None:
+def _mount_tmpfs(libc: Libc, path: str, options: str) -> None:
     flags = _MS_NOSUID | _MS_NODEV
     if libc.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options.encode()) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")
 
 
 def _read_account(fd: int) -> tuple[int, int]:
@@ -254,13 +251,13 @@ def _kill_all() -> None:
 
 
 def _init_stages(
-    order: SpawnOrder, libc: ctypes.CDLL, numbers: SyscallNumbers, fault_w: int, go_r: int, account: int
+    order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int, account: int
 ) -> Sequence[Stage]:
     """The steps of the cell's init before it starts the program, in this order."""
 
     def call(result: int) -> None:
         if result < 0:
-            raise OSError(ctypes.get_errno(), "")
+            raise OSError(get_errno(), "")
 
     def wait_for_ids() -> None:
         if os.read(go_r, 1) != b"g":  # EOF: the runner is dead, or could not map our ids. Never start.
@@ -350,7 +347,7 @@ def _init_stages(
     )
 
 
-def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> Sequence[Stage]:
+def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequence[Stage]:
     """The steps of the process that becomes bwrap, in this order."""
 
     def start() -> NoReturn:
@@ -367,7 +364,7 @@ def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> 
         ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
         ("make its temporary folders", lambda: _make_folders(order, libc)),
         *(
-            (f"guard {each.path[-60:]!a} in a writable folder", partial(_guard, libc, each))
+            (f"guard {each.path[-60:]!a} in a writable folder", lambda each=each: _guard(libc, each))
             for each in order.guards
         ),
         ("forbid new privileges", lambda: _forbid_privileges(libc)),
@@ -378,7 +375,7 @@ def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> 
     )
 
 
-def _drop_root_file_access(order: SpawnOrder, libc: ctypes.CDLL) -> None:
+def _drop_root_file_access(order: SpawnOrder, libc: Libc) -> None:
     if order.drop:
         libc.setfsgid(order.gid)
         libc.setfsuid(order.uid)
@@ -386,7 +383,7 @@ def _drop_root_file_access(order: SpawnOrder, libc: ctypes.CDLL) -> None:
         raise OSError(errno.EPERM, "")
 
 
-def file_system_ids(libc: ctypes.CDLL) -> tuple[int, int]:
+def file_system_ids(libc: Libc) -> tuple[int, int]:
     """Each call returns the id in force before it. -1 is not a valid id, so nothing changes."""
     return int(libc.setfsuid(-1)), int(libc.setfsgid(-1))
 
@@ -397,12 +394,8 @@ def fork_into(doors: CgroupDoors) -> tuple[int, bool]:
     The child has to be single-threaded, as after every fork.
     """
     if doors.unified >= 0 and (numbers := SYSCALLS.get(os.uname().machine)) is not None:
-        arguments = (ctypes.c_uint64 * _CLONE_ARGS_WORDS)()
-        arguments[_CLONE_ARGS_FLAGS] = _CLONE_INTO_CGROUP
-        arguments[_CLONE_ARGS_SIGNAL] = signal.SIGCHLD
-        arguments[_CLONE_ARGS_CGROUP] = doors.unified
-        libc = ctypes.PyDLL(None)
-        pid: int = libc.syscall(numbers.clone3, ctypes.byref(arguments), ctypes.sizeof(arguments))
+        arguments = _CLONE_ARGS.pack(_CLONE_INTO_CGROUP, signal.SIGCHLD, doors.unified)
+        pid: int = open_libc().syscall(numbers.clone3, arguments, len(arguments))
         if pid >= 0:
             return pid, True
         # Most likely a container's seccomp filter: Docker's default refuses clone3. Any other cause shows up

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Literal
 
+from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 # Temporary folders are mounted here, and bwrap binds them from here: bwrap can limit the size of a tmpfs, but

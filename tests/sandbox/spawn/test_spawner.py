@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import resource
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from sandbox.spawn import init
+from sandbox.spawn.libc import open_libc
 from sandbox.spawn.order import SpawnOrder
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
@@ -401,8 +401,8 @@ def test_a_machine_without_user_namespaces(runner_as_root: Caller, plugin_dir: P
 
 
 _NOTHING = SpawnOrder("", (), 0, 0, drop=False, keep=(), rlimits=(), keyring=False)
-_INIT_STAGES = init._init_stages(_NOTHING, ctypes.CDLL(None), init.SYSCALLS["x86_64"], -1, -1, -1)
-_PROGRAM_STAGES = init._program_stages(_NOTHING, ctypes.CDLL(None), False)
+_INIT_STAGES = init._init_stages(_NOTHING, open_libc(), init.SYSCALLS["x86_64"], -1, -1, -1)
+_PROGRAM_STAGES = init._program_stages(_NOTHING, open_libc(), False)
 STAGES = (*(name for name, _ in _INIT_STAGES), "start a process", *(name for name, _ in _PROGRAM_STAGES))
 
 
