@@ -61,6 +61,7 @@ class CallClock:
         if at < self._sleep.deadline:
             self._sleep.deadline = at
 
+    @trio.lowlevel.enable_ki_protection  # KeyboardInterrupt belongs to the caller that waits for the plugin
     async def run(self) -> None:
         """Sleeps until the earliest deadline that it knows. After the last call it wakes once, in vain."""
         while True:

@@ -69,7 +69,7 @@ class SessionTasks:
         nursery.start_soon(self._read, nursery)
         nursery.start_soon(self._read_stderr)
         nursery.start_soon(self._write)
-        nursery.start_soon(_uninterrupted(state.clock.run))
+        nursery.start_soon(state.clock.run)
         nursery.start_soon(self._watch_process)
         nursery.start_soon(self._watch_stdout)
         if not state.dialect.one_shot:  # a one-shot plugin may close stdin when it has read its one request
