@@ -54,7 +54,7 @@ for line in sys.stdin.buffer:
 
 PIPE, TRIO, SESSION = "a raw pipe", "a raw pipe, by trio", "a session"
 PARSED = "that, and json.loads"
-SPAWN, RAW, CALL = "raw spawn", "raw bwrap", "runner call"
+SPAWN, RAW, CALL, IMPORT = "raw spawn", "raw bwrap", "runner call", "import trio"
 
 
 class Plugin(NamedTuple):
@@ -121,8 +121,9 @@ def read_document(process: subprocess.Popen[bytes]) -> Any:
 def bench(caller: Caller, calls: int, colds: int, larges: int) -> None:
     talker = plugin(caller)
     with host(caller, talker, "talk", calls, larges) as process:
-        frames, warm, large = read_document(process), read_document(process), read_document(process)
+        frames, warm, flights, large = (read_document(process) for _ in range(4))
     _show_warm(caller, {PIPE: warm["pipe"], TRIO: warm["trio"], SESSION: warm["session"]})
+    _show_flights(caller, {TRIO: flights["trio"], SESSION: flights["session"]})
     _show_large(caller, {PIPE: large["pipe"], PARSED: large["json"], SESSION: large["session"]})
     exchange = Exchange([frame.encode() for frame in frames["opening"]], frames["echo"].encode())
     _show_cold(caller, _colds(caller, talker, exchange, colds))
@@ -137,6 +138,21 @@ def _show_warm(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
         print(f"  {name:20} p50 {median(samples):8.1f}   {tail(samples)}   {rate:8.0f} per second")
     for one, other in ((SESSION, PIPE), (SESSION, TRIO)):
         print(f"  {one} over {other}: {_ratio(taken[one], taken[other])}")
+
+
+def _show_flights(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
+    """Calls that do not wait for the answers to others. `taken`: seconds of a call, and those of the host's
+    processor."""
+    print(f"\ncalls in flight, as {caller.name}: many at once, in turns, in microseconds for each call")
+    for name, rounds in taken.items():
+        each, busy = ([1e6 * seconds for seconds in column] for column in zip(*rounds, strict=True))
+        rate, busy_rate = 1e6 / median(each), 1e6 / median(busy)
+        print(
+            f"  {name:20} p50 {median(each):8.1f}   min {min(each):7.1f}   {rate:8.0f} per second;  "
+            f"of the host's processor {median(busy):6.1f}, {busy_rate:6.0f} per second of it"
+        )
+    walls = {name: [[seconds] for seconds, _ in rounds] for name, rounds in taken.items()}
+    print(f"  {SESSION} over {TRIO}: {_ratio(walls[SESSION], walls[TRIO])}")
 
 
 def _show_large(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
@@ -165,6 +181,7 @@ def _colds(caller: Caller, talker: Plugin, exchange: Exchange, rounds: int) -> M
     commands: dict[str, tuple[Command, Exchange | None]] = {
         SPAWN: (Command(talker.argv, {}), exchange),
         RAW: (bare, exchange),
+        IMPORT: (Command([sys.executable, "-Ic", "import trio; print('hello')"], {}), None),
         CALL: (Command(call, {}), None),
     }
     samples: dict[str, list[Cold]] = {name: [] for name in commands}
@@ -220,7 +237,7 @@ def _show_cold(caller: Caller, samples: Mapping[str, list[Cold]]) -> None:
             f"  {name:20} {median(answer):7.1f} {percentile(answer, 90):7.1f} {min(answer):7.1f}   "
             f"{median(end):7.1f} {percentile(end, 90):7.1f}"
         )
-    for one, other in ((CALL, SPAWN), (CALL, RAW)):
+    for one, other in ((CALL, SPAWN), (CALL, RAW), (CALL, IMPORT)):
         pairs = list(zip(samples[one], samples[other], strict=True))
         added = median([a.answer - b.answer for a, b in pairs])
         ratio = median([a.answer / b.answer for a, b in pairs])
