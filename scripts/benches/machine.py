@@ -100,11 +100,14 @@ class Load(NamedTuple):
             else "The machine was not quiet: only the ratios mean something, and small differences nothing."
         )
         return (
-            f"The run took {self.seconds / 60:.0f} minutes. The load average was {self.before:.1f} before "
+            f"The run took {self._duration()}. The load average was {self.before:.1f} before "
             f"it, {self.highest:.1f} at most and {self.after:.1f} after it. The {self.processors} processors "
             f"were busy {self.busy:.0%} of the time; the hypervisor took {self.stolen:.1%} for others. "
             f"{verdict}"
         )
+
+    def _duration(self) -> str:
+        return f"{self.seconds / 60:.0f} minutes" if self.seconds >= 120 else f"{self.seconds:.0f} seconds"
 
 
 class Watch:
