@@ -108,11 +108,12 @@ def interleave(caller: Caller, commands: Mapping[str, Command], rounds: int) -> 
     the one before."""
     samples: dict[str, list[Sample]] = {name: [] for name in commands}
     names = list(commands)
-    for turn in range(WARM_UP + rounds):
+    warm_up = min(WARM_UP, max(1, rounds // 2))
+    for turn in range(warm_up + rounds):
         at = turn % len(names)
         for name in (*names[at:], *names[:at]):
             sample = measure(caller, commands[name])
-            if turn >= WARM_UP:
+            if turn >= warm_up:
                 samples[name].append(sample)
     return samples
 

@@ -63,7 +63,7 @@ def bench_framings(caller: Caller, calls: int, onces: int) -> list[Table]:
                 taken = read_document(process)["taken"]
             one_by_one += _rates(f"{_title(speech)}, a process for each call", taken, 1)
             continue
-        told = {**given(caller, speech), "sizes": [[SMALL_BYTES, calls]], "pipelined": calls}
+        told = {**given(caller, speech), "sizes": [[SMALL_BYTES, calls]], "pipelined": max(2, calls // 4)}
         with hosting(caller, live_host(caller, "talk", told)) as process:
             taken, many = read_document(process)["taken"], read_document(process)
         headline = "calls of an open session, one by one" if speech.contract == "mcp" else ""
@@ -80,7 +80,7 @@ def bench_framings(caller: Caller, calls: int, onces: int) -> list[Table]:
             "framings",
             f"calls per second by framing, {many['at_once']} at once",
             caller.name,
-            f"{calls} times {many['at_once']} each, by turns; {raw}",
+            f"{max(2, calls // 4)} times {many['at_once']} each, by turns; {raw}",
             at_once,
         ),
     ]
