@@ -200,8 +200,8 @@ def main(words: Sequence[str]) -> int:
             "through a gate, and what only root can install",
             file=sys.stderr,
         )
-    # A shell starts what it runs in the background with SIGINT ignored. The runner would inherit that, and not
-    # notice the second of the two signals that end it at once.
+    # A shell starts what it runs in the background with SIGINT ignored. The runner would inherit that, and
+    # not notice the second of the two signals that end it at once.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # its folders are removed
     os.closerange(3, 1024)  # a descriptor that a shell left open could have the number that bwrap needs
