@@ -25,6 +25,7 @@ except ImportError:  # another Python than CPython
     from hashlib import blake2b
 
 ENTRIES = 256
+_FORMAT = b"2"  # how values are written in entries: sandbox/codec.py, pack
 ENTRY_LIMIT = 8 << 20
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -192,8 +193,9 @@ def store(name: str, entry: bytes) -> None:
 
 
 def _digest(name: str, entry: bytes) -> bytes:
-    """Of the name too: an entry under a wrong name is not that entry."""
-    return fingerprint(name.encode(), entry).encode()
+    """Of the name too: an entry under a wrong name is not that entry. And of the format: entries of an older
+    runner are not read."""
+    return fingerprint(_FORMAT, name.encode(), entry).encode()
 
 
 def _open_directory(*, create: bool) -> int | None:

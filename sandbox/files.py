@@ -1,11 +1,30 @@
-"""Writing all of it."""
+"""Reading the beginning of a file, and writing all of it."""
 
 from __future__ import annotations
 
 import os
 import select
+import stat
 
 _READER_SECONDS = 10
+
+
+def text_at(path: str, limit: int) -> str:
+    """The first `limit` bytes of a regular file as text; empty if there is none, or none that we may read."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # before opening: opening a device can have effects
+            return ""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # the name may mean something else by now
+            return ""
+        return os.read(fd, limit).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -6,8 +6,7 @@ importing `dataclasses` alone costs more than bubblewrap does.
 
 from __future__ import annotations
 
-from typing import Literal
-
+from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 # Where a request stands in its document, as the keys that lead to it. Turned into file:line:column only for a

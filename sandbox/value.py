@@ -7,7 +7,7 @@ builds the same class from the class statement's namespace. For type checkers it
 
 from __future__ import annotations
 
-from collections import _tuplegetter  # type: ignore[attr-defined]  # the accessor namedtuple() itself uses
+from _collections import _tuplegetter  # type: ignore[import-not-found]  # the accessor namedtuple() itself uses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -79,6 +79,7 @@ def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequenc
     if repeated:
         _section("failed beside others and passed alone", repeated)
     _section(f"the slowest {len(whole.slowest())}", whole.slowest())
+    _section("the slowest files", whole.slowest_files())
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     _section(f"{whole.total()} in {minutes}:{seconds:02} minutes", unfinished)
     return worst(codes)

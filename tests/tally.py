@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SLOWEST = 10
+SLOWEST_FILES = 25
 _OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 _FAILURES = ("failed", "error")
 
@@ -78,6 +79,16 @@ class Tally:
 
     def slowest(self) -> list[str]:
         return [f"{seconds:8.2f} s  {test}" for test, seconds in self.seconds.most_common(SLOWEST)]
+
+    def slowest_files(self) -> list[str]:
+        files: Counter[str] = Counter()
+        tests: Counter[str] = Counter()
+        for test, seconds in self.seconds.items():
+            file = test.partition("::")[0]
+            files[file] += seconds
+            tests[file] += 1
+        slowest = files.most_common(SLOWEST_FILES)
+        return [f"{seconds:8.2f} s  {file} ({tests[file]} tests)" for file, seconds in slowest]
 
     def total(self) -> str:
         return (

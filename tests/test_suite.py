@@ -328,6 +328,8 @@ def test_the_tally_is_right_with_and_without_workers(tmp_path: Path, workers: st
     assert whole.total() == "10 passed, 2 failed, 2 error, 2 skipped"
     assert whole.needs() == ["gcc         10 ran", "             2 skipped: the moon is full"]
     assert len(whole.slowest()) == 8
+    [line] = whole.slowest_files()
+    assert line.endswith("test_it.py (8 tests)")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def _read_file(path: str) -> bytes:
         # The opened file is looked at once more: the check of its path was about a moment before.
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
-            raise ApprovalsUnusable(f"{_WHAT} {path} is no regular file", _remedy(path))
+            raise ApprovalsUnusable(f"{_WHAT} {path} is not a regular file", _remedy(path))
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             raise ApprovalsUnusable(f"{_WHAT} {path} can be written by others", _remedy(path))
         raw = b""
@@ -151,10 +151,10 @@ def _record(data: object) -> ApprovalRecord:
     plugin = _object(top["plugin"], ApprovalKey._fields, "plugin")
     key = ApprovalKey(*(_text(plugin[field], f"plugin.{field}") for field in ApprovalKey._fields))
     if key.file and lexical_fault(key.file):
-        raise ValueError("plugin.file is no absolute path")
+        raise ValueError("plugin.file is not an absolute path")
     when = top["when"]
     if not isinstance(when, int | float) or isinstance(when, bool) or not 0 <= when < 1 << 40:
-        raise ValueError("when is no number of seconds")
+        raise ValueError("when is not a number of seconds")
     return ApprovalRecord(
         key,
         _approval(top["asked"], "asked"),
@@ -186,12 +186,12 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _object(data: object, keys: Sequence[str], name: str) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise ValueError(f"{name} is no object")
+        raise ValueError(f"{name} is not an object")
     if strays := sorted(set(data).difference(keys)):
         raise ValueError(f"{name} has the unknown key {strays[0][:60]!a}")
     if lacking := [key for key in keys if key not in data]:
@@ -201,14 +201,14 @@ def _object(data: object, keys: Sequence[str], name: str) -> dict[str, Any]:
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST or "\0" in value:
-        raise ValueError(f"{name} is no text that can be used")
+        raise ValueError(f"{name} is not a text that can be used")
     os.fsencode(value)  # a lone surrogate that stands for no byte raises ValueError
     return value
 
 
 def _texts(value: object, name: str, fault: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > _MOST_ENTRIES:
-        raise ValueError(f"{name} is no list that can be used")
+        raise ValueError(f"{name} is not a list that can be used")
     found = tuple(_text(each, name) for each in value)
     for each in found:
         if why := fault(each):
@@ -218,14 +218,14 @@ def _texts(value: object, name: str, fault: Any) -> tuple[str, ...]:
 
 def _word(value: object, words: Sequence[Any], name: str) -> Any:
     if not isinstance(value, str) or value not in words:
-        raise ValueError(f"{name} is none of {', '.join(words)}")
+        raise ValueError(f"{name} is not one of {', '.join(words)}")
     return value
 
 
 def _digest(value: object) -> str:
     text = _text(value, "digest")
     if len(text) != 32 or not _DIGEST.issuperset(text):
-        raise ValueError("digest is no digest")
+        raise ValueError("digest is not 32 hexadecimal digits")
     return text
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+
+from sandbox.typed import NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from typing import Any, Protocol, TypeGuard
 
     from runner.contracts.contract import Verb
+
+    class CommandVerb(Verb, Protocol):
+        """The module of a verb that takes a command in place of a manifest."""
+
+        def add_command_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
 
 # In the order people meet them. Contracts may bring further ones along: see all_verbs().
 VERBS = (
@@ -161,8 +169,11 @@ def verb_help(verb: str) -> str:
     return contract_verbs()[verb].help
 
 
-def verb_parser(verb: str, *, of_command: bool = False) -> argparse.ArgumentParser:
-    """`of_command`: for `runner VERB … -- COMMAND`, where the verb takes a command in place of a manifest."""
+def verb_parser(
+    verb: str, *, of_command: bool = False, refuse: Callable[[str], NoReturn] | None = None
+) -> argparse.ArgumentParser:
+    """`of_command`: for `runner VERB … -- COMMAND`, where the verb takes a command in place of a manifest.
+    `refuse`: called in place of printing or exiting, with the message if there is one; it has to raise."""
     import argparse
 
     module = verb_module(verb)
@@ -170,7 +181,19 @@ def verb_parser(verb: str, *, of_command: bool = False) -> argparse.ArgumentPars
     class Parser(argparse.ArgumentParser):
         """A usage error is one line that says what to do."""
 
+        def print_help(self, file: Any = None) -> None:
+            if refuse is not None:
+                refuse("")
+            super().print_help(file)
+
+        def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+            if refuse is not None:
+                refuse(message or "")
+            super().exit(status, message)
+
         def error(self, message: str) -> NoReturn:
+            if refuse is not None:
+                refuse(message)
             advice = getattr(module, "advice", None)
             told = advice(message) if advice is not None else ""
             told = told or _allow_advice(message) or f"try {self.prog} --help"
@@ -187,8 +210,8 @@ def verb_parser(verb: str, *, of_command: bool = False) -> argparse.ArgumentPars
         formatter_class=_formatter,
         allow_abbrev=False,
     )
-    if of_command:
-        module.add_command_arguments(parser)  # type: ignore[attr-defined]  # only such verbs are asked for it
+    if of_command and _takes_command(module):
+        module.add_command_arguments(parser)
     else:
         module.add_arguments(parser)
     return parser
@@ -216,6 +239,8 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 def _run(verb: str, words: list[str]) -> int:
     module = verb_module(verb)
+    if verb == "exec" and (usual := _usual_exec(words)) is not None:
+        return module.run(usual)
     parser = verb_parser(verb)
     if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:
         # Split here: what follows -- is for the plugin, even if it looks like an option of ours.
@@ -229,12 +254,27 @@ def _run(verb: str, words: list[str]) -> int:
     return module.run(args)
 
 
+def _usual_exec(words: list[str]) -> argparse.Namespace | None:
+    """None: argparse has to read the words."""
+    from runner.cli.shared.plain import read_plain
+
+    at = words.index("--") if "--" in words else len(words)
+    args = read_plain(words[:at])
+    if args is not None:
+        args.arguments = words[at + 1 :]
+    return args
+
+
 def _of_command(module: Verb, verb: str, words: list[str]) -> argparse.Namespace | None:
     """The options in front of a command. None: there is a manifest too, so what follows -- are arguments."""
-    if not hasattr(module, "add_command_arguments"):
+    if not _takes_command(module):
         return None
     args, rest = verb_parser(verb, of_command=True).parse_known_args(words)
     return None if rest else args
+
+
+def _takes_command(module: Verb) -> TypeGuard[CommandVerb]:
+    return hasattr(module, "add_command_arguments")
 
 
 def _top(words: list[str]) -> int:

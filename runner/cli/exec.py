@@ -8,8 +8,6 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any
 
 from runner.cli.shared.options import add_invocation, invocation_of, secrets_of
 from runner.cli.shared.report_file import ReportFile, ReportFileError
@@ -22,6 +20,8 @@ from runner.launch.verdict import diagnose, judge, judge_error
 from runner.launch.wait import End, Signals, watch_caller, watch_signals
 from runner.outcome import EXEC_REFUSED, USAGE_ERROR, Failure, Outcome, has_failed
 from sandbox.document.diagnostic import printable
+from sandbox.scopes import AbstractContextManager, suppress
+from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse

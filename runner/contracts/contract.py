@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
 
 from runner.plugin import Switches
+from sandbox.typed import TYPE_CHECKING, Any, Protocol
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

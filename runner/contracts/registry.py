@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING
 
 from runner.contracts.contract import HostPlaces
 from sandbox import CODE_ROOT
+from sandbox.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.contracts.contract import Contract, ContractOption, ContractVerb

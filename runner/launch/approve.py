@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
-from runner.approvals.record import ApprovalRecord, asked_of, key_of
+from runner.approvals.record import ApprovalKey, ApprovalRecord, asked_of, key_of
 from runner.approvals.store import find_approval
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
@@ -32,6 +32,8 @@ class Approved(NamedTuple):
     said: Approval = Approval()  # all of it
     # Every policy whose [approvals] bounds it. The second is the system's, where a user has chosen another.
     bounds: tuple[Policy, ...] = ()
+    # Whom an approval is for; None: nothing can be approved. Finding it out looks at the plugin's folder.
+    key: ApprovalKey | None = None
 
 
 def approval_of(
@@ -47,11 +49,11 @@ def approval_of(
     if loaded.invocation.command is not None:
         said = joined(said, asked_of(plugin))
     if said.is_empty:
-        return Approved(said, record, said, (policy,))
+        return Approved(said, record, said, (policy,), key)
     counted, bounds = said, (policy, *filter(None, [binding_policy(policy)]))
     for bound in bounds:
         counted = within(counted, bound.approvals)
-    return Approved(counted, record, said, bounds)
+    return Approved(counted, record, said, bounds, key)
 
 
 def with_added(spec: SandboxSpec, approved: Approved) -> SandboxSpec:
@@ -96,11 +98,14 @@ def with_remedies(
     bounds = approved.bounds
     if bounds == (policy,):  # nothing was said yet, so nobody has looked for the system's
         bounds = (policy, *filter(None, [binding_policy(policy)]))
-    return tuple(_with_remedy(denial, loaded, approved, bounds) for denial in denials)
+    added = _only_added(loaded.plugin, approved)
+    return tuple(_with_remedy(denial, loaded, approved, bounds, added) for denial in denials)
 
 
-def _with_remedy(denial: Denial, loaded: Loaded, approved: Approved, bounds: tuple[Policy, ...]) -> Denial:
-    if _is_added(denial, loaded.plugin, approved):
+def _with_remedy(
+    denial: Denial, loaded: Loaded, approved: Approved, bounds: tuple[Policy, ...], added: Set[str]
+) -> Denial:
+    if denial.asked in added:
         denial = denial._replace(origin=APPROVED)
     wanted = _approval_for(denial, loaded.plugin)
     if wanted is None:
@@ -117,7 +122,7 @@ def _with_remedy(denial: Denial, loaded: Loaded, approved: Approved, bounds: tup
                 hint = f'the operator can add "{denial.asked}" to steering under [env] in the policy'
             return denial._replace(reason=reason, hint=hint)
         return denial
-    if is_command or key_of(loaded.plugin) is None:
+    if is_command or approved.key is None:
         return denial  # the caller's own words: they were all the approval there can be
     if approved.record is None:
         return denial._replace(hint=f"to allow it: {allow_command(loaded)}; or {denial.hint}")
@@ -165,13 +170,13 @@ def _approval_for(denial: Denial, plugin: Plugin) -> Approval | None:
     return None
 
 
-def _is_added(denial: Denial, plugin: Plugin, approved: Approved) -> bool:
-    """Whether only the person asked for it, by an approval of more than the manifest asks."""
+def _only_added(plugin: Plugin, approved: Approved) -> Set[str]:
+    """What only the person asked for, by an approval of more than the manifest asks."""
     if approved.record is None:
-        return False
+        return frozenset()
     added, asked = approved.record.added, asked_of(plugin)
     words = {*added.read, *added.write, *added.hosts, *added.env}
-    return denial.asked in words.difference(asked.read, asked.write, asked.hosts, asked.env)
+    return words.difference(asked.read, asked.write, asked.hosts, asked.env)
 
 
 def _covers(wide: Approval, narrow: Approval) -> bool:

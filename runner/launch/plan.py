@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from runner.approvals.store import approvals_folder
 from runner.contracts.registry import all_host_places, find_contract
@@ -34,8 +32,10 @@ from sandbox.plan.find_bwrap import find_bwrap, trusted_program
 from sandbox.plan.layers import Layers, available_layers, listed
 from sandbox.plan.plan import OWN_PLACES, OpenPlan, PlanRequest
 from sandbox.policy.policy import Policy
+from sandbox.scopes import ExitStack
 from sandbox.spawn.spawner import can_join_keyring
 from sandbox.spec import Project
+from sandbox.typed import TYPE_CHECKING
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

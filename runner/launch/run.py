@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Protocol
 
 from runner.launch.acquire import Acquired, acquire
 from runner.launch.plan import Sources, plan, require_contents, require_room
@@ -23,6 +21,8 @@ from runner.launch.stdio import Plumbing
 from runner.launch.verdict import TIMEOUT, failing, judge_error
 from runner.launch.wait import Orders, wait
 from runner.outcome import EXEC_DEADLINE, Failure
+from sandbox.scopes import AbstractContextManager, ExitStack
+from sandbox.typed import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from sandbox.cell.contents import Contents

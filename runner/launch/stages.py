@@ -19,7 +19,6 @@ reads all it needs from the Planned itself.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from runner.launch.command import Command
 from runner.plugin import Plugin
@@ -31,6 +30,7 @@ from sandbox.policy.approval import Approval
 from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import Policy
 from sandbox.spec import Grant, Note
+from sandbox.typed import TYPE_CHECKING
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 from runner.launch.acquire import Acquired
 from runner.launch.stages import Planned, Started
@@ -22,7 +19,10 @@ from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import OpenPlan
+from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager
+from sandbox.signals import signal
 from sandbox.spec import Limits
+from sandbox.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection

@@ -13,15 +13,15 @@ terminal's modes.
 from __future__ import annotations
 
 import os
-import signal
 import stat
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol
 
 from sandbox.limits.meter import Meter
+from sandbox.scopes import ExitStack, contextmanager
+from sandbox.signals import signal
 from sandbox.spec import Limits
 from sandbox.streams.handover import forget, hand_over
+from sandbox.typed import TYPE_CHECKING, Literal, Protocol
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
 
 from runner.approvals.store import ApprovalsUnusable
 from runner.launch.stages import Stage, decided_of, loaded_of
@@ -23,9 +21,11 @@ from sandbox.paths.executable import ProgramFault
 from sandbox.plan.find_bwrap import BwrapUnusable
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
+from sandbox.scopes import contextmanager
 from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import SpawnError
 from sandbox.spec import APPROVED, Denial, Limits
+from sandbox.typed import Literal
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import os
 import select
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, Protocol
 
 from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
 from sandbox.limits.meter import VIOLATION, Meter
+from sandbox.scopes import contextmanager
+from sandbox.signals import signal
+from sandbox.typed import TYPE_CHECKING, Literal, Protocol
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

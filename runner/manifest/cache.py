@@ -66,7 +66,7 @@ def load(name: str) -> tuple[Plugin, tuple[Diagnostic, ...]] | None:
     if raw is None:
         return None
     try:
-        entry = codec.decode(raw, (ManifestEntry, CodeMark, *PLUGIN_CLASSES))
+        entry = codec.unpack(raw, (ManifestEntry, CodeMark, *PLUGIN_CLASSES))
     except ValueError:
         return None
     if not isinstance(entry, ManifestEntry) or not cache.is_current(entry.code):
@@ -82,4 +82,4 @@ def store(name: str, plugin: Plugin, diagnostics: tuple[Diagnostic, ...]) -> Non
         # Each contract recognises its manifests in its own `__init__`, which imports the rest when needed.
         alone=[f"runner.contracts.{name}" for name in contract_names()],
     )
-    cache.store(name, codec.encode(ManifestEntry(plugin, diagnostics, code)))
+    cache.store(name, codec.pack(ManifestEntry(plugin, diagnostics, code)))

@@ -25,6 +25,7 @@ from sandbox.spec import KeyPath, Note
 from sandbox.value import NamedTuple
 
 FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
+_OUTSIDE_HINT = "move it into the project, or allow it: runner allow --read FILE MANIFEST"
 
 
 class Filled(NamedTuple):
@@ -133,6 +134,9 @@ def read_named(
         # What was opened, whatever the names say by now.
         real = os.readlink(f"/proc/self/fd/{opened}")
         _require_allowed(real, denied, homes)
+        if not own and not contains(base, real) and not may_read(real):
+            # A link on the way was changed after the question whether its target may be read.
+            raise _leads_out(base)
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
             raise NamedFileRefused("it is not a regular file", "name a file of text")
@@ -155,18 +159,22 @@ def _opened(path: str, base: str, anywhere: bool) -> int:
     flags = os.O_PATH | os.O_CLOEXEC
     if anywhere:
         return os.open(os.path.realpath(path), flags | os.O_NOFOLLOW)
-    hint = "move it into the project, or allow it: runner allow --read FILE MANIFEST"
     if not contains(base, path):
-        raise NamedFileRefused(f"it is outside of {base}, the folder that the configuration came with", hint)
+        raise NamedFileRefused(
+            f"it is outside of {base}, the folder that the configuration came with", _OUTSIDE_HINT
+        )
     directory = os.open(base, flags | os.O_DIRECTORY)
     try:
         return open_beneath(directory, os.path.relpath(path, base), (base,))
     except Escapes:
-        raise NamedFileRefused(
-            f"a link leads out of {base}, the folder that the configuration came with", hint
-        ) from None
+        raise _leads_out(base) from None
     finally:
         os.close(directory)
+
+
+def _leads_out(base: str) -> NamedFileRefused:
+    message = f"a link leads out of {base}, the folder that the configuration came with"
+    return NamedFileRefused(message, _OUTSIDE_HINT)
 
 
 def _text(name: str) -> str:

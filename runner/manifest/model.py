@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from runner.manifest.faults import Faults
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.spec import KeyPath
+
+# sandbox.spec.SeccompProfile for a model: pydantic needs the Literal of typing.
+Seccomp = Literal["strict", "default", "compat"]
 
 # The settings of every table's model. Models are built when first used: one contract has forty of them, and a
 # manifest uses few.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit
+from sandbox.scopes import suppress
+from sandbox.signals import signal
 from sandbox.spawn import launcher
 from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import read_ending
+from sandbox.typed import TYPE_CHECKING
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Usage(NamedTuple):
     wall: float
     cpu_user: float
     cpu_system: float
-    # Bytes, of the largest single process. Never below what the cell's init itself takes (some 15 MB): the
-    # kernel counts a process from before its exec, when it still shared the cell's init's memory.
+    # Bytes, of the largest single process. Never below what the process takes that becomes bwrap (some 15
+    # MB): the kernel counts a process from before its exec, when it still shared the memory of the runner.
     max_rss: int
     # Bytes, by system calls, from and to files, pipes and sockets. None: the cell's init was killed first.
     read: int | None = None
@@ -248,16 +248,8 @@ class Cell:
         with suppress(BlockingIOError):
             while len(raw) < _STATUS_BYTES and (part := os.read(self._status_fd, 4096)):
                 raw += part
-        import json
-
-        for line in raw.splitlines():
-            try:
-                document = json.loads(line)
-            except ValueError:
-                continue  # cut short: bwrap was killed while writing
-            if isinstance(document, dict) and isinstance(document.get("exit-code"), int):
-                return int(document["exit-code"])
-        return None
+        codes = (exit_code(line) for line in raw.splitlines())
+        return next((code for code in codes if code is not None), None)
 
     def _complaint(self) -> str:
         """bwrap's stderr. Read only if the program never ran, because a plugin can write there
@@ -280,6 +272,23 @@ class Cell:
         for fd in (self.pidfd, self._status_fd, self._ending_fd, self._launch_fd, self._complaint_fd):
             if fd >= 0:
                 os.close(fd)
+
+
+def exit_code(line: bytes) -> int | None:
+    """The exit code, if this line of bwrap's status has it."""
+    match line.split():
+        case [b"{", b'"exit-code":', number, b"}"] if number.isdigit():  # as bwrap writes it
+            return int(number)
+    if b'"exit-code"' not in line:
+        return None
+    import json
+
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return None  # cut short: bwrap was killed while writing
+    found = document.get("exit-code") if isinstance(document, dict) else None
+    return found if isinstance(found, int) else None
 
 
 # By hand, and not with psutil: every launch looks at its children, and importing psutil costs 20 ms.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
+from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 Severity = Literal["error", "warning"]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Literal
 
 from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity
 from sandbox.spec import KeyPath
+from sandbox.typed import Literal
 
 Format = Literal["toml", "json", "jsonc", "yaml"]  # jsonc: JSON with comments and trailing commas
 

@@ -6,8 +6,6 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from sandbox.files import write_all
 from sandbox.identity import uids
@@ -15,6 +13,8 @@ from sandbox.identity.removal import first_owned_by
 from sandbox.identity.reservations import remember_left
 from sandbox.identity.uid_range import is_ours
 from sandbox.paths.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
+from sandbox.scopes import contextmanager, suppress
+from sandbox.typed import TYPE_CHECKING
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

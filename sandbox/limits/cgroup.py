@@ -11,17 +11,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Literal
 
 from sandbox.files import write_once
 from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
 from sandbox.limits.cgroup_survey import LEAF, PREFIX, Hierarchy, Site, is_leaf
+from sandbox.scopes import ExitStack, contextmanager
+from sandbox.signals import signal
 from sandbox.spawn.order import CgroupDoors
 from sandbox.spec import Limits
+from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 _NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core may hold some in reserve

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
@@ -10,6 +9,7 @@ import signal
 from contextlib import suppress
 
 from sandbox.spawn.init import FAULT_CODE, FAULT_SIZE
+from sandbox.spawn.libc import get_errno, open_libc
 from sandbox.spawn.network import NetworkFault, make_network, outside_network
 from sandbox.spawn.order import NetworkOrder, NetworkRecipe
 from sandbox.spawn.spawner import may_make_networks
@@ -66,9 +66,9 @@ def try_recipe(recipe: NetworkRecipe) -> None:
 def _make_for_trial(recipe: NetworkRecipe) -> None:
     import socket
 
-    libc = ctypes.PyDLL(None, use_errno=True)
+    libc = open_libc()
     if not (os.geteuid() == 0 and may_make_networks()) and libc.unshare(_CLONE_NEWUSER) < 0:
-        raise NetworkFault("create a user namespace", ctypes.get_errno())
+        raise NetworkFault("create a user namespace", get_errno())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         make_network(NetworkOrder(recipe, ours.fileno(), outside_network()), libc)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
 from sandbox.paths.mounts import contains, join
+from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 # The host's own secrets and controls.

@@ -28,7 +28,8 @@ class GuardedName(NamedTuple):
     """A file or folder at the top of a project."""
 
     name: str  # without a slash
-    # What stands in for a file that is missing: it has to mean nothing to who reads it. None: a folder.
+    # What stands in for a file that is missing: it has to mean nothing to the program that reads it.
+    # None: a folder.
     content: str | None = None
     optional: bool = False  # guarded if it exists, and not made otherwise
 

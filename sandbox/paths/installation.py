@@ -6,7 +6,10 @@ Programs find their parts relative to these folders, so a program is shown toget
 from __future__ import annotations
 
 import os
-import stat
+
+from sandbox.files import text_at
+
+_CONFIGURATION_BYTES = 65536
 
 
 def package_of(script: str) -> str:
@@ -80,16 +83,7 @@ def _has_python(prefix: str) -> bool:
 
 def venv_base(prefix: str) -> str | None:
     """The prefix of the Python that a virtual environment was made from."""
-    try:
-        fd = os.open(os.path.join(prefix, "pyvenv.cfg"), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        text = os.read(fd, 65536).decode("utf-8", "replace")
-    finally:
-        os.close(fd)
+    text = text_at(os.path.join(prefix, "pyvenv.cfg"), _CONFIGURATION_BYTES)
     for line in text.splitlines():
         key, _, value = line.partition("=")
         home = value.strip()

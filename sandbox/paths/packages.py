@@ -9,11 +9,10 @@ a project, so they never lead out of the project's own folder.
 from __future__ import annotations
 
 import os
-import re
-import stat
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from sandbox.files import text_at
 from sandbox.paths.executable import follow
 from sandbox.paths.mounts import contains
 from sandbox.value import NamedTuple
@@ -135,7 +134,7 @@ def _workspace_around(script: str) -> str | None:
     for _ in range(_MOST_LEVELS):
         if folder == "/":
             return None
-        many = '"workspaces"' in _read(f"{folder}/package.json")
+        many = '"workspaces"' in text_at(f"{folder}/package.json", _TEXT_BYTES)
         if many or os.path.isfile(f"{folder}/pnpm-workspace.yaml"):
             return folder
         folder = os.path.dirname(folder)
@@ -168,7 +167,9 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 def script_behind(path: str) -> str | None:
     """The program that pnpm's own script starts: `exec node "$basedir/global/5/node_modules/x/cli.js"`."""
-    text = _read(path)
+    import re
+
+    text = text_at(path, _TEXT_BYTES)
     if not text.startswith("#!/bin/sh") or "basedir=" not in text:
         return None
     folder = os.path.dirname(os.path.realpath(path))
@@ -184,11 +185,15 @@ def script_behind(path: str) -> str | None:
 
 
 def is_python(file: str) -> bool:
+    import re
+
     return re.fullmatch(r"python3\.\d+", os.path.basename(file)) is not None
 
 
 def user_site(base: str, interpreter: str) -> str | None:
     """The folder where `pip install --user` puts packages for an interpreter; None if there is none."""
+    import re
+
     match = re.fullmatch(r"python(3\.\d+)", os.path.basename(interpreter))
     path = f"{base}/lib/python{match[1]}/site-packages" if match else ""
     return path if path and os.path.isdir(path) and not os.path.islink(path) else None
@@ -238,7 +243,7 @@ def _sites(environment: str) -> list[str]:
 
 def _project(information: str) -> str | None:
     """The folder of a project that was installed in place."""
-    text = _read(f"{information}/direct_url.json")
+    text = text_at(f"{information}/direct_url.json", _TEXT_BYTES)
     if '"editable"' not in text:
         return None
     import json
@@ -266,19 +271,4 @@ def _names(folder: str) -> list[str]:
 
 
 def _lines(path: str) -> list[str]:
-    return _read(path).splitlines()
-
-
-def _read(path: str) -> str:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return ""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, _TEXT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
+    return text_at(path, _TEXT_BYTES).splitlines()

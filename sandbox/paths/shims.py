@@ -8,10 +8,9 @@ such as .python-version can come with a project: it only chooses among the versi
 from __future__ import annotations
 
 import os
-import re
-import stat
 from collections.abc import Iterator, Mapping
 
+from sandbox.files import text_at
 from sandbox.paths.executable import is_executable
 
 # Programs that act by the name they are called with: their shims are links to them.
@@ -21,7 +20,6 @@ _BY_SCRIPT = ("pyenv", "nodenv", "rbenv", "goenv", "jenv", "plenv", "asdf", "mis
 _SCRIPT_BYTES = 4096
 _MOST_INSTALLED = 1000  # folders that are looked at
 # What a version or a tool may be called. No slash, and no dot at the beginning: it is the name of a folder.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]*")
 
 
 def manager_of(path: str) -> str:
@@ -87,7 +85,9 @@ def _of_pyenv(root: str, name: str, manager: str, directory: str, environ: Mappi
 
 def _installed(versions: str, version: str) -> str | None:
     """The folder of a version. 3.12 stands for the newest 3.12.x, as for pyenv itself."""
-    if not _NAME.fullmatch(version):
+    import re
+
+    if not _is_name(version):
         return None
     path = os.path.join(versions, version)
     if os.path.isdir(path):
@@ -99,6 +99,8 @@ def _installed(versions: str, version: str) -> str | None:
 
 def _of_asdf(root: str, shim: str, directory: str, environ: Mapping[str, str]) -> str | None:
     """The shim lists the tools and versions that have the program. A variable or .tool-versions chooses."""
+    import re
+
     listed = re.findall(r"^# asdf-plugin: (\S+) (\S+)\s*$", _read(os.path.realpath(shim)), re.MULTILINE)
     files = [*_upwards(directory, ".tool-versions")]
     if home := environ.get("HOME", ""):
@@ -106,7 +108,7 @@ def _of_asdf(root: str, shim: str, directory: str, environ: Mapping[str, str]) -
     for tool in dict.fromkeys(tool for tool, _ in listed):
         variable = f"ASDF_{tool.upper().replace('-', '_')}_VERSION"
         for version in environ.get(variable, "").split() or _tool_versions(files, tool):
-            if (tool, version) in listed and _NAME.fullmatch(tool) and _NAME.fullmatch(version):
+            if (tool, version) in listed and _is_name(tool) and _is_name(version):
                 path = f"{root}/installs/{tool}/{version}/bin/{os.path.basename(shim)}"
                 if is_executable(path):
                     return path
@@ -151,22 +153,17 @@ def _upwards(directory: str, name: str) -> Iterator[str]:
 
 def _listed(folder: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))[:_MOST_INSTALLED]
+        return sorted(name for name in os.listdir(folder) if _is_name(name))[:_MOST_INSTALLED]
     except OSError:
         return []
 
 
 def _read(path: str) -> str:
-    """The beginning of a regular file; empty if there is none. Opening a device can have effects."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return ""
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, _SCRIPT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
+    return text_at(path, _SCRIPT_BYTES)
+
+
+def _is_name(text: str) -> bool:
+    """Whether a version or tool can have this name. A file of a stranger's may hold anything."""
+    import re
+
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+@-]*", text) is not None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Literal
 
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
@@ -19,6 +18,7 @@ from sandbox.paths.guarded import GIT, GUARDED, LINKED, TELLS, held_name, is_gua
 from sandbox.paths.mounts import KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
+from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 SCAN_LIMIT = 200_000

@@ -11,8 +11,8 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from typing import Literal
 
+from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS

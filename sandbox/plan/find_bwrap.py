@@ -9,9 +9,9 @@ import errno
 import os
 import stat
 from collections.abc import Mapping
-from typing import Literal
 
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
+from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 BWRAP_VARIABLE = "RUNNER_BWRAP"

@@ -106,7 +106,7 @@ def _read(path: str, name: str) -> Policy:
     from sandbox.policy.parse import parse_policy
 
     policy = parse_policy(path, raw, name=name)
-    cache.store(key, codec.encode((policy, cache.code_marks("sandbox.policy.parse"))))
+    cache.store(key, codec.pack((policy, cache.code_marks("sandbox.policy.parse"))))
     return policy
 
 
@@ -115,7 +115,7 @@ def _remembered(key: str) -> Policy | None:
     if raw is None:
         return None
     try:
-        policy, code = codec.decode(raw, _CLASSES)
+        policy, code = codec.unpack(raw, _CLASSES)
     except (ValueError, TypeError):
         return None
     return policy if isinstance(policy, Policy) and cache.is_current(code) else None

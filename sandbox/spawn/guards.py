@@ -10,11 +10,11 @@ Standard library only, as everything that runs between a clone and an exec.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
 
+from sandbox.spawn.libc import Libc, get_errno
 from sandbox.spawn.order import GuardOrder
 
 _MS_RDONLY = 0x1
@@ -28,7 +28,7 @@ _KEPT_TIMES = ((1024, 0x400), (2048, 0x800), (4096, 0x200000))  # noatime, nodir
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def bind_source(libc: ctypes.CDLL, fd: int, real: str, place: str) -> None:
+def bind_source(libc: Libc, fd: int, real: str, place: str) -> None:
     """Mount the folder that is open as `fd`. The descriptor is of another mount namespace, so the folder is
     opened again here, by its name, and must be the same."""
     here = os.open(real, _STEP | os.O_DIRECTORY)
@@ -41,7 +41,7 @@ def bind_source(libc: ctypes.CDLL, fd: int, real: str, place: str) -> None:
         os.close(here)
 
 
-def make_guard(libc: ctypes.CDLL, root: str, guard: GuardOrder) -> None:
+def make_guard(libc: Libc, root: str, guard: GuardOrder) -> None:
     *above, name = guard.path.split("/")
     parent = os.open(root, _STEP | os.O_DIRECTORY)
     try:
@@ -58,7 +58,7 @@ def make_guard(libc: ctypes.CDLL, root: str, guard: GuardOrder) -> None:
         os.close(parent)
 
 
-def _mount_over(libc: ctypes.CDLL, parent: int, name: str, guard: GuardOrder) -> None:
+def _mount_over(libc: Libc, parent: int, name: str, guard: GuardOrder) -> None:
     target = os.open(name, _STEP, dir_fd=parent)
     try:
         mode = os.fstat(target).st_mode
@@ -86,7 +86,7 @@ def _mount_over(libc: ctypes.CDLL, parent: int, name: str, guard: GuardOrder) ->
         os.close(mounted)
 
 
-def _mount(libc: ctypes.CDLL, source: str | None, target: str, flags: int) -> None:
+def _mount(libc: Libc, source: str | None, target: str, flags: int) -> None:
     given = None if source is None else source.encode()
     if libc.mount(given, target.encode(), None, flags, None) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")

@@ -13,19 +13,17 @@ stack of the process that cloned it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import resource
 import select
-import signal
 import struct
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Sequence
 
+from sandbox.signals import signal
+from sandbox.spawn import reaper
 from sandbox.spawn.guards import bind_source, make_guard
+from sandbox.spawn.libc import Libc, get_errno, open_libc
 from sandbox.spawn.network import (
     LEAVE,
     MEET_GATE,
@@ -34,7 +32,8 @@ from sandbox.spawn.network import (
     require_own_network,
     wait_for_gate,
 )
-from sandbox.spawn.order import ENDING, FOLDERS_ROOT, CgroupDoors, GuardOrder, SpawnOrder, folder_path
+from sandbox.spawn.order import FOLDERS_ROOT, CgroupDoors, GuardOrder, SpawnOrder, folder_path
+from sandbox.typed import Any, NoReturn
 from sandbox.value import NamedTuple
 
 _CLONE_NEWNS = 0x00020000
@@ -68,8 +67,8 @@ class SyscallNumbers(NamedTuple):
 
 SYSCALLS = {"x86_64": SyscallNumbers(56, 250, 436, 435), "aarch64": SyscallNumbers(220, 219, 436, 435)}
 
-# struct clone_args up to and including `cgroup`, eleven 64-bit words; all but these three stay zero.
-_CLONE_ARGS_WORDS, _CLONE_ARGS_FLAGS, _CLONE_ARGS_SIGNAL, _CLONE_ARGS_CGROUP = 11, 0, 4, 10
+# struct clone_args up to and including `cgroup`: flags, exit_signal and cgroup, and zeros between them.
+_CLONE_ARGS = struct.Struct("=Q24xQ40xQ")
 
 
 # The message of a child that failed: errno, then the name of its stage.
@@ -80,13 +79,16 @@ Stage = tuple[str, Callable[[], Any]]
 
 
 def become_init(
-    order: SpawnOrder, libc: ctypes.CDLL, numbers: SyscallNumbers, fault_w: int, go_r: int
+    order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int, waiter: int
 ) -> NoReturn:
-    """Runs in the clone. Never returns: it stays until the program has ended, or reports the failed stage."""
+    """Runs in the clone. Never returns: it stays until the program has ended, or reports the failed stage.
+
+    `waiter`: an empty file that may be executed, for the program that it becomes; -1: this machine has none.
+    """
     stage = "open its account"  # for the message if the next line raises
     try:
         account = _open_account()
-        for stage, step in _init_stages(order, libc, numbers, fault_w, go_r, account):  # noqa: B007
+        for stage, step in _init_stages(order, libc, numbers, fault_w, go_r, {account, waiter}):  # noqa: B007
             step()
         stage = "start a process"
         program, born_inside = fork_into(order.cgroups)
@@ -102,7 +104,7 @@ def become_init(
         stage = "follow the runner's death"
         _follow_runner(libc, fault_w)  # again: changing an id has reset it
         os.close(fault_w)
-        os._exit(_stay(program, order, account))
+        os._exit(_stay(program, order, account, waiter))
     except NetworkFault as fault:
         _report_fault(fault_w, fault.step, fault.errno or errno.EIO)
     except OSError as error:
@@ -134,9 +136,9 @@ def _open_account() -> int:
         return -1  # the kernel was built without these counters
 
 
-def _follow_runner(libc: ctypes.CDLL, fault_w: int) -> None:
+def _follow_runner(libc: Libc, fault_w: int) -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")
     # getppid() is 0 in a pid namespace's init. If the runner died before the call above, only a pipe without
     # a reader shows it.
     watch = select.poll()
@@ -145,17 +147,17 @@ def _follow_runner(libc: ctypes.CDLL, fault_w: int) -> None:
         os._exit(125)
 
 
-def _forbid_privileges(libc: ctypes.CDLL) -> None:
+def _forbid_privileges(libc: Libc) -> None:
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")
     if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         raise OSError(errno.EPERM, "")
-    # An exec would drop the capabilities, but the cell's init never execs.
+    # An exec drops them as well, but not every init executes something.
     if libc.capset(CAPABILITY_HEADER, CAPABILITIES.pack(0, 0, 0, 0, 0, 0)) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")
 
 
-def _make_folders(order: SpawnOrder, libc: ctypes.CDLL) -> None:
+def _make_folders(order: SpawnOrder, libc: Libc) -> None:
     """Mount the temporary folders and the idmapped mounts, for bwrap to bind.
 
     The program does this after it has dropped root's file system uid: in a user namespace nobody can write
@@ -176,91 +178,49 @@ def _make_folders(order: SpawnOrder, libc: ctypes.CDLL) -> None:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         # Root made this mount, in no mount namespace yet: attached here, it keeps its mapping.
         if libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH) < 0:
-            raise OSError(ctypes.get_errno(), "")
+            raise OSError(get_errno(), "")
     for number, (fd, real) in enumerate(order.binds, len(order.folders) + len(order.mounts)):
         os.mkdir(folder_path(number))
         bind_source(libc, fd, real, folder_path(number))
 
 
-def _guard(libc: ctypes.CDLL, guard: GuardOrder) -> None:
+def _guard(libc: Libc, guard: GuardOrder) -> None:
     make_guard(libc, folder_path(guard.folder), guard)
 
 
-def _mount_tmpfs(libc: ctypes.CDLL, path: str, options: str) -> None:
+def _mount_tmpfs(libc: Libc, path: str, options: str) -> None:
     flags = _MS_NOSUID | _MS_NODEV
     if libc.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options.encode()) < 0:
-        raise OSError(ctypes.get_errno(), "")
+        raise OSError(get_errno(), "")
 
 
-def _read_account(fd: int) -> tuple[int, int]:
-    if fd < 0:
-        return 0, 0
-    words = os.pread(fd, 4096, 0).split()
-    told = dict(zip(words[::2], words[1::2], strict=False))
-    return int(told.get(b"rchar:", 0)), int(told.get(b"wchar:", 0))
-
-
-def _stay(program: int, order: SpawnOrder, account: int) -> int:
+def _stay(program: int, order: SpawnOrder, account: int, waiter: int) -> int:
     """Wait until no process is left, report what they used, and return the status to exit with."""
     mounts = (fd for fd, _ in (*order.mounts, *order.binds))
     held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
     for fd in held - {order.ending, *order.hold}:
         os.close(fd)
-    before = _read_account(account)
-    status, expired = 0, False
-    while True:
-        try:
-            pid, ended = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if pid == program:
-            status = ended
-            # bwrap's own namespace dies with it, if it got that far. We do not rely on it.
-            _kill_all()
-        if pid:
-            continue
-        # All signals are blocked here, so a SIGCHLD that arrives between two calls is not lost.
-        if order.deadline is None or expired:
-            signal.sigwait({signal.SIGCHLD})
-        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, order.deadline - time.monotonic())):
-            expired = True
-            _kill_all()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if order.ending >= 0:
-        read, written = (now - then for now, then in zip(_read_account(account), before, strict=True))
-        told = status, expired, used.ru_utime, used.ru_stime, used.ru_maxrss, read, written
-        os.write(order.ending, ENDING.pack(*told, _is_full(order.scratch)))
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def _is_full(number: int) -> bool:
-    """Whether nothing more can be written to a temporary folder, or no file be made there. bwrap's mount of
-    it is gone by now, and ours is the same file system."""
-    if number < 0:
-        return False
-    try:
-        found = os.statvfs(folder_path(number))
-    except OSError:
-        return False
-    return found.f_bfree == 0 or found.f_ffree == 0
-
-
-def _kill_all() -> None:
-    """Kill every process below us in one pass. No fork escapes: the kernel holds the lock that fork needs."""
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    scratch = "" if order.scratch < 0 else folder_path(order.scratch)
+    duty = reaper.Duty(program, order.deadline, order.ending, account, scratch)
+    if waiter >= 0:
+        reaper.execute(waiter, duty, order.hold)
+    return reaper.wait(duty)
 
 
 def _init_stages(
-    order: SpawnOrder, libc: ctypes.CDLL, numbers: SyscallNumbers, fault_w: int, go_r: int, account: int
+    order: SpawnOrder,
+    libc: Libc,
+    numbers: SyscallNumbers,
+    fault_w: int,
+    go_r: int,
+    own: Collection[int],
 ) -> Sequence[Stage]:
-    """The steps of the cell's init before it starts the program, in this order."""
+    """The steps of the cell's init before it starts the program, in this order. `own`: files that it needs
+    for itself."""
 
     def call(result: int) -> None:
         if result < 0:
-            raise OSError(ctypes.get_errno(), "")
+            raise OSError(get_errno(), "")
 
     def wait_for_ids() -> None:
         if os.read(go_r, 1) != b"g":  # EOF: the runner is dead, or could not map our ids. Never start.
@@ -314,7 +274,7 @@ def _init_stages(
             raise OSError(errno.EPERM, "")
 
     def close_others() -> None:
-        held = {fault_w, account, order.ending, *order.stdio, *order.keep, *order.hold}
+        held = {fault_w, *own, order.ending, *order.stdio, *order.keep, *order.hold}
         held.update(order.cgroups.files)
         if order.network is not None:
             held.add(order.network.channel)
@@ -350,7 +310,7 @@ def _init_stages(
     )
 
 
-def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> Sequence[Stage]:
+def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequence[Stage]:
     """The steps of the process that becomes bwrap, in this order."""
 
     def start() -> NoReturn:
@@ -367,7 +327,7 @@ def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> 
         ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
         ("make its temporary folders", lambda: _make_folders(order, libc)),
         *(
-            (f"guard {each.path[-60:]!a} in a writable folder", partial(_guard, libc, each))
+            (f"guard {each.path[-60:]!a} in a writable folder", lambda each=each: _guard(libc, each))
             for each in order.guards
         ),
         ("forbid new privileges", lambda: _forbid_privileges(libc)),
@@ -378,7 +338,7 @@ def _program_stages(order: SpawnOrder, libc: ctypes.CDLL, born_inside: bool) -> 
     )
 
 
-def _drop_root_file_access(order: SpawnOrder, libc: ctypes.CDLL) -> None:
+def _drop_root_file_access(order: SpawnOrder, libc: Libc) -> None:
     if order.drop:
         libc.setfsgid(order.gid)
         libc.setfsuid(order.uid)
@@ -386,7 +346,7 @@ def _drop_root_file_access(order: SpawnOrder, libc: ctypes.CDLL) -> None:
         raise OSError(errno.EPERM, "")
 
 
-def file_system_ids(libc: ctypes.CDLL) -> tuple[int, int]:
+def file_system_ids(libc: Libc) -> tuple[int, int]:
     """Each call returns the id in force before it. -1 is not a valid id, so nothing changes."""
     return int(libc.setfsuid(-1)), int(libc.setfsgid(-1))
 
@@ -397,12 +357,8 @@ def fork_into(doors: CgroupDoors) -> tuple[int, bool]:
     The child has to be single-threaded, as after every fork.
     """
     if doors.unified >= 0 and (numbers := SYSCALLS.get(os.uname().machine)) is not None:
-        arguments = (ctypes.c_uint64 * _CLONE_ARGS_WORDS)()
-        arguments[_CLONE_ARGS_FLAGS] = _CLONE_INTO_CGROUP
-        arguments[_CLONE_ARGS_SIGNAL] = signal.SIGCHLD
-        arguments[_CLONE_ARGS_CGROUP] = doors.unified
-        libc = ctypes.PyDLL(None)
-        pid: int = libc.syscall(numbers.clone3, ctypes.byref(arguments), ctypes.sizeof(arguments))
+        arguments = _CLONE_ARGS.pack(_CLONE_INTO_CGROUP, signal.SIGCHLD, doors.unified)
+        pid: int = open_libc().syscall(numbers.clone3, arguments, len(arguments))
         if pid >= 0:
             return pid, True
         # Most likely a container's seccomp filter: Docker's default refuses clone3. Any other cause shows up

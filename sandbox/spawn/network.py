@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import _socket
 import array
-import ctypes
 import errno
 import os
 import select
@@ -21,6 +20,7 @@ import struct
 import time
 from collections.abc import Sequence
 
+from sandbox.spawn.libc import Libc, get_errno
 from sandbox.spawn.order import NetlinkRequest, NetworkOrder, SocketRequest
 
 CLONE_NEWNET = 0x40000000
@@ -68,7 +68,7 @@ class NetworkFault(OSError):
         self.step = step
 
 
-def make_network(order: NetworkOrder, libc: ctypes.CDLL) -> None:
+def make_network(order: NetworkOrder, libc: Libc) -> None:
     """Move this process to a new network namespace, set it up, and hand its sockets to the gate.
 
     Raises NetworkFault. Whatever was made is gone with this process.
@@ -76,7 +76,7 @@ def make_network(order: NetworkOrder, libc: ctypes.CDLL) -> None:
     step = _Step()
     try:
         if libc.unshare(CLONE_NEWNET) < 0:
-            raise OSError(ctypes.get_errno(), "")
+            raise OSError(get_errno(), "")
         has_ipv6 = _set_up(order.recipe.requests, step)
         step.name = _LISTEN
         _hand_out([each for each in order.recipe.sockets if has_ipv6 or each.version == 4], order, step)

@@ -7,13 +7,13 @@ thread of a process that has no other thread.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import signal
 import struct
 from collections.abc import Callable
 
+from sandbox.signals import signal
+from sandbox.spawn import reaper
 from sandbox.spawn.init import (
     CAPABILITIES,
     CAPABILITY_HEADER,
@@ -24,6 +24,8 @@ from sandbox.spawn.init import (
     file_system_ids,
     read_fault,
 )
+from sandbox.spawn.libc import Libc, get_errno, open_libc, writable
+from sandbox.spawn.machine_code import executable
 from sandbox.spawn.network import NetworkFault, make_network
 from sandbox.spawn.order import SpawnError, SpawnOrder
 
@@ -45,12 +47,13 @@ def spawn(order: SpawnOrder) -> int:
     Killing the cell's init ends everything at once. Killing its child, the program, ends everything as well,
     and the cell's init lives to report what was used.
     """
-    libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the interpreter lock stays held across the clone
+    libc = open_libc()  # PyDLL: the interpreter lock stays held across the clone
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
     if order.network is not None and order.drop and may_make_networks():
         order = order._replace(network=order.network._replace(made=True))
+    waiter = _waiter(order)
     fault_r, fault_w = os.pipe2(os.O_CLOEXEC)
     go_r, go_w = os.pipe2(os.O_CLOEXEC)
     # A signal between clone and exec would run the parent's handlers in the child.
@@ -62,8 +65,8 @@ def spawn(order: SpawnOrder) -> int:
             # Copies of the runner's pipe ends would hide its death from us.
             for fd in (go_w, fault_r, *others):
                 os.close(fd)
-            become_init(order, libc, numbers, fault_w, go_r)
-        return pid if pid > 0 else -ctypes.get_errno()
+            become_init(order, libc, numbers, fault_w, go_r, waiter)
+        return pid if pid > 0 else -get_errno()
 
     try:
         try:
@@ -72,6 +75,8 @@ def spawn(order: SpawnOrder) -> int:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(fault_w)
             os.close(go_r)
+            if waiter >= 0:
+                os.close(waiter)
         if pid < 0:
             raise SpawnError("create a user and pid namespace", -pid)
         step = "map the plugin's ids"
@@ -94,6 +99,21 @@ def spawn(order: SpawnOrder) -> int:
         _reap(pid)
         raise SpawnError(*fault)
     return pid
+
+
+def _waiter(order: SpawnOrder) -> int:
+    """The file that the cell's init fills and executes; -1: this machine executes no nameless file.
+
+    It is made here, so that it belongs to root if the caller is root. The cell's init can then execute it,
+    but not read it. The kernel protects the memory of such a process from others of its uid, as it does after
+    a change of uid.
+    """
+    try:
+        file = executable(reaper.NAME)
+    except OSError:
+        return -1
+    os.fchmod(file, 0o111 if order.drop else 0o555)
+    return file
 
 
 # The maker's message: its stage, the errno if that stage failed, the child's pid.
@@ -135,10 +155,10 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
         try:
             os.close(born_r)
             if order.network is not None and order.network.made:
-                make_network(order.network, ctypes.PyDLL(None, use_errno=True))
+                make_network(order.network, open_libc())
             os.setgroups([])
             os.setresgid(order.gid, order.gid, order.gid)
-            libc = ctypes.PyDLL(None, use_errno=True)
+            libc = open_libc()
             libc.setfsgid(0)  # a /proc mounted with hidepid shows everything to this group
             libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
             os.setresuid(order.uid, order.uid, order.uid)
@@ -179,8 +199,8 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
 
 def _effective_capabilities() -> int:
     """The low 32 bits of the effective set."""
-    held = ctypes.create_string_buffer(CAPABILITIES.size)
-    if ctypes.PyDLL(None).capget(CAPABILITY_HEADER, held) < 0:
+    held = writable(CAPABILITIES.size)
+    if open_libc().capget(CAPABILITY_HEADER, held) < 0:
         return 0
     return int(CAPABILITIES.unpack(held.raw)[0])
 
@@ -191,7 +211,7 @@ def may_make_networks() -> bool:
     return _effective_capabilities() & wanted == wanted
 
 
-def _keep_root_file_access(libc: ctypes.CDLL) -> None:
+def _keep_root_file_access(libc: Libc) -> None:
     """Become root again for the file system only, after the uid was dropped with its capabilities kept."""
     # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works. A /proc mounted
     # with hidepid and a group shows the child only to CAP_SYS_PTRACE. Container root has neither.
@@ -208,7 +228,7 @@ def can_join_keyring() -> bool:
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         return False
-    libc = ctypes.PyDLL(None, use_errno=True)
+    libc = open_libc()
     return int(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)) >= 0
 
 

@@ -18,8 +18,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 
+from sandbox.scopes import contextmanager, suppress
 from sandbox.streams.descriptor_flags import SETTABLE, restore_flags
 
 _MOST_FILES = 4096  # open files of the process that started us. Beyond that the search ends

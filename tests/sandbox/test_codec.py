@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 import math
 
 import pytest
@@ -56,6 +57,8 @@ def types(value: object) -> object:
 def test_every_value_is_decoded_unchanged(value: object) -> None:
     again = codec.decode(codec.encode(value), CLASSES)
     assert again == value and types(again) == types(value)
+    again = codec.unpack(codec.pack(value), CLASSES)
+    assert again == value and types(again) == types(value)
 
 
 def test_the_encoding_is_ascii_json() -> None:
@@ -68,6 +71,8 @@ def test_the_encoding_is_ascii_json() -> None:
 def test_values_that_could_not_be_decoded_are_not_encoded(value: object) -> None:
     with pytest.raises(TypeError):
         codec.encode(value)
+    with pytest.raises(TypeError):
+        codec.pack(value)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +106,13 @@ def test_a_class_that_was_not_offered_is_refused() -> None:
     assert codec.decode(raw, (PathRequest,)) == PathRequest("/a", "read")
     with pytest.raises(ValueError, match="PathRequest"):
         codec.decode(raw, (Limits,))
+    with pytest.raises(ValueError, match="PathRequest"):
+        codec.unpack(codec.pack(PathRequest("/a", "read")), (Limits,))
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", codec.pack(Leaf(1, "text"))[:-2], marshal.dumps([1]), marshal.dumps(["Leaf"])]
+)
+def test_what_was_not_packed_is_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        codec.unpack(raw, CLASSES)

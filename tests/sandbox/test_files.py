@@ -1,9 +1,11 @@
-"""Writing every byte, also to a slow reader."""
+"""Writing every byte, also to a slow reader; reading the beginning of a file, and of nothing else."""
 
 from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +39,46 @@ def test_a_reader_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         files.write_all(write, bytes(1 << 20))
     os.close(read)
     os.close(write)
+
+
+# --- the beginning of a file -------------------------------------------------------------------------------
+
+
+def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"abcd\xff")
+    assert files.text_at(str(path), 4) == "abcd"
+    assert files.text_at(str(path), 5) == "abcd\ufffd"
+    assert files.text_at(str(path), 6) == "abcd\ufffd"
+
+
+def test_what_is_not_a_regular_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(os, "open", lambda *args: pytest.fail("it was opened"))
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "absent", Path("/dev/zero")):
+        assert files.text_at(str(path), 10) == ""
+
+
+def test_a_pipe_that_takes_the_files_place_gives_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at it and the opening."""
+    path = tmp_path / "text"
+    path.write_text("text")
+    assert files.text_at(str(path), 10) == "text"  # the control
+    really, held = os.open, list[int]()
+
+    def swapping(*args: Any) -> int:
+        path.unlink()
+        os.mkfifo(path)
+        holder = really(path, os.O_RDWR)
+        os.write(holder, b"from the pipe")
+        held.append(holder)
+        return really(*args)
+
+    monkeypatch.setattr(os, "open", swapping)
+    try:
+        assert files.text_at(str(path), 10) == ""
+    finally:
+        for fd in held:
+            os.close(fd)

@@ -6,10 +6,10 @@ import errno
 import fcntl
 import os
 import stat
-from typing import Any
 
 from sandbox.files import write_all
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
+from sandbox.typed import Any
 
 
 class ReportFileError(Exception):

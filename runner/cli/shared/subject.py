@@ -53,19 +53,15 @@ def unwrapped(loaded: Loaded) -> AllowSubject:
 
 
 def _parsed(options: Sequence[str]) -> argparse.Namespace:
-    """The options of an entry. Whoever wrote them must not make this verb do something else."""
+    """The options of an entry. They must not make this verb do something else."""
     from runner.cli import verb_parser
 
-    parser = verb_parser("run")
-
-    def refuse(*said: object) -> NoReturn:
-        told = " ".join(str(each) for each in said if isinstance(each, str))
+    def refuse(told: str) -> NoReturn:
         raise ValueError(
             f"the options of runner run in this entry cannot be used: {told or 'they ask for help'}"
         )
 
-    parser.error = parser.exit = parser.print_help = refuse  # type: ignore[method-assign, assignment]
-    return parser.parse_args(list(options))
+    return verb_parser("run", refuse=refuse).parse_args(list(options))
 
 
 def own_words(subject: AllowSubject) -> tuple[str, ...]:

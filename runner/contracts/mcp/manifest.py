@@ -32,7 +32,6 @@ from sandbox.spec import (
     PathRequest,
     Project,
     SandboxSpec,
-    SeccompProfile,
     is_variable_name,
 )
 from sandbox.value import NamedTuple
@@ -80,7 +79,7 @@ class XSandboxTable(_Table):
     )
     env: list[str] | None = Field(default=None, description="Names of variables to pass on from the host.")
     limits: Any = Field(default=None, json_schema_extra=sandbox_request.limits_schema())
-    seccomp: SeccompProfile | None = Field(default=None, description="System calls: strict, default, compat.")
+    seccomp: model.Seccomp | None = Field(default=None, description="System calls: strict, default, compat.")
 
 
 class ServerTable(_Table):

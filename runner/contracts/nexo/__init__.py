@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from runner.contracts.contract import Contract, ExampleCall
 from runner.plugin import Switches
+from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin

@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field
 
 from runner.contracts.nexo import rules
 from runner.manifest import model, sandbox_request
-from sandbox.spec import SeccompProfile
 
 
 class _Table(BaseModel):
@@ -155,7 +154,7 @@ class SandboxTable(_Table):
     fs_read_paths: list[str] = _list("Absolute paths to read; those that do not exist are skipped.")
     fs_write_paths: list[str] = _list("Absolute paths to write; ${state_dir} is the plugin's own folder.")
     drop_user: bool | None = Field(default=None, description="Has no effect: the user is always dropped.")
-    seccomp: SeccompProfile | None = Field(default=None, description="System calls: strict, default, compat.")
+    seccomp: model.Seccomp | None = Field(default=None, description="System calls: strict, default, compat.")
 
 
 class ConfigTable(_Table):

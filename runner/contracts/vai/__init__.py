@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from runner.contracts.contract import Contract, ContractOption
+from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.contracts.contract import LaunchFault, Prepared

@@ -9,6 +9,7 @@ from sandbox.value import NamedTuple
 
 # How a file is written. "jsonc" is JSON with comments and trailing commas.
 EditSyntax = Literal["json", "jsonc", "toml", "yaml"]
+SpanKind = Literal["scalar", "list", "map"]
 
 
 class Span(NamedTuple):
@@ -16,7 +17,7 @@ class Span(NamedTuple):
     end: int
     key_start: int  # of its key; of an item of a list: as `start`
     key_end: int = 0
-    kind: Literal["scalar", "list", "map"] = "scalar"
+    kind: SpanKind = "scalar"
     # Whether lines make it, and not brackets: a list or mapping of YAML, a table of TOML.
     block: bool = False
     odd: str = ""  # why it cannot be changed: "it has an anchor"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from sandbox.document.edit.span import EditRefused, Span, Spans
+from sandbox.document.edit.span import EditRefused, Span, SpanKind, Spans
 from sandbox.document.positions import DEPTH_LIMIT
 from sandbox.document.toml import skip_space, string_end
 from sandbox.spec import KeyPath
@@ -87,6 +87,7 @@ class _TomlSpans:
         if len(keys) > DEPTH_LIMIT:
             raise EditRefused(f"the document is nested deeper than {DEPTH_LIMIT} levels", at)
         self.spans[keys] = Span(at, at, key_start, key_end)
+        kind: SpanKind = "scalar"
         if self.text.startswith("[", at):
             end = self._items(keys, at)
             kind = "list"
@@ -95,8 +96,7 @@ class _TomlSpans:
             kind = "map"
         else:
             end = self._scalar(at)
-            kind = "scalar"
-        self.spans[keys] = Span(at, end, key_start, key_end, kind)  # type: ignore[arg-type]
+        self.spans[keys] = Span(at, end, key_start, key_end, kind)
         return end
 
     def _items(self, keys: KeyPath, at: int) -> int:

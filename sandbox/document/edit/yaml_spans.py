@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from sandbox.document import yaml as yaml_text
-from sandbox.document.edit.span import EditRefused, Span, Spans
+from sandbox.document.edit.span import EditRefused, Span, SpanKind, Spans
 from sandbox.document.positions import Fault
 from sandbox.spec import KeyPath
 
@@ -58,8 +58,8 @@ class _YamlSpans:
                 case yaml.CollectionEndEvent():
                     frame = self.open.pop()
                     stop = frame.end if frame.block else end
-                    kind = "map" if frame.is_map else "list"
-                    span = Span(frame.start, stop, *frame.own_key, kind, frame.block, frame.odd)  # type: ignore[arg-type]
+                    kind: SpanKind = "map" if frame.is_map else "list"
+                    span = Span(frame.start, stop, *frame.own_key, kind, frame.block, frame.odd)
                     self._add(frame.keys, span)
         return self.spans
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sandbox.cell import cell
+from sandbox.cell.cell import exit_code
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
@@ -410,3 +411,23 @@ def test_children_of_any_thread_are_found() -> None:
         finally:
             os.kill(child, 9)
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (b'{ "exit-code": 0 }', 0),
+        (b'{ "exit-code": 137 }', 137),
+        (b'{"exit-code":3}', 3),
+        (b'{"other": [1], "exit-code" : 4}', 4),
+        (b'{ "child-pid": 17, "net-namespace": 4026531840 }', None),
+        (b'{ "exit-code": 1', None),
+        (b'{ "exit-code": -1 }', -1),
+        (b'{ "exit-code": "1" }', None),
+        (b'["exit-code"]', None),
+        (b"", None),
+        (b"\xff", None),
+    ],
+)
+def test_lines_of_bwraps_status(line: bytes, code: int | None) -> None:
+    assert exit_code(line) == code

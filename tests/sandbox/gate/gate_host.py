@@ -6,7 +6,6 @@ pids, and ends with the gate's exit code.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import sys
 from sandbox import codec
 from sandbox.gate.gate import run_gate
 from sandbox.network.egress import EgressLimits, EgressPlan
+from sandbox.spawn.libc import get_errno, open_libc
 from sandbox.spawn.network import make_network, outside_network, wait_for_gate
 from sandbox.spawn.order import NetlinkRequest, NetworkOrder, NetworkRecipe, SocketRequest
 
@@ -47,12 +47,12 @@ def main() -> None:
 
 
 def _be_plugin(order: NetworkOrder) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = open_libc()
     libc.prctl(1, signal.SIGKILL, 0, 0, 0)
     uid, gid = os.getuid(), os.getgid()
     if uid:
         if libc.unshare(_CLONE_NEWUSER) < 0:
-            raise OSError(ctypes.get_errno(), "unshare")
+            raise OSError(get_errno(), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)

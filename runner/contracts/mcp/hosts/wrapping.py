@@ -92,8 +92,9 @@ def env_names(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def own_options(options: Sequence[str], name: str, variables: Sequence[str]) -> tuple[str, ...]:
-    """The options that a person, or whoever wrote the entry, added to those of wrapped_argv. `variables`: the
-    names that the entry gives its server a value for; any other name is one of the host's own variables."""
+    """The options that the author of the entry, or another person, added to those of wrapped_argv.
+    `variables`: the names that the entry gives its server a value for; any other name is one of the host's
+    own variables."""
     rest = list(options)
     for option, wanted in ((_MARK, None), ("--name", run_name(name))):
         at = rest.index(option) if option in rest else -1

@@ -230,10 +230,13 @@ def _names_in_file(config: Configuration, server: HostServer) -> tuple[str, ...]
 
 def value_at(data: object, keys: Sequence[str | int]) -> object:
     for key in keys:
-        try:
-            data = data[key]  # type: ignore[index]
-        except (LookupError, TypeError):
-            return None
+        match data:
+            case dict():
+                data = data.get(key)
+            case list() if isinstance(key, int) and key < len(data):
+                data = data[key]
+            case _:
+                return None
     return data
 
 

@@ -168,7 +168,7 @@ def test_a_link_to_a_configuration_has_its_host(runner_as_user: Caller, write_fi
 def test_servers_of_several_projects_are_told_apart(runner_as_user: Caller, write_file: Write) -> None:
     home = runner_as_user.home
     entry = {"mcpServers": {"db": {"command": "/opt/db", "args": []}}}
-    text = json.dumps({**entry, "projects": {"/work/a": entry, "/work/b": entry}}, indent=2)
+    text = json.dumps({**entry, "projects": {"/srv/a": entry, "/srv/b": entry}}, indent=2)
     path = write_file(home / ".claude.json", text, 0o600)
     runner_as_user.give(home)
     assert runner_as_user("wrap", path, "--yes").returncode == 0
@@ -182,15 +182,15 @@ def test_servers_of_several_projects_are_told_apart(runner_as_user: Caller, writ
 
     file = os.path.realpath(path)
     assert record(data) == {"file": file}
-    assert record(data["projects"]["/work/a"]) == {"file": file, "scope": "/work/a"}
-    assert record(data["projects"]["/work/b"]) == {"file": file, "scope": "/work/b"}
+    assert record(data["projects"]["/srv/a"]) == {"file": file, "scope": "/srv/a"}
+    assert record(data["projects"]["/srv/b"]) == {"file": file, "scope": "/srv/b"}
     assert "wrapped_otherwise" not in runner_as_user("check", path).stdout
-    assert runner_as_user("wrap", path, "--undo", "--server", "/work/a:db", "--yes").returncode == 0
+    assert runner_as_user("wrap", path, "--undo", "--server", "/srv/a:db", "--yes").returncode == 0
     data = json.loads(path.read_text())
-    assert data["projects"]["/work/a"] == entry
-    data["projects"]["/work/a"] = data["projects"]["/work/b"]  # as if copied
+    assert data["projects"]["/srv/a"] == entry
+    data["projects"]["/srv/a"] = data["projects"]["/srv/b"]  # as if copied
     path.write_text(json.dumps(data))
-    assert "another project: '/work/b'" in " ".join(runner_as_user("check", path).stdout.split())
+    assert "another project: '/srv/b'" in " ".join(runner_as_user("check", path).stdout.split())
     path.write_text(json.dumps(data))
     assert runner_as_user("wrap", path, "--undo", "--yes").returncode == 0
     assert json.loads(path.read_text()) == json.loads(text)

@@ -1,0 +1,57 @@
+"""The C library, called directly. `ctypes` does the same, and importing it takes 3 ms of a launch, because it
+makes a class for each C type; this needs `_ctypes`, on which it is built.
+"""
+
+from __future__ import annotations
+
+from _ctypes import (
+    FUNCFLAG_CDECL,
+    FUNCFLAG_PYTHONAPI,
+    FUNCFLAG_USE_ERRNO,
+    CFuncPtr,
+    _SimpleCData,
+    dlopen,
+    get_errno,
+)
+
+from sandbox.typed import Any
+
+__all__ = ["Libc", "get_errno", "open_libc", "writable"]
+
+_RTLD_NOW = 2
+
+
+class _Int(_SimpleCData):  # type: ignore[type-arg]  # not generic at run time
+    _type_ = "i"
+
+
+class _Char(_SimpleCData):  # type: ignore[type-arg]
+    _type_ = "c"
+
+
+class _Function(CFuncPtr):
+    # PYTHONAPI: the interpreter lock stays held. A clone must not happen while another thread runs Python.
+    _flags_ = FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI | FUNCFLAG_USE_ERRNO
+    _restype_ = _Int
+
+
+class Libc:
+    """Each attribute is the function of that name, which returns an int. Arguments are ints, bytes or None,
+    or what `writable` made."""
+
+    def __init__(self) -> None:
+        self._handle = dlopen(None, _RTLD_NOW)  # type: ignore[arg-type]  # None: this process
+
+    def __getattr__(self, name: str) -> Any:
+        function = _Function((name, self))  # type: ignore[arg-type]  # it needs `_handle` alone
+        setattr(self, name, function)
+        return function
+
+
+def open_libc() -> Libc:
+    return Libc()
+
+
+def writable(size: int) -> Any:
+    """Memory for the kernel to write to; `raw` has it as bytes."""
+    return (_Char * size)()
