@@ -105,6 +105,8 @@ STANDARD_LIBRARY_ONLY = (
     "sandbox.spawn.network",
     "sandbox.spawn.order",
     "sandbox.spawn.libc",
+    "sandbox.spawn.machine_code",
+    "sandbox.spawn.reaper",
 )
 STAND_INS = ("sandbox.scopes.", "sandbox.signals.", "sandbox.typed.", "sandbox.value.")
 

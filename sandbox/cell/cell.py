@@ -40,8 +40,8 @@ class Usage(NamedTuple):
     wall: float
     cpu_user: float
     cpu_system: float
-    # Bytes, of the largest single process. Never below what the cell's init itself takes (some 15 MB): the
-    # kernel counts a process from before its exec, when it still shared the cell's init's memory.
+    # Bytes, of the largest single process. Never below what the process takes that becomes bwrap (some 15
+    # MB): the kernel counts a process from before its exec, when it still shared the memory of the runner.
     max_rss: int
     # Bytes, by system calls, from and to files, pipes and sockets. None: the cell's init was killed first.
     read: int | None = None

@@ -19,6 +19,7 @@ from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spawn import launcher, spawner
+from sandbox.spawn.machine_code import executable
 from sandbox.spawn.network import STEPS
 from sandbox.spawn.order import CgroupDoors, GuardOrder, SpawnError, SpawnOrder, folder_path
 from sandbox.typed import TYPE_CHECKING
@@ -230,7 +231,7 @@ def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) 
     stdin, stdout, stderr = (_lifted(stack, fd, lowest) for fd in streams)
     ends = stdin, stdout, stderr
     try:
-        file = launcher.executable()
+        file = executable("runner-launcher")
     except PermissionError:  # vm.memfd_noexec=2: the launcher needs a name
         content = _data(stack, launcher.image(ends, -1, told), lowest)
         return _Launcher(bwrap.LAUNCHER, (*ends, told, content), content)

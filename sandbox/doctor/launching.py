@@ -10,6 +10,7 @@ from sandbox.doctor.trial import run_bwrap
 from sandbox.files import write_all
 from sandbox.plan.bwrap import LAUNCHER
 from sandbox.spawn import launcher
+from sandbox.spawn.machine_code import executable
 
 _REMEDY = (
     "let bubblewrap execute a memfd: an allowlist of programs (fapolicyd, IMA, a profile of "
@@ -24,7 +25,7 @@ def launching(bwrap: str, uid: int | None) -> Finding:
     streams = os.dup(null), os.dup(null), os.dup(null)
     said = os.memfd_create("said")
     try:
-        file = launcher.executable()
+        file = executable("runner-launcher")
         path, detail, own = launcher.PATH.format(file), "executed from memory", file
     except PermissionError:
         file = os.memfd_create("launcher")

@@ -18,10 +18,10 @@ import os
 import resource
 import select
 import struct
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from sandbox.signals import signal
+from sandbox.spawn import reaper
 from sandbox.spawn.guards import bind_source, make_guard
 from sandbox.spawn.libc import Libc, get_errno, open_libc
 from sandbox.spawn.network import (
@@ -32,7 +32,7 @@ from sandbox.spawn.network import (
     require_own_network,
     wait_for_gate,
 )
-from sandbox.spawn.order import ENDING, FOLDERS_ROOT, CgroupDoors, GuardOrder, SpawnOrder, folder_path
+from sandbox.spawn.order import FOLDERS_ROOT, CgroupDoors, GuardOrder, SpawnOrder, folder_path
 from sandbox.typed import Any, NoReturn
 from sandbox.value import NamedTuple
 
@@ -78,12 +78,17 @@ FAULT_SIZE = 256
 Stage = tuple[str, Callable[[], Any]]
 
 
-def become_init(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int) -> NoReturn:
-    """Runs in the clone. Never returns: it stays until the program has ended, or reports the failed stage."""
+def become_init(
+    order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int, waiter: int
+) -> NoReturn:
+    """Runs in the clone. Never returns: it stays until the program has ended, or reports the failed stage.
+
+    `waiter`: an empty file that may be executed, for the program that it becomes; -1: this machine has none.
+    """
     stage = "open its account"  # for the message if the next line raises
     try:
         account = _open_account()
-        for stage, step in _init_stages(order, libc, numbers, fault_w, go_r, account):  # noqa: B007
+        for stage, step in _init_stages(order, libc, numbers, fault_w, go_r, {account, waiter}):  # noqa: B007
             step()
         stage = "start a process"
         program, born_inside = fork_into(order.cgroups)
@@ -99,7 +104,7 @@ def become_init(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w:
         stage = "follow the runner's death"
         _follow_runner(libc, fault_w)  # again: changing an id has reset it
         os.close(fault_w)
-        os._exit(_stay(program, order, account))
+        os._exit(_stay(program, order, account, waiter))
     except NetworkFault as fault:
         _report_fault(fault_w, fault.step, fault.errno or errno.EIO)
     except OSError as error:
@@ -147,7 +152,7 @@ def _forbid_privileges(libc: Libc) -> None:
         raise OSError(get_errno(), "")
     if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         raise OSError(errno.EPERM, "")
-    # An exec would drop the capabilities, but the cell's init never execs.
+    # An exec drops them as well, but not every init executes something.
     if libc.capset(CAPABILITY_HEADER, CAPABILITIES.pack(0, 0, 0, 0, 0, 0)) < 0:
         raise OSError(get_errno(), "")
 
@@ -189,71 +194,29 @@ def _mount_tmpfs(libc: Libc, path: str, options: str) -> None:
         raise OSError(get_errno(), "")
 
 
-def _read_account(fd: int) -> tuple[int, int]:
-    if fd < 0:
-        return 0, 0
-    words = os.pread(fd, 4096, 0).split()
-    told = dict(zip(words[::2], words[1::2], strict=False))
-    return int(told.get(b"rchar:", 0)), int(told.get(b"wchar:", 0))
-
-
-def _stay(program: int, order: SpawnOrder, account: int) -> int:
+def _stay(program: int, order: SpawnOrder, account: int, waiter: int) -> int:
     """Wait until no process is left, report what they used, and return the status to exit with."""
     mounts = (fd for fd, _ in (*order.mounts, *order.binds))
     held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
     for fd in held - {order.ending, *order.hold}:
         os.close(fd)
-    before = _read_account(account)
-    status, expired = 0, False
-    while True:
-        try:
-            pid, ended = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if pid == program:
-            status = ended
-            # bwrap's own namespace dies with it, if it got that far. We do not rely on it.
-            _kill_all()
-        if pid:
-            continue
-        # All signals are blocked here, so a SIGCHLD that arrives between two calls is not lost.
-        if order.deadline is None or expired:
-            signal.sigwait({signal.SIGCHLD})
-        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, order.deadline - time.monotonic())):
-            expired = True
-            _kill_all()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if order.ending >= 0:
-        read, written = (now - then for now, then in zip(_read_account(account), before, strict=True))
-        told = status, expired, used.ru_utime, used.ru_stime, used.ru_maxrss, read, written
-        os.write(order.ending, ENDING.pack(*told, _is_full(order.scratch)))
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def _is_full(number: int) -> bool:
-    """Whether nothing more can be written to a temporary folder, or no file be made there. bwrap's mount of
-    it is gone by now, and ours is the same file system."""
-    if number < 0:
-        return False
-    try:
-        found = os.statvfs(folder_path(number))
-    except OSError:
-        return False
-    return found.f_bfree == 0 or found.f_ffree == 0
-
-
-def _kill_all() -> None:
-    """Kill every process below us in one pass. No fork escapes: the kernel holds the lock that fork needs."""
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    scratch = "" if order.scratch < 0 else folder_path(order.scratch)
+    duty = reaper.Duty(program, order.deadline, order.ending, account, scratch)
+    if waiter >= 0:
+        reaper.execute(waiter, duty, order.hold)
+    return reaper.wait(duty)
 
 
 def _init_stages(
-    order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int, account: int
+    order: SpawnOrder,
+    libc: Libc,
+    numbers: SyscallNumbers,
+    fault_w: int,
+    go_r: int,
+    own: Collection[int],
 ) -> Sequence[Stage]:
-    """The steps of the cell's init before it starts the program, in this order."""
+    """The steps of the cell's init before it starts the program, in this order. `own`: files that it needs
+    for itself."""
 
     def call(result: int) -> None:
         if result < 0:
@@ -311,7 +274,7 @@ def _init_stages(
             raise OSError(errno.EPERM, "")
 
     def close_others() -> None:
-        held = {fault_w, account, order.ending, *order.stdio, *order.keep, *order.hold}
+        held = {fault_w, *own, order.ending, *order.stdio, *order.keep, *order.hold}
         held.update(order.cgroups.files)
         if order.network is not None:
             held.add(order.network.channel)

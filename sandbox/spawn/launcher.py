@@ -16,16 +16,14 @@ pipe means that the launcher did not get as far as the exec.
 
 from __future__ import annotations
 
-import errno
-import os
 import struct
 
+from sandbox.spawn.machine_code import program
 from sandbox.value import NamedTuple
 
 # Its name in the cage, by the number of its descriptor.
 PATH = "/proc/self/fd/{}"
 
-_MFD_EXEC = 0x10
 _ABOUT_TO_EXEC = b"exec"
 _FAILURE = struct.Struct("=Ii")  # errno of execve, and the result of faccessat for the same path
 
@@ -160,22 +158,7 @@ _AARCH64 = """
 """
 
 
-class _Machine(NamedTuple):
-    elf: int  # e_machine
-    listing: str
-
-
-_MACHINES = {"x86_64": _Machine(62, _X86_64), "aarch64": _Machine(183, _AARCH64)}
-
-_BASE = 0x400000
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_START = _HEADER.size + 2 * _SEGMENT.size
-_PAGE_BYTES = 0x10000  # the largest page size of both machines
-
-
-def instructions(listing: str) -> bytes:
-    return bytes.fromhex("".join(words[0] for line in listing.splitlines() if len(words := line.split()) > 1))
+LISTINGS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
 def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "") -> bytes:
@@ -184,22 +167,8 @@ def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "")
     The numbers are those of its descriptors: the streams to move, its own file, and the pipe on which it
     reports its progress. Raises OSError on a machine without a listing.
     """
-    machine = machine or os.uname().machine
-    if machine not in _MACHINES:
-        raise OSError(errno.ENOSYS, f"there is no launcher for {machine}")
-    elf, listing = _MACHINES[machine]
     table = struct.pack("<5i", *streams, own, told) + _ABOUT_TO_EXEC
-    code = instructions(listing) + table
-    size = _START + len(code)
-    ident = b"\x7fELF\x02\x01\x01"  # 64 bit, little endian
-    header = _HEADER.pack(
-        *(ident, 2, elf, 1, _BASE + _START, _HEADER.size, 0, 0),
-        *(_HEADER.size, _SEGMENT.size, 2, 0, 0, 0),
-    )
-    # One segment to read and execute, and a stack that is not executable.
-    segments = _SEGMENT.pack(1, 5, 0, _BASE, _BASE, size, size, _PAGE_BYTES)
-    segments += _SEGMENT.pack(0x6474E551, 6, 0, 0, 0, 0, 0, 16)
-    return header + segments + code
+    return program(LISTINGS, table, machine)
 
 
 class Verdict(NamedTuple):
@@ -223,15 +192,3 @@ def verdict(told: bytes) -> Verdict:
 def failure(number: int, *, found: bool) -> bytes:
     """Its report of a failed execve; also for code that executes a program without the launcher."""
     return _ABOUT_TO_EXEC + _FAILURE.pack(number, 0 if found else -1)
-
-
-def executable() -> int:
-    """An empty, nameless file that may be executed. PermissionError: this machine allows none."""
-    flags = os.MFD_CLOEXEC
-    try:
-        # Linux 6.3 and later: where vm.memfd_noexec is set, an executable memfd must be asked for.
-        return os.memfd_create("runner-launcher", flags | _MFD_EXEC)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.memfd_create("runner-launcher", flags)

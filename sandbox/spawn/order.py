@@ -16,9 +16,13 @@ from sandbox.value import NamedTuple
 # not its inodes. The mounts exist only in the mount namespace of the cell's init, where nothing reads /sys.
 FOLDERS_ROOT = "/sys"
 
-# The last message of the cell's init: bwrap's wait status, whether the deadline passed, seconds of user and
-# system time, largest RSS in KiB, bytes read and written, whether the folder that it looks at was full.
-ENDING = struct.Struct("=iiddqqqi")
+# The last message of the cell's init. It is written by a program that only copies what the kernel tells
+# (sandbox/spawn/reaper.py): bwrap's wait status, whether the deadline passed, the result of statfs(2); struct
+# rusage of all children (seconds and microseconds of user and of system time, the largest RSS in KiB); struct
+# statfs of the folder that it looks at (type, block size, blocks, free, available, files, free files); how
+# much it read of /proc/self/io at its beginning and at its end, and both texts.
+ENDING = struct.Struct("=iiq4qq104x7q72xqq512s512s")
+IO_BYTES = 512
 
 
 class Ending(NamedTuple):
@@ -39,8 +43,22 @@ def read_ending(fd: int) -> Ending | None:
     raw = os.read(fd, ENDING.size)
     if len(raw) < ENDING.size:
         return None
-    status, expired, user, system, kibibytes, read, written, full = ENDING.unpack(raw)
-    return Ending(status, bool(expired), user, system, kibibytes * 1024, read, written, bool(full))
+    status, expired, looked, *numbers, length, length_after, before, after = ENDING.unpack(raw)
+    user, user_micro, system, system_micro, kibibytes, _, _, _, free, _, _, free_files = numbers
+    read, written = (
+        now - then for now, then in zip(_io(after, length_after), _io(before, length), strict=True)
+    )
+    return Ending(
+        *(status, bool(expired), user + user_micro / 1e6, system + system_micro / 1e6, kibibytes * 1024),
+        *(read, written, looked == 0 and (free == 0 or free_files == 0)),
+    )
+
+
+def _io(text: bytes, length: int) -> tuple[int, int]:
+    """Bytes read and written, of /proc/PID/io. None of a kernel without these counters."""
+    words = text[: max(0, length)].split()
+    told = dict(zip(words[::2], words[1::2], strict=False))
+    return int(told.get(b"rchar:", 0)), int(told.get(b"wchar:", 0))
 
 
 class SpawnError(Exception):

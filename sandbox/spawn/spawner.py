@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable
 
 from sandbox.signals import signal
+from sandbox.spawn import reaper
 from sandbox.spawn.init import (
     CAPABILITIES,
     CAPABILITY_HEADER,
@@ -24,6 +25,7 @@ from sandbox.spawn.init import (
     read_fault,
 )
 from sandbox.spawn.libc import Libc, get_errno, open_libc, writable
+from sandbox.spawn.machine_code import executable
 from sandbox.spawn.network import NetworkFault, make_network
 from sandbox.spawn.order import SpawnError, SpawnOrder
 
@@ -51,6 +53,7 @@ def spawn(order: SpawnOrder) -> int:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
     if order.network is not None and order.drop and may_make_networks():
         order = order._replace(network=order.network._replace(made=True))
+    waiter = _waiter(order)
     fault_r, fault_w = os.pipe2(os.O_CLOEXEC)
     go_r, go_w = os.pipe2(os.O_CLOEXEC)
     # A signal between clone and exec would run the parent's handlers in the child.
@@ -62,7 +65,7 @@ def spawn(order: SpawnOrder) -> int:
             # Copies of the runner's pipe ends would hide its death from us.
             for fd in (go_w, fault_r, *others):
                 os.close(fd)
-            become_init(order, libc, numbers, fault_w, go_r)
+            become_init(order, libc, numbers, fault_w, go_r, waiter)
         return pid if pid > 0 else -get_errno()
 
     try:
@@ -72,6 +75,8 @@ def spawn(order: SpawnOrder) -> int:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(fault_w)
             os.close(go_r)
+            if waiter >= 0:
+                os.close(waiter)
         if pid < 0:
             raise SpawnError("create a user and pid namespace", -pid)
         step = "map the plugin's ids"
@@ -94,6 +99,21 @@ def spawn(order: SpawnOrder) -> int:
         _reap(pid)
         raise SpawnError(*fault)
     return pid
+
+
+def _waiter(order: SpawnOrder) -> int:
+    """The file that the cell's init fills and executes; -1: this machine executes no nameless file.
+
+    It is made here, so that it belongs to root if the caller is root. The cell's init can then execute it,
+    but not read it. The kernel protects the memory of such a process from others of its uid, as it does after
+    a change of uid.
+    """
+    try:
+        file = executable(reaper.NAME)
+    except OSError:
+        return -1
+    os.fchmod(file, 0o111 if order.drop else 0o555)
+    return file
 
 
 # The maker's message: its stage, the errno if that stage failed, the child's pid.

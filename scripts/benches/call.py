@@ -331,9 +331,11 @@ def _family(host_pid: int) -> dict[int, str]:
 
 
 def _kind(name: str, parent: str) -> str:
-    """A cell's init is forked by its monitor and has the same name."""
+    """A cell's init has the name of its monitor until it has executed the program that waits."""
     if parent == "host":
         return "fork server"
+    if name == "runner-init":
+        return "inits"
     if name == "runner-monitor":
         return "monitors" if parent == "fork server" else "inits"
     return "bwrap" if name == "bwrap" else "plugin"

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.spawn import launcher
+from sandbox.spawn import launcher, reaper
+from sandbox.spawn.machine_code import instructions
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
@@ -24,20 +25,23 @@ _ASSEMBLERS = {"x86_64": "x86_64-linux-gnu-as", "aarch64": "aarch64-linux-gnu-as
 # --- what it is made of ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("listings", [launcher.LISTINGS, reaper.LISTINGS], ids=["launcher", "reaper"])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_bytes_are_what_the_assembler_makes_of_the_text(machine: str, tmp_path: Path) -> None:
+def test_the_bytes_are_what_the_assembler_makes_of_the_text(
+    machine: str, listings: dict[str, str], tmp_path: Path
+) -> None:
     assembler = shutil.which(_ASSEMBLERS[machine])
     if assembler is None and machine == os.uname().machine:
         assembler = shutil.which("as")
     if assembler is None:
         pytest.skip(f"there is no assembler for {machine} here")
-    listing = launcher._MACHINES[machine].listing
+    listing = listings[machine]
     lines = [line.strip().partition("  ") for line in listing.splitlines() if line.strip()]
     text = "".join(f"{words.strip() or label}\n" for label, _, words in lines)
     intel = ".intel_syntax noprefix\n" if machine == "x86_64" else ""
     (tmp_path / "text.s").write_text(intel + text)
     subprocess.run([assembler, "-o", tmp_path / "text.o", tmp_path / "text.s"], check=True)
-    assert _text_section((tmp_path / "text.o").read_bytes()) == launcher.instructions(listing)
+    assert _text_section((tmp_path / "text.o").read_bytes()) == instructions(listing)
 
 
 def _text_section(elf: bytes) -> bytes:
@@ -53,7 +57,7 @@ def _text_section(elf: bytes) -> bytes:
 
 
 def test_it_is_for_two_machines_only() -> None:
-    with pytest.raises(OSError, match="there is no launcher for riscv64"):
+    with pytest.raises(OSError, match="there is no program for riscv64"):
         launcher.image((3, 4, 5), 6, 7, "riscv64")
 
 

@@ -401,7 +401,7 @@ def test_a_machine_without_user_namespaces(runner_as_root: Caller, plugin_dir: P
 
 
 _NOTHING = SpawnOrder("", (), 0, 0, drop=False, keep=(), rlimits=(), keyring=False)
-_INIT_STAGES = init._init_stages(_NOTHING, open_libc(), init.SYSCALLS["x86_64"], -1, -1, -1)
+_INIT_STAGES = init._init_stages(_NOTHING, open_libc(), init.SYSCALLS["x86_64"], -1, -1, ())
 _PROGRAM_STAGES = init._program_stages(_NOTHING, open_libc(), False)
 STAGES = (*(name for name, _ in _INIT_STAGES), "start a process", *(name for name, _ in _PROGRAM_STAGES))
 
@@ -717,14 +717,22 @@ def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) ->
 # --------------------------------------------------------------------------------------------
 
 
-def kept(given: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+def kept(given: dict[str, Any], seconds: float | None = None, waits: str = "") -> dict[str, Any]:
     """Wait for an order and do nothing else. Returns the report of its init."""
+    import errno
     import os
     import time
 
-    from sandbox.spawn import spawner
+    from sandbox.spawn import reaper, spawner
     from sandbox.spawn.order import SpawnOrder, read_ending
 
+    def refused(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "")
+
+    if waits == "in Python: no memfd":  # vm.memfd_noexec=2
+        spawner.executable = refused  # type: ignore[attr-defined, assignment]
+    elif waits == "in Python: no exec":  # a security module
+        reaper.os = type("Os", (), {**vars(os), "execve": staticmethod(refused)})  # type: ignore[attr-defined, assignment]
     read, write = os.pipe()
     started = time.monotonic()
     deadline = None if seconds is None else started + seconds
@@ -736,9 +744,13 @@ def kept(given: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
     return {**told, "code": os.waitstatus_to_exitcode(status), "wall": time.monotonic() - started}
 
 
+# The init waits as a program of its own, and in Python where that cannot be executed.
+WAITS = pytest.mark.parametrize("waits", ["", "in Python: no memfd", "in Python: no exec"])
+
 DEAF = "trap '' TERM INT HUP QUIT; setsid sh -c \"trap '' TERM; sleep 1000\" & "
 
 
+@WAITS
 @pytest.mark.parametrize(
     ("script", "seconds"),
     [
@@ -749,40 +761,67 @@ DEAF = "trap '' TERM INT HUP QUIT; setsid sh -c \"trap '' TERM; sleep 1000\" & "
     ],
     ids=["deaf", "stopped", "busy", "too late already"],
 )
-def test_the_init_has_a_clock_of_its_own(runner_as: Caller, script: str, seconds: float) -> None:
+def test_the_init_has_a_clock_of_its_own(runner_as: Caller, script: str, seconds: float, waits: str) -> None:
     # elsewhere.run reads stdout to its end, which all of them hold: nobody lives on.
-    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), seconds)
+    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), seconds, waits)
     assert told["expired"] is True
     assert os.WIFSIGNALED(told["status"]) and os.WTERMSIG(told["status"]) == signal.SIGKILL
     assert told["code"] == 128 + signal.SIGKILL
     assert max(0.0, seconds) <= told["wall"] < 30
 
 
+@WAITS
 @pytest.mark.parametrize("seconds", [None, 1000.0])
-def test_a_deadline_that_is_not_reached(runner_as: Caller, seconds: float | None) -> None:
-    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", "exit 7"), seconds)
+def test_a_deadline_that_is_not_reached(runner_as: Caller, seconds: float | None, waits: str) -> None:
+    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", "exit 7"), seconds, waits)
     assert (told["expired"], told["code"]) == (False, 7)
     assert os.WEXITSTATUS(told["status"]) == 7
 
 
-def test_bytes_read_and_written(runner_as: Caller) -> None:
+@WAITS
+def test_what_a_signal_ended(runner_as: Caller, waits: str) -> None:
+    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", "kill -SEGV $$"), None, waits)
+    assert (told["expired"], told["code"]) == (False, 128 + signal.SIGSEGV)
+    assert os.WTERMSIG(told["status"]) == signal.SIGSEGV
+
+
+@WAITS
+def test_what_the_program_leaves_behind_is_ended_and_counted(runner_as: Caller, waits: str) -> None:
+    # A daemon of its own session, and a child that was busy. elsewhere.run waits for the end of both.
+    busy = "x = b'x' * (40 << 20)\nfor _ in range(10**7): pass"
+    script = f'{DEAF} /usr/bin/python3 -ISc "{busy}"; exit 3'
+    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), None, waits)
+    assert (told["expired"], told["code"], told["full"]) == (False, 3, False)
+    assert 0.05 < told["user"] < 60 and 0 <= told["system"] < 60
+    assert 40 << 20 < told["max_rss"] < 1 << 30
+
+
+@WAITS
+@pytest.mark.parametrize("script", ["exec true", "exec cat /dev/zero >/sys/0/all"], ids=["empty", "full"])
+def test_whether_its_folder_is_full(runner_as: Caller, script: str, waits: str) -> None:
+    given = order(runner_as, "/bin/sh", "-c", script, folders=["size=64k,mode=755"], scratch=0)
+    assert elsewhere.run(runner_as, kept, given, None, waits)["full"] is ("cat" in script)
+
+
+@WAITS
+def test_bytes_read_and_written(runner_as: Caller, waits: str) -> None:
     """The program's bytes and those of children it waited for, without those of the cell's init before
     it."""
     script = (
         "head -c 3000000 /dev/zero >/dev/null; "  # 3 MB each way
         "sh -c 'head -c 2000000 /dev/zero' | cat >/dev/null"  # 2 MB, through a pipe: twice each way
     )
-    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script))
+    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), None, waits)
     if told["read"] == 0:
         pytest.skip("this kernel does not count what is read")
     assert 7_000_000 <= told["read"] < 7_500_000
     assert 7_000_000 <= told["written"] < 7_100_000
-    little = elsewhere.run(runner_as, kept, order(runner_as, "/bin/true"))
+    little = elsewhere.run(runner_as, kept, order(runner_as, "/bin/true"), None, waits)
     assert little["read"] < 100_000 and little["written"] < 1000
 
 
 def looked_at(given: dict[str, Any]) -> dict[str, Any]:
-    """The cell's init, from outside: its owner, its descriptors, its limits."""
+    """The cell's init, from outside: its owner, its descriptors, its limits, its memory."""
     import os
     import resource
     import signal
@@ -797,8 +836,17 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
     pid = spawner.spawn(SpawnOrder(**given))
     # The program runs. The cell's init closes what it does not need at the same time.
     until = time.monotonic() + 30
-    while len(os.listdir(f"/proc/{pid}/fd")) > 3 and time.monotonic() < until:
+    while not os.readlink(f"/proc/{pid}/exe").startswith("/memfd:") and time.monotonic() < until:
         time.sleep(0.01)
+    own = {}
+    for name, who in (("ours", os.getpid()), ("its", pid)):
+        with open(f"/proc/{who}/smaps_rollup", encoding="ascii") as file:
+            sizes = [line.split() for line in file if line.startswith("Private_")]
+        own[name] = sum(int(size) for _, size, _ in sizes)  # kB
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        state = {line.partition(":")[0]: line.partition(":")[2].strip() for line in file}
+    with open(f"/proc/{pid}/cmdline", "rb") as file, open(f"/proc/{pid}/environ", "rb") as variables:
+        words, environment = file.read(), variables.read()
     with open(f"/proc/{pid}/limits", encoding="ascii") as file:
         limits = {line[:25].strip(): line[25:].split()[:2] for line in file}
     with open(f"/proc/{pid}/oom_score_adj", encoding="ascii") as file:
@@ -810,6 +858,10 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
         "open files": limits["Max open files"][1] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         "score": score,
         "pid": pid,
+        "own": own,
+        "state": state,
+        "words": words.decode(),
+        "environment": environment.decode(),
     }
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -826,6 +878,15 @@ def test_the_init_from_outside(runner_as: Caller) -> None:
     assert sorted(others) == sorted(["/memfd:held (deleted)", f"/proc/{told['pid']}/io"])
     # The limits are the program's: who is to end it must not run out of anything itself.
     assert told["open files"] and told["core"] == ["0", "0"]
+    # It has executed a small program, with 12 kB of its own. A copy of a Python process has megabytes.
+    assert told["own"]["its"] < 256 < 2000 < told["own"]["ours"]
+    assert told["words"] == "runner-init\0" and told["environment"] == ""
+    state = told["state"]
+    assert (state["Name"], state["NoNewPrivs"]) == ("runner-init", "1")
+    assert all(not int(state[f"Cap{each}"], 16) for each in ("Inh", "Prm", "Eff", "Amb"))
+    blocked = int(state["SigBlk"], 16)
+    waited_for = {signal.SIGCHLD, signal.SIGALRM, signal.SIGKILL, signal.SIGSTOP}
+    assert all(blocked & 1 << (number - 1) for number in signal.valid_signals() - waited_for)
 
 
 def with_stderr(given: dict[str, Any], slot: int) -> list[str]:

@@ -1,0 +1,307 @@
+"""The cell's init once everything is set up: a program that waits, ends the rest, and reports what was used.
+
+The init is a clone of the runner or of a monitor. As long as it is, it has some 4 MB of its own: CPython
+writes to almost every page it reads. Most of its life it only waits for its children. So it executes a
+program of 74 instructions for that, which has 12 kB. An exec keeps all that matters: pid, namespaces,
+ids, no_new_privs, held files, blocked signals, and the parent-death signal.
+
+Where no nameless file may be executed (vm.memfd_noexec=2), the init stays as it is, and does the same in
+Python (`wait` in this module).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import time
+
+from sandbox.signals import signal
+from sandbox.spawn.machine_code import program
+from sandbox.spawn.order import ENDING, IO_BYTES
+from sandbox.value import NamedTuple
+
+# As ps(1) shows it. The kernel keeps 15 bytes.
+NAME = "runner-init"
+
+# The program, with `message` on its stack, laid out as ENDING says:
+#     message.status = message.expired = 0
+#     prctl(PR_SET_NAME, table.name)
+#     message.read_before = pread(table.account, message.before, 512, 0)
+# next:
+#     pid = wait4(-1, &status, WNOHANG, NULL)
+#     if pid < 0: goto over                                   no child is left
+#     if pid == 0:
+#         if rt_sigtimedwait(table.signals, NULL, NULL, 8) != SIGALRM: goto next
+#         message.expired = 1
+#     else:
+#         if pid != table.program: goto next
+#         message.status = status
+#     kill(-1, SIGKILL); goto next
+# over:
+#     getrusage(RUSAGE_CHILDREN, message.usage)
+#     message.statfs_result = statfs(table.scratch, message.statfs)
+#     message.read_after = pread(table.account, message.after, 512, 0)
+#     write(table.ending, message, 1328)
+#     exit_group(128 + its signal, or its exit code, from message.status)
+_X86_64 = """
+    4c8d352d010000      lea r14, [rip+table]
+    4881ec40050000      sub rsp, 1344
+    4989e4              mov r12, rsp
+    49c7042400000000    mov qword ptr [r12], 0
+    bf0f000000          mov edi, 15
+    498d7618            lea rsi, [r14+24]
+    b89d000000          mov eax, 157
+    0f05                syscall
+    418b7e04            mov edi, [r14+4]
+    498db42430010000    lea rsi, [r12+304]
+    ba00020000          mov edx, 512
+    4531d2              xor r10d, r10d
+    b811000000          mov eax, 17
+    0f05                syscall
+    4989842420010000    mov [r12+288], rax
+                        next:
+    bfffffffff          mov edi, -1
+    498db42430050000    lea rsi, [r12+1328]
+    ba01000000          mov edx, 1
+    4531d2              xor r10d, r10d
+    b83d000000          mov eax, 61
+    0f05                syscall
+    85c0                test eax, eax
+    784b                js over
+    7413                jz sleep
+    413b06              cmp eax, [r14]
+    75d9                jne next
+    418b8c2430050000    mov ecx, [r12+1328]
+    41890c24            mov [r12], ecx
+    eb23                jmp kill
+                        sleep:
+    498d7e10            lea rdi, [r14+16]
+    31f6                xor esi, esi
+    31d2                xor edx, edx
+    41ba08000000        mov r10d, 8
+    b880000000          mov eax, 128
+    0f05                syscall
+    83f80e              cmp eax, 14
+    75b1                jne next
+    41c744240401000000  mov dword ptr [r12+4], 1
+                        kill:
+    bfffffffff          mov edi, -1
+    be09000000          mov esi, 9
+    b83e000000          mov eax, 62
+    0f05                syscall
+    eb95                jmp next
+                        over:
+    bfffffffff          mov edi, -1
+    498d742410          lea rsi, [r12+16]
+    b862000000          mov eax, 98
+    0f05                syscall
+    498d7e28            lea rdi, [r14+40]
+    498db424a0000000    lea rsi, [r12+160]
+    b889000000          mov eax, 137
+    0f05                syscall
+    4989442408          mov [r12+8], rax
+    418b7e04            mov edi, [r14+4]
+    498db42430030000    lea rsi, [r12+816]
+    ba00020000          mov edx, 512
+    4531d2              xor r10d, r10d
+    b811000000          mov eax, 17
+    0f05                syscall
+    4989842428010000    mov [r12+296], rax
+    418b7e08            mov edi, [r14+8]
+    4c89e6              mov rsi, r12
+    ba30050000          mov edx, 1328
+    b801000000          mov eax, 1
+    0f05                syscall
+    418b0424            mov eax, [r12]
+    89c7                mov edi, eax
+    83e77f              and edi, 127
+    7408                jz ended
+    81c780000000        add edi, 128
+    eb03                jmp leave
+                        ended:
+    0fb6fc              movzx edi, ah
+                        leave:
+    b8e7000000          mov eax, 231
+    0f05                syscall
+    90                  nop
+                        table:
+"""
+_AARCH64 = """
+    36090010            adr x22, table
+    ff0315d1            sub sp, sp, #1344
+    f3030091            mov x19, sp
+    7f0200f9            str xzr, [x19]
+    e0018052            mov w0, #15
+    c1620091            add x1, x22, #24
+    e8148052            mov w8, #167
+    010000d4            svc #0
+    c00640b9            ldr w0, [x22, #4]
+    61c20491            add x1, x19, #304
+    024080d2            mov x2, #512
+    030080d2            mov x3, #0
+    68088052            mov w8, #67
+    010000d4            svc #0
+    609200f9            str x0, [x19, #288]
+                        next:
+    00008012            mov w0, #-1
+    61c21491            add x1, x19, #1328
+    22008052            mov w2, #1
+    030080d2            mov x3, #0
+    88208052            mov w8, #260
+    010000d4            svc #0
+    e002f837            tbnz w0, #31, over
+    e0000034            cbz w0, sleep
+    c10240b9            ldr w1, [x22]
+    1f00016b            cmp w0, w1
+    c1feff54            b.ne next
+    613245b9            ldr w1, [x19, #1328]
+    610200b9            str w1, [x19]
+    0b000014            b kill
+                        sleep:
+    c0420091            add x0, x22, #16
+    010080d2            mov x1, #0
+    020080d2            mov x2, #0
+    030180d2            mov x3, #8
+    28118052            mov w8, #137
+    010000d4            svc #0
+    1f380071            cmp w0, #14
+    61fdff54            b.ne next
+    21008052            mov w1, #1
+    610600b9            str w1, [x19, #4]
+                        kill:
+    00008012            mov w0, #-1
+    21018052            mov w1, #9
+    28108052            mov w8, #129
+    010000d4            svc #0
+    e4ffff17            b next
+                        over:
+    00008012            mov w0, #-1
+    61420091            add x1, x19, #16
+    a8148052            mov w8, #165
+    010000d4            svc #0
+    c0a20091            add x0, x22, #40
+    61820291            add x1, x19, #160
+    68058052            mov w8, #43
+    010000d4            svc #0
+    600600f9            str x0, [x19, #8]
+    c00640b9            ldr w0, [x22, #4]
+    61c20c91            add x1, x19, #816
+    024080d2            mov x2, #512
+    030080d2            mov x3, #0
+    68088052            mov w8, #67
+    010000d4            svc #0
+    609600f9            str x0, [x19, #296]
+    c00a40b9            ldr w0, [x22, #8]
+    e10313aa            mov x1, x19
+    02a680d2            mov x2, #1328
+    08088052            mov w8, #64
+    010000d4            svc #0
+    610240b9            ldr w1, [x19]
+    20180072            ands w0, w1, #127
+    60000054            b.eq ended
+    00000211            add w0, w0, #128
+    02000014            b leave
+                        ended:
+    203c0853            ubfx w0, w1, #8, #8
+                        leave:
+    c80b8052            mov w8, #94
+    010000d4            svc #0
+                        table:
+"""
+
+LISTINGS = {"x86_64": _X86_64, "aarch64": _AARCH64}
+
+# Where the instructions look for it: the program's pid, the descriptors of account and message, the signals
+# that end its sleep, its name, and the folder that it looks at, which ends with a NUL.
+_TABLE = struct.Struct("<iii4xQ16s")
+_SIGNALS = 1 << (signal.SIGCHLD - 1) | 1 << (signal.SIGALRM - 1)
+
+
+class Duty(NamedTuple):
+    """What is waited for, and what is looked at in the end."""
+
+    program: int  # the pid: when it ends, everything is ended
+    deadline: float | None  # on the monotonic clock: then everything is ended
+    ending: int  # descriptor for the message; -1: nobody reads it
+    account: int  # of /proc/self/io; -1: the kernel has none
+    scratch: str  # the folder that Ending.full is about; empty: none
+
+
+def image(duty: Duty, machine: str = "") -> bytes:
+    table = _TABLE.pack(duty.program, duty.account, duty.ending, _SIGNALS, NAME.encode())
+    return program(LISTINGS, table + os.fsencode(duty.scratch) + b"\0", machine)
+
+
+def execute(file: int, duty: Duty, held: tuple[int, ...]) -> None:
+    """Become the program, with `held` and the duty's descriptors open. Returns only if that is impossible.
+
+    `file` is an empty memfd that may be executed. All signals have to be blocked.
+    """
+    written = image(duty)
+    try:
+        if os.write(file, written) != len(written):
+            return
+        for fd in (duty.ending, duty.account, *held):
+            if fd >= 0:
+                os.set_inheritable(fd, True)
+        # A timer survives an exec. Its signal is blocked, and waited for together with SIGCHLD.
+        if duty.deadline is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, duty.deadline - time.monotonic()))
+        os.execve(file, [NAME], {})
+    except OSError:  # most likely a security module that executes no nameless file
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def wait(duty: Duty) -> int:
+    """The same in Python. Returns the status to exit with."""
+    before = _read_account(duty.account)
+    status, expired = 0, False
+    while True:
+        try:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == duty.program:
+            status = ended
+            # bwrap's own namespace dies with it, if it got that far. We do not rely on it.
+            _kill_all()
+        if pid:
+            continue
+        # All signals are blocked here, so a SIGCHLD that arrives between two calls is not lost.
+        if duty.deadline is None or expired:
+            signal.sigwait({signal.SIGCHLD})
+        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, duty.deadline - time.monotonic())):
+            expired = True
+            _kill_all()
+    if duty.ending >= 0:
+        os.write(duty.ending, _message(duty, status, expired, before))
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _message(duty: Duty, status: int, expired: bool, before: bytes) -> bytes:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    after = _read_account(duty.account)
+    times = (int(part) for each in (used.ru_utime, used.ru_stime) for part in (each, each % 1 * 1e6))
+    try:
+        found = os.statvfs(duty.scratch)
+    except OSError:
+        room = -1, 0, 0, 0, 0, 0, 0, 0
+    else:
+        room = 0, 0, 0, found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree
+    return ENDING.pack(
+        *(status, expired, room[0], *times, used.ru_maxrss, *room[1:]),
+        *(len(before), len(after), before, after),
+    )
+
+
+def _kill_all() -> None:
+    """Kill every process below us in one pass. No fork escapes: the kernel holds the lock that fork needs."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _read_account(fd: int) -> bytes:
+    return b"" if fd < 0 else os.pread(fd, IO_BYTES, 0)
