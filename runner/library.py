@@ -28,7 +28,7 @@ from runner.manifest.load import ManifestRead, contract_at
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
-from runner.protocol.dialect import Call, Identity, Kind, Notice, Progress, Refusal
+from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, HostError, Services
 from runner.protocol.secrets import Secrets
 from runner.session.arguments import check_context, check_env, check_limits, check_options
@@ -115,6 +115,7 @@ class OpenPlugin:
         self._session = session  # None: each call has its own, or one of the pool's
         self._pool = pool  # for contracts that prepare their calls
         self._settings = settings
+        self._kind = find_contract(plugin.contract).kinds[0]
         self._invocation: dict[str, Any] | None = None
         self._identity: Identity | None = None
         self._report: dict[str, Any] | None = None
@@ -171,8 +172,8 @@ class OpenPlugin:
         """The answer, as JSON values. `kind`: None is the first that the contract has, mostly "tool".
         `seconds` replaces the timeout of the contract; the `call` limit holds all the same. Cancelling it
         cancels the call, not the plugin."""
-        kind = kind or find_contract(self._plugin.contract).kinds[0]
-        call = Call(kind, name, input, check_context({} if context is None else context))
+        given = NO_CONTEXT if context is None else check_context(context)
+        call = Call._make((kind or self._kind, name, input, given))
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
         if self._pool is not None:

@@ -23,17 +23,24 @@ else:
             for number, field in enumerate(fields):
                 namespace[field] = _tuplegetter(number, None)
             namespace.update(_fields=fields, _field_defaults=defaults, __match_args__=fields, __slots__=())
+            namespace["_last_values"] = tuple(defaults.values())  # fields with defaults are the last ones
             return super().__new__(mcs, name, bases, namespace)
 
     class NamedTuple(metaclass=_NamedTupleType):
         __slots__ = ()
-        _fields = ()
+        _fields = _last_values = ()
         _field_defaults = {}  # noqa: RUF012 -- never changed, each class gets its own
 
         def __new__(cls, *args, **kwargs):
-            if kwargs or len(args) != len(cls._fields):
-                args = cls._completed(args, kwargs)
+            missing = len(cls._fields) - len(args)
+            if missing or kwargs:
+                if kwargs or not 0 < missing <= len(cls._last_values):
+                    args = cls._completed(args, kwargs)
+                else:
+                    args += cls._last_values[-missing:]
             return tuple.__new__(cls, args)
+
+        _make = classmethod(tuple.__new__)  # of all values, in order, which are not counted: for hot paths
 
         @classmethod
         def _completed(cls, args, kwargs):

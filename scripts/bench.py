@@ -1,73 +1,184 @@
-"""Measure what launches, kills, calls, sessions and networks cost, as root and as an ordinary user.
+"""Measure what the runner costs: launches, ends, calls, sessions, networks and waiting.
 
 Alternatives that are compared are interleaved in one run, because a machine's speed changes over minutes.
+Started by root, each part is measured as root and as an ordinary user.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import platform
+import shutil
+import signal
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from scripts.benches import call, kill, launch, network
-from scripts.benches.caller import Unable, callers
+from sandbox.value import NamedTuple
+from scripts.benches import binds, call, growth, kill, launch, machine, network, pages, peers, talks, waiting
+from scripts.benches.caller import Caller, Unable, callers, reason
+from scripts.benches.pages import Run
+from scripts.benches.rows import Table, left_out
 
-LAUNCHES = 60
-KILLS = 100  # the fewest that have a 99th percentile
-BOMBS = 20
-CALLS = 2000
-COLDS = 30
-LARGES = 30
-SESSIONS = 64
-CONNECTIONS = 1000
-DOWNLOADS = 20
-
-PARTS = ("launch", "kill", "call", "sessions", "network")
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, README = ROOT / "docs/performance.md", ROOT / "README.md"
+KIB = 1 << 10
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").partition("\n")[0])
+class Counts(NamedTuple):
+    """How often each thing is measured, or how many there are at most."""
+
+    launches: int
+    kills: int
+    bombs: int
+    calls: int
+    colds: int
+    larges: int
+    sessions: int
+    connections: int
+    downloads: int
+    onces: int
+    starts: int
+    seconds: int
+    most: int
+
+
+# 100 kills are the fewest that have a 99th percentile.
+FULL = Counts(60, 100, 20, 2000, 30, 30, 64, 1000, 20, 20, 10, 10, 500)
+QUICK = Counts(4, 5, 2, 100, 3, 3, 8, 100, 2, 3, 3, 2, 10)
+BINDS = (1, 10, 100)
+SESSIONS = (1, 10, 100, 500)
+
+_MEANINGS = {
+    "launches": "launches of each kind",
+    "kills": "kills of an idle plugin",
+    "bombs": "kills of a fork bomb",
+    "calls": "calls over an open session",
+    "colds": "calls that start the plugin",
+    "larges": "answers of 4 MiB",
+    "sessions": "sessions that are called all at once",
+    "connections": "connections to a server",
+    "downloads": "downloads of 256 MiB",
+    "onces": "calls of plugins that answer only one",
+    "starts": "starts beside each number of open sessions",
+    "seconds": "seconds of waiting",
+    "most": "sessions that are open at most",
+}
+
+
+def _launch(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return launch.bench(caller, counts.launches)
+
+
+def _binds(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return binds.bench(caller, BINDS, max(2, counts.launches // 2))
+
+
+def _peers(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return peers.bench(caller, max(2, counts.launches // 2), found)
+
+
+def _kill(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return kill.bench(caller, counts.kills, counts.bombs)
+
+
+def _call(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return call.bench(caller, counts.calls, counts.colds, counts.larges)
+
+
+def _framings(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return talks.bench_framings(caller, counts.calls, counts.onces)
+
+
+def _answers(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    sizes = {KIB: counts.calls // 2, 64 * KIB: counts.calls // 4, 4 * KIB * KIB: counts.larges}
+    return talks.bench_answers(caller, {size: max(2, count) for size, count in sizes.items()})
+
+
+def _sessions(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return call.bench_many(caller, counts.sessions)
+
+
+def _growth(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    asked = tuple(count for count in SESSIONS if count <= counts.most)
+    return growth.bench(caller, asked, max(2, counts.calls // 10), counts.starts)
+
+
+def _network(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return network.bench(caller, max(2, counts.launches // 2), counts.connections, counts.downloads)
+
+
+def _waiting(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+    return waiting.bench(caller, counts.seconds)
+
+
+Part = Callable[[Caller, Counts, peers.Found], list[Table]]
+PARTS: Mapping[str, Part] = {
+    "launch": _launch,
+    "peers": _peers,
+    "binds": _binds,
+    "kill": _kill,
+    "call": _call,
+    "framings": _framings,
+    "answers": _answers,
+    "sessions": _sessions,
+    "growth": _growth,
+    "network": _network,
+    "waiting": _waiting,
+}
+
+
+class Asked(NamedTuple):
+    """The command line."""
+
+    parts: tuple[str, ...]
+    counts: Counts
+    as_json: bool
+    install: bool
+    write: bool
+
+
+def parse(words: Sequence[str]) -> Asked:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="A run of all parts, with the usual counts, writes docs/performance.md and README.md's "
+        "table. Any other only prints, unless --write is given.",
+    )
     parser.add_argument(
-        "parts", nargs="*", metavar="|".join(PARTS), help="what to measure; everything by default"
+        "parts", nargs="*", metavar="PART", help=f"what to measure, everything by default: {', '.join(PARTS)}"
     )
-    parser.add_argument("--launches", type=_count, default=LAUNCHES, help=f"of each kind ({LAUNCHES})")
-    parser.add_argument("--kills", type=_count, default=KILLS, help=f"of an idle plugin ({KILLS})")
-    parser.add_argument("--bombs", type=_count, default=BOMBS, help=f"kills of a fork bomb ({BOMBS})")
-    parser.add_argument("--calls", type=_count, default=CALLS, help=f"over an open session ({CALLS})")
-    parser.add_argument("--colds", type=_count, default=COLDS, help=f"calls that start the plugin ({COLDS})")
-    parser.add_argument("--larges", type=_count, default=LARGES, help=f"answers of 4 MiB ({LARGES})")
-    parser.add_argument("--sessions", type=_count, default=SESSIONS, help=f"at once ({SESSIONS})")
     parser.add_argument(
-        "--connections", type=_count, default=CONNECTIONS, help=f"to a server ({CONNECTIONS})"
+        "--quick", action="store_true", help="few samples of everything, in under two minutes"
     )
-    parser.add_argument("--downloads", type=_count, default=DOWNLOADS, help=f"of 256 MiB ({DOWNLOADS})")
-    args = parser.parse_args()
-    parts = args.parts or PARTS
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}")
-    print(
-        f"{platform.machine()}, Linux {platform.release()}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
+    parser.add_argument("--json", action="store_true", help="print one JSON document, with all samples")
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="install other sandboxes that are missing: with apt-get, and from npm into .venv/bench-peers",
     )
-    os.closerange(3, 1024)  # a descriptor that a shell left open could have the number that bwrap needs
-    try:
-        with callers() as found:
-            for caller in found:
-                if "launch" in parts:
-                    launch.bench(caller, args.launches)
-                if "kill" in parts:
-                    kill.bench(caller, args.kills, args.bombs)
-                if "call" in parts:
-                    call.bench(caller, args.calls, args.colds, args.larges)
-                if "sessions" in parts:
-                    call.bench_many(caller, args.sessions)
-                if "network" in parts:
-                    network.bench(caller, args.launches, args.connections, args.downloads)
-    except Unable as fault:
-        print(f"bench: {fault}", file=sys.stderr)
-        return 1
-    return 0
+    parser.add_argument(
+        "--write",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="write docs/performance.md and README.md's table, or do not",
+    )
+    for name, meaning in _MEANINGS.items():
+        numbers = f"{getattr(FULL, name)}, with --quick {getattr(QUICK, name)}"
+        parser.add_argument(f"--{name}", type=_count, metavar="N", help=f"{meaning} ({numbers})")
+    args = parser.parse_args(words)
+    unknown = [word for word in args.parts if word not in PARTS]
+    if unknown:
+        parser.error(f"there is no part {' and no part '.join(unknown)}; there are {', '.join(PARTS)}")
+    if args.parts and args.write:
+        parser.error("--write replaces the page about all parts: leave out the names of parts")
+    given = {name: number for name in Counts._fields if (number := getattr(args, name)) is not None}
+    counts = (QUICK if args.quick else FULL)._replace(**given)
+    usual = not args.quick and not given
+    write = args.write if args.write is not None else not args.parts and usual
+    return Asked(tuple(args.parts) or tuple(PARTS), counts, args.json, args.peers, write)
 
 
 def _count(word: str) -> int:
@@ -77,5 +188,78 @@ def _count(word: str) -> int:
     return number
 
 
+def main(words: Sequence[str]) -> int:
+    asked = parse(words)
+    bwrap = os.environ.get("RUNNER_BWRAP") or shutil.which("bwrap", path=peers.PATH)
+    if not bwrap or not os.access(bwrap, os.X_OK):
+        print("bench: there is no bubblewrap here: apt-get install bubblewrap", file=sys.stderr)
+        return 1
+    if os.geteuid() != 0:
+        print(
+            "bench: not root: left out are the runner as root, runc and crun, connections and downloads "
+            "through a gate, and what only root can install",
+            file=sys.stderr,
+        )
+    # A shell starts what it runs in the background with SIGINT ignored. The runner would inherit that, and
+    # not notice the second of the two signals that end it at once.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # its folders are removed
+    os.closerange(3, 1024)  # a descriptor that a shell left open could have the number that bwrap needs
+    watch = machine.Watch()
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    found = peers.find(asked.install) if "peers" in asked.parts else peers.Found((), (), ())
+    about = machine.look(bwrap)._replace(peers=found.versions)
+    if not asked.as_json:
+        print(", ".join(f"{name} {value}" for name, value in about.facts()))
+    tables, faults = _measure(asked, found, watch)
+    run = Run(" ".join(("scripts/bench", *words)), date, about, watch.load(), tables)
+    if asked.as_json:
+        print(json.dumps(pages.as_document(run)))
+    else:
+        print(f"\n{run.load.sentence()}")
+    if faults:
+        if asked.write:
+            print("bench: the pages are not written, because parts are missing", file=sys.stderr)
+        return 1
+    return write(run) if asked.write else 0
+
+
+def _measure(asked: Asked, found: peers.Found, watch: machine.Watch) -> tuple[list[Table], list[str]]:
+    """The tables, and what failed. A part that fails does not stop the others."""
+    tables: list[Table] = []
+    faults: list[str] = []
+    with callers() as measured:
+        for part in asked.parts:
+            for caller in measured:
+                watch.look()
+                began = time.monotonic()
+                print(f"bench: {part}, as {caller.name} …", end="", file=sys.stderr, flush=True)
+                try:
+                    new = PARTS[part](caller, asked.counts, found)
+                except Unable as fault:
+                    print(f" {fault}", file=sys.stderr)
+                    faults.append(f"{part}, as {caller.name}")
+                    new = [left_out(part, caller.name, reason(fault))]
+                else:
+                    print(f" {time.monotonic() - began:.0f} s", file=sys.stderr)
+                tables += new
+                for table in () if asked.as_json else new:
+                    print(f"\n{pages.as_text(table)}", flush=True)
+    return tables, faults
+
+
+def write(run: Run, page: Path = PAGE, readme: Path = README) -> int:
+    """Both pages, or none."""
+    try:
+        text = pages.replace_between(readme.read_text(), pages.as_short_table(run))
+    except pages.MarkersMissing as fault:
+        print(f"bench: {readme.name}: {fault}", file=sys.stderr)
+        return 1
+    page.write_text(pages.as_page(run))
+    readme.write_text(text)
+    print(f"bench: {page.name} and {readme.name} are written", file=sys.stderr)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benches import call
+from scripts.bench import PARTS, Counts
+from scripts.benches import call, peers
 from scripts.benches.caller import Caller, Unable
-from scripts.benches.figures import median, percentile, tail
+from scripts.benches.figures import median, percentile
+from scripts.benches.hosting import read_document
 from scripts.benches.kill import end, marked
 from scripts.benches.launch import Command, measure, without_shell
 from tests.conftest import ROOT
@@ -23,22 +26,11 @@ installed = pytest.mark.skipif(
 )
 
 
-FEWEST = ("launches", "kills", "bombs", "calls", "colds", "larges", "sessions", "connections", "downloads")
-PARTS = ("launch", "kill", "warm calls", "large answers", "cold calls", "sessions", "network")
-# Only root can make the network namespaces of their servers.
-ROOTS_PARTS = ("connections", "throughput", "memory of the gate") if os.geteuid() == 0 else ()
-
-
 def test_percentiles_are_samples() -> None:
     hundred = [float(number) for number in range(100, 0, -1)]
     assert (median(hundred), percentile(hundred, 90), percentile(hundred, 99)) == (50.0, 90.0, 99.0)
     assert percentile([3.0, 1.0], 99) == 3.0
     assert median([7.0]) == 7.0
-
-
-def test_the_tail_of_few_samples_is_their_maximum() -> None:
-    assert tail([1.0] * 99 + [5.0]) == "p99      1.0"
-    assert tail([1.0] * 98 + [5.0]) == "max      5.0"
 
 
 @pytest.fixture
@@ -103,7 +95,7 @@ def test_a_host_that_fails_says_why(caller: Caller) -> None:
         pytest.raises(Unable, match=r"(?s)host\.py talk .* ended with 1:.*PluginFailure"),
         call.host(caller, broken, "talk", 2, 2) as process,
     ):
-        call.read_document(process)
+        read_document(process)
 
 
 def test_memory_includes_all_descendants() -> None:
@@ -118,90 +110,107 @@ def test_memory_includes_all_descendants() -> None:
     assert sum(sizes.values()) == sizes["host"] + sizes["fork server"]
 
 
+@pytest.mark.launches
+def test_a_peer_that_does_not_start_is_named_and_the_others_are_measured(caller: Caller) -> None:
+    def broken(_caller: Caller, _bare: Command) -> Command:
+        return Command(["/bin/sh", "-c", "echo this kernel is too old >&2; exit 1"], {})
+
+    nexo = next(peer for peer in peers.PEERS if peer.name == peers.NEXO)
+    found = peers.Found((nexo, nexo._replace(name="other", command=broken)), (), ("third is not here",))
+    commands, notes = peers.usable(caller, Command(["/usr/bin/bwrap"], {}), found)
+    assert list(commands) == [peers.NEXO]
+    assert {"third is not here", "other is not measured: this kernel is too old"} <= set(notes)
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------
+
+
+def run_bench(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.bench", *words],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+def test_without_bubblewrap_it_says_what_to_install() -> None:
+    done = run_bench("--quick", "launch", RUNNER_BWRAP="/does/not/exist")
+    assert done.returncode == 1
+    assert "apt-get install bubblewrap" in done.stderr
+
+
 @installed
+@pytest.mark.launches
 @pytest.mark.needs("user")
 @pytest.mark.usefixtures("nothing_left")
-def test_every_figure_is_printed() -> None:
-    """Run the whole benchmark with the smallest counts. The figures mean nothing, but all are printed."""
-    few = [word for name in FEWEST for word in (f"--{name}", "2")]
-    argv = [sys.executable, "-m", "scripts.bench", *few]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
-    parts = re.split(r"\n\n", done.stdout.strip())
+def test_a_quick_run_of_one_part_prints_its_tables_and_writes_no_page() -> None:
+    pages = [ROOT / "README.md", ROOT / "docs/performance.md"]
+    before = [page.read_bytes() for page in pages]
+    done = run_bench("--quick", "launch", "--launches", "2")
+    assert done.returncode == 0, done.stderr
+    assert "runner exec, default policy" in done.stdout
+    assert "over raw bwrap + python -I -S" in done.stdout
+    assert "The load average was" in done.stdout
+    assert [page.read_bytes() for page in pages] == before
+
+
+@installed
+@pytest.mark.bound(900)
+@pytest.mark.needs("user")
+@pytest.mark.usefixtures("nothing_left")
+def test_every_part_is_measured() -> None:
+    """Run everything with the smallest counts. The figures mean nothing, but all are there."""
+    fewest = [word for name in Counts._fields for word in (f"--{name}", "10" if name == "most" else "2")]
+    done = run_bench("--json", "--no-write", *fewest)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["format"] == 1
+    assert {"architecture", "kernel", "Python", "bubblewrap"} <= set(document["machine"])
+    assert {"before", "after", "stolen", "sentence"} <= set(document["load"])
     who = ["root", "ordinary user"] if os.geteuid() == 0 else ["ordinary user"]
-    if "only root is measured" in done.stdout:  # others cannot read the checkout
+    if "only root is measured" in done.stderr:  # others cannot read the checkout
         who.remove("ordinary user")
-    assert [re.match(r"([a-z ]+), as ([a-z ]+)", part).groups() for part in parts[1:]] == [  # type: ignore[union-attr]
-        (what, name) for name in who for what in (*PARTS, *ROOTS_PARTS)
-    ]
-    for part in parts[1:]:
-        for figures in FIGURES[part.partition(",")[0]]:
-            assert re.search(f"^  {figures}$", part, re.MULTILINE), figures
+    tables = {(table["part"], table["as"]): table["title"] for table in document["tables"]}
+    assert set(tables) == {(part, name) for part in PARTS for name in who}
+    for table in document["tables"]:
+        names = {row["name"] for row in table["rows"]}
+        assert table["title"] in ROWS or names or table["notes"], table["title"]
+        assert ROWS.get(table["title"], set()) <= names, table["title"]
+        for row in table["rows"]:
+            assert row["samples"] and row["unit"], row
+            for against in row["against"]:
+                assert set(against["rows"]) <= names, row
 
 
-_N = r" +\d+\.\d"
-_RATIO = r"ratio \d+\.\d\d"
-_SPREAD = rf"{_RATIO} \(p10 \d+\.\d\d, p90 \d+\.\d\d\)"
-_KB = r" +\d+ kB, +\d+\.\d kB per session"
-_WAYS = ("direct", "through the gate")
-
-# The lines of each part.
-FIGURES = {
-    "launch": [
-        *(
-            f"{name}{_N * 4}"
-            for name in ("no limits", "default policy", "full limits", "full, and of stderr", "raw bwrap")
-        ),
-        rf"full limits over no limits: p50 [+-]\d+\.\d .*{_RATIO}",
-    ],
-    "kill": [
-        rf"{name} +p50{_N} +max{_N} +min{_N} +\(2 times\)"
-        for name in ("an idle plugin", "a fork bomb of 400 tasks")
-    ],
-    "warm calls": [
-        *(
-            rf"{name} +p50{_N} +max{_N} +\d+ per second"
-            for name in ("a raw pipe", "a raw pipe, by trio", "a session")
-        ),
-        f"a session over a raw pipe: {_SPREAD}",
-        f"a session over a raw pipe, by trio: {_SPREAD}",
-    ],
-    "large answers": [
-        *(
-            rf"{name} +p50{_N} +max{_N} +\d+ MiB per second"
-            for name in ("a raw pipe", "that, and json.loads", "a session")
-        ),
-        f"a session over a raw pipe: {_SPREAD}",
-        f"a session over that, and json.loads: {_SPREAD}",
-    ],
-    "cold calls": [
-        *(f"{name}{_N * 5}" for name in ("raw spawn", "raw bwrap", "runner call")),
-        *(
-            rf"runner call over {name}: answer [+-]\d+\.\d, {_RATIO}; end, {_RATIO}"
-            for name in ("raw spawn", "raw bwrap")
-        ),
-    ],
-    "sessions": [
-        r"opened in \d+ ms, closed in \d+ ms; as many raw plugins were started and greeted in \d+ ms",
-        rf"calls per second, over all of them: \d+; by raw pipes \d+, {_RATIO}",
-        r"memory of the runner per session: \d+ kB; each after the first adds -?\d+ kB",
-        *(f"  {name}{_KB}" for name in ("host", "fork server", "monitors", "inits")),
-        *(f"  {name}{_KB}, not the runner's" for name in ("bwrap", "plugin")),
-    ],
-    "network": [
-        *(f"{name}{_N * 4}" for name in ("no network", "one host", "raw bwrap")),
-        *(rf"one host over {name}: p50 [+-]\d+\.\d .*{_RATIO}" for name in ("no network", "raw bwrap")),
-    ],
-    "connections": [
-        *(rf"{name} +p50 +\d+\.\d+ +p90 +\d+\.\d+ +min +\d+\.\d+" for name in _WAYS),
-        rf"the gate adds p50 -?\d+\.\d+ for each, {_RATIO}",
-    ],
-    "throughput": [
-        *(rf"{name} +p50 +\d+ +max +\d+" for name in _WAYS),
-        f"through the gate over direct: {_SPREAD}",
-    ],
-    "memory of the gate": [
-        *(rf"{name} +\d+" for name in ("after the first connection", "when all were closed")),
-        r"with 100 open connections +\d+, -?\d+\.\d for each",
-    ],
+# What each table has at the least.
+ROWS = {
+    "launch": {"raw bwrap", "python -I -S", "runner exec, no limits", "runner exec, full limits"},
+    "launch as binds grow": {
+        f"{who}, {many}"
+        for who in ("raw bwrap", "runner exec")
+        for many in ("1 bind", "10 binds", "100 binds")
+    },
+    "peers": {"raw bwrap", "runner exec, default policy", "raw bwrap, nexo's flags"},
+    "end": {"an idle plugin", "a fork bomb of 400 tasks"},
+    "warm calls": {"a raw pipe", "a raw pipe, by trio", "a session"},
+    "large answers": {"a raw pipe", "that, and json.loads", "a session"},
+    "cold calls, to the answer": {"raw spawn", "raw bwrap", "runner call"},
+    "calls per second by framing": {
+        f"{name}, {way}"
+        for name in ("lines (mcp)", "lines (nexo)", "lines (kaged)", "Content-Length (ainb)")
+        for way in ("raw bwrap", "session")
+    },
+    **{
+        f"answers of {size}, and --inspect": {"raw bwrap", "session", "runner exec", "runner exec --inspect"}
+        for size in ("5 bytes", "1 KiB", "64 KiB", "4 MiB")
+    },
+    "many sessions": {"calls by raw pipes", "calls by sessions", "opened", "closed"},
+    "a call as sessions grow": {"1 open", "10 open"},
+    "launch with a network": {"no network", "one host", "raw bwrap"},
+    "connections": {"direct", "through the gate"},
+    "throughput": {"direct", "through the gate"},
+    "processor time of waiting": {"session: call pending", "exec: inspected", "call, no answer"},
 }

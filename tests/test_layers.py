@@ -77,6 +77,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.sockets",
             "runner.contracts.*.storage",
             "runner.event_loop",
+            "runner.launch.remote.pipe",
             "runner.launch.remote.remote_cell",
             "runner.library",
             "runner.protocol.bus",

@@ -6,7 +6,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runner.cli.call import add_talking, configured, contents_of, read_secrets, request_launch
+from runner.cli.call import (
+    add_talking,
+    configured,
+    contents_of,
+    import_session,
+    read_secrets,
+    request_launch,
+)
 from runner.cli.shared.command import add_command_invocation
 from runner.cli.shared.options import add_invocation, invocation_of, is_command
 from runner.cli.shared.report_file import ReportFile, ReportFileError
@@ -85,6 +92,7 @@ def _list(args: argparse.Namespace) -> int:
     if (listed := _list_declared(args, invocation, sink)) is not None:
         return listed
     sent = request_launch(invocation, contents)
+    import_session()
     from runner.cli.live.list_tools import list_all
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest

@@ -35,13 +35,16 @@ AHEAD_OF_REQUESTS: tuple[Lane, ...] = ("key", "mouse", "delivery")
 NEVER_SENT = "never sent"  # the reason for a cancellation of a request that the plugin has not got
 
 
+NO_CONTEXT: Mapping[str, Any] = {}
+
+
 class Call(NamedTuple):
     """One call of a plugin."""
 
     kind: Kind
     name: str
     input: Any = None  # JSON; None: nothing was given
-    context: Mapping[str, Any] = {}  # fields that a contract sends along: agent_id, workspace_id, …
+    context: Mapping[str, Any] = NO_CONTEXT  # fields that a contract sends along: agent_id, workspace_id, …
 
 
 def stray_context(
@@ -49,6 +52,8 @@ def stray_context(
 ) -> str:
     """The fault of a call's context; empty if it has none. A key that would not be sent is refused. `flags`:
     the contract's own options, by name."""
+    if not call.context:
+        return ""
     keys = known.get(call.kind, ())
     stray = [key for key in call.context if key not in keys]
     if not stray or call.kind == "list":

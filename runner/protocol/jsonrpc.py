@@ -71,9 +71,8 @@ class Peer:
         request failed. Otherwise that is an echo."""
         self._passes_errors = passes_errors
         self._first = self._next = first_id
-        self._pending: dict[int, Hashable] = {}  # our id -> token
-        self._numbers: dict[Hashable, int] = {}  # and back
-        self._questions: dict[int, tuple[str, Any]] = {}  # our id -> method and params, while it is open
+        self._pending: dict[int, tuple[Hashable, str, Any]] = {}  # our id -> token, method and params
+        self._numbers: dict[Hashable, int] = {}  # token -> our id
         self._errors: deque[tuple[int, Any]] = deque(maxlen=MOST_ERRORS)  # the plugin's id, our error
         self._asked: dict[int, Any] = {}  # ticket -> the plugin's id
         self._tickets_of: dict[bytes, list[int]] = {}  # and back, by the id's JSON: 1, 1.0 and true are three
@@ -88,9 +87,10 @@ class Peer:
 
     def request(self, token: Hashable, method: str, params: Any = None) -> bytes:
         message = {"jsonrpc": "2.0", "id": self._next, "method": method}
-        raw = wire.encode(message if params is None else {**message, "params": params})
-        self._pending[self._next] = token
-        self._questions[self._next] = method, params
+        if params is not None:
+            message["params"] = params
+        raw = wire.encode(message)
+        self._pending[self._next] = token, method, params
         self._numbers[token] = self._next
         self._next += 1
         return raw
@@ -125,7 +125,7 @@ class Peer:
         """Stop waiting for the answer. Returns the id of the request."""
         number = self._numbers.pop(token, None)
         if number is not None:
-            del self._pending[number], self._questions[number]
+            del self._pending[number]
         return number
 
     def asked_as(self, ticket: int) -> Any:
@@ -172,7 +172,8 @@ class Peer:
     def _request(self, plugin_id: Any, method: str, params: Any) -> Incoming:
         # Without params it may be the plugin's own request: both sides may send a ping, and both count from
         # one.
-        if type(plugin_id) is int and params and self._questions.get(plugin_id) == (method, params):
+        ours = self._pending.get(plugin_id) if type(plugin_id) is int and params else None
+        if ours is not None and ours[1:] == (method, params):
             return RpcStray("echo", "our own question came back")
         key = wire.encode(plugin_id)
         if len(self._asked) >= MOST_TICKETS:
@@ -185,24 +186,27 @@ class Peer:
         self._tickets_of.setdefault(key, []).append(self._tickets)
         return RpcRequest(self._tickets, method, params)
 
-    def _response(self, message: dict[str, Any]) -> Incoming:
-        number = message["id"]
-        # By type: in Python, True and 1.0 equal 1.
-        if type(number) is not int or not self._first <= number < self._next:
-            self.unknown += 1
-            return RpcStray("unknown")
-        if number not in self._pending:
+    def _unasked(self, number: Any) -> RpcStray:
+        if type(number) is int and self._first <= number < self._next:
             self.late += 1
             return RpcStray("late", str(number))
-        if not self._passes_errors and (number, message.get("error")) in self._errors:
+        self.unknown += 1
+        return RpcStray("unknown")
+
+    def _response(self, message: dict[str, Any]) -> Incoming:
+        number, error = message["id"], message.get("error")
+        # By type: in Python, True and 1.0 equal 1.
+        ours = self._pending.get(number) if type(number) is int else None
+        if ours is None:
+            return self._unasked(number)
+        if self._errors and not self._passes_errors and (number, error) in self._errors:
             return RpcStray("echo", "our own error came back as an answer")
-        token = self._pending.pop(number)
-        del self._questions[number]
+        del self._pending[number]
+        token = ours[0]
         if self._numbers.get(token) == number:
             del self._numbers[token]
-        error = message.get("error")
         if error is None:
-            return RpcResult(token, message.get("result"))
+            return RpcResult._make((token, message.get("result")))
         if not isinstance(error, dict):
             return RpcError(token, INTERNAL_ERROR, "an error that is not an object", error)
         code, text = error.get("code"), error.get("message")

@@ -54,18 +54,20 @@ class Outbox:
         self._bytes: dict[Lane, int] = {"reply": 0, "delivery": 0}  # in those lanes
         self._at_once: Callable[[bytes], bool] | None = None  # set while the writer has nothing to do
         self.closed = False  # nothing more is taken
+        self.is_full = False  # there is no room for replies
         self.dropped = 0
 
     def post(self, send: Send) -> Letter | None:
         """Returns None if the frame was dropped."""
+        letter = Letter(send.frame)
+        if self._at_once is not None:  # nothing waits, so there is room
+            if self._at_once(letter.frame):
+                letter.written = True
+                return letter
+            self._at_once = None
         if self.closed or not self._has_room(send):
             self.dropped += 1
             return None
-        letter = Letter(send.frame)
-        if self._at_once is not None and self._at_once(letter.frame):
-            letter.written = True
-            return letter
-        self._at_once = None
         lane = self._lanes[send.lane]
         if send.lane in ("key", "mouse") and len(lane) >= MOST_KEYS:
             lane.popleft()
@@ -73,6 +75,7 @@ class Outbox:
         lane.append(letter)
         if send.lane in self._bytes:
             self._bytes[send.lane] += len(letter.frame)
+            self.is_full = self._fills()
         self._changed.set()
         return letter
 
@@ -94,13 +97,12 @@ class Outbox:
 
     async def room(self) -> None:
         """Wait until there is room for replies."""
-        while self._is_full and not self.closed:
+        while self.is_full and not self.closed:
             if self._room.is_set():  # one event for all tasks that wait
                 self._room = trio.Event()
             await self._room.wait()
 
-    @property
-    def _is_full(self) -> bool:
+    def _fills(self) -> bool:
         return len(self._lanes["reply"]) >= MOST_REPLIES or self._bytes["reply"] >= MOST_REPLY_BYTES
 
     def close(self) -> None:
@@ -128,7 +130,8 @@ class Outbox:
                     letter = lane.popleft()
                     if name in self._bytes:
                         self._bytes[name] -= len(letter.frame)
-                    if name == "reply" and not self._is_full:
+                        self.is_full = self._fills()
+                    if name == "reply" and not self.is_full:
                         self._room.set()
                     return letter
             if self.closed:

@@ -60,13 +60,14 @@ class SessionRecord:
 
     def exceeded(self, limits: Limits) -> str | None:
         """The output limit that has just been exceeded. Both streams count together."""
-        for name, limit, count in (
-            ("output", limits.output, sum(self.bytes.values())),
-            ("output_lines", limits.output_lines, self.lines),
-        ):
-            if limit is not None and count > limit and name not in self.limits_hit:
-                self.limits_hit.append(name)
-                return name
+        written = self.bytes["stdout"] + self.bytes["stderr"]
+        if limits.output is not None and written > limits.output and "output" not in self.limits_hit:
+            self.limits_hit.append("output")
+            return "output"
+        most = limits.output_lines
+        if most is not None and self.lines > most and "output_lines" not in self.limits_hit:
+            self.limits_hit.append("output_lines")
+            return "output_lines"
         return None
 
     def took(self, phase: Phase, seconds: float) -> None:

@@ -143,19 +143,22 @@ class Session:
                         state.record.limits_hit.append("call")
                     dropped = state.dialect.counters.get(DROPPED_EVENTS, 0) - dropped
                     self.end = self._end_of(waiter, dropped)
-            with trio.move_on_after(most):
-                waiter.letters = state.act_all(events)
-                await waiter.woken.wait()
+            if not most >= 0:
+                raise ValueError(f"seconds: {most} is not a time limit")
+            if most < math.inf:
+                state.clock.set(token, began + most)
+            waiter.letters = state.act_all(events)
+            await waiter.woken.wait()
             if waiter.fault is not None:
                 raise waiter.fault
             if waiter.answer is None:
                 self._expire(token, waiter, waiter.letters, most)
             return self._result(waiter)
         finally:
-            state.record.took("call", trio.current_time() - began)
+            state.last_active = trio.current_time()
+            state.record.took("call", state.last_active - began)
             del state.waiters[token]
             state.note_quiet()
-            state.last_active = trio.current_time()
             if not state.waiters and state.phase == "call":
                 state.phase = "run"
             if waiter.answer is None and not state.over.is_set():

@@ -35,6 +35,7 @@ from runner.protocol.host_services import Gate
 from runner.protocol.memory import QUESTIONS, Charge, Share
 from runner.protocol.secrets import Secrets
 from runner.session.backlog import Backlog
+from runner.session.deadline import CallClock
 from runner.session.outbox import Letter, Outbox
 from runner.session.record import SessionRecord
 from runner.session.waiter import Waiter
@@ -74,9 +75,11 @@ class SessionState:
         self.backlog = Backlog()
         self.record = SessionRecord()
         self.waiters: dict[int, Waiter] = {}  # by the token of their call
+        self.clock = CallClock(self.waiters)
         self.serving: dict[int, tuple[HostCall, trio.CancelScope]] = {}  # by ticket
         self.questions = Share(QUESTIONS)
-        self.charged: Charge | None = None  # the backlog's charge for the frame that is being handled
+        self._frame: Charge | None = None  # the backlog's charge for the frame that is being handled
+        self._weight: int | None = None  # the weight of that frame. None: no frame is being handled
         self.phase: Phase = "launch"
         self.verdict: Outcome | None = None
         # The verdict to come: a call was cancelled, and the plugin has a moment to answer before it is ended.
@@ -150,6 +153,18 @@ class SessionState:
                 letters.append(letter)
         return letters
 
+    def begin_frame(self, weight: int) -> None:
+        """The events that follow are those of one frame. `weight`: bytes that it takes in memory."""
+        self._weight, self._frame = weight, None
+
+    def end_frame(self) -> None:
+        self._weight = self._frame = None
+
+    def _tell(self, event: Notice | Progress) -> None:
+        if self._frame is None and self._weight is not None:
+            self._frame = self.backlog.charge(self._weight)  # one for all events of the frame
+        self.backlog.tell(event, self._frame)
+
     def _post(self, send: Send) -> Letter | None:
         self.last_active = trio.current_time()
         return self.outbox.post(send)
@@ -158,13 +173,13 @@ class SessionState:
         if self.record.secrets:
             event = without_secrets(event, self.record.secrets)
         match event:
+            case Reply() | Refusal():
+                self.wake(event.call, event)
             case Send():
                 self._post(event)
             case Ready(identity):
                 self.identity = identity
                 self.ready.set()
-            case Reply() | Refusal():
-                self.wake(event.call, event)
             case Violation(call=None):
                 if self.verdict is None:
                     self.record.claimed_id = event.plugin_id
@@ -175,14 +190,14 @@ class SessionState:
                 waiter = self.waiters.get(event.call) if event.call is not None else None
                 if waiter is not None:
                     waiter.progress(event.value)
-                self.backlog.tell(event, self.charged)
+                self._tell(event)
             case HostCallCancelled(ticket):
                 if ticket in self.serving:
                     self.serving[ticket][1].cancel()
             case Notice():
                 if event.kind == "stdout":
                     self.record.strayed(event.value)
-                self.backlog.tell(event, self.charged)
+                self._tell(event)
             case Alive():
                 self.alive.set()
             case LateAnswer(call):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import select
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import trio
@@ -46,8 +47,7 @@ class SessionTasks:
         self._scope = trio.CancelScope(shield=True)
         self._running = trio.Event()
         self._nursery: trio.Nursery | None = None
-        self._turn = trio.current_time()  # when other tasks last ran
-        self._unasked = {"frames": 0, "bytes": 0}  # since the last call
+        self._unasked: dict[str, int] = {}  # since the last call
 
     async def run(self) -> None:
         """Run all tasks until `stop`. Shielded: a caller that is cancelled still needs them for shutdown."""
@@ -69,6 +69,7 @@ class SessionTasks:
         nursery.start_soon(self._read, nursery)
         nursery.start_soon(self._read_stderr)
         nursery.start_soon(self._write)
+        nursery.start_soon(state.clock.run)
         nursery.start_soon(self._watch_process)
         nursery.start_soon(self._watch_stdout)
         if not state.dialect.one_shot:  # a one-shot plugin may close stdin when it has read its one request
@@ -137,15 +138,14 @@ class SessionTasks:
             while data := await state.cell.stdout.receive_some(_READ_BYTES):
                 if state.phase == "launch":  # it runs, and may be faster than the monitor's word of it
                     state.phase = "handshake"
-                self._turn = trio.current_time()
                 self._count("stdout", data)
-                self._note_unasked("bytes", len(data), _UNASKED_BYTES)
-                for frame in framer.feed(bytes(data)):
-                    await self._take(frame, nursery)
+                if state.ends_if_chatty:
+                    self._note_unasked("bytes", len(data), _UNASKED_BYTES)
+                if frames := framer.feed(data):
+                    await self._take(frames, nursery)
                 if framer.fault is not None:
                     break
-            for frame in framer.finish():
-                await self._take(frame, nursery)
+            await self._take(framer.finish(), nursery)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         fault = framer.fault
@@ -172,46 +172,55 @@ class SessionTasks:
             return (await self._state.cell.ended()).outcome.code != "ok"
         return False
 
-    async def _take(self, frame: bytes, nursery: trio.Nursery) -> None:
+    async def _take(self, frames: Iterable[bytes], nursery: trio.Nursery) -> None:
         state = self._state
-        if state.verdict is not None:
-            return  # it arrived together with the frame that ended the session, and is too late
-        state.record.frames += 1
-        self._note_unasked("frames", 1, _UNASKED_FRAMES)
-        if len(frame) > _THREAD_BYTES:
-            message = await trio.to_thread.run_sync(state.dialect.read, frame)
-        else:
-            message = state.dialect.read(frame)
-        now = trio.current_time()
-        state.frame_read.set()
-        asked = self._handle(Message(*message[:-1], now), nursery)
-        del message  # else it is held while we wait below for the plugin to read its answers
-        if asked or len(frame) > _READ_BYTES or now - self._turn > _TURN_SECONDS:
-            # Let other tasks run. A question is then taken up before more is read, if only to be answered
-            # "busy": else a plugin with many questions in one write would look like one that never waits for
-            # an answer. The caller of a long answer takes it before the next one is read. And one read can
-            # hold 64 thousand empty lines, which no other session should have to wait for.
-            await trio.lowlevel.checkpoint()
-            self._turn = trio.current_time()
-        await state.outbox.room()
+        turn = now = trio.current_time()
+        for number, frame in enumerate(frames):
+            if number and (now := trio.current_time()) - turn > _TURN_SECONDS:
+                # One read can hold 64 thousand empty lines, which no other session should have to wait for.
+                await trio.lowlevel.checkpoint()
+                turn = now = trio.current_time()
+            if state.verdict is not None:
+                return  # it arrived together with the frame that ended the session, and is too late
+            state.record.frames += 1
+            if state.ends_if_chatty:
+                self._note_unasked("frames", 1, _UNASKED_FRAMES)
+            if len(frame) > _THREAD_BYTES:
+                message = await trio.to_thread.run_sync(state.dialect.read, frame)
+                now = trio.current_time()
+            else:
+                message = state.dialect.read(frame)
+            state.frame_read.set()
+            asked = self._handle(Message._make((*message[:-1], now)), nursery)
+            del message  # else it is held while we wait below for the plugin to read its answers
+            if asked or len(frame) > _READ_BYTES:
+                # Let other tasks run. A question is then taken up before more is read, if only to be answered
+                # "busy": else a plugin with many questions in one write would look like one that never waits
+                # for an answer. The caller of a long answer takes it before the next one is read.
+                await trio.lowlevel.checkpoint()
+                turn = trio.current_time()
+            if state.outbox.is_full:
+                await state.outbox.room()
 
     def _handle(self, message: Message, nursery: trio.Nursery) -> bool:
         """Do what the message says. Returns whether it asked something of the host."""
         state = self._state
-        asked = False
-        questions = Charge(state.questions, message.weight, QUESTION)
-        state.charged = state.backlog.charge(message.weight)
+        questions: Charge | None = None
         events = state.dialect.feed(message)
-        if not any(isinstance(event, Alive) for event in events):
+        for event in events:
+            if isinstance(event, Alive):
+                break
+        else:
             state.last_active = message.at
+        state.begin_frame(message.weight)
         for event in events:
             if isinstance(event, HostCall):
+                questions = questions or Charge(state.questions, message.weight, QUESTION)
                 self._begin_serving(event, questions, nursery)
-                asked = True
             else:
                 state.act(event)
-        state.charged = None
-        return asked
+        state.end_frame()
+        return questions is not None
 
     @_uninterrupted
     async def _read_stderr(self) -> None:
@@ -231,10 +240,11 @@ class SessionTasks:
 
     def _note_unasked(self, what: Literal["frames", "bytes"], count: int, most: int) -> None:
         state = self._state
-        if not state.ends_if_chatty or state.is_awaited or state.is_over:
-            self._unasked = {"frames": 0, "bytes": 0}
+        if state.is_awaited or state.is_over:
+            if self._unasked:
+                self._unasked = {}
             return
-        self._unasked[what] += count
+        self._unasked[what] = self._unasked.get(what, 0) + count
         if self._unasked[what] > most:
             state.fail(verdict.chatty(f"{most} {what}"))
 
@@ -268,11 +278,11 @@ class SessionTasks:
             with scope:
                 async with state.gate.answered(call, emit, lambda: not state.outbox.closed) as answer:
                     await state.outbox.room()
-                    state.charged = state.backlog.charge(frame.weight)
+                    state.begin_frame(frame.weight)
                     try:
                         state.act_all(state.dialect.answer(call.ticket, _sendable(answer)))
                     finally:
-                        state.charged = None
+                        state.end_frame()
         finally:
             state.serving.pop(call.ticket, None)
             state.note_quiet()

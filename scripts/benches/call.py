@@ -12,15 +12,16 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from sandbox.value import NamedTuple
+from scripts.benches import launch
 from scripts.benches.caller import RUNNER, Caller, Unable, failed
-from scripts.benches.figures import median, percentile, tail
-from scripts.benches.launch import Command, without_shell
+from scripts.benches.hosting import go_on, hosting, read_document
+from scripts.benches.launch import Command
+from scripts.benches.rows import PER_SECOND, Against, Row, Table
 
 LARGE_BYTES = 4 << 20
 CALLS_EACH = 50  # for each of many sessions, per turn
@@ -54,7 +55,7 @@ for line in sys.stdin.buffer:
 
 PIPE, TRIO, SESSION = "a raw pipe", "a raw pipe, by trio", "a session"
 PARSED = "that, and json.loads"
-SPAWN, RAW, CALL = "raw spawn", "raw bwrap", "runner call"
+SPAWN, RAW, CALL, IMPORT = "raw spawn", "raw bwrap", "runner call", "import trio"
 
 
 class Plugin(NamedTuple):
@@ -89,82 +90,83 @@ def host(caller: Caller, talker: Plugin, kind: str, *counts: int) -> Iterator[su
     # Passed as source: the user that is measured may not be allowed to read the checkout.
     script = caller.write("host/host.py", Path(__file__).with_name("host.py").read_text())
     argv = [sys.executable, "-I", script, kind, talker.manifest, *map(str, counts), "--", *talker.argv]
-    pipe = subprocess.PIPE
-    with caller.start(argv, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        assert process.stdin is not None and process.stderr is not None
-        try:
-            yield process
-            process.stdin.close()
-            errors = process.stderr.read()
-        except EOFError:
-            errors = process.stderr.read()
-            raise failed(argv, process.wait(), errors) from None
-        except BaseException:
-            process.kill()
-            raise
-        if process.wait() or errors:
-            raise failed(argv, process.returncode, errors)
-
-
-def read_document(process: subprocess.Popen[bytes]) -> Any:
-    """Read the next JSON document. Raises EOFError if there is none."""
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise EOFError
-    return json.loads(line)
+    with hosting(caller, argv) as process:
+        yield process
 
 
 # --- one session --------------------------------------------------------------------------------------------
 
 
-def bench(caller: Caller, calls: int, colds: int, larges: int) -> None:
+def bench(caller: Caller, calls: int, colds: int, larges: int) -> list[Table]:
     talker = plugin(caller)
     with host(caller, talker, "talk", calls, larges) as process:
-        frames, warm, large = read_document(process), read_document(process), read_document(process)
-    _show_warm(caller, {PIPE: warm["pipe"], TRIO: warm["trio"], SESSION: warm["session"]})
-    _show_large(caller, {PIPE: large["pipe"], PARSED: large["json"], SESSION: large["session"]})
+        frames, warm, flights, large = (read_document(process) for _ in range(4))
     exchange = Exchange([frame.encode() for frame in frames["opening"]], frames["echo"].encode())
-    _show_cold(caller, _colds(caller, talker, exchange, colds))
+    return [
+        _warm(caller, {PIPE: warm["pipe"], TRIO: warm["trio"], SESSION: warm["session"]}),
+        *_flights(caller, {TRIO: flights["trio"], SESSION: flights["session"]}),
+        _large(caller, {PIPE: large["pipe"], PARSED: large["json"], SESSION: large["session"]}),
+        *_cold(caller, _colds(caller, talker, exchange, colds)),
+    ]
 
 
-def _show_warm(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
-    micro = {name: [1e6 * each for block in blocks for each in block] for name, blocks in taken.items()}
-    count = len(micro[PIPE])
-    print(f"\nwarm calls, as {caller.name}: {count} of an echo each, in turns, in microseconds")
-    for name, samples in micro.items():
-        rate = count / sum(samples) * 1e6
-        print(f"  {name:20} p50 {median(samples):8.1f}   {tail(samples)}   {rate:8.0f} per second")
-    for one, other in ((SESSION, PIPE), (SESSION, TRIO)):
-        print(f"  {one} over {other}: {_ratio(taken[one], taken[other])}")
+def _warm(caller: Caller, taken: Mapping[str, list[list[float]]]) -> Table:
+    over = {SESSION: (Against(PIPE, (PIPE,)), Against(TRIO, (TRIO,)))}
+    rows = _rows(taken, "µs", 1e6, over, {SESSION: "a call of an open session"})
+    about = f"{len(rows[0].samples)} of an echo each, by turns"
+    return Table("call", "warm calls", caller.name, about, rows)
 
 
-def _show_large(caller: Caller, taken: Mapping[str, list[list[float]]]) -> None:
-    milli = {name: [1e3 * each for block in blocks for each in block] for name, blocks in taken.items()}
-    print(f"\nlarge answers, as {caller.name}: {len(milli[PIPE])} of 4 MiB each, in turns, in milliseconds")
-    for name, samples in milli.items():
-        rate = LARGE_BYTES / (1 << 20) / median(samples) * 1e3
-        print(f"  {name:20} p50 {median(samples):8.1f}   {tail(samples)}   {rate:8.0f} MiB per second")
-    for one, other in ((SESSION, PIPE), (SESSION, PARSED)):
-        print(f"  {one} over {other}: {_ratio(taken[one], taken[other])}")
+def _flights(caller: Caller, taken: Mapping[str, list[list[float]]]) -> list[Table]:
+    """Calls that do not wait for the answers to others. `taken`: seconds of a call, and those of the host's
+    processor."""
+    over = {SESSION: (Against(TRIO, (TRIO,)),)}
+    tables = []
+    for column, (title, headline) in enumerate(
+        (("calls in flight", "a call among many in flight"), ("calls in flight, the host's processor", ""))
+    ):
+        blocks = {name: [[each[column]] for each in rounds] for name, rounds in taken.items()}
+        rows = _rows(blocks, "µs", 1e6, over, {SESSION: headline} if headline else {})
+        tables.append(Table("call", title, caller.name, "many at once, by turns, for each call", rows))
+    return tables
 
 
-def _ratio(ones: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> str:
-    """The ratio turn by turn, because both halves of a turn saw the same machine."""
-    ratios = [median(one) / median(other) for one, other in zip(ones, others, strict=True)]
-    return f"ratio {median(ratios):.2f} (p10 {percentile(ratios, 10):.2f}, p90 {percentile(ratios, 90):.2f})"
+def _large(caller: Caller, taken: Mapping[str, list[list[float]]]) -> Table:
+    over = {SESSION: (Against(PIPE, (PIPE,)), Against(PARSED, (PARSED,)))}
+    rows = _rows(taken, "ms", 1e3, over, {})
+    about = f"{len(rows[0].samples)} of 4 MiB each, by turns"
+    return Table("call", "large answers", caller.name, about, rows)
+
+
+def _rows(
+    taken: Mapping[str, list[list[float]]],
+    unit: str,
+    scale: float,
+    over: Mapping[str, tuple[Against, ...]],
+    headlines: Mapping[str, str],
+) -> list[Row]:
+    return [
+        Row(
+            name,
+            unit,
+            [scale * each for block in blocks for each in block],
+            over.get(name, ()),
+            headlines.get(name, ""),
+        )
+        for name, blocks in taken.items()
+    ]
 
 
 # --- calls that start the plugin ----------------------------------------------------------------------------
 
 
 def _colds(caller: Caller, talker: Plugin, exchange: Exchange, rounds: int) -> Mapping[str, list[Cold]]:
-    explain = [RUNNER, "explain", "--format", "argv", talker.manifest]
-    bare = without_shell(caller.output_of(explain), caller)
+    bare = launch.raw(caller, [RUNNER, "exec", talker.manifest])
     call = [RUNNER, "call", talker.manifest, "echo", "--input", '{"text":"hello"}']
     commands: dict[str, tuple[Command, Exchange | None]] = {
         SPAWN: (Command(talker.argv, {}), exchange),
         RAW: (bare, exchange),
+        IMPORT: (Command([sys.executable, "-Ic", "import trio; print('hello')"], {}), None),
         CALL: (Command(call, {}), None),
     }
     samples: dict[str, list[Cold]] = {name: [] for name in commands}
@@ -210,77 +212,76 @@ def cold(caller: Caller, command: Command, exchange: Exchange | None) -> Cold:
     return Cold((answered - start) * 1000, (ended - start) * 1000)
 
 
-def _show_cold(caller: Caller, samples: Mapping[str, list[Cold]]) -> None:
-    count = len(samples[SPAWN])
-    print(f"\ncold calls, as {caller.name}: {count} each, interleaved, in milliseconds")
-    print(f"  {'':20} {'answer':>7} {'p90':>7} {'min':>7}   {'end':>7} {'p90':>7}")
-    for name, taken in samples.items():
-        answer, end = zip(*taken, strict=True)
-        print(
-            f"  {name:20} {median(answer):7.1f} {percentile(answer, 90):7.1f} {min(answer):7.1f}   "
-            f"{median(end):7.1f} {percentile(end, 90):7.1f}"
-        )
-    for one, other in ((CALL, SPAWN), (CALL, RAW)):
-        pairs = list(zip(samples[one], samples[other], strict=True))
-        added = median([a.answer - b.answer for a, b in pairs])
-        ratio = median([a.answer / b.answer for a, b in pairs])
-        whole = median([a.end / b.end for a, b in pairs])
-        print(f"  {one} over {other}: answer {added:+.1f}, ratio {ratio:.2f}; end, ratio {whole:.2f}")
+def _cold(caller: Caller, samples: Mapping[str, list[Cold]]) -> list[Table]:
+    over = {CALL: (Against(RAW, (RAW,)), Against(SPAWN, (SPAWN,)), Against(IMPORT, (IMPORT,)))}
+    about = f"{len(samples[SPAWN])} each, interleaved, from the start of the process"
+    tables = []
+    for title, end in (("cold calls, to the answer", False), ("cold calls, to the end", True)):
+        rows = [
+            Row(
+                name,
+                "ms",
+                [each.end if end else each.answer for each in taken],
+                over.get(name, ()),
+                "`runner call`, to the answer" if name == CALL and not end else "",
+            )
+            for name, taken in samples.items()
+        ]
+        tables.append(Table("call", title, caller.name, about, rows))
+    return tables
 
 
 # --- many sessions ------------------------------------------------------------------------------------------
 
 
-def bench_many(caller: Caller, count: int) -> None:
+def bench_many(caller: Caller, count: int) -> list[Table]:
     talker = plugin(caller)
     with host(caller, talker, "many", count, CALLS_EACH) as process:
-        assert process.stdin is not None
         read_document(process)
         one = memory(process.pid)
-        process.stdin.write(b"\n")
-        process.stdin.flush()
+        go_on(process)
         opened = read_document(process)["seconds"]
         many = memory(process.pid)
-        process.stdin.write(b"\n")
-        process.stdin.flush()
+        go_on(process)
         raw, taken, closed = (
             read_document(process)["seconds"],
             read_document(process),
             read_document(process)["seconds"],
         )
-    print(f"\nsessions, as {caller.name}: {count} at once")
-    print(
-        f"  opened in {opened * 1000:.0f} ms, closed in {closed * 1000:.0f} ms; "
-        f"as many raw plugins were started and greeted in {raw * 1000:.0f} ms"
-    )
     total = count * CALLS_EACH
-    rates = {name: median([total / each for each in seconds]) for name, seconds in taken.items()}
-    pairs = zip(taken["session"], taken["trio"], strict=True)
-    ratio = median([one / other for one, other in pairs])
-    print(
-        f"  calls per second, over all of them: {rates['session']:.0f}; "
-        f"by raw pipes {rates['trio']:.0f}, ratio {ratio:.2f}"
-    )
-    _show_memory(one, many, count)
+    rates = {name: [total / each for each in seconds] for name, seconds in taken.items()}
+    by_raw, started = "calls by raw pipes", "as many raw plugins started and greeted"
+    rows = [
+        Row(by_raw, PER_SECOND, rates["trio"]),
+        Row("calls by sessions", PER_SECOND, rates["session"], (Against("raw pipes", (by_raw,)),)),
+        Row(started, "ms", [raw * 1000]),
+        Row("opened", "ms", [opened * 1000], (Against("raw plugins", (started,)),)),
+        Row("closed", "ms", [closed * 1000]),
+    ]
+    about = f"{count} at once, {CALLS_EACH} calls of each in a turn"
+    return [Table("sessions", "many sessions", caller.name, about, rows), _memory(caller, one, many, count)]
 
 
 OURS = ("host", "fork server", "monitors", "inits")
 
 
-def _show_memory(one: Mapping[str, int], many: Mapping[str, int], count: int) -> None:
-    """Print sizes in kB. A page that several processes share is divided among them, so sums are correct."""
+def _memory(caller: Caller, one: Mapping[str, int], many: Mapping[str, int], count: int) -> Table:
+    """Sizes in kB. A page that several processes share is divided among them, so sums are correct."""
+    title, about = "memory of many sessions", f"{count} at once, for each of them (PSS)"
     if -1 in many.values():
-        print("  memory: not measured, because some processes cannot be read by this user")
-        return
+        note = "memory is not measured: this user cannot read some of the processes"
+        return Table("sessions", title, caller.name, about, (), (note,))
     mine = sum(many[name] for name in OURS)
     more = (mine - sum(one[name] for name in OURS)) / (count - 1)
-    print(
-        f"  memory of the runner per session: {mine / count:.0f} kB; each after the first adds {more:.0f} kB"
-    )
-    for name in OURS:
-        print(f"    {name:8} {many[name]:8} kB, {many[name] / count:8.1f} kB per session")
-    for name in ("bwrap", "plugin"):
-        print(f"    {name:8} {many[name]:8} kB, {many[name] / count:8.1f} kB per session, not the runner's")
+    bwrap = "bwrap, not the runner's"
+    rows = [
+        Row("the runner", "kB", [mine / count], (Against("bwrap", (bwrap,)),)),
+        Row("the runner, each after the first", "kB", [more], (Against("bwrap", (bwrap,)),)),
+        *(Row(f"of that {name}", "kB", [many[name] / count]) for name in OURS),
+        Row(bwrap, "kB", [many["bwrap"] / count]),
+        Row("the plugin, not the runner's", "kB", [many["plugin"] / count]),
+    ]
+    return Table("sessions", title, caller.name, about, rows)
 
 
 def memory(host_pid: int) -> dict[str, int]:

@@ -52,14 +52,30 @@ class Caller(NamedTuple):
             raise failed(argv, process.returncode, err)
         return out.decode()
 
+    def own(self, name: str) -> str:
+        """Make a folder below `folder` that belongs to this user. Returns its path."""
+        path = Path(self.folder, name)
+        path.mkdir(exist_ok=True)
+        path.chmod(0o755)
+        if os.geteuid() == 0:
+            os.chown(path, self.uid, self.uid)
+        return str(path)
+
     def write(self, name: str, text: str) -> str:
         """Write a world-readable file below `folder`. Returns its path."""
         path = Path(self.folder, name)
-        path.parent.mkdir(exist_ok=True)
-        path.parent.chmod(0o755)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for parent in path.relative_to(self.folder).parents[:-1]:
+            Path(self.folder, parent).chmod(0o755)
         path.write_text(text)
         path.chmod(0o644)
         return str(path)
+
+
+def reason(fault: Unable) -> str:
+    """The last line of it, without the whole command and its traceback."""
+    lines = [line.strip(" |+-") for line in str(fault).splitlines()]  # drawn around a group of exceptions
+    return [line for line in lines if line][-1]
 
 
 def failed(argv: Sequence[str], status: int, errors: bytes) -> Unable:
@@ -80,7 +96,7 @@ def callers() -> Iterator[list[Caller]]:
             if _can_run(other):
                 found.append(other)
             else:
-                print(f"An ordinary user cannot run {RUNNER}: only root is measured.")
+                print(f"bench: an ordinary user cannot run {RUNNER}: only root is measured", file=sys.stderr)
         yield found
     finally:
         shutil.rmtree(top)

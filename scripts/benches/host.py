@@ -20,6 +20,7 @@ import trio
 
 import runner
 
+IN_FLIGHT, IN_A_ROW = 32, 10  # tasks that call at once, where they do, and calls of each
 BLOCK = 50  # calls in a row, before the next alternative's turn
 WARM_UP = 2
 TURNS = 4
@@ -70,6 +71,14 @@ class Streams:
             data_read += data
         return bytes(data_read)
 
+    async def ask_many(self, frame: bytes, count: int) -> None:
+        await self._in.send_all(frame * count)
+        while count:
+            data = await self._out.receive_some(READ_BYTES)
+            if not data:
+                raise EOFError("the plugin has ended")
+            count -= data.count(b"\n")
+
     async def aclose(self) -> None:
         await self._in.aclose()
         await self._out.aclose()
@@ -116,6 +125,20 @@ async def in_turns(asks: dict[str, Ask], rounds: int, block: int) -> dict[str, l
     return taken
 
 
+async def in_flight(asks: dict[str, Ask], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """For each round, by name: its seconds, and those of this process's processor, divided by its calls."""
+    count = IN_FLIGHT * IN_A_ROW
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in asks}
+    for turn in range(WARM_UP + rounds):
+        for name in asks if turn % 2 else reversed(asks):
+            began, before = time.perf_counter(), time.process_time()
+            await asks[name]()
+            if turn >= WARM_UP:
+                seconds, busy = time.perf_counter() - began, time.process_time() - before
+                taken[name].append((seconds / count, busy / count))
+    return taken
+
+
 async def talk(manifest: str, calls: int, larges: int, argv: list[str]) -> None:
     async with runner.open_plugin(manifest) as plugin:
         frames = await record_frames(plugin)
@@ -135,6 +158,11 @@ async def talk(manifest: str, calls: int, larges: int, argv: list[str]) -> None:
             "session": partial(plugin.call, "echo", GIVEN),
         }
         tell(await in_turns(warm, -(-calls // block), block))
+        flights: dict[str, Ask] = {
+            "trio": partial(repeat, partial(streams.ask_many, frames.echo, IN_FLIGHT), IN_A_ROW),
+            "session": partial(all_at_once, [partial(repeat, warm["session"], IN_A_ROW)] * IN_FLIGHT),
+        }
+        tell(await in_flight(flights, -(-calls // (IN_FLIGHT * IN_A_ROW))))
         large: dict[str, Ask] = {
             "pipe": partial(by_pipe, frames.large),
             "json": partial(by_pipe, frames.large, json.loads),
@@ -188,10 +216,6 @@ async def compare(plugins: list[runner.OpenPlugin], frames: Frames, calls: int, 
     tell({"seconds": time.perf_counter() - start})
     streams = [each.streams() for each in pipes]
 
-    async def repeat(ask: Ask) -> None:
-        for _ in range(calls):
-            await ask()
-
     kinds: dict[str, list[Ask]] = {
         "trio": [partial(each.ask, frames.echo) for each in streams],
         "session": [partial(each.call, "echo", GIVEN) for each in plugins],
@@ -199,7 +223,7 @@ async def compare(plugins: list[runner.OpenPlugin], frames: Frames, calls: int, 
     taken: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(1 + TURNS):
         for name in kinds if turn % 2 else reversed(kinds):
-            seconds = await all_at_once([partial(repeat, ask) for ask in kinds[name]])
+            seconds = await all_at_once([partial(repeat, ask, calls) for ask in kinds[name]])
             if turn:  # the first warms up
                 taken[name].append(seconds)
     tell(taken)
@@ -207,6 +231,11 @@ async def compare(plugins: list[runner.OpenPlugin], frames: Frames, calls: int, 
         await stream.aclose()
     for each in pipes:
         each.close()
+
+
+async def repeat(ask: Ask, count: int) -> None:
+    for _ in range(count):
+        await ask()
 
 
 async def all_at_once(tasks: list[Ask]) -> float:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from scripts.benches.caller import RUNNER, Caller, Unable, failed
-from scripts.benches.figures import median, tail
+from scripts.benches.rows import Row, Table
 
 PIDS = 512
 TASKS = 400
@@ -71,21 +71,19 @@ time.sleep({LIFETIME_SECONDS})
 """
 
 
-def bench(caller: Caller, idles: int, bombs: int) -> None:
+def bench(caller: Caller, idles: int, bombs: int) -> list[Table]:
     idle = _manifest(caller, "idle", "/bin/sh", "-c", IDLE)
     script = caller.write("bomb/bomb.py", BOMB)
     bomb = _manifest(caller, "bomb", "/usr/bin/python3", "-ISE", script)
-    print(
-        f"\nkill, as {caller.name}, pids held by {_means(caller, idle)}: from two signals to the runner "
-        "until it has returned\nand every process is gone, in milliseconds"
+    rows = [
+        Row("an idle plugin", "ms", [end(caller, idle) for _ in range(idles)], headline="end of a plugin"),
+        Row(f"a fork bomb of {TASKS} tasks", "ms", [end(caller, bomb) for _ in range(bombs)]),
+    ]
+    about = (
+        f"from two signals to the runner until it has returned and every process is gone; {idles} times, and "
+        f"{bombs} times for the bomb; pids held by {_means(caller, idle)}"
     )
-    for name, manifest, rounds in (
-        ("an idle plugin", idle, idles),
-        (f"a fork bomb of {TASKS} tasks", bomb, bombs),
-    ):
-        taken = [end(caller, manifest) for _ in range(rounds)]
-        figures = f"p50 {median(taken):7.1f}   {tail(taken)}   min {min(taken):7.1f}"
-        print(f"  {name:24} {figures}   ({rounds} times)")
+    return [Table("kill", "end", caller.name, about, rows)]
 
 
 def _manifest(caller: Caller, name: str, command: str, *arguments: str) -> str:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import policies
 from sandbox.value import NamedTuple
 from scripts.benches.caller import RUNNER, Caller, Unable, failed
-from scripts.benches.figures import median, percentile
+from scripts.benches.rows import Against, Row, Table
 
 WARM_UP = 3
 
@@ -54,14 +55,17 @@ FULL = {
 }
 STDERR = {"output": '"1M"', "output_lines": "10000"}
 
-RAW, NONE, USUAL, ALL, RELAYED, BARE = (
-    "raw bwrap",
-    "no limits",
-    "default policy",
-    "full limits",
-    "full, and of stderr",
-    "python -c 0",
+RAW, PYTHON = "raw bwrap", "python -I -S"
+NONE, USUAL, ALL, RELAYED = (
+    "runner exec, no limits",
+    "runner exec, default policy",
+    "runner exec, full limits",
+    "runner exec, full, and of stderr",
 )
+
+# What `runner exec` has to start at the least: bubblewrap, and an interpreter that imports nothing.
+OVER_RAW = Against("raw bwrap", (RAW,))
+OVER_SUM = Against("raw bwrap + python -I -S", (RAW, PYTHON))
 
 
 class Command(NamedTuple):
@@ -91,73 +95,86 @@ class Sample(NamedTuple):
     cpu: float  # of all its processes
 
 
-def bench(caller: Caller, rounds: int) -> None:
-    commands = _commands(caller)
+def bench(caller: Caller, rounds: int) -> list[Table]:
+    taken = interleave(caller, _commands(caller), rounds)
+    about = f"{rounds} launches of /usr/bin/true each, interleaved"
+    over = dict.fromkeys((NONE, USUAL, ALL, RELAYED), (OVER_RAW, OVER_SUM))
+    headlines = {USUAL: "`runner exec` of `/usr/bin/true`"}
+    return tables("launch", "launch", caller, about, taken, over, headlines)
+
+
+def interleave(caller: Caller, commands: Mapping[str, Command], rounds: int) -> dict[str, list[Sample]]:
+    """Launch each by turns. Each is first as often as last, because the kernel may still be cleaning up after
+    the one before."""
     samples: dict[str, list[Sample]] = {name: [] for name in commands}
     names = list(commands)
-    for turn in range(WARM_UP + rounds):
-        # Each is first as often as last, because the kernel may still be cleaning up after the one before.
+    warm_up = min(WARM_UP, max(1, rounds // 2))
+    for turn in range(warm_up + rounds):
         at = turn % len(names)
         for name in (*names[at:], *names[:at]):
             sample = measure(caller, commands[name])
-            if turn >= WARM_UP:
+            if turn >= warm_up:
                 samples[name].append(sample)
-    print(f"\nlaunch, as {caller.name}: {rounds} of /usr/bin/true each, interleaved, in milliseconds")
-    pairs = ((NONE, RAW), (USUAL, RAW), (USUAL, NONE), (ALL, NONE), (RELAYED, ALL))
-    print_samples(samples, pairs)
+    return samples
 
 
-def print_samples(samples: Mapping[str, list[Sample]], pairs: Sequence[tuple[str, str]]) -> None:
-    """`pairs`: what is compared with what."""
-    print(f"  {'':20} {'p50':>7} {'p90':>7} {'min':>7}   {'processor time, p50':>20}")
-    for name, taken in samples.items():
-        wall = [sample.wall for sample in taken]
-        cpu = median([sample.cpu for sample in taken])
-        figures = f"{median(wall):7.1f} {percentile(wall, 90):7.1f} {min(wall):7.1f}"
-        print(f"  {name:20} {figures}   {cpu:20.1f}")
-    for one, other in pairs:
-        print(f"  {one} over {other}: {_compared(samples[one], samples[other])}")
-
-
-def _compared(ones: list[Sample], others: list[Sample]) -> str:
-    """The difference turn by turn, because both saw the same machine."""
-    added = [one.wall - other.wall for one, other in zip(ones, others, strict=True)]
-    burnt = [one.cpu - other.cpu for one, other in zip(ones, others, strict=True)]
-    ratio = median([one.wall for one in ones]) / median([other.wall for other in others])
-    return (
-        f"p50 {median(added):+.1f} p90 {percentile(added, 90):+.1f}, "
-        f"processor time {median(burnt):+.1f}, ratio {ratio:.2f}"
-    )
+def tables(
+    part: str,
+    title: str,
+    caller: Caller,
+    about: str,
+    taken: Mapping[str, list[Sample]],
+    over: Mapping[str, tuple[Against, ...]],
+    headlines: Mapping[str, str] = MappingProxyType({}),
+    notes: tuple[str, ...] = (),
+) -> list[Table]:
+    """Two of them: by the clock, and by processor time."""
+    wall = [
+        Row(name, "ms", [each.wall for each in samples], over.get(name, ()), headlines.get(name, ""))
+        for name, samples in taken.items()
+    ]
+    # Not compared: bubblewrap does not wait for its own child, whose time the kernel then adds to nobody.
+    cpu = [Row(name, "ms", [each.cpu for each in samples]) for name, samples in taken.items()]
+    return [
+        Table(part, title, caller.name, about, wall, notes),
+        Table(
+            part,
+            f"{title}: processor time",
+            caller.name,
+            f"{about}; of all processes that their parents waited for",
+            cpu,
+        ),
+    ]
 
 
 def _commands(caller: Caller) -> Mapping[str, Command]:
     manifest = caller.write("plugin/nexo-plugin.toml", MANIFEST)
     # Not in the default state directory, where nothing should be left.
-    state = Path(caller.folder, "state")
-    state.mkdir()
-    if os.geteuid() == 0:
-        os.chown(state, caller.uid, caller.uid)
-    state.chmod(0o755)
+    state = Path(caller.own("state"))
     found = {
-        NONE: _policy({}),
+        NONE: policy({}),
         USUAL: (Path(policies.__file__).parent / "default.toml").read_text(),
-        ALL: _policy(FULL),
-        RELAYED: _policy({**FULL, **STDERR}),
+        ALL: policy(FULL),
+        RELAYED: policy({**FULL, **STDERR}),
     }
-    commands: dict[str, Command] = {}
+    commands = {RAW: Command([], {}), PYTHON: Command([sys.executable, "-I", "-S", "-c", "pass"], {})}
     for name, text in found.items():
         file = caller.write(f"policies/{len(commands)}.toml", text)
         argv = [RUNNER, "exec", "--policy", file, "--state-dir", str(state / "bench"), manifest]
         caller.output_of(argv)  # makes the state directory, which bwrap alone would not; fills the caches
         commands[name] = Command(argv, {})
-    argv = list(commands[NONE].argv)
-    argv[1:2] = ["explain", "--format", "argv"]
-    commands[RAW] = without_shell(caller.output_of(argv), caller)
-    commands[BARE] = Command([sys.executable, "-I", "-c", "0"], {})
+    commands[RAW] = raw(caller, commands[USUAL].argv)
     return commands
 
 
-def _policy(limits: Mapping[str, str]) -> str:
+def raw(caller: Caller, argv: Sequence[str]) -> Command:
+    """bubblewrap alone, with the arguments and the filter of this `runner exec`."""
+    words = list(argv)
+    words[1:2] = ["explain", "--format", "argv"]
+    return without_shell(caller.output_of(words), caller)
+
+
+def policy(limits: Mapping[str, str]) -> str:
     """The default policy with these limits instead of its own."""
     text = (Path(policies.__file__).parent / "default.toml").read_text()
     sections = re.split(r"^(?=\[)", text, flags=re.MULTILINE)

@@ -17,8 +17,8 @@ from typing import Any
 import policies
 from scripts.benches import launch
 from scripts.benches.caller import RUNNER, Caller, Unable
-from scripts.benches.figures import median, percentile
-from scripts.benches.launch import Command, Sample, without_shell
+from scripts.benches.launch import OVER_RAW, RAW, Command
+from scripts.benches.rows import PER_SECOND, Against, Row, Table
 from scripts.internet.machine import Internet, make_internet
 
 SERVER, NAME = "45.33.1.10", "api.example.com"
@@ -28,7 +28,9 @@ BLOCK = 50  # connections of one turn
 DOWNLOAD_BYTES = 256 << 20
 WARM_UP = 2
 
-RAW, NONE, LIST, EVERY = "raw bwrap", "no network", "one host", "every port of one"
+NONE, LIST, EVERY = "no network", "one host", "every port of one"
+DIRECT, GATE = "direct", "through the gate"
+OVER_NONE, OVER_DIRECT = Against("no network", (NONE,)), Against("direct", (DIRECT,))
 
 # Obeys lines on stdin: `connect N` makes N connections one after the other, each for one question and answer;
 # `download N` reads so many bytes; `hold N` opens N connections and keeps them. Prints seconds, as JSON.
@@ -63,54 +65,45 @@ for line in sys.stdin:
 """
 
 
-def bench(caller: Caller, launches: int, connections: int, downloads: int) -> None:
-    _bench_launch(caller, launches)
+def bench(caller: Caller, launches: int, connections: int, downloads: int) -> list[Table]:
+    tables = _bench_launch(caller, launches)
     if os.geteuid() != 0:
-        print("  connections are not measured: only root can make the namespaces of their servers")
-        return
+        note = "connections are not measured: only root can make the namespaces of their servers"
+        return [tables[0]._replace(notes=(*tables[0].notes, note)), *tables[1:]]
     with _internet(caller) as internet:
-        _bench_bytes(caller, internet, connections, downloads)
+        return tables + _bench_bytes(caller, internet, connections, downloads)
 
 
 # --- launch -------------------------------------------------------------------------------------------------
 
 
-def _bench_launch(caller: Caller, rounds: int) -> None:
+def _bench_launch(caller: Caller, rounds: int) -> list[Table]:
     commands = {
         name: Command(_exec(caller, f"launch-{number}", hosts, "/usr/bin/true"), {})
         for number, (name, hosts) in enumerate(
             {NONE: "none", LIST: [f"{NAME}:443"], EVERY: [f"{NAME}:*"]}.items()
         )
     }
+    notes: tuple[str, ...] = ()
     for name, command in tuple(commands.items()):
         try:
             caller.output_of(command.argv)  # fills the caches
         except Unable:
             if name != EVERY:
                 raise
-            del commands[EVERY]  # it needs nftables in the kernel
-    argv = list(commands[NONE].argv)
-    argv[1:2] = ["explain", "--format", "argv"]
-    commands[RAW] = without_shell(caller.output_of(argv), caller)
-    names = list(commands)
-    samples: dict[str, list[Sample]] = {name: [] for name in names}
-    for turn in range(WARM_UP + rounds):
-        at = turn % len(names)
-        for name in (*names[at:], *names[:at]):
-            sample = launch.measure(caller, commands[name])
-            if turn >= WARM_UP:
-                samples[name].append(sample)
-    print(
-        f"\nnetwork, as {caller.name}: {rounds} launches of /usr/bin/true each, interleaved, in milliseconds"
-    )
-    pairs = ((LIST, NONE), (EVERY, NONE), (LIST, RAW), (NONE, RAW))
-    launch.print_samples(samples, [pair for pair in pairs if pair[0] in samples])
+            del commands[EVERY]
+            notes = ("every port of one host is not measured: that needs nftables in the kernel",)
+    commands[RAW] = launch.raw(caller, commands[NONE].argv)
+    taken = launch.interleave(caller, commands, rounds)
+    over = {NONE: (OVER_RAW,), LIST: (OVER_RAW, OVER_NONE), EVERY: (OVER_RAW, OVER_NONE)}
+    about = f"{rounds} launches of /usr/bin/true each, interleaved"
+    return launch.tables("network", "launch with a network", caller, about, taken, over, notes=notes)
 
 
 # --- connections --------------------------------------------------------------------------------------------
 
 
-def _bench_bytes(caller: Caller, internet: Internet, connections: int, downloads: int) -> None:
+def _bench_bytes(caller: Caller, internet: Internet, connections: int, downloads: int) -> list[Table]:
     ports = [str(ECHO), str(SOURCE)]
     script = caller.write("client/client.py", CLIENT)
     python = ["/usr/bin/python3", "-I", script]
@@ -124,20 +117,28 @@ def _bench_bytes(caller: Caller, internet: Internet, connections: int, downloads
         gate = find_gate(caged.pid)
         idle = private_bytes(gate)
         block = min(BLOCK, connections)
-        ways = {"direct": direct, "through the gate": caged}
+        ways = {DIRECT: direct, GATE: caged}
         each = _by_turns(ways, "connect", block, -(-connections // block))
         pieces = _by_turns(ways, "download", DOWNLOAD_BYTES, downloads)
         before = private_bytes(gate)
         caged.ask("hold", HELD)
         held = private_bytes(gate)
-    _print_connections(caller, each)
-    _print_downloads(caller, pieces)
-    print(
-        f"\nmemory of the gate, as {caller.name}: private to its process, in kB\n"
-        f"  after the first connection {idle >> 10:7}\n"
-        f"  when all were closed       {before >> 10:7}\n"
-        f"  with {HELD} open connections {held >> 10:7}, {(held - before) / HELD / 1024:.1f} for each"
-    )
+    return [
+        _connections(caller, each),
+        _downloads(caller, pieces),
+        Table(
+            "network",
+            "memory of the gate",
+            caller.name,
+            "what is private to its process",
+            [
+                Row("after the first connection", "kB", [idle / 1024]),
+                Row("when all were closed", "kB", [before / 1024]),
+                Row(f"with {HELD} open connections", "kB", [held / 1024]),
+                Row("for each open connection", "kB", [(held - before) / HELD / 1024]),
+            ],
+        ),
+    ]
 
 
 def _by_turns(ways: dict[str, Client], word: str, count: int, rounds: int) -> dict[str, list[list[float]]]:
@@ -150,40 +151,23 @@ def _by_turns(ways: dict[str, Client], word: str, count: int, rounds: int) -> di
     return taken
 
 
-def _print_connections(caller: Caller, taken: dict[str, list[list[float]]]) -> None:
-    flat = {name: [each * 1000 for block in blocks for each in block] for name, blocks in taken.items()}
-    count = len(next(iter(flat.values())))
-    print(
-        f"\nconnections, as {caller.name}: {count} each, one after the other, by turns; connect, a question, "
-        "an answer, close, in milliseconds"
-    )
-    for name, all_of_it in flat.items():
-        print(
-            f"  {name:18} p50 {median(all_of_it):7.3f}   p90 {percentile(all_of_it, 90):7.3f}   "
-            f"min {min(all_of_it):7.3f}"
-        )
-    direct, gate = flat.values()
-    added = median(gate) - median(direct)
-    print(f"  the gate adds p50 {added:.3f} for each, ratio {median(gate) / median(direct):.2f}")
+def _connections(caller: Caller, taken: dict[str, list[list[float]]]) -> Table:
+    flat = {name: [each * 1e6 for block in blocks for each in block] for name, blocks in taken.items()}
+    about = f"{len(flat[GATE])} each, by turns: connect, a question, an answer, close"
+    rows = [
+        Row(DIRECT, "µs", flat[DIRECT]),
+        Row(GATE, "µs", flat[GATE], (OVER_DIRECT,), "a connection through the gate"),
+    ]
+    return Table("network", "connections", caller.name, about, rows)
 
 
-def _print_downloads(caller: Caller, taken: dict[str, list[list[float]]]) -> None:
-    rates = {
-        name: [DOWNLOAD_BYTES / seconds / (1 << 20) for [seconds] in blocks] for name, blocks in taken.items()
-    }
-    count = len(next(iter(rates.values())))
-    print(
-        f"\nthroughput, as {caller.name}: {count} downloads of {DOWNLOAD_BYTES >> 20} MiB each, by turns, "
-        "in MiB per second"
-    )
-    for name, found in rates.items():
-        print(f"  {name:18} p50 {median(found):7.0f}   max {max(found):7.0f}")
-    direct, gate = rates.values()
-    ratios = [one / other for one, other in zip(gate, direct, strict=True)]
-    print(
-        f"  through the gate over direct: ratio {median(gate) / median(direct):.2f} "
-        f"(p10 {percentile(ratios, 10):.2f}, p90 {percentile(ratios, 90):.2f})"
-    )
+def _downloads(caller: Caller, taken: dict[str, list[list[float]]]) -> Table:
+    size = DOWNLOAD_BYTES >> 20
+    rates = {name: [size / seconds for [seconds] in blocks] for name, blocks in taken.items()}
+    about = f"{len(rates[GATE])} downloads of {size} MiB each, by turns"
+    unit = f"MiB {PER_SECOND}"
+    rows = [Row(DIRECT, unit, rates[DIRECT]), Row(GATE, unit, rates[GATE], (OVER_DIRECT,))]
+    return Table("network", "throughput", caller.name, about, rows)
 
 
 class Client:

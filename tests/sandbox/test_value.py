@@ -54,6 +54,8 @@ def matched(kind: Any) -> Any:
 ACTS: dict[str, Callable[[Any], Any]] = {
     "positional": lambda kind: kind(1, "b", ("c",)),
     "defaults": lambda kind: kind(1),
+    "one default": lambda kind: kind(1, "b"),
+    "made": lambda kind: kind._make((1, "b", ("c",))),
     "keywords": lambda kind: kind(c=("z",), a=3),
     "missing": lambda kind: kind(),
     "unknown keyword": lambda kind: kind(1, d=2),

@@ -76,6 +76,7 @@ _CHANGED: Final = {
     "notifications/resources/list_changed": "resources",
 }
 _SUBSCRIPTION: Final = "subscriptions/listen"
+_LOG_LEVEL: Final = f"{versions.PREFIX}logLevel"
 
 
 def make(setting: Setting) -> McpDialect:
@@ -97,6 +98,8 @@ class McpDialect(Dialect):
         # requests up.
         self._inputs: dict[int, tuple[int, str, str]] = {}  # ticket -> token, key, method
         self._tickets = 0
+        self._envelope: dict[str, Any] | None = None  # of a modern request
+        self._call_seconds = dict(setting.plugin.timeouts).get("call", CALL_SECONDS)
         self._counted = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
 
     # --- the Dialect interface -------------------------------------------------------------------
@@ -110,7 +113,7 @@ class McpDialect(Dialect):
         return self._handshake.patience
 
     def seconds(self, call: Call) -> float:
-        return dict(self._setting.plugin.timeouts).get("call", CALL_SECONDS)
+        return self._call_seconds
 
     def framer(self) -> LineFramer:
         return LineFramer(FRAME_LIMIT)
@@ -119,7 +122,7 @@ class McpDialect(Dialect):
         value, cause, detail, weight = wire.message(raw, identity=IDENTITY)
         if cause is not None:
             return Message(fault=cause, detail=detail, raw=raw[:SHOWN])
-        return Message(value, weight=weight)
+        return Message._make((value, "", "", b"", weight, 0.0))
 
     def farewell(self) -> Farewell:
         return Farewell(exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
@@ -210,12 +213,14 @@ class McpDialect(Dialect):
         if started.shows_progress:
             meta["progressToken"] = started.token
         if agreed.modern:
-            meta |= versions.envelope(agreed.protocol, self._setting.services)
+            if self._envelope is None:  # the same for each request
+                self._envelope = versions.envelope(agreed.protocol, self._setting.services)
+            meta.update(self._envelope)
             if started.shows_progress:
-                meta[f"{versions.PREFIX}logLevel"] = versions.LOG_LEVEL
+                meta[_LOG_LEVEL] = versions.LOG_LEVEL
         if meta:
-            given = (params or {}).get("_meta")
-            params = {**(params or {}), "_meta": {**(given if isinstance(given, dict) else {}), **meta}}
+            given = None if params is None else params.get("_meta")
+            params = {**(params or {}), "_meta": {**given, **meta} if isinstance(given, dict) else meta}
         return self._sent(self._peer.request(started.token, started.method, params or None))
 
     @staticmethod
@@ -245,14 +250,14 @@ class McpDialect(Dialect):
         if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
             return self._noise("not_rpc", value)
         match self._peer.receive(value):
-            case RpcRequest() as request:
-                return self._asked(request)
-            case RpcNotification() as notification:
-                return self._notified(notification.method, notification.params)
             case RpcResult() | RpcError() as incoming:
                 if incoming.token in (DISCOVER, INITIALIZE):
                     return self._shaken(incoming, weight)
                 return self._answered(incoming, weight)
+            case RpcRequest() as request:
+                return self._asked(request)
+            case RpcNotification() as notification:
+                return self._notified(notification.method, notification.params)
             case RpcStray(why="too_many", detail=detail):
                 return [
                     Violation(
@@ -341,6 +346,8 @@ class McpDialect(Dialect):
         return [] if step is None else self._step(started, step)
 
     def _drop_inputs(self, token: int) -> list[Event]:
+        if not self._inputs:
+            return []
         tickets = [ticket for ticket, (owner, _, _) in self._inputs.items() if owner == token]
         for ticket in tickets:
             del self._inputs[ticket]

@@ -190,7 +190,7 @@ class PendingCall:
 
     def _tool(self, value: dict[str, Any]) -> Step:
         content, error = value.get("content", []), value.get("isError")
-        if not _objects(content) or not all(isinstance(part.get("type"), str) for part in content):
+        if not _typed(content):
             return self.malformed("bad_type", f"the content of {self._name} is not a list of typed objects")
         if error is not None and not isinstance(error, bool):
             return self.malformed("bad_type", f"isError of {self._name} is neither true nor false")
@@ -294,6 +294,15 @@ def _unfit(token: int, message: str) -> CallRefused:
 
 def _objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _typed(content: Any) -> TypeGuard[list[dict[str, Any]]]:
+    if not isinstance(content, list):
+        return False
+    for part in content:  # noqa: SIM110 -- most answers have one part: a generator costs more than the part
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            return False
+    return True
 
 
 def refused_input(token: int, method: str, code: int, message: str) -> Violation:

@@ -19,6 +19,7 @@ import trio
 from runner.launch.remote import forkserver
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.remote.monitor import MESSAGES, Audited, Born, Launched, Message, MonitorEnd, Terms
+from runner.launch.remote.pipe import PipeReader
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
@@ -47,8 +48,8 @@ class RemoteCell:
     def __init__(self, ticket: LaunchTicket) -> None:
         self._ticket = ticket
         self.stdin = trio.lowlevel.FdStream(ticket.stdin)
-        self.stdout: trio.abc.ReceiveStream = trio.lowlevel.FdStream(ticket.stdout)
-        self.stderr: trio.abc.ReceiveStream = trio.lowlevel.FdStream(ticket.stderr)
+        self.stdout = PipeReader(ticket.stdout)
+        self.stderr = PipeReader(ticket.stderr)
         self._control = socket.socket(fileno=ticket.control)
         self._control.setblocking(False)
         self._asked: int | None = None
@@ -216,7 +217,6 @@ class RemoteCell:
 
     def _close(self) -> None:
         for stream in (self.stdin, self.stdout, self.stderr):
-            assert isinstance(stream, trio.lowlevel.FdStream)
             stream.close()
         self._control.close()  # a monitor that still runs sees that its host has ended
 

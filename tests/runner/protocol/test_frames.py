@@ -97,6 +97,15 @@ def test_written_lines_are_read_back(payloads: list[bytes]) -> None:
     assert read(lines(), [b"".join(map(line, payloads))]) == Read(payloads, None)
 
 
+def test_short_pieces_are_not_held_one_by_one() -> None:
+    """An object for each byte would take fifty times the memory."""
+    framer = LineFramer(1 << 20)
+    for piece in [b"x"] * 1000 + [b"y" * (16 << 10)] * 2 + [b"z"] * 1000:
+        assert framer.feed(piece) == []
+    assert framer.pending == 2000 + (32 << 10) and len(framer._held._pieces) == 4
+    assert framer.feed(b"\n") == [b"x" * 1000 + b"y" * (32 << 10) + b"z" * 1000] and framer.pending == 0
+
+
 def test_a_line_with_a_newline_is_refused() -> None:
     with pytest.raises(ValueError, match="newline"):
         line(b"a\nb")

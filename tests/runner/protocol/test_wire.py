@@ -214,6 +214,60 @@ def test_any_bytes_give_a_value_or_a_fault(raw: bytes) -> None:
     assert decode(encode(value)) == value  # so there is nothing in it that is not JSON
 
 
+messages = st.lists(
+    st.sampled_from(
+        [
+            *(
+                b'"id":1',
+                b'"id"',
+                b'"jsonrpc":"2.0"',
+                b'"result":{"id":2}',
+                b'"error":null',
+                b'"a":[[["b"]]]',
+            ),
+            *(b'"\\u0069d":1', b"1234567890123456789", b'"x":99999999999999999999', b'"n":1e400', b"NaN"),
+            *(
+                b'"s":"\\ud800"',
+                b'"t":"\xff"',
+                b'"t":"\xc3\xa4"',
+                b'"d":' + nested(127),
+                b"{",
+                b"}",
+                b"[",
+                b"]",
+            ),
+            *(
+                b" ",
+                b"\r",
+                b"\n",
+                b"\t",
+                b"-",
+                b"Infinity",
+                b'"f":1.5',
+                b"true",
+                b'"',
+                b"\xef\xbb\xbf",
+                b"\x01",
+            ),
+        ]
+    ),
+    max_size=8,
+).map(lambda members: b"{" + b",".join(members) + b"}")
+
+
+@given(messages | pieces | st.binary())
+def test_a_short_frame_is_judged_like_any_other(raw: bytes) -> None:
+    """`message` has a short way for most short frames, and `decode` has not."""
+    expected: tuple[Any, str | None, str]
+    try:
+        expected = decode(raw, identity=IDENTITY), None, ""
+    except WireFault as fault:
+        expected = None, fault.cause, fault.detail
+    value, cause, detail, weight = message(raw, identity=IDENTITY)
+    assert (repr(value), cause, detail) == (repr(expected[0]), *expected[1:])
+    assert cause is not None or weight >= len(raw)
+
+
 @given(pieces | values.map(encode) | pieces.map(lambda raw: b"[" + raw + b"]"))
 def test_agrees_with_the_plain_parser(raw: bytes) -> None:
     """Except for numbers, depth and surrogates, where the plain parser has no limits."""
@@ -339,6 +393,26 @@ def test_chunk_borders_do_not_change_which_strings_are_skipped(text: bytes, chun
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "_CHUNK_BYTES", chunk)
         assert wire._outside_of_strings(text) == b"".join(text.split(b'"')[::2])
+
+
+@given(
+    st.lists(st.sampled_from([b'"', b'"', b"[", b"id", b"\\", b'\\"', b"x" * 300]), max_size=150).map(
+        b"".join
+    )
+)
+@example(b'"' * 126)
+@example(b'"' * 127)
+@example(b'"' * 128)
+def test_long_strings_are_left_out_of_the_outline_only_as_strings(text: bytes) -> None:
+    usual = wire._outline(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire, "_CHUNK_BYTES", -1)
+        found = wire._outline(text)
+    assert found.rest == usual.rest
+    if usual.strings is None or found.strings is None:
+        assert usual.strings is found.strings
+    else:
+        assert found.strings == [each if len(each) < 256 else b"" for each in usual.strings]
 
 
 # How it begins, what fills it up to the limit, how it ends, and what becomes of it.

@@ -12,6 +12,7 @@ import trio
 
 from runner.contracts.kaged.dialect import KagedDialect
 from runner.launch.remote.monitor import MonitorEnd, Terms
+from runner.launch.remote.pipe import PipeReader
 from runner.outcome import Outcome
 from runner.protocol.dialect import Setting
 from runner.protocol.host_services import Emit, Gate, NoHostMethods, Services
@@ -26,7 +27,7 @@ class PipedCell:
     def __init__(self) -> None:
         pipes = [os.pipe() for _ in range(3)]
         self.stdin = trio.lowlevel.FdStream(pipes[0][1])
-        self.stdout, self.stderr = (trio.lowlevel.FdStream(pipe[0]) for pipe in pipes[1:])
+        self.stdout, self.stderr = (PipeReader(pipe[0]) for pipe in pipes[1:])
         self.its_stdin = trio.lowlevel.FdStream(pipes[0][0])
         self.its_stdout, self.its_stderr = (trio.lowlevel.FdStream(pipe[1]) for pipe in pipes[1:])
         self.has_ended: MonitorEnd | None = None
@@ -59,8 +60,8 @@ class PipedCell:
             self._over.set()
 
     async def aclose(self) -> None:
-        for stream in (self.stdin, self.stdout, self.stderr):
-            await stream.aclose()
+        for mine in (self.stdin, self.stdout, self.stderr):
+            await mine.aclose()
         for stream in (self.its_stdin, self.its_stdout, self.its_stderr):
             await stream.aclose()
 

@@ -15,10 +15,10 @@ import trio
 from runner.launch.remote import forkserver
 from runner.library import OpenPlugin, PluginFailure, open_plugin
 from runner.protocol.dialect import Notice
+from scripts.benches.waiting import has_silent_plugin
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.runner.launch.test_report import faults
-from tests.runner.test_idle import has_silent_plugin
 from tests.tables import Line, check_rows, run_lines, wait_for
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 

@@ -1,0 +1,329 @@
+"""What scripts/bench says about its samples: figures, tables, pages, JSON, and what it was asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from scripts import bench
+from scripts.benches import growth, oci, pages, peers
+from scripts.benches.caller import Unable, reason
+from scripts.benches.machine import Load, Machine, Watch
+from scripts.benches.rows import Against, Row, Table, left_out
+from tests.conftest import ROOT
+
+RAW, PYTHON, OURS = "raw bwrap", "python", "runner"
+OVER_RAW = Against("raw bwrap", (RAW,))
+OVER_SUM = Against("raw bwrap + python", (RAW, PYTHON))
+ROWS = (
+    Row(RAW, "ms", [4.0, 5.0, 9.0]),
+    Row(PYTHON, "ms", [6.0, 10.0, 12.0]),
+    Row(OURS, "ms", [20.0, 30.0, 60.0], (OVER_RAW, OVER_SUM), "a launch"),
+)
+TABLE = Table("launch", "launch", "root", "3 each", ROWS, ("firejail is not measured: it is not here",))
+LOAD = Load(600.0, 2, 0.1, 1.9, 2.2, 0.5, 0.0)
+MACHINE = Machine(
+    "CPU | fast", "x86_64", 2, "4 GiB", "Debian", "Linux 6", "v2", "3.11.2", "0.8.0", (("crun", "1"),)
+)
+RUN = pages.Run("scripts/bench", "2026-01-02", MACHINE, LOAD, (TABLE,))
+
+
+# --- figures ------------------------------------------------------------------------------------------------
+
+
+def test_of_times_the_smallest_is_the_best_and_of_rates_the_largest() -> None:
+    samples = [float(number) for number in range(1, 101)]
+    times, rates = Row("times", "ms", samples), Row("rates", "MiB per second", samples)
+    assert (times.median, times.best, times.worse_than(90), times.worse_than(99)) == (50.0, 1.0, 90.0, 99.0)
+    assert (rates.median, rates.best, rates.worse_than(90), rates.worse_than(99)) == (50.0, 100.0, 11.0, 2.0)
+    assert Row("few", "ms", [3.0, 1.0]).worse_than(99) == 3.0
+
+
+def test_a_row_is_compared_with_a_row_and_with_a_sum() -> None:
+    assert TABLE.ratio(ROWS[2], OVER_RAW) == (6.0, 5.0)
+    assert TABLE.ratio(ROWS[2], OVER_SUM) == (2.0, 2.0)
+
+
+def test_a_row_without_its_baseline_has_no_ratio() -> None:
+    assert TABLE._replace(rows=ROWS[1:]).ratio(ROWS[2], OVER_RAW) is None
+    nothing = Row(RAW, "%", [0.0])
+    assert TABLE._replace(rows=(nothing, *ROWS[1:])).ratio(ROWS[2], OVER_RAW) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (0.0, "0"),
+        (0.333333, "0.333"),
+        (5.0, "5"),
+        (9.876, "9.88"),
+        (123.4, "123"),
+        (999.9, "1000"),
+        (12345.6, "12346"),
+    ],
+)
+def test_three_digits_are_shown(number: float, shown: str) -> None:
+    assert pages.figure(number) == shown
+
+
+# --- pages --------------------------------------------------------------------------------------------------
+
+
+def test_a_table_for_a_terminal() -> None:
+    assert pages.as_text(TABLE).splitlines() == [
+        "launch, as root: 3 each",
+        "             unit  median  best  p90  p99  over raw bwrap  over raw bwrap + python",
+        "  raw bwrap  ms         5     4    9    9",
+        "  python     ms        10     6   12   12",
+        "  runner     ms        30    20   60   60     6.00 / 5.00              2.00 / 2.00",
+        "  note: firejail is not measured: it is not here",
+    ]
+
+
+def test_a_table_for_a_page() -> None:
+    odd = TABLE._replace(rows=(Row("a | b", "kB", [7.0], (Against("x", ("a | b",)),)),))
+    assert pages.as_markdown(odd).splitlines() == [
+        "|  | unit | median | best | p90 | p99 | over x |",
+        "|---|---|---:|---:|---:|---:|---:|",
+        "| a \\| b | kB | 7 |  |  |  | 1.00 |",
+    ]
+
+
+def test_the_page_says_on_what_when_and_under_which_load_it_was_measured() -> None:
+    page = pages.as_page(RUN)
+    assert "`scripts/bench` wrote this page on 2026-01-02." in page
+    assert "| processor | CPU \\| fast |" in page
+    assert "| crun | 1 |" in page
+    assert LOAD.sentence() in page
+    assert "\n## Launch\n" in page
+    assert "- firejail is not measured: it is not here" in page
+    assert pages.as_markdown(TABLE) in page
+
+
+def test_a_part_that_failed_is_on_the_page_too() -> None:
+    page = pages.as_page(RUN._replace(tables=(TABLE, left_out("growth", "root", "no memory"))))
+    assert "\n## Growth\n" in page
+    assert "- no memory" in page
+
+
+def test_the_short_table_has_the_headlines_of_all_callers() -> None:
+    other = TABLE._replace(
+        caller="ordinary user",
+        rows=(*ROWS[:2], ROWS[2]._replace(headline=""), Row("x", "kB", [8.0], (), "memory")),
+    )
+    assert pages.as_short_table(RUN._replace(tables=(TABLE, other))).splitlines()[:4] == [
+        "|  | as root | as ordinary user |",
+        "|---|---|---|",
+        "| a launch | 30 ms, 6.00 × raw bwrap, 2.00 × raw bwrap + python | not measured |",
+        "| memory | not measured | 8 kB |",
+    ]
+
+
+def test_only_what_is_between_the_markers_is_replaced() -> None:
+    text = f"before\n{pages.BEGIN}\nold\ntable\n{pages.END}\nafter\n"
+    once = pages.replace_between(text, "new")
+    assert once == f"before\n{pages.BEGIN}\nnew\n{pages.END}\nafter\n"
+    assert pages.replace_between(once, "new") == once
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        pages.BEGIN,
+        pages.END,
+        f"{pages.END} {pages.BEGIN}",
+        f"{pages.BEGIN} {pages.BEGIN} {pages.END}",
+        f"{pages.BEGIN} {pages.END} {pages.END}",
+        f"{pages.END} {pages.BEGIN} {pages.END}",
+    ],
+)
+def test_a_page_without_its_markers_is_left_alone(text: str, tmp_path: Path) -> None:
+    with pytest.raises(pages.MarkersMissing):
+        pages.replace_between(text, "new")
+    readme, page = tmp_path / "README.md", tmp_path / "performance.md"
+    readme.write_text(text)
+    assert bench.write(RUN, page, readme) == 1
+    assert readme.read_text() == text and not page.exists()
+
+
+def test_both_pages_are_written_from_one_run(tmp_path: Path) -> None:
+    readme, page = tmp_path / "README.md", tmp_path / "performance.md"
+    readme.write_text(f"{pages.BEGIN}{pages.END}")
+    assert bench.write(RUN, page, readme) == 0
+    assert pages.as_short_table(RUN) in readme.read_text()
+    assert page.read_text() == pages.as_page(RUN)
+
+
+def test_readme_and_page_are_of_the_same_run() -> None:
+    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/performance.md").read_text()
+    assert pages.replace_between(readme, "x") != readme
+    short = readme.partition(pages.BEGIN)[2].partition(pages.END)[0]
+    load = short[short.index("The run took") :].strip()
+    assert load in page
+
+
+def test_the_document_has_every_sample() -> None:
+    document = json.loads(json.dumps(pages.as_document(RUN)))
+    assert (document["format"], document["date"], document["machine"]["crun"]) == (1, "2026-01-02", "1")
+    assert document["load"]["before"] == 0.1
+    [table] = document["tables"]
+    assert (table["part"], table["as"], table["notes"]) == ("launch", "root", list(TABLE.notes))
+    assert table["rows"][2] == {
+        "name": OURS,
+        "unit": "ms",
+        "median": 30.0,
+        "best": 20.0,
+        "p90": 60.0,
+        "p99": 60.0,
+        "against": [
+            {"label": "raw bwrap", "rows": [RAW], "ratio": {"median": 6.0, "best": 5.0}},
+            {"label": "raw bwrap + python", "rows": [RAW, PYTHON], "ratio": {"median": 2.0, "best": 2.0}},
+        ],
+        "samples": [20.0, 30.0, 60.0],
+    }
+
+
+# --- the machine --------------------------------------------------------------------------------------------
+
+
+def test_the_load_is_that_between_two_looks() -> None:
+    # user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice
+    looks = iter(("cpu  100 0 100 1000 50 0 0 10 0 0\ncpu0 x", "cpu  130 0 120 1030 60 0 0 20 99 99\ncpu0 x"))
+    load = Watch(lambda: next(looks)).load()
+    assert (load.busy, load.stolen) == (0.5, 0.1)
+
+
+def test_a_busy_machine_is_called_so() -> None:
+    assert "was quiet" in LOAD.sentence()
+    for busy in (LOAD._replace(before=1.5), LOAD._replace(stolen=0.02)):
+        assert "was not quiet" in busy.sentence()
+
+
+def test_sessions_that_do_not_fit_into_memory_are_left_out_and_named() -> None:
+    assert growth.affordable((1, 10, 100), 1 << 40) == ((1, 10, 100), "")
+    fitting, note = growth.affordable(
+        (1, 10, 100, 500), int(20 * growth.SESSION_BYTES / growth.MOST_OF_MEMORY)
+    )
+    assert fitting == (1, 10)
+    assert note.startswith("100 and 500 sessions are left out")
+    assert growth.affordable((1, 10), 0)[0] == (1,)
+
+
+def test_the_reason_of_a_failure_is_its_last_line() -> None:
+    assert reason(Unable("a b c ended with 1:\nTraceback\n  | Error: no\n  +------\n")) == "Error: no"
+    assert reason(Unable("no such thing")) == "no such thing"
+
+
+# --- peers --------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_is_missing_is_named_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*argv: str) -> str:
+        raise AssertionError(argv)
+
+    monkeypatch.setattr(peers, "_run", refuse)
+    absent = peers.PEERS[1]._replace(
+        name="absent", programs=("no-such-program",), packages=("no-such-package",)
+    )
+    found = peers.find(False, (peers.PEERS[0], absent))
+    assert [peer.name for peer in found.peers] == [peers.NEXO]
+    assert found.missing == ("absent is not measured: there is no no-such-program here; --peers installs it",)
+
+
+def test_a_peer_that_cannot_be_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_run", lambda *argv: f"{argv[0]} ended with 100: no network")
+    absent = peers.PEERS[1]._replace(
+        name="absent", programs=("no-such-program",), packages=("no-such-package",)
+    )
+    [missing] = peers.find(True, (absent,)).missing
+    why = "apt-get ended with 100: no network" if os.geteuid() == 0 else "only root can install it"
+    assert missing.startswith(f"absent is not measured: {why}")
+
+
+def test_a_bundle_confines_as_the_command_line_does(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root")
+    argv = "bwrap --unshare-user --unshare-pid --unshare-net --uid 65534 --gid 65534 --hostname it --clearenv"
+    argv += (
+        " --ro-bind /usr /usr --symlink usr/bin /bin --proc /proc --ro-bind /dev/null /proc/keys --dev /dev"
+    )
+    argv += (
+        f" --perms 1777 --size 4096 --tmpfs /tmp --bind {tmp_path} /state --perms 0444 --file 11 /etc/passwd"
+    )
+    argv += " --remount-ro / --chdir /tmp --setenv A b --seccomp 10 -- /usr/bin/true --size 1"
+    oci.make_bundle(tmp_path / "bundle", argv.split(), {10: "/dev/null", 11: str(tmp_path / "passwd")})
+    document = json.loads((tmp_path / "bundle/config.json").read_text())
+    process, linux = document["process"], document["linux"]
+    assert (process["args"], process["env"], process["cwd"]) == (
+        ["/usr/bin/true", "--size", "1"],
+        ["A=b"],
+        "/tmp",
+    )
+    assert process["user"] == {"uid": 65534, "gid": 65534} and process["noNewPrivileges"]
+    assert process["capabilities"] == {}
+    assert [each["type"] for each in linux["namespaces"]] == ["mount", "user", "pid", "network"]
+    assert linux["maskedPaths"] == ["/proc/keys"]
+    mounts = {each["destination"]: (each["source"], each["options"]) for each in document["mounts"]}
+    assert list(mounts) == ["/usr", "/proc", "/dev", "/tmp", "/state"]
+    assert "ro" in mounts["/usr"][1] and "ro" not in mounts["/state"][1]
+    assert {"mode=1777", "size=4096"} <= set(mounts["/tmp"][1])
+    root = tmp_path / "bundle/rootfs"
+    assert (root / "etc/passwd").read_text() == "root" and os.readlink(root / "bin") == "usr/bin"
+    assert document["root"]["readonly"]
+
+
+def test_the_filter_of_a_bundle_is_that_of_the_profile() -> None:
+    entries = oci.filter_document("default")["syscalls"]
+    plain = {name: entry["action"] for entry in entries for name in entry["names"] if "args" not in entry}
+    assert plain["read"] == "SCMP_ACT_ALLOW" and plain["clone3"] == "SCMP_ACT_ERRNO"
+    assert not {"mount", "ptrace", "keyctl", "unshare"} & set(plain)
+    [clone] = [entry for entry in entries if entry["names"] == ["clone"]]
+    assert clone["args"] == [{"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}]
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "writes"),
+    [
+        ("", True),
+        ("--peers", True),
+        ("--json", True),
+        ("--no-write", False),
+        ("--quick", False),
+        ("--quick --write", True),
+        ("--launches 5", False),
+        ("--launches 5 --write", True),
+        ("launch", False),
+    ],
+)
+def test_only_a_whole_run_writes_pages_unless_told(words: str, writes: bool) -> None:
+    assert bench.parse(words.split()).write is writes
+
+
+def test_counts_are_those_of_the_kind_of_run_unless_given() -> None:
+    assert bench.parse(["--quick"]).counts == bench.QUICK
+    assert bench.parse(["kill", "--kills", "7"]).counts == bench.FULL._replace(kills=7)
+    assert bench.parse(["kill", "call"]).parts == ("kill", "call")
+    assert bench.parse([]).parts == tuple(bench.PARTS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("lunch", "there is no part lunch; there are launch, peers,"),
+        ("launch --write", "leave out the names of parts"),
+        ("--kills 1", "at least 2 samples are needed"),
+        ("--kills many", "--kills"),
+        ("--loud", "--loud"),
+    ],
+)
+def test_wrong_words_are_named(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        bench.parse(words.split())
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
