@@ -31,7 +31,13 @@ from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, HostError, Services
 from runner.protocol.secrets import Secrets
-from runner.session.arguments import check_context, check_env, check_limits, check_options
+from runner.session.arguments import (
+    check_context,
+    check_env,
+    check_limits,
+    check_options,
+    check_seconds,
+)
 from runner.session.delegation import open_prepared, prepare_call
 from runner.session.open import bare_report, open_session
 from runner.session.pool import Pool, open_pool
@@ -172,6 +178,7 @@ class OpenPlugin:
         """The answer, as JSON values. `kind`: None is the first that the contract has, mostly "tool".
         `seconds` replaces the timeout of the contract; the `call` limit holds all the same. Cancelling it
         cancels the call, not the plugin."""
+        check_seconds(seconds)
         given = NO_CONTEXT if context is None else check_context(context)
         call = Call._make((kind or self._kind, name, input, given))
         if self._session is not None:

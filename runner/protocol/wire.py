@@ -118,8 +118,9 @@ def encode(value: Any) -> bytes:
     if _chunks is not None:
         try:
             return "".join(_chunks(value, 0)).encode()
-        except (TypeError, ValueError, RecursionError):
-            pass  # what is wrong with it is said below
+        # KeyError: another thread, which met a circle, has cleared what is shared.
+        except (TypeError, ValueError, RecursionError, KeyError):
+            _open.clear()  # what is wrong with it is said below
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, RecursionError) as error:
@@ -131,15 +132,19 @@ _scan_once: Callable[[str, int], tuple[Any, int]] = _QUICK.scan_once  # type: ig
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+# The lists and mappings that are being written, by which the encoder notices a circle. Without them it would
+# write a circle's content a thousand times, until the recursion ends.
+_open: dict[int, Any] = {}
+
+
 def _chunk_maker() -> Callable[[Any, int], tuple[str, ...]] | None:
-    """What JSONEncoder makes anew for each value, made once: that is a third of the time for a short one. It
-    does not look for circles, which end as a RecursionError."""
+    """What JSONEncoder makes anew for each value, made once: that is a third of the time for a short one."""
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return None
     text = json.encoder.encode_basestring
     maker: Callable[[Any, int], tuple[str, ...]] = make(
-        None, _ENCODER.default, text, None, ":", ",", False, False, False
+        _open, _ENCODER.default, text, None, ":", ",", False, False, False
     )
     return maker
 

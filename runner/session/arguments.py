@@ -1,4 +1,5 @@
-"""What a Python program gives the library, checked: env, limits, options, context. Each raises ValueError."""
+"""What a Python program gives the library, checked: env, limits, options, context, seconds. Each raises
+ValueError."""
 
 from __future__ import annotations
 
@@ -13,6 +14,13 @@ def check_context(given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ValueError("context: it has to be a mapping of names to values")
     return given
+
+
+def check_seconds(given: Any) -> None:
+    """The time of a call; None: that of its contract."""
+    if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0):
+        return
+    raise ValueError(f"seconds: {given!r} is not a time limit: a number of seconds, 0 or more")
 
 
 def check_options(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:

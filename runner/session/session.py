@@ -122,6 +122,7 @@ class Session:
         if state.is_over:
             await trio.lowlevel.checkpoint()
             return self._substitute(token, call)
+        most = self._call_seconds(call, seconds)
         try:
             events = state.dialect.call(token, call)
         except CallRefused as refused:
@@ -129,7 +130,6 @@ class Session:
             raise self._error(refused.event, asked=False) from None
         waiter = state.waiters[token] = Waiter(on_progress, state.dialect.grace(call))
         state.phase = "call"
-        most = self._call_seconds(call, seconds)
         began = trio.current_time()
         try:
             if waiter.grace > 0:
@@ -143,8 +143,6 @@ class Session:
                         state.record.limits_hit.append("call")
                     dropped = state.dialect.counters.get(DROPPED_EVENTS, 0) - dropped
                     self.end = self._end_of(waiter, dropped)
-            if not most >= 0:
-                raise ValueError(f"seconds: {most} is not a time limit")
             if most < math.inf:
                 state.clock.set(token, began + most)
             waiter.letters = state.act_all(events)

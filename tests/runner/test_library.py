@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import shutil
 import subprocess
@@ -287,6 +288,21 @@ async def test_progress(shelf: Path) -> None:
     assert answer["content"][0]["text"] == "done"
     assert [step["progress"] for step in steps] == [1, 2, 3]
     assert all(isinstance(event, Progress) for event in told)
+
+
+@pytest.mark.trio
+@each_contract
+async def test_a_wrong_time_limit(
+    shelf: Path, folder: str, options: Any, tool: str, given: Any, who: tuple[str, str], other: str
+) -> None:
+    """Nothing is sent, and nothing is owed: the next call works."""
+    with trio.fail_after(SECONDS):
+        async with opened(shelf / folder, **options) as plugin:
+            for seconds in (-1, -0.5, math.nan, "5", True):
+                with pytest.raises(ValueError, match=r"^seconds: "):
+                    await plugin.call(tool, INPUT, seconds=seconds)
+            assert given(await plugin.call(tool, INPUT, seconds=60)) == INPUT
+    assert sum(plugin.report["session"]["calls"].values()) == 1
 
 
 @pytest.mark.trio

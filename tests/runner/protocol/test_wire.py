@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -333,6 +334,20 @@ def test_circular_values_are_not_encoded() -> None:
     for value in (circle, deep):
         with pytest.raises(ValueError, match=r"."):
             encode(value)
+
+
+def test_a_circle_does_not_cost_its_content_again_and_again() -> None:
+    circle: dict[str, Any] = {"text": "x" * 100_000}
+    circle["me"] = circle
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="Circular"):
+            encode(circle)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    shared = ["x"]
+    assert encode([shared, shared]) == b'[["x"],["x"]]'  # twice is not a circle, and nothing is left over
 
 
 def test_encoding_is_compact_utf8() -> None:
