@@ -45,7 +45,10 @@ def pack(value: object) -> bytes:
     """Raises TypeError for what `unpack` could not give back."""
     import marshal
 
-    return marshal.dumps(_as_json(value), _MARSHAL_FORMAT)
+    try:
+        return marshal.dumps(_as_json(value), _MARSHAL_FORMAT)
+    except ValueError as error:  # it has a subclass of text or numbers in it
+        raise TypeError(str(error)) from None
 
 
 def unpack(raw: bytes, classes: Iterable[type[tuple[Any, ...]]]) -> Any:

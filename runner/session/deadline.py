@@ -63,7 +63,7 @@ class CallClock:
 
     @trio.lowlevel.enable_ki_protection  # KeyboardInterrupt belongs to the caller that waits for the plugin
     async def run(self) -> None:
-        """Sleeps until the earliest deadline that it knows. After the last call it wakes once, in vain."""
+        """Sleeps until the earliest deadline that it knows. After the last call it wakes once for nothing."""
         while True:
             with self._sleep:
                 await trio.sleep_forever()

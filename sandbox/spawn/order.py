@@ -1,7 +1,7 @@
 """The spawner's input and output: values only.
 
-Like all of this package it imports only the standard library and sandbox/value.py: parts of it run between a
-clone and an exec.
+Like all of this package it imports only the standard library and what stands for parts of it: parts of this
+package run between a clone and an exec.
 """
 
 from __future__ import annotations

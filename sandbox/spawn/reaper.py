@@ -215,7 +215,7 @@ LISTINGS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 # Where the instructions look for it: the program's pid, the descriptors of account and message, the signals
 # that end its sleep, its name, and the folder that it looks at, which ends with a NUL.
 _TABLE = struct.Struct("<iii4xQ16s")
-_SIGNALS = 1 << (signal.SIGCHLD - 1) | 1 << (signal.SIGALRM - 1)
+_CHILD, _ALARM = 1 << (signal.SIGCHLD - 1), 1 << (signal.SIGALRM - 1)
 
 
 class Duty(NamedTuple):
@@ -229,7 +229,9 @@ class Duty(NamedTuple):
 
 
 def image(duty: Duty, machine: str = "") -> bytes:
-    table = _TABLE.pack(duty.program, duty.account, duty.ending, _SIGNALS, NAME.encode())
+    # Without a deadline nobody sets the timer: an alarm from elsewhere stays blocked, and means nothing.
+    signals = _CHILD if duty.deadline is None else _CHILD | _ALARM
+    table = _TABLE.pack(duty.program, duty.account, duty.ending, signals, NAME.encode())
     return program(LISTINGS, table + os.fsencode(duty.scratch) + b"\0", machine)
 
 

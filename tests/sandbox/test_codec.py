@@ -116,3 +116,12 @@ def test_a_class_that_was_not_offered_is_refused() -> None:
 def test_what_was_not_packed_is_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         codec.unpack(raw, CLASSES)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def test_a_subclass_of_text_is_not_packed() -> None:
+    with pytest.raises(TypeError, match="unmarshallable"):
+        codec.pack(Leaf(1, Text("x")))

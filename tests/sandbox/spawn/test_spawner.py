@@ -717,10 +717,13 @@ def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) ->
 # --------------------------------------------------------------------------------------------
 
 
-def kept(given: dict[str, Any], seconds: float | None = None, waits: str = "") -> dict[str, Any]:
-    """Wait for an order and do nothing else. Returns the report of its init."""
+def kept(
+    given: dict[str, Any], seconds: float | None = None, waits: str = "", alarmed: bool = False
+) -> dict[str, Any]:
+    """Wait for an order and do nothing else. Returns the report of its init. `alarmed`: it gets a SIGALRM."""
     import errno
     import os
+    import signal
     import time
 
     from sandbox.spawn import reaper, spawner
@@ -738,6 +741,8 @@ def kept(given: dict[str, Any], seconds: float | None = None, waits: str = "") -
     deadline = None if seconds is None else started + seconds
     pid = spawner.spawn(SpawnOrder(**{**given, "ending": write, "deadline": deadline}))
     os.close(write)
+    if alarmed:
+        os.kill(pid, signal.SIGALRM)
     _, status = os.waitpid(pid, 0)
     ending = read_ending(read)
     told = {} if ending is None else ending._asdict()
@@ -776,6 +781,13 @@ def test_a_deadline_that_is_not_reached(runner_as: Caller, seconds: float | None
     told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", "exit 7"), seconds, waits)
     assert (told["expired"], told["code"]) == (False, 7)
     assert os.WEXITSTATUS(told["status"]) == 7
+
+
+@WAITS
+def test_an_alarm_from_elsewhere_is_not_a_deadline(runner_as: Caller, waits: str) -> None:
+    given = order(runner_as, "/bin/sh", "-c", "sleep 0.5; exit 7")
+    told = elsewhere.run(runner_as, kept, given, None, waits, True)
+    assert (told["expired"], told["code"]) == (False, 7)
 
 
 @WAITS
