@@ -2,8 +2,9 @@
 
 The init is a clone of the runner or of a monitor. As long as it is, it has some 4 MB of its own: CPython
 writes to almost every page it reads. Most of its life it only waits for its children. So it executes a
-program of 74 instructions for that, which has 12 kB. An exec keeps all that matters: pid, namespaces,
-ids, no_new_privs, held files, blocked signals, and the parent-death signal.
+program of some 90 instructions for that, which has 12 kB. An exec keeps all that matters: pid, namespaces,
+ids, no_new_privs, held files and blocked signals. The parent-death signal is set again: an exec that a
+security module answers with another label clears it.
 
 Where no nameless file may be executed (vm.memfd_noexec=2), the init stays as it is, and does the same in
 Python (`wait` in this module).
@@ -26,13 +27,17 @@ NAME = "runner-init"
 
 # The program, with `message` on its stack, laid out as ENDING says:
 #     message.status = message.expired = 0
+#     prctl(PR_SET_PDEATHSIG, SIGKILL)
+#     if poll({table.ending, 0}, 1, 0) > 0: goto gone         nobody can read it: the runner died before
 #     prctl(PR_SET_NAME, table.name)
 #     message.read_before = pread(table.account, message.before, 512, 0)
 # next:
 #     pid = wait4(-1, &status, WNOHANG, NULL)
 #     if pid < 0: goto over                                   no child is left
 #     if pid == 0:
-#         if rt_sigtimedwait(table.signals, NULL, NULL, 8) != SIGALRM: goto next
+#         number = rt_sigtimedwait(table.signals, NULL, NULL, 8)
+#         if number < 0 and number != -EINTR: goto gone       it cannot wait: everything ends with it
+#         if number != SIGALRM: goto next
 #         message.expired = 1
 #     else:
 #         if pid != table.program: goto next
@@ -44,11 +49,27 @@ NAME = "runner-init"
 #     message.read_after = pread(table.account, message.after, 512, 0)
 #     write(table.ending, message, 1328)
 #     exit_group(128 + its signal, or its exit code, from message.status)
+# gone:
+#     exit_group(125)
 _X86_64 = """
-    4c8d352d010000      lea r14, [rip+table]
+    4c8d3589010000      lea r14, [rip+table]
     4881ec40050000      sub rsp, 1344
     4989e4              mov r12, rsp
     49c7042400000000    mov qword ptr [r12], 0
+    bf01000000          mov edi, 1
+    be09000000          mov esi, 9
+    b89d000000          mov eax, 157
+    0f05                syscall
+    418b4608            mov eax, [r14+8]
+    4189842430050000    mov [r12+1328], eax
+    41c784243405000000000000  mov dword ptr [r12+1332], 0
+    498dbc2430050000    lea rdi, [r12+1328]
+    be01000000          mov esi, 1
+    31d2                xor edx, edx
+    b807000000          mov eax, 7
+    0f05                syscall
+    85c0                test eax, eax
+    0f8f24010000        jg gone
     bf0f000000          mov edi, 15
     498d7618            lea rsi, [r14+24]
     b89d000000          mov eax, 157
@@ -68,13 +89,13 @@ _X86_64 = """
     b83d000000          mov eax, 61
     0f05                syscall
     85c0                test eax, eax
-    784b                js over
+    785a                js over
     7413                jz sleep
     413b06              cmp eax, [r14]
     75d9                jne next
     418b8c2430050000    mov ecx, [r12+1328]
     41890c24            mov [r12], ecx
-    eb23                jmp kill
+    eb32                jmp kill
                         sleep:
     498d7e10            lea rdi, [r14+16]
     31f6                xor esi, esi
@@ -83,14 +104,20 @@ _X86_64 = """
     b880000000          mov eax, 128
     0f05                syscall
     83f80e              cmp eax, 14
-    75b1                jne next
+    740f                je expired
+    83f8fc              cmp eax, -4
+    74ac                je next
+    85c0                test eax, eax
+    0f8895000000        js gone
+    eba2                jmp next
+                        expired:
     41c744240401000000  mov dword ptr [r12+4], 1
                         kill:
     bfffffffff          mov edi, -1
     be09000000          mov esi, 9
     b83e000000          mov eax, 62
     0f05                syscall
-    eb95                jmp next
+    eb86                jmp next
                         over:
     bfffffffff          mov edi, -1
     498d742410          lea rsi, [r12+16]
@@ -118,20 +145,39 @@ _X86_64 = """
     83e77f              and edi, 127
     7408                jz ended
     81c780000000        add edi, 128
-    eb03                jmp leave
+    eb0a                jmp leave
                         ended:
     0fb6fc              movzx edi, ah
+    eb05                jmp leave
+                        gone:
+    bf7d000000          mov edi, 125
                         leave:
     b8e7000000          mov eax, 231
     0f05                syscall
-    90                  nop
                         table:
 """
 _AARCH64 = """
-    36090010            adr x22, table
+    160c0010            adr x22, table
     ff0315d1            sub sp, sp, #1344
     f3030091            mov x19, sp
     7f0200f9            str xzr, [x19]
+    7f0600f9            str xzr, [x19, #8]
+    20008052            mov w0, #1
+    21018052            mov w1, #9
+    e8148052            mov w8, #167
+    010000d4            svc #0
+    c00a40b9            ldr w0, [x22, #8]
+    603205b9            str w0, [x19, #1328]
+    7f3605b9            str wzr, [x19, #1332]
+    60c21491            add x0, x19, #1328
+    210080d2            mov x1, #1
+    e20313aa            mov x2, x19
+    030080d2            mov x3, #0
+    040080d2            mov x4, #0
+    28098052            mov w8, #73
+    010000d4            svc #0
+    1f000071            cmp w0, #0
+    2c090054            b.gt gone
     e0018052            mov w0, #15
     c1620091            add x1, x22, #24
     e8148052            mov w8, #167
@@ -150,14 +196,14 @@ _AARCH64 = """
     030080d2            mov x3, #0
     88208052            mov w8, #260
     010000d4            svc #0
-    e002f837            tbnz w0, #31, over
+    6003f837            tbnz w0, #31, over
     e0000034            cbz w0, sleep
     c10240b9            ldr w1, [x22]
     1f00016b            cmp w0, w1
     c1feff54            b.ne next
     613245b9            ldr w1, [x19, #1328]
     610200b9            str w1, [x19]
-    0b000014            b kill
+    0f000014            b kill
                         sleep:
     c0420091            add x0, x22, #16
     010080d2            mov x1, #0
@@ -166,7 +212,12 @@ _AARCH64 = """
     28118052            mov w8, #137
     010000d4            svc #0
     1f380071            cmp w0, #14
-    61fdff54            b.ne next
+    a0000054            b.eq expired
+    1f100031            cmn w0, #4
+    20fdff54            b.eq next
+    a004f837            tbnz w0, #31, gone
+    e7ffff17            b next
+                        expired:
     21008052            mov w1, #1
     610600b9            str w1, [x19, #4]
                         kill:
@@ -174,7 +225,7 @@ _AARCH64 = """
     21018052            mov w1, #9
     28108052            mov w8, #129
     010000d4            svc #0
-    e4ffff17            b next
+    e0ffff17            b next
                         over:
     00008012            mov w0, #-1
     61420091            add x1, x19, #16
@@ -201,9 +252,12 @@ _AARCH64 = """
     20180072            ands w0, w1, #127
     60000054            b.eq ended
     00000211            add w0, w0, #128
-    02000014            b leave
+    04000014            b leave
                         ended:
     203c0853            ubfx w0, w1, #8, #8
+    02000014            b leave
+                        gone:
+    a00f8052            mov w0, #125
                         leave:
     c80b8052            mov w8, #94
     010000d4            svc #0
