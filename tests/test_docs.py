@@ -101,8 +101,8 @@ def test_the_layout_is_that_of_the_tree() -> None:
     [layout] = re.findall(r"## Layout\n.*?^```\n(.*?)^```$", CONTRIBUTING, re.MULTILINE | re.DOTALL)
     top, named = "", set()
     for line in layout.splitlines():
-        words = re.match(r"\s*((?:[\w.]+/?(?:NAME/)? ?)+?)(?:  |$)", line)
-        if words is None or line.startswith(" " * 4):
+        words = re.match(r"(?: {0,3})([\w./]+(?: [\w./]+)*)(?:  |$)", line)
+        if words is None:
             continue
         if not line.startswith(" "):
             top = words[1].strip()
