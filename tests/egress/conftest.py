@@ -57,6 +57,7 @@ class Plugin:
         network: str = 'ceiling = "open"\nhosts = ["*:*"]',
         options: Sequence[str] = (),
         input: str | None = None,  # noqa: A002 -- named as in subprocess.run
+        timeout: float = 60.0,
     ) -> Ran:
         report = self.caller.home / "report.json"
         process = self.caller(
@@ -65,6 +66,7 @@ class Plugin:
             *options,
             self.manifest(hosts, *command),
             input=input,
+            timeout=timeout,
         )
         told = json.loads(report.read_text())
         report.unlink()
