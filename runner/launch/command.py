@@ -67,8 +67,8 @@ def _place_of(program: str, directory: str) -> str:
 
 def _on_path(name: str) -> str | None:
     """As shutil.which finds it, which a launch would have to import: an empty entry of PATH is the current
-    folder, an empty PATH has no entries, and without PATH the C library's takes its place. But what can be
-    executed is decided as the launch decides it, by the file's mode and not by who asks."""
+    folder, an empty PATH has no entries, and without PATH the C library's takes its place. One difference: a
+    file counts as executable by its mode bits alone, as in the launch itself."""
     search_path = os.environ.get("PATH")
     if search_path is None:
         search_path = os.confstr("CS_PATH")

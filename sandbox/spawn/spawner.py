@@ -47,15 +47,15 @@ def spawn(order: SpawnOrder) -> int:
     Killing the cell's init ends everything at once. Killing its child, the program, ends everything as well,
     and the cell's init lives to report what was used.
     """
-    libc = open_libc()  # PyDLL: the interpreter lock stays held across the clone
+    libc = open_libc()  # its functions hold the interpreter lock, also across the clone
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
     if order.network is not None and order.drop and may_make_networks():
         order = order._replace(network=order.network._replace(made=True))
-    waiter = _waiter(order)
     fault_r, fault_w = os.pipe2(os.O_CLOEXEC)
     go_r, go_w = os.pipe2(os.O_CLOEXEC)
+    waiter = _waiter(order)  # last: without a free descriptor there is none, and nothing is left open
     # A signal between clone and exec would run the parent's handlers in the child.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 

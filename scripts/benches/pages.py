@@ -148,7 +148,7 @@ def _cell(text: str) -> str:
 
 
 def as_short_table(run: Run) -> str:
-    """What README.md shows: the rows that have a headline, by who ran them."""
+    """What README.md shows: the rows that have a headline, with a column for each caller."""
     callers = list(dict.fromkeys(table.caller for table in run.tables if table.rows))
     found: dict[str, dict[str, str]] = {}
     for table in run.tables:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _WITH_VALUE = {"--report": "report", "--policy": "policy", "--contract": "contract", "--server": "server"}
 
 
-class Words:
+class PlainArguments:
     """Stands for argparse.Namespace."""
 
     def __init__(self, **values: Any) -> None:
@@ -63,4 +63,4 @@ def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
                 waiting = key
     if manifest is None or waiting:
         return None
-    return Words(manifest=manifest, **found)  # type: ignore[return-value]  # it has the attributes of one
+    return PlainArguments(manifest=manifest, **found)  # type: ignore[return-value]  # it has the attributes of one

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.manifest import model
 from runner.manifest.faults import Faults
 from runner.manifest.sandbox_request import LIMITS, Word, Words, hosts, limits, limits_schema, parse_host
 from runner.manifest.table import Table
 from sandbox.document.read import parse
-from sandbox.spec import Limits
+from sandbox.spec import Limits, SeccompProfile
 
 
 @pytest.mark.parametrize(
@@ -264,3 +266,7 @@ def test_the_schema_accepts_every_limit_that_the_reader_accepts(name: str, value
     assert (found == Limits()) == bool(said)
     if found != Limits():
         jsonschema.validate({name: value}, limits_schema(WORDS), cls=jsonschema.Draft202012Validator)
+
+
+def test_models_have_the_profiles_of_the_cage() -> None:
+    assert get_args(model.Seccomp) == get_args(SeccompProfile) != ()
