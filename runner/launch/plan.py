@@ -16,7 +16,7 @@ from runner.launch.stages import Decided, Planned, Stopwatch
 from runner.launch.verdict import failing
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
-from sandbox import CODE_ROOT, cache
+from sandbox import CODE_ROOT, cache, look
 from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import host_sides
 from sandbox.identity.reservations import RESERVATIONS
@@ -145,7 +145,7 @@ def _no_cage() -> Failure:
 def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> PlanRequest:
     plugin, entrypoint = decided.loaded.plugin, decided.loaded.plugin.entrypoint
     assert entrypoint is not None  # `load` has refused it
-    if not os.path.isdir(entrypoint.directory):
+    if not look.isdir(entrypoint.directory):
         outcome = Outcome(
             "launch_failed",
             "plan",
@@ -166,7 +166,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         root=plugin.root,
         bare_environment=entrypoint.bare_environment,
         trusted_command=operators_own,
-        conceal=(os.path.realpath(plugin.manifest),) if configured else (),
+        conceal=(look.realpath(plugin.manifest),) if configured else (),
         state_dir=decided.state_dir,
         project=_project(decided) if command is None else _directory(command),
         reserved_for=managed_state_dir(plugin, environ) if writes and layers.uid_range is not None else "",
@@ -192,7 +192,7 @@ def _project(decided: Decided) -> Project | None:
     project, policy, homes = decided.loaded.plugin.project, decided.policy, decided.homes
     if project is None:
         return None
-    real, within = os.path.realpath(project.path), os.path.realpath(project.within or "/")
+    real, within = look.realpath(project.path), look.realpath(project.within or "/")
     asking = "let the manifest ask to read it under a policy that allows it, or take it out"
     refusal, hint = "", asking
     if project.path in OWN_PLACES:
@@ -296,16 +296,14 @@ def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
         places.append(os.path.dirname(approvals))
     if os.geteuid() == 0:
         places += [os.path.dirname(RESERVATIONS), RESERVATIONS]
-    return tuple(os.path.realpath(place) for place in places if place is not None)
+    return tuple(look.realpath(place) for place in places if place is not None)
 
 
 def _own_code(bwrap: str) -> tuple[str, ...]:
     """The programs that the runner executes and the places it imports from. A plugin that can write to one
     of them can run code outside of its cage."""
-    imported = [
-        place for place in sys.path if place.startswith("/") and place != "/" and os.path.exists(place)
-    ]
-    places = [CODE_ROOT, bwrap, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *imported]
+    imported = [place for place in sys.path if place.startswith("/") and place != "/" and look.exists(place)]
+    places = [CODE_ROOT, bwrap, sys.prefix, sys.base_prefix, look.realpath(sys.executable), *imported]
     return tuple(dict.fromkeys(place for place in places if place))
 
 

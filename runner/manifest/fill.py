@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from runner.contracts.registry import find_contract
 from runner.manifest.load import position
 from runner.plugin import Plugin
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.document.read import read_bounded
 from sandbox.paths.beneath import Escapes, open_beneath
@@ -127,9 +128,10 @@ def read_named(
     """The text of a file that a manifest names. `base`: the folder that the manifest came with. `own`: the
     manifest is the user's own. `may_read`, `denied`: what the policy says. Raises NamedFileRefused, OSError.
     """
+    look.doubt(f"{path} may hold secrets")
     _require_allowed(path, denied, homes)
-    base = os.path.realpath(base)
-    opened = _opened(path, base, own or may_read(os.path.realpath(path)))
+    base = look.realpath(base)
+    opened = _opened(path, base, own or may_read(look.realpath(path)))
     try:
         # What was opened, whatever the names say by now.
         real = os.readlink(f"/proc/self/fd/{opened}")
@@ -158,7 +160,7 @@ def _opened(path: str, base: str, anywhere: bool) -> int:
     """An O_PATH descriptor of the file."""
     flags = os.O_PATH | os.O_CLOEXEC
     if anywhere:
-        return os.open(os.path.realpath(path), flags | os.O_NOFOLLOW)
+        return os.open(look.realpath(path), flags | os.O_NOFOLLOW)
     if not contains(base, path):
         raise NamedFileRefused(
             f"it is outside of {base}, the folder that the configuration came with", _OUTSIDE_HINT

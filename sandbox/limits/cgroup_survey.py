@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from sandbox import look
 from sandbox.paths.mounts import Mounts, contains, join, relative
 from sandbox.typed import Literal
 from sandbox.value import NamedTuple
@@ -130,7 +131,7 @@ def survey(mounts: Mounts) -> Survey:
 def _read_only(own: Hierarchy) -> Lack | None:
     """Not refused by owner or mode but by a read-only mount, as container engines make it."""
     try:
-        if not os.statvfs(own.directory).f_flag & os.ST_RDONLY:
+        if not look.statvfs(own.directory).f_flag & os.ST_RDONLY:
             return None
     except OSError:
         return None
@@ -140,6 +141,7 @@ def _read_only(own: Hierarchy) -> Lack | None:
 def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
     """This process in every mounted hierarchy it can see."""
     places: dict[frozenset[str], tuple[str, str]] = {}  # controllers (none for v2) -> line, path
+    look.note_content("/proc/self/cgroup")
     try:
         with open("/proc/self/cgroup", "rb") as file:
             told = file.read()
@@ -189,7 +191,7 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, 
         available = frozenset(_words(f"{directory}/cgroup.controllers"))
         others = _others(directory)
         usable = enabled
-        if ours and not others and os.access(f"{directory}/cgroup.subtree_control", os.W_OK):
+        if ours and not others and look.access(f"{directory}/cgroup.subtree_control", os.W_OK):
             usable |= available
         elif ours and available - enabled:
             # The kernel's rule: a group hands controllers down only while it has no process.
@@ -261,7 +263,7 @@ def _upwards(directory: str, root: str) -> Iterator[str]:
 def _is_delegated(directory: str) -> bool:
     for name in _DELEGATED:
         try:
-            if os.getxattr(directory, name) == b"1":
+            if look.getxattr(directory, name) == b"1":
                 return True
         except OSError:
             continue
@@ -270,14 +272,15 @@ def _is_delegated(directory: str) -> bool:
 
 def _writable(directory: str) -> bool:
     """Whether we can make groups here and move processes into them."""
-    return os.access(directory, os.W_OK | os.X_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
+    return look.access(directory, os.W_OK | os.X_OK) and look.access(f"{directory}/cgroup.procs", os.W_OK)
 
 
 def _others(directory: str) -> list[int]:
     """The other processes in a group. Empty for the real root group, to which the rule does not apply."""
-    if not os.path.exists(f"{directory}/cgroup.type"):
+    if not look.exists(f"{directory}/cgroup.type"):
         return []
-    return [int(word) for word in _words(f"{directory}/cgroup.procs") if int(word) != os.getpid()]
+    look.note_alone(directory)
+    return [int(word) for word in _read(f"{directory}/cgroup.procs") if int(word) != os.getpid()]
 
 
 def _named(pids: Iterable[int]) -> str:
@@ -292,6 +295,11 @@ def _named(pids: Iterable[int]) -> str:
 
 
 def _words(path: str) -> list[str]:
+    look.note_content(path)
+    return _read(path)
+
+
+def _read(path: str) -> list[str]:
     try:
         with open(path, encoding="ascii") as file:
             return file.read().split()

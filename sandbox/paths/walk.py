@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Callable
 
+from sandbox import look
 from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
@@ -73,6 +74,7 @@ def walk(
     then created; the last one gets 0700. `passed` receives each link that was followed. Raises OSError,
     LinkRefused and TooManyLinks; the caller closes the steps.
     """
+    look.note(path)
     steps: list[Step] = []
     todo = parts(path)
     links = 0

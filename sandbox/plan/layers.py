@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.identity.uid_range import usable_range
 from sandbox.policy.policy import Policy
 from sandbox.seccomp import filter as seccomp_filter
@@ -58,7 +59,7 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
         cgroup_namespace=_given(
             policy,
             "cgroup_namespace",
-            os.path.exists("/proc/self/ns/cgroup"),
+            look.exists("/proc/self/ns/cgroup"),
             "this kernel has no cgroup namespaces",
             "use a kernel built with CONFIG_CGROUPS=y",
         ),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing, WrappedCommand
+from sandbox import look
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ class McpContract(Contract):
     def format_at(self, path: str) -> Format | None:
         from runner.contracts.mcp.hosts.find import place_of
 
-        place = place_of(path, os.path.expanduser("~"), os.environ)
+        place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
         return super().format_at(path) if place is None else place.host.syntax
 
     def limits_at(self, path: str) -> tuple[int, int] | None:
         from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, place_of
 
-        place = place_of(path, os.path.expanduser("~"), os.environ)
+        place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
         return (MOST_BYTES, MOST_VALUES) if place is not None and place.own and place.host.live else None
 
     def recognises(self, document: Document) -> bool:
