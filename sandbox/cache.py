@@ -192,6 +192,19 @@ def store(name: str, entry: bytes) -> None:
         os.close(folder)
 
 
+def remove(name: str) -> None:
+    """Drop an entry, if that is possible."""
+    folder = _open_directory(create=False)
+    if folder is None:
+        return
+    try:
+        os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass
+    finally:
+        os.close(folder)
+
+
 def _digest(name: str, entry: bytes) -> bytes:
     """Of the name too: an entry under a wrong name is not that entry. And of the format: entries of an older
     runner are not read."""

@@ -14,13 +14,14 @@ code that stores them has to guard them, as sandbox/cache.py does with a folder 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from sandbox.typed import Any
 
 _PLAIN, _SET, _BYTES = "", "set", "bytes"
 # The oldest that has every kind we write. Every Python reads it, so one cache serves several.
-_MARSHAL_FORMAT = 4
+MARSHAL_FORMAT = 4
+GAP = "gap"  # the kind of a text that was left out, followed by its number
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -28,7 +29,7 @@ def encode(value: object) -> bytes:
     """Raises TypeError for what `decode` could not give back."""
     import json
 
-    return json.dumps(_as_json(value), separators=(",", ":")).encode()
+    return json.dumps(as_plain(value), separators=(",", ":")).encode()
 
 
 def decode(raw: bytes, classes: Iterable[type[tuple[Any, ...]]]) -> Any:
@@ -36,7 +37,7 @@ def decode(raw: bytes, classes: Iterable[type[tuple[Any, ...]]]) -> Any:
     import json
 
     try:
-        return _from_json(json.loads(raw), _makers(classes))
+        return _from_plain(json.loads(raw), _makers(classes))
     except (TypeError, KeyError, IndexError, RecursionError) as error:
         raise ValueError(f"not a value of ours: {error!r}") from None
 
@@ -46,7 +47,7 @@ def pack(value: object) -> bytes:
     import marshal
 
     try:
-        return marshal.dumps(_as_json(value), _MARSHAL_FORMAT)
+        return marshal.dumps(as_plain(value), MARSHAL_FORMAT)
     except ValueError as error:  # it has a subclass of text or numbers in it
         raise TypeError(str(error)) from None
 
@@ -56,8 +57,18 @@ def unpack(raw: bytes, classes: Iterable[type[tuple[Any, ...]]]) -> Any:
     import marshal
 
     try:
-        return _from_json(marshal.loads(raw), _makers(classes))
+        return _from_plain(marshal.loads(raw), _makers(classes))
     except (TypeError, KeyError, IndexError, EOFError, RecursionError) as error:
+        raise ValueError(f"not a value of ours: {error!r}") from None
+
+
+def from_plain(plain: Any, classes: Iterable[type[tuple[Any, ...]]], gaps: Sequence[str] = ()) -> Any:
+    """What `as_plain` was given. `gaps`: the texts that were left out. Raises ValueError."""
+    makers = _makers(classes)
+    makers[GAP] = lambda items: gaps[items[0]]
+    try:
+        return _from_plain(plain, makers)
+    except (TypeError, KeyError, IndexError) as error:
         raise ValueError(f"not a value of ours: {error!r}") from None
 
 
@@ -70,29 +81,30 @@ def _makers(classes: Iterable[type[tuple[Any, ...]]]) -> dict[str, Callable[[lis
     }
 
 
-def _as_json(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
+    """A value as lists, mappings, text and numbers."""
     if isinstance(value, tuple):
         # A plain tuple has no _fields, and its class must be `tuple` itself.
         kind = type(value).__name__ if hasattr(value, "_fields") else _PLAIN
-        return [kind, *map(_as_json, value)]
+        return [kind, *map(as_plain, value)]
     if isinstance(value, frozenset):
-        return [_SET, *map(_as_json, sorted(value))]
+        return [_SET, *map(as_plain, sorted(value))]
     if isinstance(value, bytes):
         return [_BYTES, value.decode("latin-1")]
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise TypeError("a mapping has a key that is no string")
-        return {key: _as_json(item) for key, item in value.items()}
+        return {key: as_plain(item) for key, item in value.items()}
     if isinstance(value, _SCALARS):
         return value
     raise TypeError(f"{type(value).__name__} cannot be written")
 
 
-def _from_json(value: Any, makers: dict[str, Callable[[list[Any]], object]]) -> Any:
+def _from_plain(value: Any, makers: dict[str, Callable[[list[Any]], object]]) -> Any:
     if isinstance(value, list):
-        return makers[value[0]]([_from_json(item, makers) for item in value[1:]])
+        return makers[value[0]]([_from_plain(item, makers) for item in value[1:]])
     if isinstance(value, dict):
-        return {key: _from_json(item, makers) for key, item in value.items()}
+        return {key: _from_plain(item, makers) for key, item in value.items()}
     return value
 
 

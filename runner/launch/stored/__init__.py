@@ -1,0 +1,5 @@
+"""Plans that are kept between launches: a launch that was decided once is not decided again.
+
+entry     the file of one plan: found, read, and held against the machine. All that a launch imports
+keep      what may be kept of a plan, and how
+"""

@@ -1,0 +1,131 @@
+"""A plan that an earlier launch kept, and the facts it rests on.
+
+The file is in the user's own cache (sandbox/cache.py): nobody else can write or read it, and a digest shows
+damage. Its name depends on everything that the runner is told: its own place, the interpreter, the words of
+the command line, the working directory, the ids, and the variables that are for the runner itself. What it
+found on the machine is in the facts (sandbox/facts.py), and each of them is asked again. If one has changed,
+or anything else is unusual, there is no plan, and the launch is decided anew.
+
+No value of a variable, and no word for the plugin, is in the file: a `Gap` is, and the launch at hand fills
+it with its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from runner import __version__
+from sandbox import CODE_ROOT, cache, codec
+from sandbox.facts import Facts
+from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FORMAT = 1
+# Variables that tell the runner itself something. Others are among the facts, if they were looked at.
+OWN_VARIABLES = ("RUNNER_", "XDG_")
+
+
+class Gap(NamedTuple):
+    """A text that is not kept."""
+
+    kind: str  # "variable" or "word"
+    name: str  # of the variable; the number of the word
+
+
+class Entry(NamedTuple):
+    """As it is in the file."""
+
+    format: int
+    facts: tuple[dict[Any, Any], ...]  # the fields of Facts
+    gaps: tuple[tuple[str, str], ...]  # the fields of each Gap
+    plan: Any  # sandbox/codec.py, as_plain: a Planned but for what is in `rest`
+    rest: bytes  # marshalled: what only messages and reports need
+
+
+class Told(NamedTuple):
+    """What the runner is told by its caller, apart from the words in front of `--`."""
+
+    words: Sequence[str]  # of the command line, the verb first
+    arguments: Sequence[str]  # for the plugin: behind `--`
+    environ: Mapping[str, str]
+
+
+def name_of(told: Told) -> str | None:
+    """The name of its file. None: nothing is kept for such a caller."""
+    environ = told.environ
+    if not environ.get("HOME", "").startswith("/"):  # who has none is looked up, which is slow and can hang
+        return None
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        return None
+    own = sorted((name, value) for name, value in environ.items() if name.startswith(OWN_VARIABLES))
+    system = os.uname()
+    parts = (
+        *(f"plan {FORMAT}", __version__, CODE_ROOT, sys.executable, sys.prefix, "\0".join(sys.path)),
+        *(system.release, system.machine, cwd, environ["HOME"]),
+        *(repr(os.getresuid()), repr(os.getresgid()), repr(sorted(os.getgroups()))),
+        *(repr(own), repr(list(told.words)), repr(list(told.arguments))),
+    )
+    return cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
+
+
+def find(told: Told) -> Entry | None:
+    """The plan that was kept for this launch, if it still holds."""
+    name = name_of(told)
+    raw = None if name is None else cache.load(name)
+    if raw is None:
+        return None
+    entry = read(raw)
+    if entry is None or Facts(*entry.facts).changed(told.environ):
+        return None
+    return entry
+
+
+def read(raw: bytes) -> Entry | None:
+    """None if this is not an entry of ours. `raw` came out of the cache, so nobody else wrote it."""
+    import marshal
+
+    try:
+        entry = Entry(*marshal.loads(raw))
+    except (EOFError, ValueError, TypeError):
+        return None
+    return entry if entry.format == FORMAT else None
+
+
+def fillings(gaps: Sequence[tuple[str, str]], told: Told) -> tuple[str, ...]:
+    """What belongs into each gap of this launch."""
+    return tuple(
+        told.environ[name] if kind == "variable" else told.arguments[int(name)] for kind, name in gaps
+    )
+
+
+class Later:
+    """Stands for a value that was kept, and reads it when something of it is asked for: only messages and
+    reports do, and the classes of these values take longer to import than a launch."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self._made: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return getattr(self._made, name)
+
+
+def forget(told: Told) -> None:
+    """A launch of this plan failed: the next one is decided anew."""
+    name = name_of(told)
+    if name is not None:
+        cache.remove(name)
+
+
+def unpacked(plain: Any, classes: Sequence[type[tuple[Any, ...]]], filled: Sequence[str]) -> Any:
+    return codec.from_plain(plain, classes, filled)

@@ -1,0 +1,124 @@
+"""What is kept of a plan, once it runs."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Entry, Gap, Told, name_of
+from sandbox import CODE_ROOT, cache, codec
+from sandbox.look import Asked
+from sandbox.typed import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.launch.stages import Planned
+
+# Variables whose values are no secrets. They occur in paths.
+_PUBLIC = frozenset(
+    (
+        "HOME",
+        "LANG",
+        "LANGUAGE",
+        "LOGNAME",
+        "PATH",
+        "PWD",
+        "SHELL",
+        "SUDO_USER",
+        "TERM",
+        "TMPDIR",
+        "TZ",
+        "USER",
+    )
+)
+_PUBLIC_PREFIXES = (*OWN_VARIABLES, "LC_")
+# A shorter text is part of others by accident.
+_SHORTEST_SECRET = 4
+
+
+class NotKept(Exception):
+    """This plan is not kept; the message says why."""
+
+
+def keep(planned: Planned, asked: Asked, told: Told) -> str:
+    """Keep a plan for the next launch like this one. The answer: why it is not kept; empty if it is, as far
+    as the cache can be written."""
+    name = name_of(told)
+    if name is None:
+        return "the caller has no home or no working directory"
+    try:
+        _require_keepable(planned)
+        raw = written(planned, asked, told)
+    except (NotKept, TypeError) as refused:
+        return str(refused)
+    if why := asked.settle():
+        return why
+    cache.store(name, raw)
+    return ""
+
+
+def _require_keepable(planned: Planned) -> None:
+    """Raises NotKept."""
+    decided, plan = planned.decided, planned.plan
+    if planned.grant.unsandboxed:
+        raise NotKept("the plugin runs without a cage")
+    if decided.signed is not None or decided.copy:
+        raise NotKept("its package is copied and checked at each launch")
+    if plan.owners is not None or plan.guards or plan.idmapped:
+        raise NotKept("it writes to folders of the host, which are looked at each time")
+    if planned.invocation.overrides.env or planned.invocation.config:
+        raise NotKept("the command line holds values that may be secret")
+
+
+def written(planned: Planned, asked: Asked, told: Told) -> bytes:
+    """The file. Raises NotKept if a secret would be in it."""
+    _note_code(asked)
+    gaps: list[tuple[str, str]] = []
+    numbers: dict[str, int] = {}
+    for number, word in enumerate(told.arguments):
+        _add(Gap("word", str(number)), word, gaps, numbers)
+    for name in asked.facts.variables:
+        value = told.environ.get(name)
+        if value and name not in _PUBLIC and not name.startswith(_PUBLIC_PREFIXES):
+            _add(Gap("variable", name), value, gaps, numbers)
+    secrets = [text for text in numbers if len(text) >= _SHORTEST_SECRET]
+    for path in (*asked.facts.places, *asked.facts.listed, *asked.facts.contents):
+        if any(secret in path for secret in secrets):
+            raise NotKept("the value of a variable, or an argument, is part of a path")
+    decided = _with_gaps(codec.as_plain(planned.decided), numbers, secrets)
+    plan = _with_gaps([None if field is planned.decided else codec.as_plain(field) for field in planned], numbers, secrets)
+    entry = Entry(FORMAT, tuple(asked.facts), tuple(gaps), plan, marshal.dumps(decided, codec.MARSHAL_FORMAT))
+    return marshal.dumps(tuple(entry), codec.MARSHAL_FORMAT)
+
+
+def _add(gap: Gap, text: str, gaps: list[tuple[str, str]], numbers: dict[str, int]) -> None:
+    if text and text not in numbers:
+        numbers[text] = len(gaps)
+        gaps.append((gap.kind, gap.name))
+
+
+def _with_gaps(plain: Any, numbers: dict[str, int], secrets: list[str]) -> Any:
+    """The same with a gap for each text that is not kept. Raises NotKept if one is part of another text."""
+    if isinstance(plain, str):
+        if plain in numbers:
+            return [codec.GAP, numbers[plain]]
+        if any(secret in plain for secret in secrets):
+            raise NotKept("the value of a variable, or an argument, is part of another text")
+        return plain
+    if isinstance(plain, list):
+        # The first item is the name of a class.
+        return [plain[0], *(_with_gaps(item, numbers, secrets) for item in plain[1:])]
+    if isinstance(plain, dict):
+        if any(secret in key for key in plain for secret in secrets):
+            raise NotKept("the value of a variable, or an argument, is part of another text")
+        return {key: _with_gaps(item, numbers, secrets) for key, item in plain.items()}
+    return plain
+
+
+def _note_code(asked: Asked) -> None:
+    """Our own code decided it: in a checkout it changes without a new version."""
+    for name, module in tuple(sys.modules.items()):
+        if name.partition(".")[0] in ("runner", "sandbox", "policies"):
+            file = getattr(module, "__file__", None)
+            if file and file.startswith(f"{CODE_ROOT}{os.sep}"):
+                asked.place(file)
