@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable
 
 from sandbox.paths.mounts import ancestry
+from sandbox.typed import Container, Iterable
 
 
 def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:

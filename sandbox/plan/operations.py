@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sandbox.network.egress import DNS_ADDRESS
 from sandbox.paths.mounts import contains, join, relative
@@ -21,6 +20,7 @@ from sandbox.plan.plan import (
 )
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Grant, MemoryFile
+from sandbox.typed import Callable, Iterable, Iterator, Sequence
 
 DEFAULT_TMP_BYTES = 64 << 20
 
