@@ -37,11 +37,9 @@ runner refused the call and did not ask the plugin).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Denial
-from sandbox.typed import Any, Final, Literal
+from sandbox.typed import Any, Final, Iterable, Literal, Mapping
 from sandbox.value import NamedTuple
 
 SCHEMA: Final = "runner.report.v1"

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
 
 from sandbox import CODE_ROOT
+from sandbox.typed import Iterable
 from sandbox.value import NamedTuple
 
 try:

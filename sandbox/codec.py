@@ -14,9 +14,7 @@ code that stores them has to guard them, as sandbox/cache.py does with a folder 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-
-from sandbox.typed import Any
+from sandbox.typed import Any, Callable, Iterable, Sequence
 
 _PLAIN, _SET, _BYTES = "", "set", "bytes"
 # The oldest that has every kind we write. Every Python reads it, so one cache serves several.

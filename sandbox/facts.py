@@ -18,7 +18,7 @@ except ImportError:  # another Python than CPython
     from hashlib import blake2b
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from sandbox.typed import Mapping
 
 _KIND = 0o170000
 _DIRECTORY = 0o040000

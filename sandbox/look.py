@@ -21,7 +21,7 @@ from sandbox.scopes import contextmanager
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from sandbox.typed import Iterator, Mapping
 
 _LINKS = 40  # as many as the kernel follows
 

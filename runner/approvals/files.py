@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.approval import Approval
 from sandbox.policy.load import untrustworthy
 from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, is_variable_name
+from sandbox.typed import Iterator, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 VERSION = 1

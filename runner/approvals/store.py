@@ -7,10 +7,10 @@ and a file that others could have written stops the launch.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 from sandbox import look
+from sandbox.typed import Mapping
 
 ENDING = ".json"  # of the name of each file
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 
-from sandbox.typed import NoReturn
+from sandbox.typed import Callable, NoReturn, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

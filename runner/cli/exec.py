@@ -7,7 +7,6 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Mapping
 
 from runner.cli.shared.options import add_invocation, invocation_of, secrets_of
 from runner.cli.shared.report_file import ReportFile, ReportFileError
@@ -21,7 +20,7 @@ from runner.launch.wait import End, Signals, watch_caller, watch_signals
 from runner.outcome import EXEC_REFUSED, USAGE_ERROR, Failure, Outcome, has_failed
 from sandbox.document.diagnostic import printable
 from sandbox.scopes import AbstractContextManager, suppress
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.typed import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     import argparse

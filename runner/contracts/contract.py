@@ -14,14 +14,14 @@ when it is called.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 
 from runner.plugin import Switches
-from sandbox.typed import TYPE_CHECKING, Any, Protocol
+from sandbox.typed import TYPE_CHECKING, Any, Callable, Protocol
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call, CallEnd, Dialect, Setting

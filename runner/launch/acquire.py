@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
 
 from runner.launch.plan import Held, Sources, require_room
 from runner.launch.prepare import managed_state_dir
@@ -31,7 +30,7 @@ from sandbox.plan.layers import LayerUnavailable, listed
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, PlanRefused
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.spec import Denial
-from sandbox.typed import TYPE_CHECKING
+from sandbox.typed import TYPE_CHECKING, Iterator, Mapping
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence, Set
 
 from runner.approvals.record import ApprovalKey, ApprovalRecord, asked_of, key_of
 from runner.approvals.store import find_approval
@@ -23,6 +22,7 @@ from sandbox.spec import (
     SandboxSpec,
     names_policy_hosts,
 )
+from sandbox.typed import Mapping, Sequence, Set
 from sandbox.value import NamedTuple
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from types import TracebackType
 
 from runner.approvals.store import approvals_folder
@@ -35,7 +34,7 @@ from sandbox.policy.policy import Policy
 from sandbox.scopes import ExitStack
 from sandbox.spawn.spawner import can_join_keyring
 from sandbox.spec import Project
-from sandbox.typed import TYPE_CHECKING
+from sandbox.typed import TYPE_CHECKING, Mapping
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

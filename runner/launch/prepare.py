@@ -7,7 +7,6 @@ reached; nothing prints, nothing exits.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 
 from runner.contracts.registry import find_contract
 from runner.launch.approve import approval_of, with_added, with_remedies
@@ -27,7 +26,7 @@ from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, Denial, EnvRequest, Note
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.typed import TYPE_CHECKING, Any, Mapping, Sequence
 
 if TYPE_CHECKING:
     from runner.approvals.record import ApprovalRecord

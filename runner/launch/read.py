@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from runner.contracts.registry import command_contract
 from runner.launch.command import plugin_of
 from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
+from sandbox.typed import Mapping
 
 
 def read_invocation(

@@ -6,7 +6,6 @@ Every function here makes its part from a stage (runner/launch/stages.py), howev
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runner import __version__
@@ -33,6 +32,7 @@ from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import APPROVED, Denial, Grant, Note
+from sandbox.typed import Iterator
 
 if TYPE_CHECKING:
     from runner.launch.advice.scene import Scene

@@ -10,7 +10,6 @@ What `runner exec` and the monitor do differently is in their LaunchHost.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from runner.launch.acquire import Acquired, acquire
 from runner.launch.plan import Sources, plan, require_contents, require_room
@@ -22,7 +21,7 @@ from runner.launch.verdict import TIMEOUT, failing, judge_error
 from runner.launch.wait import Orders, wait
 from runner.outcome import EXEC_DEADLINE, Failure
 from sandbox.scopes import AbstractContextManager, ExitStack
-from sandbox.typed import TYPE_CHECKING, Protocol
+from sandbox.typed import TYPE_CHECKING, Mapping, Protocol
 
 if TYPE_CHECKING:
     from sandbox.cell.contents import Contents

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from runner.launch.read import read_invocation
@@ -29,6 +28,7 @@ from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.plan.plan import Bind, LaunchPlan
 from sandbox.policy.policy import RUNTIME_PATHS
+from sandbox.typed import Callable, Iterator, Mapping
 
 RULE = "signature"
 _HINT = 'or set signature = "optional" under [packages] in a policy of your own'

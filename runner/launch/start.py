@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
 
 from runner.launch.acquire import Acquired
 from runner.launch.stages import Planned, Started
@@ -22,7 +21,7 @@ from sandbox.plan.plan import OpenPlan
 from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spec import Limits
-from sandbox.typed import TYPE_CHECKING
+from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Sequence
 
 if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection

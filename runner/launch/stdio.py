@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator
 
 from sandbox.limits.meter import Meter
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spec import Limits
 from sandbox.streams.handover import forget, hand_over
-from sandbox.typed import TYPE_CHECKING, Literal, Protocol
+from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Literal, Protocol
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 
 from runner.approvals.store import ApprovalsUnusable
 from runner.launch.stages import Stage, decided_of, loaded_of
@@ -25,7 +24,7 @@ from sandbox.scopes import contextmanager
 from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import SpawnError
 from sandbox.spec import APPROVED, Denial, Limits
-from sandbox.typed import Literal
+from sandbox.typed import Iterator, Literal
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31

@@ -11,13 +11,12 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
 
 from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.scopes import contextmanager
 from sandbox.signals import signal
-from sandbox.typed import TYPE_CHECKING, Literal, Protocol
+from sandbox.typed import TYPE_CHECKING, Callable, Iterator, Literal, Protocol, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 
 from runner.contracts.registry import all_contracts, contract_names, find_contract, option_owners
 from runner.manifest import cache
@@ -18,7 +17,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import SIZE_LIMIT, Document, Format, parse, read_bounded
 from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
-from sandbox.typed import TYPE_CHECKING
+from sandbox.typed import TYPE_CHECKING, Mapping
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
 
 from sandbox.files import write_all
 from sandbox.spec import MemoryFile
+from sandbox.typed import Mapping, Sequence
 
 MOST_SECRET_BYTES = 1 << 20  # of all secrets together. They are keys and tokens
 MOST_FILE_BYTES = 64 << 20  # of all other files together

@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
@@ -25,6 +24,7 @@ from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
 from sandbox.spec import Limits
+from sandbox.typed import Callable, Collection, Iterator, Mapping
 
 # How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
 # part of it, and a server may read slowly. The gate ends as soon as it has nothing to deliver.

@@ -7,7 +7,6 @@ import os
 import resource
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
 
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.contents import Contents, sealed_file
@@ -22,7 +21,7 @@ from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
 from sandbox.spawn.network import STEPS
 from sandbox.spawn.order import CgroupDoors, GuardOrder, SpawnError, SpawnOrder, folder_path
-from sandbox.typed import TYPE_CHECKING
+from sandbox.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

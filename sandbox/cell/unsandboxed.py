@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
@@ -22,6 +21,7 @@ from sandbox.plan.plan import LaunchPlan
 from sandbox.spawn.init import fork_into, join_cgroups, require_membership, set_rlimits
 from sandbox.spawn.launcher import Verdict, failure, verdict
 from sandbox.spawn.order import CgroupDoors
+from sandbox.typed import Iterator
 
 _PASSES = 200  # over the process tree; each finds processes forked during the one before
 _PASS_SECONDS = 0.005  # between two of them

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from sandbox.typed import Literal
+from sandbox.typed import Iterable, Literal
 from sandbox.value import NamedTuple
 
 Severity = Literal["error", "warning"]

@@ -7,7 +7,6 @@ user has only that folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from sandbox.identity import reservations, uids
@@ -15,6 +14,7 @@ from sandbox.identity.host_side import remove_host_side
 from sandbox.identity.removal import first_owned_by, remove_tree
 from sandbox.identity.state import lock_alone, record_path, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
+from sandbox.typed import Iterator, Mapping
 from sandbox.value import NamedTuple
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 
 from sandbox.identity.removal import remove_tree
 from sandbox.paths.walk import close, walk
 from sandbox.scopes import ExitStack, contextmanager, suppress
+from sandbox.typed import Iterator
 
 FOLDER = ".storage"
 

@@ -18,9 +18,9 @@ import errno
 import os
 import signal
 import struct
-from collections.abc import Iterator
 
 from sandbox.files import write_once
+from sandbox.typed import Iterator
 from sandbox.value import NamedTuple
 
 _CLONE_NEWUSER = 0x10000000

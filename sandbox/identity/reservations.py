@@ -11,11 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
 
 from sandbox.cache import fingerprint
 from sandbox.files import write_all
 from sandbox.identity.removal import first_owned_by
+from sandbox.typed import Iterable
 from sandbox.value import NamedTuple
 
 RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sandbox.files import write_all
 from sandbox.identity import uids
@@ -14,10 +13,12 @@ from sandbox.identity.reservations import remember_left
 from sandbox.identity.uid_range import is_ours
 from sandbox.paths.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
 from sandbox.scopes import contextmanager, suppress
-from sandbox.typed import TYPE_CHECKING
+from sandbox.typed import TYPE_CHECKING, Iterable, Iterator, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sandbox.identity.accounts import Account
 
 PACKAGES = "packages"  # beside the folder of all states: checked copies of packages, one for each launch

@@ -21,7 +21,6 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator
 
 from sandbox.cache import fingerprint
 from sandbox.identity.reservations import (
@@ -41,6 +40,7 @@ from sandbox.identity.reservations import (
 )
 from sandbox.identity.uid_range import DEFAULT_RANGE, in_use, is_ours, pools
 from sandbox.scopes import contextmanager
+from sandbox.typed import Iterable, Iterator
 from sandbox.value import NamedTuple
 
 _FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of a 64-bit Linux; l_pid must be 0 for OFD locks

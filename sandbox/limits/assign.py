@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
 
 from sandbox.limits.cgroup_survey import Lack, Site, Survey
 from sandbox.limits.rlimits import COUNTED_BESIDE
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import Policy
 from sandbox.spec import Grant, Limits
+from sandbox.typed import Iterable, Iterator
 from sandbox.value import NamedTuple
 
 _CGROUPS = ("memory", "pids", "cpu", "io")

@@ -12,7 +12,6 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sandbox.files import write_once
 from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
@@ -21,7 +20,7 @@ from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spawn.order import CgroupDoors
 from sandbox.spec import Limits
-from sandbox.typed import Literal
+from sandbox.typed import Iterable, Iterator, Literal, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 _NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core may hold some in reserve

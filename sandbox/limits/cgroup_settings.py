@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
 
 from sandbox.limits.cgroup_survey import Site
 from sandbox.spec import Limits
+from sandbox.typed import Callable, Iterable, Iterator
 
 # bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
 CAGE_PROCESSES = 2

@@ -8,11 +8,10 @@ processor time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 
 from sandbox import look
 from sandbox.paths.mounts import Mounts, contains, join, relative
-from sandbox.typed import Literal
+from sandbox.typed import Iterable, Iterator, Literal
 from sandbox.value import NamedTuple
 
 # The controllers that limits need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.

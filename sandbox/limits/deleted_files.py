@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-from collections.abc import Generator, Iterable
 from functools import cache
 
+from sandbox.typed import Generator, Iterable
 from sandbox.value import NamedTuple
 
 _KCMP = {"x86_64": 312, "aarch64": 272}

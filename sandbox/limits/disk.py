@@ -37,12 +37,12 @@ import ctypes
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
 
 from sandbox.limits import deleted_files, disk_usage
 from sandbox.limits.freeze import Halt
 from sandbox.limits.meter import Meter
 from sandbox.paths.mounts import contains
+from sandbox.typed import Callable, Generator, Iterable, Mapping
 from sandbox.value import NamedTuple
 
 # A single writer was measured at 5 GB/s into the page cache.

@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Generator
 
+from sandbox.typed import Generator
 from sandbox.value import NamedTuple
 
 # A name takes a directory entry and mostly an inode, which are part of no file's blocks.

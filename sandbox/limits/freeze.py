@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+
+from sandbox.typed import Callable, Iterable
 
 # A plugin that forks faster than we stop it goes on running; it is measured in any case.
 _STOP_ROUNDS = 8

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+
+from sandbox.typed import Mapping
 
 # `look` returns the name of a limit, or this: the plugin broke its contract.
 VIOLATION = "violation"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import resource
-from collections.abc import Container
 
 from sandbox.spec import Limits
+from sandbox.typed import Container
 
 Rlimit = tuple[int, int, int]  # kind, soft, hard
 

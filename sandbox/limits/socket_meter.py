@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
 from time import monotonic, thread_time
 
 from sandbox.limits.meter import Meter
 from sandbox.scopes import suppress
+from sandbox.typed import Callable, Mapping
 
 # A plugin that fills sockets as fast as it can, in bytes a second.
 _FASTEST_BYTES_PER_SECOND = 1 << 30

@@ -7,10 +7,10 @@ are counted. So its DNS questions cannot push its connections out.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from sandbox.network.egress import AuditLine
+from sandbox.typed import Callable, Iterator
 
 MOST_FIRST_LINES = 200  # of each kind
 MOST_LAST_LINES = 200

@@ -10,7 +10,6 @@ and the addresses that the rules name. There is no other route, so that all else
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sandbox import cache
@@ -19,6 +18,7 @@ from sandbox.network.egress import DNS_ADDRESS, DNS_PORT, SYNTHETIC_IPV4, SYNTHE
 from sandbox.network.redirect import REDIRECT_PORT, redirect_requests
 from sandbox.network.wire import NLM_F_CREATE, NLM_F_REPLACE, encode_message
 from sandbox.spawn.order import NetlinkRequest, NetworkRecipe, SocketRequest
+from sandbox.typed import Iterator, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable
 
 from sandbox import look
 from sandbox.paths.mounts import ancestry
+from sandbox.typed import Container, Iterable
 
 
 def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:

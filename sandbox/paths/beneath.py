@@ -14,9 +14,9 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Sequence
 
 from sandbox.paths.walk import LINK_LIMIT, parts
+from sandbox.typed import Sequence
 
 _SYS_OPENAT2 = 437  # on every architecture
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08

@@ -6,10 +6,9 @@ A policy adds to these and cannot remove one. denylist.py judges the file that a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sandbox.paths.mounts import contains, join
-from sandbox.typed import Literal
+from sandbox.typed import Iterable, Iterator, Literal, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 # The host's own secrets and controls.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sandbox import look
 from sandbox.paths.denied_paths import (
@@ -34,7 +33,7 @@ from sandbox.paths.denied_paths import (
 from sandbox.paths.guarded import GuardedName, is_guarded_at_top
 from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, join, relative
 from sandbox.spec import Access
-from sandbox.typed import Literal
+from sandbox.typed import Iterable, Iterator, Literal, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

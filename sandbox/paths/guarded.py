@@ -8,8 +8,8 @@ here.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
 
+from sandbox.typed import Iterable, Iterator, Sequence
 from sandbox.value import NamedTuple
 
 # At most so many host configurations in folders further down are guarded: each costs a mount, and so does

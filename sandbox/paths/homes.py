@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 
 from sandbox import look
 from sandbox.paths.denied_paths import HOME_BASES, lexical_fault, normal
 from sandbox.paths.mounts import contains, join
+from sandbox.typed import Mapping, Sequence
 from sandbox.value import NamedTuple
 
 # passwd gives daemons homes such as /usr/sbin or /bin. Taking those for homes would refuse /usr to everyone.

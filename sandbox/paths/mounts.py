@@ -8,9 +8,9 @@ inside it. mountinfo is the only place where an unprivileged process can read th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 
 from sandbox import look
+from sandbox.typed import Iterable, Iterator
 from sandbox.value import NamedTuple
 
 MOUNTINFO = "/proc/self/mountinfo"

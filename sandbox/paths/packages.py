@@ -9,13 +9,13 @@ a project, so they never lead out of the project's own folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from sandbox import look
 from sandbox.files import text_at
 from sandbox.paths.executable import follow
 from sandbox.paths.mounts import contains
+from sandbox.typed import Mapping, Sequence
 from sandbox.value import NamedTuple
 
 _MODULES = "/node_modules/"

@@ -8,7 +8,6 @@ link and `#!` by `#!`. Each step that no tree shown so far covers adds its own t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
 
 from sandbox import look
 from sandbox.paths import packages, shims
@@ -16,6 +15,7 @@ from sandbox.paths.executable import ProgramFault, follow, in_proc, is_executabl
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
 from sandbox.paths.walk import Link
+from sandbox.typed import Callable, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 # The fallback of execvp(3), and the folders where distributions put programs.

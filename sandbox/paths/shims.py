@@ -8,11 +8,11 @@ such as .python-version can come with a project: it only chooses among the versi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 
 from sandbox import look
 from sandbox.files import text_at
 from sandbox.paths.executable import is_executable
+from sandbox.typed import Iterator, Mapping
 
 # Programs that act by the name they are called with: their shims are links to them.
 _BY_TARGET = {"mise": "mise", "rtx": "rtx", "volta-shim": "volta", "proto-shim": "proto", "asdf": "asdf"}

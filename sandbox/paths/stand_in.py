@@ -17,10 +17,10 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from sandbox.files import write_all
+from sandbox.typed import Iterator, Sequence
 from sandbox.value import NamedTuple
 
 _MARK = 1_003_715_428_918_273_700  # nanoseconds; in 2001

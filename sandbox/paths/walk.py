@@ -10,10 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 
 from sandbox import look
-from sandbox.typed import Literal
+from sandbox.typed import Callable, Literal
 from sandbox.value import NamedTuple
 
 LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
 
 from sandbox.plan.layers import INSIDE_ID
 from sandbox.plan.plan import (
@@ -19,6 +18,7 @@ from sandbox.plan.plan import (
     Tmpfs,
 )
 from sandbox.spec import MemoryFile
+from sandbox.typed import Iterable, Mapping
 from sandbox.value import NamedTuple
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from sandbox import look
 from sandbox.paths import program as programs
@@ -36,7 +35,7 @@ from sandbox.plan.relocation import relocate
 from sandbox.policy.policy import Policy
 from sandbox.scopes import contextmanager
 from sandbox.spec import Access, Denial, Grant, KeyPath, Note
-from sandbox.typed import TYPE_CHECKING
+from sandbox.typed import TYPE_CHECKING, Collection, Iterable, Iterator, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
 
 from sandbox import look
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
-from sandbox.typed import Literal
+from sandbox.typed import Literal, Mapping
 from sandbox.value import NamedTuple
 
 BWRAP_VARIABLE = "RUNNER_BWRAP"

@@ -10,12 +10,12 @@ something that exists, or into a folder that does. `/v1/chat` is no path here.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sandbox import look
 from sandbox.document.diagnostic import quoted
 from sandbox.paths.mounts import contains
 from sandbox.spec import Note
+from sandbox.typed import Callable, Iterable, Iterator, Sequence
 
 # More would not say more.
 NOTES_SHOWN = 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sandbox import look
 from sandbox.network.egress import DNS_ADDRESS
@@ -22,6 +21,7 @@ from sandbox.plan.plan import (
 )
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Grant, MemoryFile
+from sandbox.typed import Callable, Iterable, Iterator, Sequence
 
 DEFAULT_TMP_BYTES = 64 << 20
 

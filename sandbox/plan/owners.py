@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
 from typing import Literal
 
 from sandbox import look
@@ -28,6 +27,7 @@ from sandbox.paths.source import OpenSource
 from sandbox.policy.policy import Policy
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath
+from sandbox.typed import Sequence
 from sandbox.value import NamedTuple
 
 Method = Literal["idmapped", "run_as", "reserved"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.paths.mounts import contains
 from sandbox.plan.operations import RUNTIME_LINKS
 from sandbox.plan.plan import OWN_PLACES, Bind, PlanRefused, PlanRequest, Symlink
 from sandbox.plan.relocation import Relocation
 from sandbox.spec import Access, Denial, Grant, KeyPath
+from sandbox.typed import Iterable, Iterator, Sequence
 from sandbox.value import NamedTuple
 
 

@@ -7,14 +7,12 @@ variables are in it, so a plan is as secret as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from sandbox.network.egress import EgressPlan
 from sandbox.paths.source import FileIdentity
 from sandbox.plan.layers import Layers
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import APPROVED, Access, Denial, Limits, MemoryFile, Note, Project, SeccompProfile
-from sandbox.typed import TYPE_CHECKING, Literal
+from sandbox.typed import TYPE_CHECKING, Literal, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ after the launch has claimed it. `with_state` puts what was opened into the plan
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from sandbox.paths.mounts import join
 from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanRefused
 from sandbox.spec import Access, Denial, GrantedPath
+from sandbox.typed import Iterator, Mapping, Sequence
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from sandbox.document.diagnostic import quoted
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, lexical_hit, normal
 from sandbox.paths.mounts import contains
@@ -39,6 +37,7 @@ from sandbox.spec import (
     is_variable_name,
     names_policy_hosts,
 )
+from sandbox.typed import Mapping, Sequence
 from sandbox.value import NamedTuple
 
 

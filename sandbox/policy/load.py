@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 
 from sandbox import CODE_ROOT, cache, codec, look
 from sandbox.cache import fingerprint
@@ -25,6 +24,7 @@ from sandbox.policy.policy import (
     SeccompRule,
 )
 from sandbox.spec import KeyPath
+from sandbox.typed import Mapping
 
 SYSTEM_POLICY = "/etc/runner/policy.toml"
 ENVIRONMENT_NAME = "RUNNER_POLICY"

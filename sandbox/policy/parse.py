@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.document.read import parse
@@ -42,6 +41,7 @@ from sandbox.spec import (
     SeccompProfile,
     is_variable_name,
 )
+from sandbox.typed import Iterator, Sequence
 from sandbox.units import parse_limit, parse_size
 
 

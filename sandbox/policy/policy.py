@@ -6,15 +6,13 @@ made. load.py says where policies come from, grant.py what a manifest gets under
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from sandbox.identity.uid_range import DEFAULT_RANGE
 from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import SCAN_LIMIT
 from sandbox.spec import DURATIONS, NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
-from sandbox.typed import Literal
+from sandbox.typed import Iterable, Literal
 from sandbox.value import NamedTuple
 
 # The read-only runtime of every cage, where it exists. A request for it, or for a part of it, needs no grant.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
 from sandbox.document.read import Document
 from sandbox.spec import KeyPath
+from sandbox.typed import Callable, Sequence
 
 
 class PolicyTable:

@@ -18,7 +18,6 @@ import os
 import resource
 import select
 import struct
-from collections.abc import Callable, Collection, Sequence
 
 from sandbox.signals import signal
 from sandbox.spawn import reaper
@@ -33,7 +32,7 @@ from sandbox.spawn.network import (
     wait_for_gate,
 )
 from sandbox.spawn.order import FOLDERS_ROOT, CgroupDoors, GuardOrder, SpawnOrder, folder_path
-from sandbox.typed import Any, NoReturn
+from sandbox.typed import Any, Callable, Collection, NoReturn, Sequence
 from sandbox.value import NamedTuple
 
 _CLONE_NEWNS = 0x00020000

@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Mapping
+
+from sandbox.typed import Mapping
 
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine
 _BASE = 0x400000

@@ -12,16 +12,15 @@ to import than the namespace takes to make.
 from __future__ import annotations
 
 import _socket
-import array
 import errno
 import os
 import select
 import struct
 import time
-from collections.abc import Sequence
 
 from sandbox.spawn.libc import Libc, get_errno
 from sandbox.spawn.order import NetlinkRequest, NetworkOrder, SocketRequest
+from sandbox.typed import Sequence
 
 CLONE_NEWNET = 0x40000000
 
@@ -191,7 +190,7 @@ def _hand_out(wanted: Sequence[SocketRequest], order: NetworkOrder, step: _Step)
         listeners = sum(each.use == "listener" for each in wanted)
         redirected = sum(each.use == "redirected" for each in wanted)
         header = b'{"listeners":%d,"redirected":%d}' % (listeners, redirected)
-        descriptors = array.array("i", [each.fileno() for each in made])
+        descriptors = struct.pack(f"{len(made)}i", *(each.fileno() for each in made))
         rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)
         channel = _socket.socket(fileno=os.dup(order.channel))
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable
 
 from sandbox.signals import signal
 from sandbox.spawn import reaper
@@ -28,6 +27,7 @@ from sandbox.spawn.libc import Libc, get_errno, open_libc, writable
 from sandbox.spawn.machine_code import executable
 from sandbox.spawn.network import NetworkFault, make_network
 from sandbox.spawn.order import SpawnError, SpawnOrder
+from sandbox.typed import Callable
 
 _CLONE_PARENT = 0x00008000
 _CLONE_NEWUSER = 0x10000000

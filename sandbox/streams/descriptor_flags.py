@@ -9,9 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Iterator
 
 from sandbox.scopes import contextmanager
+from sandbox.typed import Iterable, Iterator
 from sandbox.value import NamedTuple
 
 _UNLOCK = struct.pack("hh4xqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)  # a struct flock: the whole file

@@ -17,10 +17,10 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterable, Iterator
 
 from sandbox.scopes import contextmanager, suppress
 from sandbox.streams.descriptor_flags import SETTABLE, restore_flags
+from sandbox.typed import Iterable, Iterator
 
 _MOST_FILES = 4096  # open files of the process that started us. Beyond that the search ends
 

@@ -11,10 +11,10 @@ import math
 import os
 import select
 import time
-from collections.abc import Collection, Mapping
 
 from sandbox.limits.meter import Meter
 from sandbox.streams.endpoints import Sink, sink_for
+from sandbox.typed import Collection, Mapping
 
 # The most that is read at once, and the most a relay holds.
 BUFFER = 64 << 10

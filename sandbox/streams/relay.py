@@ -8,11 +8,11 @@ plugin's pipe. Both are as if the plugin wrote to the sink itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from sandbox.streams.endpoints import PIECE
 from sandbox.streams.pump import BUFFER, PipePump
+from sandbox.typed import Collection, Mapping
 
 _TAIL_BYTES = 8 << 10
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
 
 from sandbox.paths.mounts import contains
 from sandbox.policy.approval import Approval
 from sandbox.policy.policy import private_fault, steers
 from sandbox.spec import Limits
+from sandbox.typed import Iterable, Iterator, Sequence
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple
 

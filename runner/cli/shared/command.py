@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from runner.launch.command import Command
@@ -19,6 +18,7 @@ from sandbox.spec import (
     SandboxSpec,
     is_variable_name,
 )
+from sandbox.typed import Mapping
 
 if TYPE_CHECKING:
     import argparse

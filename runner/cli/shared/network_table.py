@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from runner.launch.network_report import SHOUTED
@@ -12,6 +11,7 @@ from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.policy.policy import NetworkRule, host_matches
 from sandbox.spec import Denial, names_policy_hosts
+from sandbox.typed import Iterator
 from sandbox.units import format_duration, format_size
 
 

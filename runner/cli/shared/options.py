@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
 
 from runner.contracts.registry import (
     all_contracts,
@@ -18,7 +17,7 @@ from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits, is_variable_name
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.typed import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ means the same to both: tests compare them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.typed import TYPE_CHECKING, Any, Sequence
 
 if TYPE_CHECKING:
     import argparse

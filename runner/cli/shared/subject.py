@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from typing import NoReturn
 
 from runner.cli.shared.asked import item_lines, items_of
@@ -14,6 +13,7 @@ from runner.launch.prepare import load
 from runner.launch.stages import Invocation, Loaded, Stopwatch
 from sandbox.paths.homes import homes
 from sandbox.policy.approval import asked_by
+from sandbox.typed import Sequence
 from sandbox.value import NamedTuple
 
 

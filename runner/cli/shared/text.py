@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from typing import TextIO
 
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Note
+from sandbox.typed import Iterable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from runner.contracts.contract import CommandOutput, Contract, ContractVerb, ExampleCall
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call, Dialect, Setting
     from runner.protocol.host_services import HostMethods, Services

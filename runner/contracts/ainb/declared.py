@@ -6,10 +6,13 @@ An export is a kind and a tuple of strings, so the cache of manifests needs no c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from runner.plugin import Plugin
+from sandbox.typed import TYPE_CHECKING
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 # In the order in which plugin/init tells the granted ones.
 CAPABILITIES = (

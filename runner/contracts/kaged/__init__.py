@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from runner.contracts.contract import Contract, ContractOption
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods, Services

@@ -7,11 +7,15 @@ An export is a kind and a tuple of strings, so the cache of manifests needs no c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.plugin import Plugin
+from sandbox.typed import TYPE_CHECKING, Sequence
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 COMPACTOR, OBSERVER = "compactor", "observer"
 STORAGE_READ, STORAGE_WRITE = "kaged:storage:read", "kaged:storage:write"

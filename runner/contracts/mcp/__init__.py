@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
 
 from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing, WrappedCommand
 from sandbox import look
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin

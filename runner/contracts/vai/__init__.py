@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from runner.contracts.contract import Contract, ContractOption
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from runner.contracts.contract import LaunchFault, Prepared
     from runner.plugin import Plugin
     from runner.protocol.dialect import Call, CallEnd, Dialect, Setting

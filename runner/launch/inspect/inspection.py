@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from runner.launch.inspect.streams import ToHost, ToPlugin
@@ -21,6 +20,7 @@ from runner.protocol.inspector import Inspector
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.spec import Limits
 from sandbox.streams.relay import Relay
+from sandbox.typed import Callable, Mapping
 from sandbox.value import NamedTuple
 
 # A plugin may send this many frames at once, and so many each second for ever. A language model streams some

@@ -22,7 +22,7 @@ from sandbox.typed import TYPE_CHECKING, Any
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from sandbox.typed import Mapping, Sequence
 
 FORMAT = 1
 # Variables that tell the runner itself something. Others are among the facts, if they were looked at.

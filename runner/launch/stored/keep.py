@@ -86,7 +86,9 @@ def written(planned: Planned, asked: Asked, told: Told) -> bytes:
         if any(secret in path for secret in secrets):
             raise NotKept("the value of a variable, or an argument, is part of a path")
     decided = _with_gaps(codec.as_plain(planned.decided), numbers, secrets)
-    plan = _with_gaps([None if field is planned.decided else codec.as_plain(field) for field in planned], numbers, secrets)
+    plan = _with_gaps(
+        [None if field is planned.decided else codec.as_plain(field) for field in planned], numbers, secrets
+    )
     entry = Entry(FORMAT, tuple(asked.facts), tuple(gaps), plan, marshal.dumps(decided, codec.MARSHAL_FORMAT))
     return marshal.dumps(tuple(entry), codec.MARSHAL_FORMAT)
 
