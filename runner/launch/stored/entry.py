@@ -36,7 +36,7 @@ class Gap(NamedTuple):
     name: str  # of the variable; the number of the word
 
 
-class Entry(NamedTuple):
+class PlanEntry(NamedTuple):
     """As it is in the file."""
 
     format: int
@@ -74,7 +74,7 @@ def name_of(told: Told) -> str | None:
     return cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
 
 
-def find(told: Told) -> Entry | None:
+def find(told: Told) -> PlanEntry | None:
     """The plan that was kept for this launch, if it still holds."""
     name = name_of(told)
     raw = None if name is None else cache.load(name)
@@ -86,12 +86,12 @@ def find(told: Told) -> Entry | None:
     return entry
 
 
-def read(raw: bytes) -> Entry | None:
+def read(raw: bytes) -> PlanEntry | None:
     """None if this is not an entry of ours. `raw` came out of the cache, so nobody else wrote it."""
     import marshal
 
     try:
-        entry = Entry(*marshal.loads(raw))
+        entry = PlanEntry(*marshal.loads(raw))
     except (EOFError, ValueError, TypeError):
         return None
     return entry if entry.format == FORMAT else None

@@ -6,7 +6,7 @@ import marshal
 import os
 import sys
 
-from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Entry, Gap, Told, name_of
+from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Gap, PlanEntry, Told, name_of
 from sandbox import CODE_ROOT, cache, codec
 from sandbox.look import Asked
 from sandbox.typed import TYPE_CHECKING, Any
@@ -85,11 +85,11 @@ def written(planned: Planned, asked: Asked, told: Told) -> bytes:
     for path in (*asked.facts.places, *asked.facts.listed, *asked.facts.contents):
         if any(secret in path for secret in secrets):
             raise NotKept("the value of a variable, or an argument, is part of a path")
+    # `decided`, the first field, is kept apart: only messages and reports need it.
     decided = _with_gaps(codec.as_plain(planned.decided), numbers, secrets)
-    plan = _with_gaps(
-        [None if field is planned.decided else codec.as_plain(field) for field in planned], numbers, secrets
-    )
-    entry = Entry(FORMAT, tuple(asked.facts), tuple(gaps), plan, marshal.dumps(decided, codec.MARSHAL_FORMAT))
+    plan = _with_gaps(codec.as_plain(tuple(planned)[1:]), numbers, secrets)
+    rest = marshal.dumps(decided, codec.MARSHAL_FORMAT)
+    entry = PlanEntry(FORMAT, tuple(asked.facts), tuple(gaps), plan, rest)
     return marshal.dumps(tuple(entry), codec.MARSHAL_FORMAT)
 
 
