@@ -107,6 +107,12 @@ def note(path: str) -> None:
         _asked.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
 
 
+def note_below(folder: int, name: str) -> None:
+    """For code that asks about a name in an open folder."""
+    if _asked is not None:
+        _asked.place(os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name))
+
+
 def note_listing(path: str) -> None:
     """For code that looks at all entries of a folder itself."""
     if _asked is not None:
