@@ -88,9 +88,9 @@ def recording() -> Iterator[Asked]:
     """Note every question until the end of the context. Not for two decisions at once."""
     global _asked
     assert _asked is None
-    _asked = asked = Asked()
+    _asked = Asked()
     try:
-        yield asked
+        yield _asked
     finally:
         _asked = None
 

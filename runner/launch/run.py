@@ -20,10 +20,12 @@ from runner.launch.stdio import Plumbing
 from runner.launch.verdict import TIMEOUT, failing, judge_error
 from runner.launch.wait import Orders, wait
 from runner.outcome import EXEC_DEADLINE, Failure
+from sandbox import look
 from sandbox.scopes import AbstractContextManager, ExitStack
 from sandbox.typed import TYPE_CHECKING, Mapping, Protocol
 
 if TYPE_CHECKING:
+    from runner.launch.stored.keep import Keeper
     from sandbox.cell.contents import Contents
 
 
@@ -64,26 +66,31 @@ def run(
     began: float,
     host: LaunchHost,
     contents: Contents | None = None,
+    keeper: Keeper | None = None,
 ) -> Ended:
     """Raises Failure, whatever goes wrong before there is an ending.
 
     `began`: on the monotonic clock, when the operator asked. The deadline runs from then. `contents`: of the
-    cage's memory files.
+    cage's memory files. `keeper`: keeps the plan for the next launch, once it runs.
     """
     watch = Stopwatch()
     stage: Stage | None = None
     with ExitStack() as stack:
         sources = Sources()
         try:
-            stage = loaded = load(invocation, watch)
-            stage = decided = decide(loaded, environ, watch)
-            if _must_be_signed(decided):
-                from runner.launch.signed import check_package
+            with ExitStack() as noting:
+                if keeper is not None:
+                    keeper.asked = noting.enter_context(look.recording())
+                noted = look.environment(environ)
+                stage = loaded = load(invocation, watch)
+                stage = decided = decide(loaded, noted, watch)
+                if _must_be_signed(decided):
+                    from runner.launch.signed import check_package
 
-                decided = stack.enter_context(check_package(decided, environ, began))
-                stage = decided = decided._replace(timings=watch.lap("policy"))
-            stack.enter_context(sources)
-            stage = planned = plan(decided, environ, watch, sources)
+                    decided = stack.enter_context(check_package(decided, noted, began))
+                    stage = decided = decided._replace(timings=watch.lap("policy"))
+                stack.enter_context(sources)
+                stage = planned = plan(decided, noted, watch, sources)
         except CalledOff as called:
             called.stage = stage
             raise
@@ -91,7 +98,9 @@ def run(
             raise
         except Exception as error:
             raise Failure(*judge_error(error), stage) from error
-        return run_plan(planned, environ, began, host, sources, watch, contents)
+        if keeper is not None:
+            keeper.planned = planned
+        return run_plan(planned, environ, began, host, sources, watch, contents, keeper)
 
 
 def _must_be_signed(decided: Decided) -> bool:
@@ -106,8 +115,10 @@ def run_plan(
     sources: Sources | None = None,
     watch: Stopwatch | None = None,
     contents: Contents | None = None,
+    keeper: Keeper | None = None,
 ) -> Ended:
-    """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now."""
+    """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now.
+    `keeper`: keeps it once it runs."""
     watch = watch or Stopwatch()
     stage: Stage = planned
     try:
@@ -122,6 +133,8 @@ def run_plan(
                 raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took that long
             with host.watch_orders() as orders, start(acquired, began, host.connect, contents) as started:
                 stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
+                if keeper is not None:
+                    keeper.keep()
                 end = wait(started.cell, orders, host.caller, started.clocks, started.meters)
                 stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
                 end, writable = settle(started, end, stop)

@@ -223,6 +223,12 @@ def limits_of(stage: Stage | None) -> AssignedLimits:
     return decided.limits if decided is not None else AssignedLimits()
 
 
+def tells_before(planned: Planned) -> bool:
+    """Whether there is something that the operator reads before the plugin starts."""
+    wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
+    return bool(planned.plan.notes or planned.decided.notes or wide)
+
+
 # --- through bytes ------------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ class PlanEntry(NamedTuple):
     format: int
     facts: tuple[dict[Any, Any], ...]  # the fields of Facts
     gaps: tuple[tuple[str, str], ...]  # the fields of each Gap
+    tells: bool  # whether the operator reads something before the plugin starts
     plan: Any  # sandbox/codec.py, as_plain: a Planned but for what is in `rest`
     rest: bytes  # marshalled: what only messages and reports need
 

@@ -112,7 +112,7 @@ def launched_plan(text: str, lie: dict[str, Any]) -> dict[str, Any]:
     import tempfile
     import time
 
-    from runner.cli.exec import _CommandLine
+    from runner.cli.shared.launching import CommandLineHost
     from runner.launch.report import report
     from runner.launch.run import run_plan
     from runner.launch.stages import decode_planned
@@ -125,9 +125,7 @@ def launched_plan(text: str, lie: dict[str, Any]) -> dict[str, Any]:
         saved = [os.dup(fd) for fd in (0, 1)]
         os.dup2(output.fileno(), 1)
         try:
-            ended = run_plan(
-                planned, os.environ, time.monotonic(), _CommandLine(None, inspect=False, tty=False)
-            )
+            ended = run_plan(planned, os.environ, time.monotonic(), CommandLineHost())
         except Failure as failure:
             outcome, status, stage = failure.outcome, failure.exec_status, failure.stage
         else:
