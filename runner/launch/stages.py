@@ -246,13 +246,13 @@ def decode_planned(raw: bytes) -> Planned:
     """
     from sandbox.codec import decode
 
-    planned = decode(raw, _planned_classes())
+    planned = decode(raw, planned_classes())
     if not isinstance(planned, Planned):
         raise ValueError("not a plan")
     return planned
 
 
-def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
+def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     """Every class that can occur in a Planned."""
     from runner.manifest.cache import PLUGIN_CLASSES
     from runner.package.signature import Signed

@@ -72,7 +72,7 @@ def name_of(told: Told) -> str | None:
         *(repr(os.getresuid()), repr(os.getresgid()), repr(sorted(os.getgroups()))),
         *(repr(own), repr(list(told.words)), repr(list(told.arguments))),
     )
-    return cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
+    return "plan-" + cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
 
 
 def find(told: Told) -> PlanEntry | None:
