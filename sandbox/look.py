@@ -72,8 +72,8 @@ class Asked:
         return self.doubt
 
 
-# The times of files are as coarse as the kernel's tick, on some filesystems a second or two.
-_SETTLED_SECONDS = 3.0
+# The times of files are as coarse as the kernel's tick, on some filesystems two seconds.
+_SETTLED_SECONDS = 2.0
 _DATED = 6  # fields of a place that has times
 
 

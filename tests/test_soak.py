@@ -92,6 +92,7 @@ def launch(manifest: str, state_dir: str) -> int:
     own = [os.dup(fd) for fd in (0, 1)]  # `runner exec` closes them, but here more launches follow
     with watch_caller() as caller:
         host = CommandLineHost()
+        host.caller = caller
         invocation = Invocation(manifest, state_dir=state_dir)
         ended = run(invocation, os.environ, time.monotonic(), host)
     for fd, copy in enumerate(own):

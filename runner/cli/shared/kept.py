@@ -1,8 +1,7 @@
-"""`runner exec` from the plan of an earlier launch. Nothing of manifest and policy is read, or even imported."""
+"""`runner exec` from the plan of an earlier launch. Neither manifest nor policy are read."""
 
 from __future__ import annotations
 
-import os
 import time
 
 from runner.cli.shared.launching import CommandLineHost, launch
@@ -15,14 +14,13 @@ from sandbox.typed import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-    from runner.cli.shared.report_file import ReportFile
     from runner.launch.carry_out import LaunchHost
     from runner.launch.stages import Ended
     from runner.launch.stored.entry import PlanEntry, Told
 
 
 class _DecideAnew(BaseException):
-    """The kept plan could not be carried out, and nothing was started. Not an Exception: no launch ends here."""
+    """The kept plan could not be carried out, and nothing was started. It passes `launch`, as no error does."""
 
 
 def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
@@ -31,6 +29,7 @@ def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
     entry = entries.find(told)
     if entry is None:
         return None
+    entries.say("a kept plan is used")
     report_file = None
     if args.report is not None:
         from runner.cli.shared.report_file import ReportFile, ReportFileError
@@ -51,8 +50,9 @@ def _begin(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ende
     try:
         return run_kept(entry, told, began, host)
     except Exception as error:
-        if isinstance(error, Failure) and (started_of(error.stage) is not None or error.outcome.code == "timeout"):
+        if isinstance(error, Failure) and (
+            started_of(error.stage) is not None or error.outcome.code == "timeout"
+        ):
             raise
-        if os.environ.get("RUNNER_DEBUG"):
-            os.write(2, f"runner: the kept plan is not used: {error!r}\n".encode("utf-8", "backslashreplace"))
+        entries.say(f"the kept plan cannot be carried out: {error!r}")
         raise _DecideAnew from None

@@ -7,7 +7,7 @@ import os
 import sys
 
 from runner.launch.stages import tells_before
-from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Gap, PlanEntry, Told, name_of
+from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Gap, PlanEntry, Told, name_of, say
 from sandbox import CODE_ROOT, cache, codec
 from sandbox.look import Asked
 from sandbox.typed import TYPE_CHECKING, Any
@@ -53,8 +53,8 @@ class Keeper:
     def keep(self) -> None:
         assert self.planned is not None and self.asked is not None
         why = keep(self.planned, self.asked, self._told)
-        if why and os.environ.get("RUNNER_DEBUG"):
-            os.write(2, f"runner: the plan is not kept: {why}\n".encode("utf-8", "backslashreplace"))
+        if why:
+            say(f"the plan is not kept: {why}")
 
 
 def keep(planned: Planned, asked: Asked, told: Told) -> str:

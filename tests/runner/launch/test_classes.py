@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runner.launch.remote import monitor
-from runner.launch.stages import Planned, _planned_classes
+from runner.launch.stages import Planned, planned_classes
 from runner.manifest.cache import PLUGIN_CLASSES
 from runner.package.signature import Signed
 from runner.plugin import Plugin
@@ -52,7 +52,7 @@ def named_tuples(hint: Any) -> Iterator[type]:
             (monitor.Born, monitor.Terms, monitor.Launched, monitor.Audited, monitor.MonitorEnd),
             monitor.MESSAGES,
         ),
-        ((Planned,), _planned_classes()),
+        ((Planned,), planned_classes()),
     ],
     ids=["plugin", "order", "messages", "planned"],
 )
