@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _DecideAnew(BaseException):
-    """The kept plan could not be carried out, and nothing was started. It passes `launch`, as no error does."""
+    """The kept plan could not be carried out, and nothing was started. No error: it passes `launch`."""
 
 
 def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
