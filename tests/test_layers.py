@@ -48,6 +48,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.spec",),
     ("sandbox.cache",),
     ("sandbox.codec", "sandbox.files", "sandbox.process"),
+    ("sandbox.look",),
+    ("sandbox.facts",),
     ("sandbox.scopes", "sandbox.signals", "sandbox.typed", "sandbox.value"),
     ("sandbox",),
     ("policies",),
