@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 
+from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sandbox.typed import Collection, Iterator, Mapping
+    from sandbox.typed import Iterator
 
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -24,44 +25,46 @@ class PlanOutdated(Exception):
 
 
 @contextmanager
-def reopen_known(plan: LaunchPlan, state: Collection[str]) -> Iterator[OpenPlan]:
-    """Open every source but the state, whose folders are made ready by the launch. Raises PlanOutdated."""
+def reopen_known(plan: LaunchPlan) -> Iterator[OpenPlan]:
+    """Open every source but the state, whose folders the launch makes ready first. Raises PlanOutdated."""
+    state = _state(plan)
     descriptors: dict[str, int] = {}
     with ExitStack() as stack:
         for bind in plan.operations:
             if isinstance(bind, Bind) and bind.dest not in state:
-                fd = _opened(bind.real, stack)
-                held = os.fstat(fd)
-                if (held.st_dev, held.st_ino, held.st_mode) != bind.identity[:3]:
+                descriptors[bind.dest], found = _opened(bind.real, stack)
+                if found[:3] != bind.identity[:3]:
                     raise PlanOutdated(bind.real)
-                descriptors[bind.dest] = fd
         yield OpenPlan(plan, descriptors)
 
 
 @contextmanager
-def open_known_state(
-    plan: LaunchPlan, made: Mapping[str, tuple[int, int]], state: Collection[str]
-) -> Iterator[Mapping[str, int]]:
-    """The state folders, which the launch has made ready: `made` has device and inode of each. Raises
-    PlanOutdated."""
-    found: dict[str, int] = {}
+def with_known_state(opened: OpenPlan) -> Iterator[OpenPlan]:
+    """The same with the state folders, which were there when the plan was made. The launch compares them with
+    those that it has made ready. Raises PlanOutdated."""
+    plan, state = opened.plan, _state(opened.plan)
+    descriptors = dict(opened.descriptors)
     with ExitStack() as stack:
-        for path in state:
-            fd = _opened(path, stack)
-            held = os.fstat(fd)
-            if (held.st_dev, held.st_ino) != made.get(path):
-                raise PlanOutdated(path)
-            found[path] = fd
-        yield found
+        for bind in plan.operations:
+            if isinstance(bind, Bind) and bind.dest in state:
+                descriptors[bind.dest], found = _opened(bind.real, stack)
+                if found[:3] != bind.identity[:3]:
+                    raise PlanOutdated(bind.real)
+        yield OpenPlan(plan, descriptors)
 
 
-def _opened(path: str, stack: ExitStack) -> int:
+def _state(plan: LaunchPlan) -> set[str]:
+    return {shown.path for shown in plan.shown if shown.origin == "state"}
+
+
+def _opened(path: str, stack: ExitStack) -> tuple[int, FileIdentity]:
     try:
         fd = os.open(path, _OPEN)
         stack.callback(os.close, fd)
-        # No link on the way: the path is a real one.
+        held = os.fstat(fd)
+        # No link was followed on the way: the path is a real one.
         if os.readlink(f"/proc/self/fd/{fd}") != path:
             raise PlanOutdated(path)
     except OSError:
         raise PlanOutdated(path) from None
-    return fd
+    return fd, FileIdentity(held.st_dev, held.st_ino, held.st_mode, held.st_ctime_ns)

@@ -20,7 +20,7 @@ from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 if TYPE_CHECKING:
     from runner.cli.shared.report_file import ReportFile
     from runner.launch.acquire import Acquired
-    from runner.launch.run import LaunchHost
+    from runner.launch.carry_out import LaunchHost
     from runner.launch.stages import Ended
 
 # How long a reader of our stderr may take to make room for a message.

@@ -226,14 +226,29 @@ def _flip(path: Path) -> None:
     path.write_bytes(raw)
 
 
+def _by_link(path: Path) -> None:
+    path.rename(path.with_name("aside"))
+    path.symlink_to("aside")
+
+
+def _by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "empty": lambda path: os.truncate(path, 0),
     "flipped": _flip,
     "writable by others": lambda path: path.chmod(0o622),
-    "a link": lambda path: (path.rename(path.with_name("aside")), path.symlink_to("aside")),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a link": _by_link,
+    "a folder": _by_folder,
+    "a pipe": _by_pipe,
 }
 
 
