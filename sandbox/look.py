@@ -231,6 +231,9 @@ class Environ:
     def get(self, name: str, default: Any = None) -> Any:
         return self._environ.get(self._noted(name), default)
 
+    def __bool__(self) -> bool:
+        return bool(self._environ)
+
     def __iter__(self) -> Iterator[str]:
         doubt("all variables count")
         return iter(self._environ)
