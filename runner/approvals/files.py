@@ -14,10 +14,10 @@ from typing import Any
 
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 from runner.approvals.store import ENDING, ApprovalsUnusable, approvals_folder
+from sandbox import look
 from sandbox.paths.denied_paths import lexical_fault, normal
-from sandbox.policy.approval import Approval
 from sandbox.policy.load import untrustworthy
-from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, is_variable_name
+from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, Approval, is_variable_name
 from sandbox.typed import Iterator, Mapping, Sequence
 from sandbox.value import NamedTuple
 
@@ -54,11 +54,11 @@ def list_records(environ: Mapping[str, str]) -> tuple[ListedApproval, ...]:
     """Every file of the folder, by the names of the plugins. Raises ApprovalsUnusable if the folder itself
     cannot be read or trusted."""
     folder = approvals_folder(environ)
-    if folder is None or not os.path.lexists(folder):
+    if folder is None or not look.lexists(folder):
         return ()
     _require_own(folder, "the folder of approvals")
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(ENDING) and name[0] != ".")
+        names = sorted(name for name in look.listdir(folder) if name.endswith(ENDING) and name[0] != ".")
     except OSError as error:
         message = f"the folder of approvals {folder} cannot be read: {error.strerror}"
         raise ApprovalsUnusable(message, f"chmod 700 {folder}") from None
@@ -111,10 +111,11 @@ def _require_own(path: str, what: str) -> None:
 
 
 def _read_file(path: str) -> bytes:
+    look.note_content(path)
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        if os.path.islink(path):
+        if look.islink(path):
             message = f"{_WHAT} {path} is a link"
             raise ApprovalsUnusable(message, _remedy(path)) from None
         message = f"{_WHAT} {path} cannot be read: {error.strerror}"
@@ -296,7 +297,7 @@ def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
 def remove_record(name: str, environ: Mapping[str, str]) -> bool:
     """Remove the file of this name, whatever is in it. False: there is none. Raises ApprovalsUnusable."""
     folder = approvals_folder(environ)
-    if folder is None or not os.path.lexists(os.path.join(folder, name + ENDING)):
+    if folder is None or not look.lexists(os.path.join(folder, name + ENDING)):
         return False
     _require_own(folder, "the folder of approvals")
     path = os.path.join(folder, name + ENDING)
@@ -316,7 +317,7 @@ def _made_folder(environ: Mapping[str, str]) -> str:
         raise ApprovalsUnusable(message, "set HOME, or XDG_CONFIG_HOME")
     # What exists already has to be trusted before something is made in it.
     above = folder
-    while not os.path.lexists(above):
+    while not look.lexists(above):
         above = os.path.dirname(above)
     _require_own(above, f"the folder {above}")
     with _failing(folder):

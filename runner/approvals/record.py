@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 from runner.plugin import Plugin
+from sandbox import look
 from sandbox.cache import fingerprint
-from sandbox.policy.approval import Approval, asked_by, joined
+from sandbox.policy.approval import asked_by, joined
 from sandbox.policy.policy import steers
-from sandbox.spec import EnvRequest
+from sandbox.spec import Approval, EnvRequest
 from sandbox.typed import Sequence
 from sandbox.value import NamedTuple
 
@@ -52,13 +53,13 @@ def key_of(plugin: Plugin) -> ApprovalKey | None:
     words = (entrypoint.command, *entrypoint.args)
     folder = plugin.folder
     if not folder and plugin.root is None and starts_below(words, entrypoint.directory):
-        folder = os.path.realpath(entrypoint.directory)  # as for a command: an entry may become one
+        folder = look.realpath(entrypoint.directory)  # as for a command: an entry may become one
     if plugin.template is not None and plugin.template.files:
         from runner.manifest.fill import text_of  # not every launch pays for it
 
         words += tuple(map(text_of, plugin.template.files))
     arguments = arguments_digest(words, plugin.spec.env)
-    file = os.path.realpath(plugin.manifest)
+    file = look.realpath(plugin.manifest)
     return ApprovalKey(plugin.contract, plugin.id, file, arguments, plugin.scope, folder)
 
 
@@ -86,7 +87,7 @@ def _is_below(text: str, directory: str) -> bool:
     module = text.partition(":")[0].replace(".", "/").strip("/")  # python3 -m name.part, uvicorn name:app
     names = (text, module, f"{module}.py") if module else (text,)
     try:
-        return any(os.path.lexists(os.path.join(directory, name)) for name in names)
+        return any(look.lexists(os.path.join(directory, name)) for name in names)
     except ValueError:  # it has a NUL, and nothing starts with it
         return False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from runner.approvals.record import ApprovalKey, ApprovalRecord
+from sandbox import look
 from sandbox.typed import Mapping
 
 ENDING = ".json"  # of the name of each file
@@ -34,7 +35,7 @@ def approvals_folder(environ: Mapping[str, str]) -> str | None:
 def find_approval(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
     """The person's yes to this plugin; None if there is none. Raises ApprovalsUnusable."""
     folder = approvals_folder(environ)
-    if folder is None or not os.path.lexists(os.path.join(folder, key.name + ENDING)):
+    if folder is None or not look.lexists(os.path.join(folder, key.name + ENDING)):
         return None
     from runner.approvals.files import read_record
 

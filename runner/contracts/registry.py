@@ -6,7 +6,7 @@ import importlib
 import os
 
 from runner.contracts.contract import HostPlaces
-from sandbox import CODE_ROOT
+from sandbox import CODE_ROOT, look
 from sandbox.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _FOLDER = os.path.join(CODE_ROOT, "runner", "contracts")
 def contract_names() -> tuple[str, ...]:
     return tuple(
         sorted(
-            name for name in os.listdir(_FOLDER) if os.path.isfile(os.path.join(_FOLDER, name, "__init__.py"))
+            name for name in look.listdir(_FOLDER) if look.isfile(os.path.join(_FOLDER, name, "__init__.py"))
         )
     )
 

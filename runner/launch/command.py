@@ -6,6 +6,7 @@ import os
 
 from runner.approvals.record import arguments_digest, starts_below
 from runner.plugin import Entrypoint, Plugin
+from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.paths.executable import is_executable
 from sandbox.spec import STATE_DIR_TOKEN, PathRequest, SandboxSpec
@@ -62,14 +63,14 @@ def _place_of(program: str, directory: str) -> str:
     """What stands for the manifest of a command that came from no file: when it is gone, so is the plugin."""
     if "/" in program:
         return os.path.normpath(os.path.join(directory, program))
-    return os.path.realpath(_on_path(program) or os.path.join("/usr/bin", program))
+    return look.realpath(_on_path(program) or os.path.join("/usr/bin", program))
 
 
 def _on_path(name: str) -> str | None:
     """As shutil.which finds it, which a launch would have to import: an empty entry of PATH is the current
     folder, an empty PATH has no entries, and without PATH the C library's takes its place. One difference: a
     file counts as executable by its mode bits alone, as in the launch itself."""
-    search_path = os.environ.get("PATH")
+    search_path = look.environment(os.environ).get("PATH")
     if search_path is None:
         search_path = os.confstr("CS_PATH")
     folders = search_path.split(":") if search_path else ()

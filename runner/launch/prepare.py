@@ -11,10 +11,11 @@ import os
 from runner.contracts.registry import find_contract
 from runner.launch.approve import approval_of, with_added, with_remedies
 from runner.launch.read import contract_of, read_invocation
-from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
-from runner.launch.verdict import failing, judge_denials, judge_diagnostics
+from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch, failing
+from runner.launch.verdict import judge_denials, judge_diagnostics
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
+from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import FOLDER, is_host_side
@@ -61,7 +62,7 @@ def _with_present_parts(plugin: Plugin) -> Plugin:
     if plugin.root is None or not plugin.root_parts:
         return plugin
     root = plugin.root
-    present = tuple(part for part in plugin.root_parts if os.path.lexists(os.path.join(root, part)))
+    present = tuple(part for part in plugin.root_parts if look.lexists(os.path.join(root, part)))
     return plugin._replace(root_parts=present or plugin.root_parts)
 
 
@@ -197,7 +198,7 @@ def _set_by_file(written: Plugin, filled: Plugin, policy: Policy) -> tuple[Denia
 def _is_missing(denial: Denial, plugin: Plugin) -> bool:
     """The policy refuses an optional path that does not exist anyway: the plugin loses nothing."""
     return denial.rule in ("read_ceiling", "write_ceiling") and any(
-        request.where == denial.where and not request.required and not os.path.lexists(request.path)
+        request.where == denial.where and not request.required and not look.lexists(request.path)
         for request in plugin.spec.paths
     )
 
@@ -240,7 +241,7 @@ def state_name(plugin: Plugin) -> str:
     """
     label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
     marks = (plugin.mark,) if plugin.mark else ()
-    place = (plugin.contract, plugin.id, os.path.realpath(plugin.manifest), *marks)
+    place = (plugin.contract, plugin.id, look.realpath(plugin.manifest), *marks)
     return f"{label}.{fingerprint(*(os.fsencode(part) for part in place))[:12]}"
 
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from runner.contracts.registry import find_contract
 from runner.manifest.load import position
 from runner.plugin import Plugin
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.document.read import read_bounded
 from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.mounts import contains
-from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import Policy, matches
-from sandbox.spec import KeyPath, Note
+from sandbox.spec import KeyPath, Note, Overrides
 from sandbox.value import NamedTuple
 
 FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
@@ -127,9 +127,10 @@ def read_named(
     """The text of a file that a manifest names. `base`: the folder that the manifest came with. `own`: the
     manifest is the user's own. `may_read`, `denied`: what the policy says. Raises NamedFileRefused, OSError.
     """
+    look.doubt(f"{path} may hold secrets")
     _require_allowed(path, denied, homes)
-    base = os.path.realpath(base)
-    opened = _opened(path, base, own or may_read(os.path.realpath(path)))
+    base = look.realpath(base)
+    opened = _opened(path, base, own or may_read(look.realpath(path)))
     try:
         # What was opened, whatever the names say by now.
         real = os.readlink(f"/proc/self/fd/{opened}")
@@ -158,7 +159,7 @@ def _opened(path: str, base: str, anywhere: bool) -> int:
     """An O_PATH descriptor of the file."""
     flags = os.O_PATH | os.O_CLOEXEC
     if anywhere:
-        return os.open(os.path.realpath(path), flags | os.O_NOFOLLOW)
+        return os.open(look.realpath(path), flags | os.O_NOFOLLOW)
     if not contains(base, path):
         raise NamedFileRefused(
             f"it is outside of {base}, the folder that the configuration came with", _OUTSIDE_HINT

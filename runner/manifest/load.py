@@ -12,6 +12,7 @@ import stat
 from runner.contracts.registry import all_contracts, contract_names, find_contract, option_owners
 from runner.manifest import cache
 from runner.plugin import Plugin
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import SIZE_LIMIT, Document, Format, parse, read_bounded
 from sandbox.paths.mounts import contains
@@ -66,13 +67,13 @@ def find(path: str, contract: str | None = None) -> Found:
     except FileNotFoundError:
         message = "the path is relative, and the current folder does not exist any more"
         raise _refusal(path, "file_missing", message, "change to a folder that exists") from None
-    absolute = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))
+    absolute = os.path.join(look.realpath(os.path.dirname(given)), os.path.basename(given))
     try:
-        is_directory = stat.S_ISDIR(os.stat(absolute).st_mode)
+        is_directory = stat.S_ISDIR(look.stat(absolute).st_mode)
     except OSError:
         is_directory = False  # reading the file reports what is wrong
     if is_directory:
-        return _find_in(os.path.realpath(absolute), contract)
+        return _find_in(look.realpath(absolute), contract)
     return Found(absolute, contract or _by_path(absolute))
 
 
@@ -95,7 +96,7 @@ def _find_in(directory: str, chosen: str | None) -> Found:
         if not any(present.values()) and contract.in_subdirectory and (inner := _only_directory(directory)):
             present[contract.name] = _present(inner, contract.file_names)
     candidates = {name: files for name, files in present.items() if files}
-    if not candidates and not os.access(directory, os.X_OK, effective_ids=True):
+    if not candidates and not look.access(directory, os.X_OK, effective_ids=True):
         message = "the folder cannot be entered: Permission denied"
         raise _refusal(directory, "file_unreadable", message, f"chmod a+rx {directory}")
     if not candidates and (folders := plugins_in(directory, chosen)):
@@ -113,8 +114,8 @@ def _find_in(directory: str, chosen: str | None) -> Found:
         hint = "choose with --contract NAME, or give the path of the file"
         raise _refusal(directory, "manifest_ambiguous", message, hint)
     [(name, files)] = candidates.items()
-    real = os.path.realpath(files[0])
-    if os.path.islink(files[0]) and not contains(os.path.dirname(files[0]), real):
+    real = look.realpath(files[0])
+    if look.islink(files[0]) and not contains(os.path.dirname(files[0]), real):
         # A stranger's folder: what `check` says about the file repeats parts of it.
         message = f"the manifest is a link that leads out of its folder, to {real}"
         raise _refusal(files[0], "manifest_link", message, f"give the path of the file itself: {real}")
@@ -137,7 +138,7 @@ def plugins_in(path: str, chosen: str | None = None) -> tuple[str, ...]:
     if not names or _present(path, tuple(own)):
         return ()
     try:
-        with os.scandir(path) as entries:
+        with look.scandir(path) as entries:
             folders = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return ()
@@ -145,13 +146,13 @@ def plugins_in(path: str, chosen: str | None = None) -> tuple[str, ...]:
 
 
 def _present(directory: str, names: tuple[str, ...]) -> list[str]:
-    return [path for name in names if os.path.lexists(path := os.path.join(directory, name))]
+    return [path for name in names if look.lexists(path := os.path.join(directory, name))]
 
 
 def _only_directory(directory: str) -> str | None:
     """The only entry of a directory, if it is itself a directory, as in an unpacked archive."""
     try:
-        with os.scandir(directory) as entries:
+        with look.scandir(directory) as entries:
             first = next(entries, None)
             if first is None or next(entries, None) is not None or not first.is_dir(follow_symlinks=False):
                 return None

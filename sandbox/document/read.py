@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity
 from sandbox.spec import KeyPath
 from sandbox.typed import Literal
@@ -80,8 +81,9 @@ def read_bounded(path: str, *, limit: int = SIZE_LIMIT) -> bytes:
     watchdog). It is checked again after opening, because the name may have been swapped in between.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    look.note_content(path)
     try:
-        _require_regular(path, os.stat(path).st_mode)
+        _require_regular(path, look.stat(path).st_mode)
         descriptor = os.open(path, flags)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None

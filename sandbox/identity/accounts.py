@@ -6,8 +6,7 @@ its uid.
 
 from __future__ import annotations
 
-import os
-
+from sandbox import look
 from sandbox.value import NamedTuple
 
 PASSWD = "/etc/passwd"
@@ -59,6 +58,7 @@ def _by_name(name: str) -> Account:
 
 def _accounts() -> list[Account]:
     found = []
+    look.note_content(PASSWD)
     try:
         with open(PASSWD, encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
@@ -73,7 +73,7 @@ def _accounts() -> list[Account]:
 def account_refusal(path: str, account: Account) -> tuple[str, str] | None:
     """Why a state directory cannot become an account's, and what to do; None if it can."""
     try:
-        held, content = os.lstat(path), os.listdir(path)
+        held, content = look.lstat(path), look.listdir(path)
     except OSError:
         return None  # it does not exist, or preparing it reports the reason
     if held.st_uid == account.uid or not content:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
+from sandbox.limits.site import Hierarchy, Site, is_leaf
 from sandbox.paths.mounts import Mounts, contains, join, relative
 from sandbox.typed import Iterable, Iterator, Literal
 from sandbox.value import NamedTuple
@@ -16,8 +18,6 @@ from sandbox.value import NamedTuple
 # The controllers that limits need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
 CONTROLLERS = ("memory", "pids", "cpu", "io")
 _V1_NAMES = {"blkio": "io"}
-PREFIX = "runner-"  # of the name of every group that a runner makes
-LEAF = "-self"  # end of the name of the group to which a runner moves itself
 _UNITS = (".service", ".scope")
 # systemd marks a delegated group (Delegate=yes) with one of these; a user's own systemd may not.
 _DELEGATED = ("user.delegate", "trusted.delegate")
@@ -35,25 +35,6 @@ READ_ONLY = {
     2: f"{_SERVICE}; in a container, with the runner as its command: docker run --security-opt\n"
     "writable-cgroups=true … (Docker 28 or later), podman run --security-opt unmask=/sys/fs/cgroup …",
 }
-
-
-class Hierarchy(NamedTuple):
-    version: Literal[1, 2]
-    controllers: frozenset[str]
-    directory: str  # our own group
-    root: str  # the highest group we can see
-    line: str  # our own line of /proc/self/cgroup
-
-
-class Site(NamedTuple):
-    """A directory in which groups can be made."""
-
-    version: Literal[1, 2]
-    controllers: frozenset[str]  # the controllers that groups made here can have
-    directory: str
-    line: str  # how /proc/PID/cgroup names it, without a slash at the end
-    enable: tuple[str, ...] = ()  # v2: controllers that must be enabled in cgroup.subtree_control first
-    leave: bool = False  # to enable them, we must leave the group ourselves
 
 
 class Lack(NamedTuple):
@@ -129,7 +110,7 @@ def survey(mounts: Mounts) -> Survey:
 def _read_only(own: Hierarchy) -> Lack | None:
     """Not refused by owner or mode but by a read-only mount, as container engines make it."""
     try:
-        if not os.statvfs(own.directory).f_flag & os.ST_RDONLY:
+        if not look.statvfs(own.directory).f_flag & os.ST_RDONLY:
             return None
     except OSError:
         return None
@@ -139,6 +120,7 @@ def _read_only(own: Hierarchy) -> Lack | None:
 def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
     """This process in every mounted hierarchy it can see."""
     places: dict[frozenset[str], tuple[str, str]] = {}  # controllers (none for v2) -> line, path
+    look.note_content("/proc/self/cgroup")
     try:
         with open("/proc/self/cgroup", "rb") as file:
             told = file.read()
@@ -188,7 +170,7 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, 
         available = frozenset(_words(f"{directory}/cgroup.controllers"))
         others = _others(directory)
         usable = enabled
-        if ours and not others and os.access(f"{directory}/cgroup.subtree_control", os.W_OK):
+        if ours and not others and look.access(f"{directory}/cgroup.subtree_control", os.W_OK):
             usable |= available
         elif ours and available - enabled:
             # The kernel's rule: a group hands controllers down only while it has no process.
@@ -236,13 +218,6 @@ def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
     yield from (*inside, *beyond) if delegated else (*beyond, *inside)
 
 
-def is_leaf(name: str) -> bool:
-    """runner-PID-START-self"""
-    words = name.removeprefix(PREFIX).removesuffix(LEAF).split("-")
-    shaped = name.startswith(PREFIX) and name.endswith(LEAF)
-    return shaped and len(words) == 2 and all(word.isdecimal() for word in words)
-
-
 def _is_unbounded(directory: str) -> bool:
     """Whether the memory and the processor time of a group as a whole are unlimited. A pids limit is no sign:
     systemd sets one for every unit."""
@@ -260,7 +235,7 @@ def _upwards(directory: str, root: str) -> Iterator[str]:
 def _is_delegated(directory: str) -> bool:
     for name in _DELEGATED:
         try:
-            if os.getxattr(directory, name) == b"1":
+            if look.getxattr(directory, name) == b"1":
                 return True
         except OSError:
             continue
@@ -269,14 +244,15 @@ def _is_delegated(directory: str) -> bool:
 
 def _writable(directory: str) -> bool:
     """Whether we can make groups here and move processes into them."""
-    return os.access(directory, os.W_OK | os.X_OK) and os.access(f"{directory}/cgroup.procs", os.W_OK)
+    return look.access(directory, os.W_OK | os.X_OK) and look.access(f"{directory}/cgroup.procs", os.W_OK)
 
 
 def _others(directory: str) -> list[int]:
     """The other processes in a group. Empty for the real root group, to which the rule does not apply."""
-    if not os.path.exists(f"{directory}/cgroup.type"):
+    if not look.exists(f"{directory}/cgroup.type"):
         return []
-    return [int(word) for word in _words(f"{directory}/cgroup.procs") if int(word) != os.getpid()]
+    look.note_alone(directory)
+    return [int(word) for word in _read(f"{directory}/cgroup.procs") if int(word) != os.getpid()]
 
 
 def _named(pids: Iterable[int]) -> str:
@@ -291,6 +267,11 @@ def _named(pids: Iterable[int]) -> str:
 
 
 def _words(path: str) -> list[str]:
+    look.note_content(path)
+    return _read(path)
+
+
+def _read(path: str) -> list[str]:
     try:
         with open(path, encoding="ascii") as file:
             return file.read().split()

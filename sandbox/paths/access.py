@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.paths.mounts import ancestry
 from sandbox.typed import Container, Iterable
 
@@ -22,16 +23,16 @@ def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:
 def _may(path: str, uid: int, gid: int, bits: int) -> bool:
     """Whether mode bits let uid/gid, with no other groups, do `bits` (rwx as 4, 2, 1)."""
     if uid == os.geteuid():
-        return os.access(path, bits)  # our own uid: the kernel knows all our groups
+        return look.access(path, bits)  # our own uid: the kernel knows all our groups
     try:
-        held = os.stat(path)
+        held = look.stat(path)
     except OSError:
         return True  # removed meanwhile: bwrap reports it
     shift = 6 if held.st_uid == uid else 3 if held.st_gid == gid else 0
     if (held.st_mode >> shift) & bits == bits:
         return True
     try:
-        os.getxattr(path, "system.posix_acl_access")
+        look.getxattr(path, "system.posix_acl_access")
     except OSError:
         return False
     return True  # an ACL decides, and only the kernel can evaluate it for another uid
@@ -61,7 +62,7 @@ def require_access(needed: Iterable[tuple[str, int]], uid: int, gid: int, own: C
             raise Unreadable(blocked, uid, remedy)
         if bits & 0o2:
             remedy = f"chown {uid} {path}, or ask for reading only"
-            if os.statvfs(path).f_flag & os.ST_RDONLY:
+            if look.statvfs(path).f_flag & os.ST_RDONLY:
                 remedy = "its filesystem is mounted read-only: choose another folder, or ask for reading only"
             raise Unreadable(path, uid, remedy, "written")
         if path in own:

@@ -12,6 +12,7 @@ import errno
 import os
 import stat
 
+from sandbox import look
 from sandbox.paths.denied_paths import (
     CGROUP_FILESYSTEMS,
     CGROUP_PATHS,
@@ -189,6 +190,7 @@ class Denylist:
     def _identify(self, entry: Entry, seen: dict[str, list[Identity]]) -> None:
         self._names.add("", entry.path, entry)
         self._place(entry.path, entry)
+        look.note(entry.path)
         try:
             fd = os.open(entry.path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -373,6 +375,7 @@ def _directories_above(
     known = seen.get(parent)
     if known is not None:
         return known
+    look.note(parent)
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     chain: list[Identity] = []
     try:
@@ -400,7 +403,7 @@ def _identities(paths: Iterable[str]) -> list[Identity]:
     found = []
     for path in paths:
         try:
-            status = os.stat(path)
+            status = look.stat(path)
         except OSError:
             continue
         found.append((status.st_dev, status.st_ino))
@@ -414,6 +417,7 @@ _NOT_LISTED = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR,
 
 def _entries_below(root: str) -> Iterator[tuple[int, os.DirEntry[str]]]:
     """Everything below `root` with the fd of its directory, never through a link."""
+    look.doubt(f"{root} was searched for hard links")
     fds: list[int] = []
     pending: list[list[str]] = []  # directories still to be entered, for each of fds
     step = root

@@ -6,6 +6,7 @@ import os
 import stat
 import struct
 
+from sandbox import look
 from sandbox.paths.walk import Link, TooManyLinks, close, real_path, walk
 
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -42,7 +43,7 @@ def follow(path: str) -> tuple[str, tuple[Link, ...]]:
             found=True,
         ) from None
     except OSError:  # a component that cannot be opened: the rest is taken as written
-        return os.path.realpath(path), tuple(passed)
+        return look.realpath(path), tuple(passed)
     try:
         return "/".join((real_path(steps).rstrip("/"), *missing)) or "/", tuple(passed)
     finally:
@@ -51,7 +52,7 @@ def follow(path: str) -> tuple[str, tuple[Link, ...]]:
 
 def is_executable(path: str) -> bool:
     try:
-        held = os.stat(path)
+        held = look.stat(path)
     except (OSError, ValueError):  # ValueError: a NUL after a script's `env`
         return False
     return stat.S_ISREG(held.st_mode) and bool(held.st_mode & 0o111)
@@ -59,7 +60,7 @@ def is_executable(path: str) -> bool:
 
 def read_head(path: str, real: str) -> bytes:
     try:
-        held = os.stat(real)  # before opening: opening a device can have effects
+        held = look.stat(real)  # before opening: opening a device can have effects
         if stat.S_ISDIR(held.st_mode):
             raise ProgramFault(
                 f"{path} is a directory", "name an executable file in the manifest", found=True
@@ -70,7 +71,7 @@ def read_head(path: str, real: str) -> bytes:
             )
         if not held.st_mode & 0o111:
             raise ProgramFault(f"{path} is not executable", f"chmod a+x {real}", found=True)
-        if os.statvfs(real).f_flag & os.ST_NOEXEC:
+        if look.statvfs(real).f_flag & os.ST_NOEXEC:
             raise ProgramFault(
                 f"{path} is on a filesystem that is mounted noexec",
                 "move it to another filesystem, or mount that one with exec",
@@ -99,6 +100,7 @@ _MAX_PHDRS = 64 * 1024 // _PHENTSIZE  # the kernel reads no larger table
 
 def read_loader(path: str, real: str, head: bytes) -> str | None:
     """The first PT_INTERP, which is the one the kernel takes."""
+    look.note(real)
     (offset,) = struct.unpack_from("<Q", head, 32)
     size, count = struct.unpack_from("<HH", head, 54)
     damaged = ProgramFault(f"{path} is a damaged program", "build or install it again", found=True)
@@ -138,7 +140,7 @@ def loader_of(path: str, real: str, head: bytes) -> str | None:
     loader = read_loader(path, real, head)
     if loader is None:
         return None
-    if not loader.startswith("/") or not os.path.isfile(loader):
+    if not loader.startswith("/") or not look.isfile(loader):
         raise ProgramFault(
             f"{path} needs the loader {loader}, which does not exist here",
             "install the C library that it was built for, or link it statically",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.paths.denied_paths import HOME_BASES, lexical_fault, normal
 from sandbox.paths.mounts import contains, join
 from sandbox.typed import Mapping, Sequence
@@ -21,6 +22,7 @@ class _Account(NamedTuple):
 
 def _accounts(passwd: str) -> list[_Account]:
     """Read directly: through NSS a directory server could be asked, which is slow and can hang."""
+    look.note_content(passwd)
     try:
         with open(passwd, "rb") as file:
             lines = file.read(4 << 20).split(b"\n")
@@ -44,6 +46,7 @@ def _looked_up(who: int | str) -> list[str]:
     for the one or two accounts that matter: listing all of them could hang."""
     import pwd
 
+    look.doubt("a directory server was asked for an account")
     try:
         return [(pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)).pw_dir]
     except (KeyError, ValueError, OSError):
@@ -52,7 +55,7 @@ def _looked_up(who: int | str) -> list[str]:
 
 def _directories_in(base: str) -> list[str]:
     try:
-        return [join(base, name) for name in os.listdir(base) if os.path.isdir(join(base, name))]
+        return [join(base, name) for name in look.listdir(base) if look.isdir(join(base, name))]
     except OSError:
         return []
 
@@ -77,7 +80,7 @@ def homes(
         found += [a.home for a in accounts if a.name == sudo_user] or _looked_up(sudo_user)
     if uid == 0:
         # Only homes that exist: each costs half a millisecond, and a missing home has nothing to protect.
-        found += [a.home for a in accounts if _is_person(a) and os.path.isdir(a.home)]
+        found += [a.home for a in accounts if _is_person(a) and look.isdir(a.home)]
         # Not every account is in /etc/passwd; each directory there is taken for a home.
         found += [home for base in bases for home in _directories_in(base)]
     unique: dict[str, None] = {}
@@ -88,5 +91,5 @@ def homes(
         if any(contains(system, home) for system in _NOT_HOMES):
             continue
         unique[home] = None
-        unique[os.path.realpath(home)] = None
+        unique[look.realpath(home)] = None
     return tuple(unique)

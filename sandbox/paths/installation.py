@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.files import text_at
 
 _CONFIGURATION_BYTES = 65536
@@ -21,7 +22,7 @@ def package_of(script: str) -> str:
     own = folder = os.path.dirname(script)
     while folder not in ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var"):
         if any(
-            os.path.exists(os.path.join(folder, mark))
+            look.exists(os.path.join(folder, mark))
             for mark in ("package.json", "pyproject.toml", "pyvenv.cfg")
         ):
             return folder
@@ -34,7 +35,7 @@ def home_of(executable: str) -> str | None:
     prefix, last = os.path.split(os.path.dirname(executable))
     if last not in ("bin", "sbin") or prefix in ("/", "/usr"):
         return None
-    if os.path.exists(os.path.join(prefix, "pyvenv.cfg")) or is_runtime(prefix):
+    if look.exists(os.path.join(prefix, "pyvenv.cfg")) or is_runtime(prefix):
         return prefix
     return None
 
@@ -54,7 +55,7 @@ def parts_of(prefix: str) -> tuple[str, ...]:
     """The parts of an installation, whether or not each is there; none if `prefix` is something else."""
     if prefix == "/":
         return ()
-    if os.path.isfile(os.path.join(prefix, "pyvenv.cfg")):
+    if look.isfile(os.path.join(prefix, "pyvenv.cfg")):
         return (*_PARTS, "pyvenv.cfg")
     if _has_python(prefix):
         return _PARTS
@@ -68,17 +69,17 @@ def is_runtime(prefix: str) -> bool:
 
 
 def _has_node(prefix: str) -> bool:
-    is_file = os.path.isfile(os.path.join(prefix, "bin/node"))
-    return is_file and os.path.isdir(os.path.join(prefix, "lib/node_modules/npm"))
+    is_file = look.isfile(os.path.join(prefix, "bin/node"))
+    return is_file and look.isdir(os.path.join(prefix, "lib/node_modules/npm"))
 
 
 def _has_python(prefix: str) -> bool:
     library = os.path.join(prefix, "lib")
     try:
-        names = os.listdir(library)
+        names = look.listdir(library)
     except OSError:
         return False
-    return any(name.startswith("python3") and os.path.isfile(f"{library}/{name}/os.py") for name in names)
+    return any(name.startswith("python3") and look.isfile(f"{library}/{name}/os.py") for name in names)
 
 
 def venv_base(prefix: str) -> str | None:
@@ -88,6 +89,6 @@ def venv_base(prefix: str) -> str | None:
         key, _, value = line.partition("=")
         home = value.strip()
         if key.strip() == "home" and home.startswith("/") and "\0" not in home:
-            base = os.path.realpath(home)
+            base = look.realpath(home)
             return os.path.dirname(base) if os.path.basename(base) == "bin" else base
     return None

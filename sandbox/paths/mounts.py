@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.typed import Iterable, Iterator
 from sandbox.value import NamedTuple
 
@@ -189,6 +190,7 @@ def _layers(options: bytes) -> Iterator[str]:
 
 
 def read_mounts(path: str = MOUNTINFO) -> Mounts:
+    look.note_content(path)
     with open(path, "rb") as file:
         return parse_mountinfo(file.read())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from itertools import islice
 
+from sandbox import look
 from sandbox.files import text_at
 from sandbox.paths.executable import follow
 from sandbox.paths.mounts import contains
@@ -49,15 +50,15 @@ def project_of(path: str, directory: str, search_path: str, environ: Mapping[str
     if folder in own:
         return None
     project = _around(path, home)
-    around = os.path.realpath(directory)
+    around = look.realpath(directory)
     for link in follow(project)[1]:
         # The folder of the project is behind a link: it may be a link of the project that is started.
         owner = _marked(os.path.dirname(link.path), home)
         if owner is None and contains(around, link.path) and not contains(around, home):
             owner = around
-        if owner is not None and not contains(owner, os.path.realpath(link.path)):
-            return os.path.realpath(owner)
-    return os.path.realpath(project)
+        if owner is not None and not contains(owner, look.realpath(link.path)):
+            return look.realpath(owner)
+    return look.realpath(project)
 
 
 def _around(path: str, home: str) -> str:
@@ -68,7 +69,7 @@ def _around(path: str, home: str) -> str:
     elif os.path.basename(folder) in ("bin", "sbin"):
         # The parts of an installation are beside bin, and a project has an environment among its files.
         start = os.path.dirname(folder)
-        if os.path.lexists(f"{start}/pyvenv.cfg"):
+        if look.lexists(f"{start}/pyvenv.cfg"):
             start = os.path.dirname(start)
     else:
         start = folder
@@ -80,7 +81,7 @@ def _around(path: str, home: str) -> str:
 def _marked(folder: str, home: str) -> str | None:
     """The nearest folder at or above this one that is a project by its files."""
     while folder not in (home, *_NO_PROJECTS):
-        if any(os.path.lexists(f"{folder}/{mark}") for mark in _MARKS):
+        if any(look.lexists(f"{folder}/{mark}") for mark in _MARKS):
             return folder
         folder = os.path.dirname(folder)
     return None
@@ -113,7 +114,7 @@ def workspace_of(passed: Sequence[str]) -> tuple[str, ...]:
     waiting = [f"{before}/node_modules" for before in sorted({root, *befores}) if contains(root, before)]
     while waiting and len(found) < _MOST_LINKED:
         modules = waiting.pop(0)
-        if modules in found or not os.path.isdir(modules) or os.path.islink(modules):
+        if modules in found or not look.isdir(modules) or look.islink(modules):
             continue
         found[modules] = None
         for target in _linked_out_of(modules):
@@ -122,7 +123,7 @@ def workspace_of(passed: Sequence[str]) -> tuple[str, ...]:
                 continue  # out of the workspace, or all of it: a file of the project may not choose that
             if inner is not None:
                 waiting.append(inner)
-            elif os.path.isfile(f"{target}/package.json"):
+            elif look.isfile(f"{target}/package.json"):
                 found[target] = None
                 waiting.append(f"{target}/node_modules")
     return tuple(found)
@@ -135,7 +136,7 @@ def _workspace_around(script: str) -> str | None:
         if folder == "/":
             return None
         many = '"workspaces"' in text_at(f"{folder}/package.json", _TEXT_BYTES)
-        if many or os.path.isfile(f"{folder}/pnpm-workspace.yaml"):
+        if many or look.isfile(f"{folder}/pnpm-workspace.yaml"):
             return folder
         folder = os.path.dirname(folder)
     return None
@@ -150,8 +151,8 @@ def _linked_out_of(modules: str) -> list[str]:
             if name.startswith("@") and not is_link and folder is modules:
                 folders.append(f"{folder}/{name}")
             elif is_link and not name.startswith("."):
-                real = os.path.realpath(f"{folder}/{name}")
-                if not contains(modules, real) and os.path.isdir(real):
+                real = look.realpath(f"{folder}/{name}")
+                if not contains(modules, real) and look.isdir(real):
                     targets[real] = None
     return list(targets)
 
@@ -159,7 +160,7 @@ def _linked_out_of(modules: str) -> list[str]:
 def _entries(folder: str) -> list[tuple[str, bool]]:
     """The names in a folder, and whether each is a link: without a system call for each."""
     try:
-        with os.scandir(folder) as found:
+        with look.scandir(folder) as found:
             return sorted((entry.name, entry.is_symlink()) for entry in islice(found, _MOST_ENTRIES))
     except OSError:
         return []
@@ -172,11 +173,11 @@ def script_behind(path: str) -> str | None:
     text = text_at(path, _TEXT_BYTES)
     if not text.startswith("#!/bin/sh") or "basedir=" not in text:
         return None
-    folder = os.path.dirname(os.path.realpath(path))
+    folder = os.path.dirname(look.realpath(path))
     for written in re.findall(r'"\$basedir/([^"$`\\]+)"', text):
         target = os.path.normpath(os.path.join(folder, written))
-        inside = contains(folder, target) and contains(folder, os.path.realpath(target))
-        if _MODULES in target and inside and os.path.isfile(target):
+        inside = contains(folder, target) and contains(folder, look.realpath(target))
+        if _MODULES in target and inside and look.isfile(target):
             return target
     return None
 
@@ -196,7 +197,7 @@ def user_site(base: str, interpreter: str) -> str | None:
 
     match = re.fullmatch(r"python(3\.\d+)", os.path.basename(interpreter))
     path = f"{base}/lib/python{match[1]}/site-packages" if match else ""
-    return path if path and os.path.isdir(path) and not os.path.islink(path) else None
+    return path if path and look.isdir(path) and not look.islink(path) else None
 
 
 def has_module(site: str, name: str) -> bool:
@@ -204,7 +205,7 @@ def has_module(site: str, name: str) -> bool:
     top = name.partition(".")[0]
     if not top.isidentifier():
         return False
-    return os.path.isdir(f"{site}/{top}") or os.path.isfile(f"{site}/{top}.py")
+    return look.isdir(f"{site}/{top}") or look.isfile(f"{site}/{top}.py")
 
 
 def editable_of(environment: str) -> Editable:
@@ -216,7 +217,7 @@ def editable_of(environment: str) -> Editable:
     for site in _sites(environment):
         names = _names(site)
         lines = [line.strip() for each in names if each.endswith(".pth") for line in _lines(f"{site}/{each}")]
-        paths = [os.path.realpath(line) for line in lines if line.startswith("/") and "\0" not in line]
+        paths = [look.realpath(line) for line in lines if line.startswith("/") and "\0" not in line]
         projects = [
             project
             for each in names
@@ -225,7 +226,7 @@ def editable_of(environment: str) -> Editable:
         # A path file names the very folder that is imported. Without one a hook finds it in the project.
         paths += [project for project in projects if not any(contains(project, path) for path in paths)]
         for path in dict.fromkeys(paths):
-            if not os.path.isdir(path) or contains(environment, path):
+            if not look.isdir(path) or contains(environment, path):
                 continue
             if around != "/" and contains(around, path):
                 folders[path] = None
@@ -238,7 +239,7 @@ def editable_of(environment: str) -> Editable:
 def _sites(environment: str) -> list[str]:
     library = f"{environment}/lib"
     sites = [f"{library}/{name}/site-packages" for name in _names(library) if name.startswith("python3")]
-    return [site for site in sites if os.path.isdir(site)]
+    return [site for site in sites if look.isdir(site)]
 
 
 def _project(information: str) -> str | None:
@@ -257,7 +258,7 @@ def _project(information: str) -> str | None:
     if editable is not True or not isinstance(url, str) or not url.startswith("file:///"):
         return None
     path = unquote(url.removeprefix("file://"))
-    return None if "\0" in path else os.path.realpath(path)
+    return None if "\0" in path else look.realpath(path)
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def _project(information: str) -> str | None:
 
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(os.listdir(folder))[:_MOST_ENTRIES]
+        return sorted(look.listdir(folder))[:_MOST_ENTRIES]
     except OSError:
         return []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.paths import packages, shims
 from sandbox.paths.executable import ProgramFault, follow, in_proc, is_executable, loader_of, read_head
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
@@ -113,11 +114,11 @@ class _ProgramSearch:
                 at = "" if contains(tree, what) else f" needs {tree}, which"
                 said = f"{what}{at} cannot be shown to the plugin: {reason}"
                 raise ProgramFault(said, hint, found=True, denied=True)
-            if parts and os.path.islink(path):
+            if parts and look.islink(path):
                 # lib64 is mostly a link to lib. One that leads elsewhere is not part of the installation.
-                if contains(tree, os.path.realpath(path)):
-                    self.links.append(Link(path, os.readlink(path)))
-            elif not parts or os.path.exists(path):
+                if contains(tree, look.realpath(path)):
+                    self.links.append(Link(path, look.readlink(path)))
+            elif not parts or look.exists(path):
                 self.trees.append(path)
         if parts:
             self.prefixes.add(tree)
@@ -145,7 +146,7 @@ class _ProgramSearch:
         if self.shim_rules is None:
             return None
         target = shims.target_of(path, manager, *self.shim_rules)
-        if target is None or self.sight.denied(os.path.realpath(target)) is not None:
+        if target is None or self.sight.denied(look.realpath(target)) is not None:
             return None
         self.notes.append(f"{path} is a shim of {manager}; it runs {target}")
         return target
@@ -177,7 +178,7 @@ def resolve(
         path = _on_path(command, search_path, search)
     else:
         path = os.path.normpath(os.path.join(directory, command))
-        if not os.path.lexists(path):
+        if not look.lexists(path):
             raise ProgramFault(
                 f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
                 f"correct the command; a relative path starts at {directory}",
@@ -196,7 +197,7 @@ def resolve(
             search.project = packages.project_of(path, directory, search_path, environ or {})
     # Folders on the way may be links of the operator's. The last component keeps its name, because a virtual
     # environment's python finds its home by that name.
-    path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    path = os.path.join(look.realpath(os.path.dirname(path)), os.path.basename(path))
     if contains("/proc", path):
         raise in_proc(command)
     # The content of a program found on PATH is the operator's as well. The content of a program that a
@@ -209,7 +210,7 @@ def resolve(
         _show_neighbours(path, search)
         _show_user_site(path, args if interprets else (), search, environ or {})
     script = _show_script(args, directory, search, trusted=interprets, environ=environ or {})
-    if script is not None and not search.covered(os.path.realpath(directory)):
+    if script is not None and not search.covered(look.realpath(directory)):
         # The program starts in another folder, where a relative name would lead nowhere.
         number, name = script
         args = (*args[:number], name, *args[number + 1 :])
@@ -250,7 +251,7 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
         path = os.path.join(folder, command)
         if not is_executable(path):
             continue
-        reason = search.sight.denied(os.path.realpath(path))
+        reason = search.sight.denied(look.realpath(path))
         if reason is None and (manager := shims.manager_of(path)):
             if (target := search.behind(path, manager)) is not None:
                 return target
@@ -317,7 +318,7 @@ def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep:
             f"save it with Unix line endings (sed -i 's/\\r$//' {script})",
             found=True,
         )
-    if not os.path.lexists(interpreter):
+    if not look.lexists(interpreter):
         raise ProgramFault(
             f"{script}: its interpreter {interpreter} does not exist",
             "install it, or change the first line of the script",
@@ -379,7 +380,7 @@ def _show_script(
     is and its path, if it is shown."""
     number, arg = next(((n, arg) for n, arg in enumerate(args) if arg not in _HARMLESS_OPTIONS), (0, ""))
     path = os.path.normpath(os.path.join(directory, arg))
-    if arg.startswith("-") or not arg.endswith(_SCRIPTS) or not os.path.isfile(path):
+    if arg.startswith("-") or not arg.endswith(_SCRIPTS) or not look.isfile(path):
         return None
     real, links = follow(path)
     if not search.covered(real):
@@ -424,7 +425,7 @@ def _show_user_site(
         module = words[1] if words[:1] == ["-m"] and len(words) > 1 else ""
     else:
         base, module = os.path.dirname(os.path.dirname(path)), ""
-    base = os.path.realpath(base)
+    base = look.realpath(base)
     site = packages.user_site(base, interpreter)
     if site is None or search.covered(site) or home_of(path) is not None:
         return

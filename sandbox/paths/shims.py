@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.files import text_at
 from sandbox.paths.executable import is_executable
 from sandbox.typed import Iterator, Mapping
@@ -25,7 +26,7 @@ _MOST_INSTALLED = 1000  # folders that are looked at
 def manager_of(path: str) -> str:
     """The version manager whose shim `path` is; empty if it is none."""
     try:
-        real = os.path.realpath(path)  # raises for a link that we may not read
+        real = look.realpath(path)  # raises for a link that we may not read
     except OSError:
         return ""
     target = _BY_TARGET.get(os.path.basename(real), "")
@@ -90,7 +91,7 @@ def _installed(versions: str, version: str) -> str | None:
     if not _is_name(version):
         return None
     path = os.path.join(versions, version)
-    if os.path.isdir(path):
+    if look.isdir(path):
         return path
     begins = [each for each in _listed(versions) if re.fullmatch(rf"{re.escape(version)}(\.\d+)+", each)]
     newest = max(begins, key=lambda each: [int(part) for part in re.findall(r"\d+", each)], default=None)
@@ -101,7 +102,7 @@ def _of_asdf(root: str, shim: str, directory: str, environ: Mapping[str, str]) -
     """The shim lists the tools and versions that have the program. A variable or .tool-versions chooses."""
     import re
 
-    listed = re.findall(r"^# asdf-plugin: (\S+) (\S+)\s*$", _read(os.path.realpath(shim)), re.MULTILINE)
+    listed = re.findall(r"^# asdf-plugin: (\S+) (\S+)\s*$", _read(look.realpath(shim)), re.MULTILINE)
     files = [*_upwards(directory, ".tool-versions")]
     if home := environ.get("HOME", ""):
         files.append(_read(os.path.join(home, ".tool-versions")))
@@ -131,7 +132,7 @@ def _of_mise(root: str, name: str) -> str | None:
     for tool in _listed(f"{root}/installs"):
         for version in _listed(f"{root}/installs/{tool}"):
             # `20` and `latest` are links to `20.11.0`.
-            folder = os.path.realpath(f"{root}/installs/{tool}/{version}")
+            folder = look.realpath(f"{root}/installs/{tool}/{version}")
             if is_executable(f"{folder}/bin/{name}"):
                 found.add(f"{folder}/bin/{name}")
     return found.pop() if len(found) == 1 else None
@@ -142,7 +143,7 @@ def _of_mise(root: str, name: str) -> str | None:
 
 def _upwards(directory: str, name: str) -> Iterator[str]:
     """The texts of the files of that name in a folder and above it, the nearest first."""
-    folder = os.path.realpath(directory)
+    folder = look.realpath(directory)
     while True:
         if text := _read(os.path.join(folder, name)):
             yield text
@@ -153,7 +154,7 @@ def _upwards(directory: str, name: str) -> Iterator[str]:
 
 def _listed(folder: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if _is_name(name))[:_MOST_INSTALLED]
+        return sorted(name for name in look.listdir(folder) if _is_name(name))[:_MOST_INSTALLED]
     except OSError:
         return []
 

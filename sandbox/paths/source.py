@@ -11,9 +11,11 @@ import errno
 import os
 import stat
 
+from sandbox import look
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
 from sandbox.paths.denylist import Identity as Inode
+from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.guarded import GIT, GUARDED, LINKED, TELLS, held_name, is_guarded
 from sandbox.paths.mounts import KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
@@ -59,13 +61,6 @@ class Missing(Exception):
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} does not exist")
         self.path = path
-
-
-class FileIdentity(NamedTuple):
-    dev: int
-    ino: int
-    mode: int
-    ctime_ns: int
 
 
 class OpenSource(NamedTuple):
@@ -243,6 +238,8 @@ def _judged(
     guarded: tuple[str, ...] = ()
     strangers: tuple[tuple[int, str], ...] = ()
     if not trusted:
+        if access == "write":
+            look.doubt(f"{asked} can be written: what is in it has to be looked at each time")
         scan = _Scan(asked, access, denylist, scan_limit)
         scan.names = names | {GIT} if names else names
         if access == "write" and os.geteuid() == 0:
@@ -302,6 +299,8 @@ class _Scan:
     def directory(self, parent: int, name: str, path: str, depth: int) -> None:
         if depth > DEPTH_LIMIT:
             raise self._over(f"{self.asked}/{path} is more than {DEPTH_LIMIT} directories deep")
+        # A socket, a pipe, a device or a link that is put into it later changes its time.
+        look.note_listing(f"{self.asked}/{path}")
         try:
             fd = os.open(name, _LIST, dir_fd=parent)
         except OSError as error:
@@ -381,6 +380,7 @@ class _Scan:
                 "remove its set-id bits (chmod ug-s), or ask for a narrower path",
             )
         if kind == stat.S_IFREG and status.st_nlink > 1:
+            look.doubt(f"{self._named(name)} has several names, and may get another one elsewhere")
             identity = (status.st_dev, status.st_ino)
             hit = self.denylist.file_hit(identity, self.access)
             if hit is not None:

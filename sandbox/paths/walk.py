@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 
+from sandbox import look
 from sandbox.typed import Callable, Literal
 from sandbox.value import NamedTuple
 
@@ -72,6 +73,7 @@ def walk(
     then created; the last one gets 0700. `passed` receives each link that was followed. Raises OSError,
     LinkRefused and TooManyLinks; the caller closes the steps.
     """
+    look.note(path)
     steps: list[Step] = []
     todo = parts(path)
     links = 0

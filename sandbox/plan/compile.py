@@ -1,18 +1,18 @@
 """Grant -> LaunchPlan: open every source, decide what is mounted where, and refuse what cannot be.
-
-The same request on the same files gives the same plan.
-"""
+The same request on the same files gives the same plan."""
 
 from __future__ import annotations
 
 import os
 import stat
 
+from sandbox import look
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
+from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
-from sandbox.paths.source import FileIdentity, Missing, OpenSource, Refused, open_source
+from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.plan import mentions
 from sandbox.plan.egress import plan_egress
 from sandbox.plan.layers import Layers
@@ -102,7 +102,7 @@ def _compile(
 ) -> LaunchPlan:
     egress = plan_egress(grant, policy)
     wanted = list(_runtime())
-    links = [Symlink(path, os.readlink(path)) for path in RUNTIME_LINKS if os.path.islink(path)]
+    links = [Symlink(path, look.readlink(path)) for path in RUNTIME_LINKS if look.islink(path)]
     relocation = relocate(request)
     for part in relocation.parts:
         # A part that does not exist is left out: who names the parts has read the manifest, and no files.
@@ -111,7 +111,7 @@ def _compile(
     shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
     for asked in grant.paths:
         covered = asked.access == "read" and any(contains(path, asked.path) for path in shown_anyway)
-        if covered and asked.required and not os.path.lexists(asked.path):
+        if covered and asked.required and not look.lexists(asked.path):
             covered = False  # opened below, and reported as missing
         if asked.origin != "state" and not covered:
             want = _Wanted(asked.path, asked.access, asked.required, asked.origin, False, asked.where)
@@ -285,7 +285,7 @@ def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
 def _runtime() -> Iterator[_Wanted]:
     trees = RUNTIME_TREES + tuple(path for path in RUNTIME_LINKS if not path.startswith("/etc"))
     for path in trees:
-        if os.path.lexists(path) and not os.path.islink(path):
+        if look.lexists(path) and not look.islink(path):
             yield _Wanted(path, "read", True, "the system", trusted=True)
 
 
@@ -314,7 +314,7 @@ def _resolve_program(
 
 def _real(path: str) -> str:
     try:
-        return os.path.realpath(path)
+        return look.realpath(path)
     except OSError:  # a magic link into another process; opening it will report that
         return path
 

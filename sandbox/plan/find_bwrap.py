@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 
+from sandbox import look
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
 from sandbox.typed import Literal, Mapping
 from sandbox.value import NamedTuple
@@ -99,13 +100,13 @@ def trusted_program(path: str) -> str:
 
 def _walk(path: str) -> tuple[str, os.stat_result]:
     """Follow `path` one name at a time from the root, judging each step."""
-    _judge("/", os.lstat("/"))
+    _judge("/", look.lstat("/"))
     try:
         steps = walk(
             path, follow="system", check=lambda steps, last: _judge(real_path(steps), steps[-1].status)
         )
     except LinkRefused as refused:  # the directories above it were judged: it is the link that is not root's
-        raise _foreign(refused.link, os.lstat(refused.link).st_uid) from None
+        raise _foreign(refused.link, look.lstat(refused.link).st_uid) from None
     except TooManyLinks:
         raise BwrapUnusable(
             "path", f"{path}: too many symbolic links", "name the program's real path"
@@ -145,6 +146,7 @@ def _foreign(path: str, uid: int) -> BwrapUnusable:
 
 
 def _overflow_uid() -> int:
+    look.note_content("/proc/sys/kernel/overflowuid")
     try:
         with open("/proc/sys/kernel/overflowuid", "rb") as file:
             return int(file.read())
@@ -154,6 +156,7 @@ def _overflow_uid() -> int:
 
 def _root_is_mapped() -> bool:
     """Whether the machine's uid 0 has a name in our user namespace; unmapped owners all look alike."""
+    look.note_content("/proc/self/uid_map")
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             return any(int(line.split()[1]) == 0 for line in file)
@@ -163,7 +166,7 @@ def _root_is_mapped() -> bool:
 
 def _has_file_capabilities(path: str) -> bool:
     try:
-        return bool(os.getxattr(path, "security.capability"))
+        return bool(look.getxattr(path, "security.capability"))
     except OSError as failed:
         # No such attribute, or a file system that has none: nothing is granted at exec.
         if failed.errno in (errno.ENODATA, errno.ENOTSUP):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from sandbox import look
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.guarded import (
     BARE_SIGNS,
@@ -68,7 +69,7 @@ def guards_of(
     if source.kind != "dir" or not denylist.guarded:
         return ()
     try:
-        if not os.path.isdir(FOLDERS_ROOT):
+        if not look.isdir(FOLDERS_ROOT):
             why = f"there is no {FOLDERS_ROOT} here, below which its guarded files would be mounted"
             raise _Unguardable(why, f"make a folder {FOLDERS_ROOT}")
         written = (source.real, *written)
@@ -159,7 +160,7 @@ def _judge_link(link: str, names: frozenset[str], written: Sequence[str]) -> Non
         place = join(place, step)
         passed.append(place)
         try:
-            target = os.readlink(place)
+            target = look.readlink(place)
         except OSError:
             continue  # no link; or it does not exist, and neither does what follows
         hops += 1
@@ -183,16 +184,16 @@ def _is_kept(path: str, names: frozenset[str], written: Sequence[str]) -> bool:
         if contains(folder, path):
             inside = path[len(folder) :].strip("/")
             above = inside.rpartition("/")[0]
-            if not is_guarded(inside, names) or not (is_guarded(above, names) or os.path.lexists(path)):
+            if not is_guarded(inside, names) or not (is_guarded(above, names) or look.lexists(path)):
                 return False
     return True
 
 
 def _links_of_bare(source: OpenSource, hooks: str) -> Iterator[str]:
     """The scan knows guarded names, and the hooks of a bare repository have an ordinary one."""
-    if not os.path.isdir(join(source.real, hooks)):
+    if not look.isdir(join(source.real, hooks)):
         return
-    for name in os.listdir(join(source.real, hooks)):
+    for name in look.listdir(join(source.real, hooks)):
         path = f"{hooks}/{name}"
         status = _status(source, path)
         if status is None or stat.S_ISDIR(status.st_mode):

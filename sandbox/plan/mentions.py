@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.document.diagnostic import quoted
 from sandbox.paths.mounts import contains
 from sandbox.spec import Note
@@ -131,4 +132,4 @@ def _effect(
 
 def _leads_somewhere(path: str) -> bool:
     above = os.path.dirname(path)
-    return os.path.lexists(path) or (above != "/" and os.path.isdir(above))
+    return look.lexists(path) or (above != "/" and look.isdir(above))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.network.egress import DNS_ADDRESS
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.plan.plan import (
@@ -72,7 +73,7 @@ def operations(
 ) -> tuple[Operation, ...]:
     limits = grant.limits
     early = [bind for bind in binds if bind.dest in RUNTIME_TREES or bind.dest in RUNTIME_LINKS]
-    masks = [Mask(f"/proc/{name}") for name in PROC_MASKS if os.path.lexists(f"/proc/{name}")]
+    masks = [Mask(f"/proc/{name}") for name in PROC_MASKS if look.lexists(f"/proc/{name}")]
     covered = {bind.dest for bind in binds}
     concealed = [
         Mask(join(bind.dest, relative(path, bind.real)))
@@ -115,7 +116,7 @@ _FEWEST_INODES = 1024
 
 
 def _folder(dest: str, size: int, mode: int = 0o1777) -> Tmpfs:
-    bounded = os.path.isdir(FOLDERS_ROOT)  # not in a chroot that somebody made by hand
+    bounded = look.isdir(FOLDERS_ROOT)  # not in a chroot that somebody made by hand
     return Tmpfs(dest, size, mode, max(_FEWEST_INODES, size // _BYTES_PER_INODE) if bounded else 0)
 
 
@@ -143,6 +144,7 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
 def _copies(paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     # Copied and not bound: resolv.conf is often a link into /run, where daemons keep their sockets.
     for path in paths:
+        look.note_content(path)
         try:
             with open(path, "rb") as file:
                 yield path, file.read(_NETWORK_FILE_LIMIT)

@@ -17,6 +17,7 @@ import errno
 import os
 from typing import Literal
 
+from sandbox import look
 from sandbox.identity import uids
 from sandbox.identity.accounts import Account, account_refusal, find_account, primary_group
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
@@ -189,7 +190,7 @@ def _why_not_mapped(source: OpenSource, uid_range: tuple[int, int]) -> str:
 
 
 def _cannot_map(fd: int, owner: FileOwner, uid_range: tuple[int, int]) -> str:
-    if not os.path.isdir(FOLDERS_ROOT):
+    if not look.isdir(FOLDERS_ROOT):
         return f"there is no {FOLDERS_ROOT} here, below which it would be mounted"
     stand_in = uid_range[1]
     try:
@@ -216,9 +217,9 @@ _REFUSALS = {
 def _maps_state(state_dir: str, account: Account, uid_range: tuple[int, int]) -> bool:
     """Tried with the first folder above it that exists: the filesystem is what matters. A directory that was
     the account's once stays so."""
-    if os.path.isdir(state_dir) and os.lstat(state_dir).st_uid == account.uid:
+    if look.isdir(state_dir) and look.lstat(state_dir).st_uid == account.uid:
         return False
-    place = next(place for place in ancestry(state_dir) if os.path.isdir(place))
+    place = next(place for place in ancestry(state_dir) if look.isdir(place))
     fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return not _cannot_map(fd, FileOwner(uid_range[0], uid_range[0]), uid_range)
@@ -303,7 +304,7 @@ def _opens(path: str, uid: int, gid: int, bits: int) -> bool:
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
-            status = 0 if os.access(path, bits) else 1
+            status = 0 if look.access(path, bits) else 1
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

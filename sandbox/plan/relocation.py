@@ -6,8 +6,7 @@ the host (the program, its script, folders of its PATH) is translated to where i
 
 from __future__ import annotations
 
-import os
-
+from sandbox import look
 from sandbox.paths.executable import ProgramFault, follow
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.paths.program import Program
@@ -76,7 +75,7 @@ class Relocation(NamedTuple):
 
 
 def _is_script(arg: str, scripts: frozenset[str]) -> bool:
-    return arg.startswith("/") and os.path.realpath(arg) in scripts
+    return arg.startswith("/") and look.realpath(arg) in scripts
 
 
 def relocate(request: PlanRequest) -> Relocation:
@@ -92,9 +91,9 @@ def relocate(request: PlanRequest) -> Relocation:
             reason = "a part of the plugin's folder is named relative to it, without '.' and '..'"
             raise PlanRefused([Denial("root_part", part, reason)])
     inside = inside or root
-    real = os.path.realpath(root)
+    real = look.realpath(root)
     parts = tuple(RootPart(join(root, part), join(inside, part)) for part in request.root_parts)
     names = {root: inside, real: inside}
-    names |= {os.path.realpath(part.path): part.dest for part in parts}
+    names |= {look.realpath(part.path): part.dest for part in parts}
     moved = sorted(names.items(), key=lambda pair: len(pair[0]), reverse=True) if inside != root else ()
     return Relocation(parts or (RootPart(root, inside),), inside, tuple(moved), real)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from sandbox import CODE_ROOT, cache, codec
+from sandbox import CODE_ROOT, cache, codec, look
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
@@ -50,7 +50,7 @@ _CLASSES = (
 
 def policy_names() -> tuple[str, ...]:
     """The policies that come with the runner."""
-    found = os.listdir(_packaged_directory())
+    found = look.listdir(_packaged_directory())
     return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
 
@@ -65,10 +65,10 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
     """
     told = name_or_path or environ.get(ENVIRONMENT_NAME) or None
     if told is None:
-        told = SYSTEM_POLICY if os.path.lexists(SYSTEM_POLICY) else DEFAULT_NAME
+        told = SYSTEM_POLICY if look.lexists(SYSTEM_POLICY) else DEFAULT_NAME
     if told[0].islower() and _NAME_CHARACTERS.issuperset(told):
         path = os.path.join(_packaged_directory(), told + ".toml")
-        if not os.path.exists(path):
+        if not look.exists(path):
             raise DocumentError(_unknown_name(told))
         # The runner's own files are as trustworthy as the code beside them: a check could add nothing.
         return _read(path, told)
@@ -86,7 +86,7 @@ def binding_policy(chosen: Policy) -> Policy | None:
     if os.geteuid() == 0 or chosen.file == SYSTEM_POLICY:
         return None
     try:
-        owner = os.lstat(SYSTEM_POLICY).st_uid
+        owner = look.lstat(SYSTEM_POLICY).st_uid
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -144,7 +144,7 @@ def position(policy: Policy, keys: KeyPath) -> tuple[int, int]:
 def _unknown_name(told: str) -> Diagnostic:
     names = policy_names()
     hint = f"there are {', '.join(names)}; {did_you_mean(told, names)}".removesuffix("; ")
-    if os.path.exists(told):
+    if look.exists(told):
         hint = f"for the file in this directory write ./{told}"
     return Diagnostic(told, 0, 0, "policy_unknown", f"no policy is called {quoted(told)}", hint)
 
@@ -161,7 +161,7 @@ def untrustworthy(path: str, name: str = "the policy file") -> tuple[str, str] |
         real, links = follow(path)
         for end in (*(link.path for link in links), real):
             for place in ancestry(end):
-                fault = _weak_spot(place, os.lstat(place), _part(place, end, real, name))
+                fault = _weak_spot(place, look.lstat(place), _part(place, end, real, name))
                 if fault is not None:
                     return fault
     except (OSError, ProgramFault):

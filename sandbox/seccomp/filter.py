@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from sandbox import CODE_ROOT
+from sandbox import CODE_ROOT, look
 
 PROFILES: tuple[str, ...] = ("strict", "default", "compat")
 PROFILE_DIRECTORY = os.path.join(CODE_ROOT, "policies", "seccomp")
@@ -46,6 +46,7 @@ def filter_bytes(profile: str, arch: str | None = None) -> bytes:
     if profile not in PROFILES:
         raise ValueError(f"no seccomp profile is called {profile!r}; there are {', '.join(PROFILES)}")
     path = filter_path(profile, arch or machine_arch())
+    look.note(path)
     try:
         with open(path, "rb") as file:
             program = file.read()

@@ -25,6 +25,7 @@ from runner.manifest import model, sandbox_request, semver
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 from sandbox.network.rules import HostRule, parse_rule, ports_fault
@@ -249,10 +250,10 @@ def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         message = f"the plugin is called {quoted(plugin.id)}, and its folder {quoted(folder)}"
         faults.error(("plugin", "name"), "plugin_folder", message, "hosts need both to have the same name")
     path = os.path.join(os.path.dirname(document.path), plugin.id)
-    if not os.path.isfile(path):
+    if not look.isfile(path):
         message = f"there is no executable {quoted(plugin.id)} beside the manifest"
         faults.error(("plugin", "name"), "executable_missing", message)
-    elif not os.access(path, os.X_OK):
+    elif not look.access(path, os.X_OK):
         message = f"the file {quoted(plugin.id)} beside the manifest is not executable"
         faults.error(("plugin", "name"), "executable_missing", message, f"chmod +x {plugin.id}")
     return faults.diagnostics()

@@ -16,6 +16,7 @@ from runner.manifest import model, sandbox_request, semver
 from runner.manifest.faults import Faults
 from runner.manifest.table import Table
 from runner.plugin import Entrypoint, Plugin
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, PathRequest, Project, SandboxSpec
@@ -278,7 +279,7 @@ def _project(faults: Faults, options: Mapping[str, str]) -> tuple[str, str]:
     """Id and root of the project that --project names. Without one the plugin works on no project."""
     folder = options.get("project", "")
     try:
-        root = os.path.realpath(folder) if folder else ""
+        root = look.realpath(folder) if folder else ""
         root.encode()  # it is sent to the plugin as text
     except FileNotFoundError:
         root = ""
@@ -286,7 +287,7 @@ def _project(faults: Faults, options: Mapping[str, str]) -> tuple[str, str]:
         message = f"the path of --project {quoted(folder)} is not UTF-8, so no plugin can be told of it"
         faults.error((), "project_missing", message, "rename the folder")
         return "unknown", ""
-    if folder and not os.path.isdir(root):
+    if folder and not look.isdir(root):
         message = f"--project {quoted(folder)} is not a folder"
         faults.error((), "project_missing", message, "give the folder that the plugin works on")
     name = options.get("project_id") or os.path.basename(root) or "unknown"
@@ -303,12 +304,12 @@ def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
     entrypoint = plugin.entrypoint
     if entrypoint is not None and "/" in entrypoint.command:
         path = os.path.join(entrypoint.directory, entrypoint.command)
-        if not os.path.lexists(path):
+        if not look.lexists(path):
             message = f"there is no file {quoted(entrypoint.command)} in the manifest's folder"
             faults.error(("command", 0), "command_missing", message)
     for item in Table(document.data).strings("capabilities"):
         path = item.text.removeprefix("exec:").partition(":")[2]
-        if item.text.startswith("exec:") and not os.path.lexists(path):
+        if item.text.startswith("exec:") and not look.lexists(path):
             message = f"{quoted(path)} does not exist here, so the plugin cannot be launched"
             faults.warn(item.keys, "program_missing", message)
     return faults.diagnostics()

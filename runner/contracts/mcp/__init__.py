@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing, WrappedCommand
+from sandbox import look
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ class McpContract(Contract):
     def format_at(self, path: str) -> Format | None:
         from runner.contracts.mcp.hosts.find import place_of
 
-        place = place_of(path, os.path.expanduser("~"), os.environ)
+        place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
         return super().format_at(path) if place is None else place.host.syntax
 
     def limits_at(self, path: str) -> tuple[int, int] | None:
         from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, place_of
 
-        place = place_of(path, os.path.expanduser("~"), os.environ)
+        place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
         return (MOST_BYTES, MOST_VALUES) if place is not None and place.own and place.host.live else None
 
     def recognises(self, document: Document) -> bool:

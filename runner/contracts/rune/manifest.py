@@ -12,6 +12,7 @@ from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import Document, parse, read_bounded
 from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
@@ -202,14 +203,14 @@ def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
     entrypoint = plugin.entrypoint
     if entrypoint is None or plugin.root is None:
         return ()
-    if not os.path.isdir(entrypoint.directory):
+    if not look.isdir(entrypoint.directory):
         dir_ = quoted(process.string("dir") or "")
-        fact = "is not a directory" if os.path.lexists(entrypoint.directory) else "does not exist"
+        fact = "is not a directory" if look.lexists(entrypoint.directory) else "does not exist"
         hint = "it is relative to the bundle's folder"
         faults.error(process.at("dir"), "process_dir_missing", f"process.dir {dir_} {fact}", hint)
     command = (process.string("command") or "").strip()
-    if "/" in command and not command.startswith("/") and not os.path.isfile(entrypoint.command):
-        fact = "is not a file" if os.path.exists(entrypoint.command) else "does not exist"
+    if "/" in command and not command.startswith("/") and not look.isfile(entrypoint.command):
+        fact = "is not a file" if look.exists(entrypoint.command) else "does not exist"
         message = f"process.command {quoted(command)} {fact}"
         hint = "it is relative to the bundle's folder, not to process.dir"
         faults.error(process.at("command"), "process_command_missing", message, hint)

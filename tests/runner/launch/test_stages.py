@@ -78,7 +78,7 @@ def made_plan(given: dict[str, Any]) -> dict[str, Any]:
     from runner.launch.run import rehearse
     from runner.launch.stages import Invocation, decode_planned, encode_planned
     from runner.outcome import Outcome
-    from sandbox.policy.grant import Overrides
+    from sandbox.spec import Overrides
 
     invocation = Invocation(
         given["manifest"],
@@ -113,8 +113,8 @@ def launched_plan(text: str, lie: dict[str, Any]) -> dict[str, Any]:
     import time
 
     from runner.cli.exec import _CommandLine
+    from runner.launch.carry_out import run_plan
     from runner.launch.report import report
-    from runner.launch.run import run_plan
     from runner.launch.stages import decode_planned
     from runner.launch.verdict import judge
     from runner.outcome import Failure

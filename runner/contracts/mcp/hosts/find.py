@@ -19,6 +19,7 @@ from runner.contracts.mcp.hosts.table import (
     VSCODE,
     ZED,
 )
+from sandbox import look
 from sandbox.document.read import Document
 from sandbox.value import NamedTuple
 
@@ -53,7 +54,7 @@ def place_of(path: str, home: str = "", environ: Mapping[str, str] | None = None
     """
     path = os.path.normpath(path)
     found = _place_at(path, home, environ)
-    if found is None and (real := os.path.realpath(path)) != path:
+    if found is None and (real := look.realpath(path)) != path:
         found = _place_at(real, home, environ)
     return found
 
@@ -142,7 +143,7 @@ def known_files(environ: Mapping[str, str], home: str, cwd: str) -> tuple[KnownF
 def _absolute(pattern: str, home: str, environ: Mapping[str, str]) -> list[str]:
     """The places that a pattern of a user's file stands for."""
     if pattern.startswith("~/"):
-        homes = dict.fromkeys((home, os.path.realpath(home))) if home.startswith("/") else {}
+        homes = dict.fromkeys((home, look.realpath(home))) if home.startswith("/") else {}
         return [os.path.join(each, pattern[2:]) for each in homes]
     if pattern.startswith("$"):
         name, _, rest = pattern[1:].partition("/")
@@ -150,7 +151,7 @@ def _absolute(pattern: str, home: str, environ: Mapping[str, str]) -> list[str]:
         if not value.startswith("/"):
             return []
         folder, last = (value, rest) if rest else os.path.split(value)
-        return [os.path.join(each, last) for each in dict.fromkeys((folder, os.path.realpath(folder)))]
+        return [os.path.join(each, last) for each in dict.fromkeys((folder, look.realpath(folder)))]
     return [pattern]
 
 
@@ -174,13 +175,13 @@ def _folder_before(path: str, pattern: str) -> str | None:
 
 def _existing(pattern: str) -> list[str]:
     if "*" not in pattern:
-        return [pattern] if os.path.isfile(pattern) else []
+        return [pattern] if look.isfile(pattern) else []
     from glob import escape, iglob
     from itertools import islice
 
     # Only * means something in a pattern. The names of the folders before it may hold anything.
     wild = "*".join(map(escape, pattern.split("*")))
-    return sorted(path for path in islice(iglob(wild), MOST_FILES) if os.path.isfile(path))
+    return sorted(path for path in islice(iglob(wild), MOST_FILES) if look.isfile(path))
 
 
 def _is_written_by(host: Host, document: Document) -> bool:

@@ -13,6 +13,7 @@ from runner.manifest.faults import Faults
 from runner.plugin import Plugin
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import Document
 from sandbox.paths.beneath import Escapes
@@ -67,17 +68,17 @@ def _schemas_of(export: DeclaredExport, place: KeyPath) -> Iterator[SchemaFile]:
 def find_in_package(root: str, name: str) -> str:
     """The real path of a file of the package. Raises FileNotFoundError, and ValueError if a link on the way
     leads out of the package."""
-    real = os.path.realpath(os.path.join(root, name))
-    if not contains(os.path.realpath(root), real):
+    real = look.realpath(os.path.join(root, name))
+    if not contains(look.realpath(root), real):
         raise ValueError(real)
-    os.stat(real)
+    look.stat(real)
     return real
 
 
 def _check_program(faults: Faults, root: str, name: str) -> None:
     keys: KeyPath = ("runtime", "entrypoint", 0)
     try:
-        status = os.stat(find_in_package(root, name))
+        status = look.stat(find_in_package(root, name))
     except OSError as error:
         message = f"the program {quoted(name)} cannot be found in the package: {error.strerror}"
         hint = "the first word of entrypoint is a file in the package, not a command on PATH"
@@ -103,7 +104,7 @@ def _check_schema(faults: Faults, root: str, file: SchemaFile, known: bool) -> t
         faults.error(file.keys, "schema_missing", message, "write the file, or take the key out")
         return ()
     except Escapes:
-        _outside(faults, file.keys, file.name, os.path.realpath(os.path.join(root, file.name)))
+        _outside(faults, file.keys, file.name, look.realpath(os.path.join(root, file.name)))
         return ()
     except DocumentError as error:
         return () if known else error.diagnostics
@@ -128,12 +129,12 @@ def _outside(faults: Faults, keys: KeyPath, name: str, real: str) -> None:
 def _outward_links(root: str) -> Iterator[Diagnostic]:
     shown = 0
     for entry in walk_package(root):
-        if not entry.is_symlink() or contains(os.path.realpath(root), os.path.realpath(entry.path)):
+        if not entry.is_symlink() or contains(look.realpath(root), look.realpath(entry.path)):
             continue
         shown += 1
         if shown > _MOST_LINKS_SHOWN:
             return
-        message = f"the link leads out of the package, to {quoted(os.readlink(entry.path))}"
+        message = f"the link leads out of the package, to {quoted(look.readlink(entry.path))}"
         hint = "put the file itself into the package: the cage shows nothing else"
         yield Diagnostic(entry.path, 0, 0, "link_outside", message, hint)
 
@@ -143,7 +144,7 @@ def walk_package(root: str) -> Iterator[os.DirEntry[str]]:
     pending, left = [root], MOST_ENTRIES
     while pending:
         try:
-            with os.scandir(pending.pop()) as entries:
+            with look.scandir(pending.pop()) as entries:
                 for entry in entries:
                     left -= 1
                     if left < 0:

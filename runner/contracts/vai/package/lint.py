@@ -12,6 +12,7 @@ from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
 from runner.contracts.vai.package.files import schema_files, walk_package
 from runner.manifest.faults import Faults
 from runner.plugin import Plugin
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 from sandbox.spec import KeyPath
@@ -130,7 +131,7 @@ def _check_program(faults: Faults, plugin: Plugin) -> None:
 
 
 def _check_assets(faults: Faults, declared: Declared, root: str) -> None:
-    exists = os.path.isdir(os.path.join(root, ASSETS))
+    exists = look.isdir(os.path.join(root, ASSETS))
     asking = [
         number
         for number, export in enumerate(declared.exports)
@@ -184,7 +185,7 @@ def _is_for_people(name: str) -> bool:
 
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(os.listdir(folder))
+        return sorted(look.listdir(folder))
     except OSError:
         return []
 

@@ -7,6 +7,7 @@ import os
 import stat
 from typing import Any
 
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.document.read import parse
 from sandbox.paths.beneath import open_beneath
@@ -25,9 +26,10 @@ def read_schema(root: str, name: str) -> Any:
 
 
 def _read_inside(root: str, name: str) -> bytes:
+    look.note_content(os.path.join(root, name))
     folder = os.open(root, _FOLDER)
     try:
-        inside = open_beneath(folder, name, (root, os.path.realpath(root)))
+        inside = open_beneath(folder, name, (root, look.realpath(root)))
     finally:
         os.close(folder)
     try:

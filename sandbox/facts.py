@@ -1,0 +1,151 @@
+"""What was found on the machine when something was decided, and whether it is still so.
+
+A fact is the answer to a question about a path, a file of the kernel's or a variable. Facts are plain tuples,
+so that they can be stored. `sandbox/look.py` notes them while a plan is made; `hold` asks each again. A fact
+that cannot be asked again does not hold.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandbox.typed import TYPE_CHECKING
+from sandbox.value import NamedTuple
+
+try:
+    from _blake2 import blake2b
+except ImportError:  # another Python than CPython
+    from hashlib import blake2b
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_KIND = 0o170000
+_DIRECTORY = 0o040000
+_LINK = 0o120000
+_REGULAR = 0o100000
+
+# The kernel makes up the times of what is there, and /proc/self is another folder in each process.
+_PROC, _SYS = "/proc/", "/sys/"
+_LONGEST = 4 << 20  # bytes of a file of the kernel's
+
+Place = tuple[object, ...]
+
+
+class Facts(NamedTuple):
+    """All facts that one decision rests on, by the kind of question."""
+
+    places: dict[str, Place]  # what stands at each path
+    listed: dict[str, Place]  # folders of which every name counts
+    contents: dict[str, bytes]  # digests of whole files
+    access: dict[tuple[str, int, bool], bool]
+    attributes: dict[tuple[str, str], bytes]  # digests
+    alone: dict[str, bool]  # whether a cgroup has no other member
+    variables: dict[str, bytes]  # digests
+
+    def changed(self, environ: Mapping[str, str]) -> str:
+        """The first thing that is not as it was; empty if all of it is. Cheap questions come first."""
+        for name, told in self.variables.items():
+            if variable(environ.get(name)) != told:
+                return f"${name}"
+        for path, was in self.places.items():
+            if place(path) != was:
+                return path
+        for path, was in self.listed.items():
+            if listing(path) != was:
+                return path
+        for path, digest in self.contents.items():
+            if content(path) != digest:
+                return path
+        for (path, mode, effective), allowed in self.access.items():
+            if access(path, mode, effective) != allowed:
+                return path
+        for (path, name), digest in self.attributes.items():
+            if attribute(path, name) != digest:
+                return path
+        for path, alone in self.alone.items():
+            if is_alone(path) != alone:
+                return path
+        return ""
+
+
+def place(path: str) -> Place:
+    """What stands at a path, through no link at its end: enough to tell it from anything that may take its
+    place. Of a folder not what is in it, of a file its content by the time of its last change."""
+    try:
+        held = os.lstat(path)
+    except OSError as error:
+        return (error.errno,)
+    except ValueError:  # a NUL: no path
+        return ()
+    mode = held.st_mode
+    kind = mode & _KIND
+    if path.startswith(_PROC):
+        return (kind,)
+    if kind == _DIRECTORY:
+        return held.st_dev, held.st_ino, mode, held.st_uid, held.st_gid
+    if path.startswith(_SYS) or kind not in (_REGULAR, _LINK):
+        return mode, held.st_uid, held.st_gid, held.st_rdev
+    return held.st_dev, held.st_ino, mode, held.st_size, held.st_mtime_ns, held.st_ctime_ns
+
+
+def listing(path: str) -> Place:
+    """A folder with the time at which a name in it last changed."""
+    try:
+        held = os.stat(path)
+    except OSError as error:
+        return (error.errno,)
+    return held.st_dev, held.st_ino, held.st_mode, held.st_mtime_ns, held.st_ctime_ns
+
+
+def content(path: str) -> bytes:
+    """The digest of a regular file; of anything else a constant. Never waits: a pipe may stand there by now,
+    and opening a device can have effects."""
+    try:
+        if os.stat(path).st_mode & _KIND != _REGULAR:
+            return b""
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        return b"%d" % (error.errno or 0)
+    except ValueError:  # a NUL: no path
+        return b""
+    try:
+        raw = b""
+        while len(raw) < _LONGEST and (part := os.read(fd, 1 << 16)):
+            raw += part
+    except OSError as error:
+        return b"%d" % (error.errno or 0)
+    finally:
+        os.close(fd)
+    return digest(raw)
+
+
+def access(path: str, mode: int, effective: bool) -> bool:
+    try:
+        return os.access(path, mode, effective_ids=effective)
+    except (OSError, ValueError):
+        return False
+
+
+def attribute(path: str, name: str) -> bytes:
+    try:
+        return digest(os.getxattr(path, name))
+    except OSError as error:
+        return b"%d" % (error.errno or 0)
+
+
+def is_alone(directory: str) -> bool:
+    """Whether no other process is in a cgroup than this one."""
+    try:
+        with open(f"{directory}/cgroup.procs", "rb", buffering=0) as file:
+            return file.read(4096).split() in ([], [b"%d" % os.getpid()])
+    except OSError:
+        return True
+
+
+def variable(value: str | None) -> bytes:
+    return b"" if value is None else digest(os.fsencode(value))
+
+
+def digest(raw: bytes) -> bytes:
+    return bytes(blake2b(raw, digest_size=32).digest())
