@@ -32,7 +32,7 @@ class Asked:
     """The questions of one decision."""
 
     def __init__(self) -> None:
-        self.facts = Facts({}, {}, {}, {}, {}, {}, {})
+        self.facts = Facts({}, {}, {}, {}, {}, {}, {}, {})
         self.began = time.time()
         self.doubt = ""  # why nothing may be kept; empty: it may
 
@@ -209,6 +209,14 @@ def note_alone(directory: str) -> None:
     """For code that asks who else is in a cgroup."""
     if _asked is not None:
         _asked.facts.alone[directory] = facts.is_alone(directory)
+
+
+def home_of(who: int | str) -> str:
+    """The home of an account that is not in /etc/passwd. Slow where a directory server is asked."""
+    found = facts.home_of(who)
+    if _asked is not None:
+        _asked.facts.accounts[who] = found
+    return found
 
 
 class Environ:
