@@ -41,7 +41,7 @@ version = 1
 ceiling = ["{place}"]
 [env]
 ceiling = ["WORD"]
-default = ["WORD"]
+pass = ["WORD"]
 """
 USED = "runner: a kept plan is used"
 SETTLED = 2.3  # seconds: what changed later than that is not kept
