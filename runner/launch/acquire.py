@@ -229,7 +229,8 @@ def _make_cgroup(
     if not assigned.sites:
         return None, assigned
     for site in held.sites:
-        sweep(site.directory)  # all sites: the next launch that makes a group here may be long in coming
+        if site not in assigned.sites:  # there make_cgroup does it
+            sweep(site.directory)  # the next launch that makes a group here may be long in coming
     if plan.limits.io is None:
         try:
             cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits))
