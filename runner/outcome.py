@@ -37,10 +37,12 @@ runner refused the call and did not ask the plugin).
 
 from __future__ import annotations
 
-from sandbox.document.diagnostic import Diagnostic, printable
-from sandbox.spec import Denial
-from sandbox.typed import Any, Final, Iterable, Literal, Mapping
+from sandbox.typed import TYPE_CHECKING, Any, Final, Iterable, Literal, Mapping
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.document.diagnostic import Diagnostic
+    from sandbox.spec import Denial
 
 SCHEMA: Final = "runner.report.v1"
 
@@ -146,6 +148,8 @@ class Advice(NamedTuple):
     @property
     def text(self) -> str:
         """The line for people."""
+        from sandbox.document.diagnostic import printable
+
         granted = f"; {_PURPOSE[self.kind]}: {self.command or self.option}" if self.option else ""
         return printable(self.what + granted)
 

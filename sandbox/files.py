@@ -6,13 +6,13 @@ import os
 import select
 import stat
 
-from sandbox import look
-
 _READER_SECONDS = 10
 
 
 def text_at(path: str, limit: int) -> str:
     """The first `limit` bytes of a regular file as text; empty if there is none, or none that we may read."""
+    from sandbox import look  # who only writes does not need it
+
     try:
         if not stat.S_ISREG(look.stat(path).st_mode):  # before opening: opening a device can have effects
             return ""

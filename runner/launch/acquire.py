@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 
 from runner.launch.stages import failing
-from sandbox.identity.state import Owner, StateRefused, Writing, owned_state
+from sandbox.identity.owner import Owner, Writing, owned_state
 from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
 from sandbox.plan.layers import with_owner
 from sandbox.plan.plan import Bind, PlanRefused
@@ -186,6 +186,8 @@ def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
             from runner.launch.provide.capabilities import require_capabilities
 
             require_capabilities(uid_range)
+        from sandbox.identity.state import StateRefused
+
         place, hint = error.filename or state_dir, "choose a writable place with --state-dir"
         if uid_range is not None and str(place).startswith("/run/"):
             hint = "uids of plugins are leased there: make it writable (in a container: --tmpfs /run)"
@@ -215,10 +217,14 @@ def _with_owners(opened: OpenPlan, owners: Decision | None) -> OpenPlan:
 
 def _require_same_state(owner: Owner, plan: LaunchPlan) -> None:
     """The directory that will be mounted is the one that was made ready, and not another in its place."""
+    if not owner.state:
+        return
     for operation in plan.operations:
         if isinstance(operation, Bind) and operation.dest in owner.state:
             opened = (operation.identity.dev, operation.identity.ino)
             if opened != owner.state[operation.dest]:
+                from sandbox.identity.state import StateRefused
+
                 raise StateRefused(
                     f"state directory {operation.dest} was replaced while it was being opened",
                     "choose a place with --state-dir that nobody else can write",
@@ -244,7 +250,8 @@ def _make_cgroup(
     if not assigned.sites:
         return None, assigned
     for site in held.sites:
-        sweep(site.directory)  # all sites: the next launch that makes a group here may be long in coming
+        if site not in assigned.sites:  # there make_cgroup does it
+            sweep(site.directory)  # the next launch that makes a group here may be long in coming
     if plan.limits.io is None:
         try:
             cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits))

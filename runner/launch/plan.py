@@ -16,7 +16,7 @@ from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache, look
 from sandbox.identity.host_side import host_sides
-from sandbox.identity.reservations import RESERVATIONS
+from sandbox.identity.leases import RESERVATIONS
 from sandbox.identity.state import PACKAGES, state_root
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey

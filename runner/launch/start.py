@@ -199,12 +199,15 @@ def _socket_meter(stack: ExitStack, acquired: Acquired, limit: int, cell: Cell) 
     planned, plan, cgroup = acquired.planned, acquired.opened.plan, acquired.cgroup
     if plan.seccomp == "strict":
         return None
-    from sandbox.limits.socket_meter import SocketMeter, SocketTables
-
     if cgroup is not None and cgroup.memory_with_sockets() is not None:
+        from sandbox.limits.socket_meter import SocketMeter
+
         return SocketMeter(limit, cgroup.memory_with_sockets)
     if "memory" not in planned.limits.fallbacks or plan.share_network:
         return None
+    from sandbox.limits.socket_meter import SocketMeter
+    from sandbox.limits.socket_tables import SocketTables
+
     tables = SocketTables(cell.member, limit)
     stack.callback(tables.close)
     return SocketMeter(limit, tables.held)

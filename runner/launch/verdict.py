@@ -13,8 +13,8 @@ from runner.launch.stages import Stage, decided_of, loaded_of
 from runner.launch.wait import End
 from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox.document.diagnostic import Diagnostic, DocumentError
+from sandbox.identity.leases import UidsUnavailable
 from sandbox.identity.state import StateRefused
-from sandbox.identity.uids import UidsUnavailable
 from sandbox.paths.access import Unreadable
 from sandbox.paths.executable import ProgramFault
 from sandbox.plan.find_bwrap import BwrapUnusable

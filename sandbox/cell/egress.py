@@ -169,7 +169,7 @@ def open_gate(
 
 
 def _lease(uid_range: tuple[int, int]) -> tuple[int, int]:
-    from sandbox.identity.uids import UidsUnavailable, lease_any
+    from sandbox.identity.leases import UidsUnavailable, lease_any
 
     try:
         lease = lease_any(*uid_range)

@@ -9,9 +9,8 @@ import stat
 import time
 
 from sandbox.cell.cell import Bounds, Cell
-from sandbox.cell.contents import Contents, sealed_file
 from sandbox.files import write_all
-from sandbox.identity.state import Owner
+from sandbox.identity.owner import Owner
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan import bwrap
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
@@ -19,13 +18,14 @@ from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
-from sandbox.spawn.network import STEPS
 from sandbox.spawn.order import CgroupDoors, GuardOrder, SpawnError, SpawnOrder, folder_path
 from sandbox.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
+    from sandbox.cell.contents import Contents
     from sandbox.cell.egress import GateProcess
+    from sandbox.spec import MemoryFile
 
 _GATE_FAULT_SECONDS = 0.5  # a gate that could not start says why, and ends
 
@@ -94,7 +94,7 @@ def _launch(
             sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
             texts={
                 **{text.dest: _data(stack, text.content, lowest) for text in texts},
-                **_memory_files(stack, plan, contents or Contents(), lowest),
+                **(_memory_files(stack, files, contents, lowest) if (files := plan.memory_files) else {}),
             },
             folders=folders,
             filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
@@ -137,6 +137,7 @@ def _launch(
 def _spawn_behind(gate: GateProcess, order: SpawnOrder) -> int:
     """Raises LayerUnavailable if the plugin's network could not be made, or the gate does not serve it."""
     from sandbox.plan.layers import LayerUnavailable
+    from sandbox.spawn.network import STEPS
 
     try:
         return spawner.spawn(order._replace(network=gate.order))
@@ -254,10 +255,14 @@ def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
         os.close(fd)
 
 
-def _memory_files(stack: ExitStack, plan: LaunchPlan, contents: Contents, lowest: int) -> dict[str, int]:
+def _memory_files(
+    stack: ExitStack, files: Sequence[MemoryFile], contents: Contents | None, lowest: int
+) -> dict[str, int]:
+    from sandbox.cell.contents import sealed_file
+
     found = {}
-    for file in plan.memory_files:
-        content = contents.of(file)
+    for file in files:
+        content = None if contents is None else contents.of(file)
         if content is None:
             raise ValueError(f"there is no content for {file.dest}")
         fd = sealed_file(content)

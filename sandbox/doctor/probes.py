@@ -30,8 +30,8 @@ from sandbox.doctor.trial import (
     user_namespace,
 )
 from sandbox.doctor.user_namespaces import FILTER, Surroundings, look_around, refusal
+from sandbox.identity.leases import LEASES
 from sandbox.identity.uid_range import DEFAULT_RANGE, usable_range
-from sandbox.identity.uids import LEASES
 from sandbox.plan.find_bwrap import Bwrap, BwrapUnusable, find_bwrap
 from sandbox.policy.policy import LimitRule
 from sandbox.seccomp.filter import SeccompUnavailable, filter_bytes

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from sandbox.identity import reservations, uids
 from sandbox.identity.host_side import remove_host_side
+from sandbox.identity.leases import RESERVATIONS
 from sandbox.identity.removal import first_owned_by, remove_tree
 from sandbox.identity.state import lock_alone, record_path, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
@@ -83,7 +84,7 @@ def remove_state(state: State) -> None:
 def _require_nothing_left(state: State) -> None:
     """Raise StateKept if the plugin left files elsewhere: the next plugin with this uid would own them."""
     # Read again: the plugin may have been started since the listing, with another folder.
-    held = reservations.read_reservation(reservations.RESERVATIONS, state.uid) if os.geteuid() == 0 else None
+    held = reservations.read_reservation(RESERVATIONS, state.uid) if os.geteuid() == 0 else None
     for folder in dict.fromkeys((*state.left, *(held.left if held is not None else ()))):
         if (left := first_owned_by(state.uid, folder)) is not None:
             raise StateKept(

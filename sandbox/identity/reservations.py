@@ -14,11 +14,10 @@ import stat
 
 from sandbox.cache import fingerprint
 from sandbox.files import write_all
+from sandbox.identity.leases import RESERVATIONS
 from sandbox.identity.removal import first_owned_by
 from sandbox.typed import Iterable
 from sandbox.value import NamedTuple
-
-RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
 
 
 class Reservation(NamedTuple):

@@ -8,13 +8,14 @@ import stat
 
 from sandbox.files import write_all
 from sandbox.identity import uids
+from sandbox.identity.leases import UidLease, lock_byte
+from sandbox.identity.owner import Owner, Writing
 from sandbox.identity.removal import first_owned_by
 from sandbox.identity.reservations import remember_left
 from sandbox.identity.uid_range import is_ours
 from sandbox.paths.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
-from sandbox.scopes import contextmanager, suppress
-from sandbox.typed import TYPE_CHECKING, Iterable, Iterator, Sequence
-from sandbox.value import NamedTuple
+from sandbox.scopes import suppress
+from sandbox.typed import TYPE_CHECKING, Iterable, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,16 +32,6 @@ class StateRefused(Exception):
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
-
-
-class Owner(NamedTuple):
-    """The identity of a plugin outside its cage."""
-
-    uid: int
-    gid: int
-    lease_fd: int | None  # held as long as any process of the plugin lives; None: nothing is leased
-    # Device and inode of its state directory, and of the folders requested below it, by path.
-    state: Mapping[str, tuple[int, int]] = {}
 
 
 def state_root(environ: Mapping[str, str]) -> str:
@@ -75,60 +66,22 @@ def real_state_dir(path: str, *, follow: Follow = "system") -> str:
         ) from None
 
 
-class Writing(NamedTuple):
-    """Folders of the host in which a plugin leaves files of its own uid, so that uid has to be reserved."""
-
-    folders: tuple[str, ...]
-    state_dir: str  # the path the uid is reserved for, if the plugin has no state directory
-
-
-@contextmanager
-def owned_state(
+def claim_of(
     path: str | None,
     uid_range: tuple[int, int] | None,
-    parts: Sequence[str] = (),
-    *,
-    manifest: str = "",
-    writing: Writing | None = None,
-    account: Account | None = None,
-) -> Iterator[Owner]:
-    """The plugin's identity for one run and, if it has one, its state directory made ready for it.
-
-    `path` is without links. `uid_range` None: no uid is dropped (the runner is not root) and the plugin's
-    files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: of the
-    plugin. Directories made for a launch that then fails are removed again, unless they have content.
-    `writing`: other folders it writes to. `account`: owner of the directory, instead of a reserved uid.
-    """
-    claim: _OwnClaim | _LeasedClaim | _WritingClaim
+    manifest: str,
+    writing: Writing | None,
+    account: Account | None,
+) -> _OwnClaim | _LeasedClaim | _WritingClaim:
+    """How a plugin gets its state directory, or a uid that stays its own. See `owned_state`."""
     if path is not None and account is not None:
-        claim = _AccountClaim(path, manifest, account)
-    elif path is None and writing is not None and uid_range is not None:
-        claim = _WritingClaim(writing, uid_range, manifest)
-    elif path is None:
-        if uid_range is None:
-            yield Owner(os.geteuid(), os.getegid(), None)
-            return
-        lease = uids.lease_any(*uid_range)
-        try:
-            # The same number for both, as systemd does for DynamicUser=: no other process has the group.
-            yield Owner(lease.uid, lease.uid, lease.fd)
-        finally:
-            lease.close()
-        return
-    elif uid_range is None:
-        claim = _OwnClaim(path, manifest)
-    else:
-        claim = _LeasedClaim(path, uid_range, manifest, () if writing is None else writing.folders)
-    try:
-        try:
-            claim.take(parts)
-            yield claim.owner
-        except BaseException:
-            with suppress(OSError):
-                claim.undo()
-            raise
-    finally:
-        claim.close()
+        return _AccountClaim(path, manifest, account)
+    if path is None:
+        assert writing is not None and uid_range is not None
+        return _WritingClaim(writing, uid_range, manifest)
+    if uid_range is None:
+        return _OwnClaim(path, manifest)
+    return _LeasedClaim(path, uid_range, manifest, () if writing is None else writing.folders)
 
 
 class _Directory:
@@ -202,7 +155,7 @@ class _LeasedClaim:
         self._manifest = manifest
         self._folders = folders
         self._directory: _Directory | None = None
-        self._lease: uids.UidLease | None = None
+        self._lease: UidLease | None = None
 
     def take(self, parts: Sequence[str]) -> None:
         first, last = self._range
@@ -260,7 +213,7 @@ class _WritingClaim:
         self._writing = writing
         self._range = uid_range
         self._manifest = manifest
-        self._lease: uids.UidLease | None = None
+        self._lease: UidLease | None = None
 
     def take(self, parts: Sequence[str]) -> None:
         assert not parts  # without a state directory there are none
@@ -385,7 +338,7 @@ def hold_record(state_dir: str, manifest: str) -> int:
         except FileNotFoundError:
             continue  # another launch failed and removed the folder again
         try:
-            if not uids.lock_byte(fd, 0, fcntl.F_RDLCK):
+            if not lock_byte(fd, 0, fcntl.F_RDLCK):
                 raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None
             if os.fstat(fd).st_nlink:
                 told = os.fsencode(manifest)
@@ -401,7 +354,7 @@ def hold_record(state_dir: str, manifest: str) -> int:
 
 
 def lock_alone(fd: int) -> bool:
-    return uids.lock_byte(fd, 0, fcntl.F_WRLCK)
+    return lock_byte(fd, 0, fcntl.F_WRLCK)
 
 
 # --- below it -----------------------------------------------------------------------------------------------

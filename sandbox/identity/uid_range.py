@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-from sandbox import look
-
 UidRange = tuple[int, int]
 
 
@@ -28,6 +26,8 @@ DYNAMIC_USERS = "/run/systemd/dynamic-uid"  # a file named by the uid while a se
 
 def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/uid_map") -> bool:
     """Whether all ids first…last are mapped in this user namespace."""
+    from sandbox import look  # only a plan asks this
+
     look.note_content(path)
     with open(path, encoding="ascii") as file:
         ranges = sorted((int(start), int(count)) for start, _, count in (line.split() for line in file))

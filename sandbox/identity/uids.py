@@ -16,15 +16,23 @@ in which the plugin may have left files of that uid. While one of these exists, 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import stat
-import struct
 
 from sandbox.cache import fingerprint
-from sandbox.identity.reservations import (
+from sandbox.identity.leases import (
+    FLOCK,
+    LEASES,
     RESERVATIONS,
+    UidLease,
+    UidsUnavailable,
+    each_from,
+    lock_byte,
+    open_leases,
+    random_below,
+)
+from sandbox.identity.reservations import (
     Reservation,
     collect,
     forget,
@@ -40,28 +48,10 @@ from sandbox.identity.reservations import (
 )
 from sandbox.identity.uid_range import DEFAULT_RANGE, in_use, is_ours, pools
 from sandbox.scopes import contextmanager
-from sandbox.typed import Iterable, Iterator
+from sandbox.typed import Iterator
 from sandbox.value import NamedTuple
 
-_FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of a 64-bit Linux; l_pid must be 0 for OFD locks
-
-LEASES = "/run/runner/uids"  # one byte per uid, locked while leased
-
-
 _SWEPT_AT_ONCE = 32
-
-
-class UidsUnavailable(Exception):
-    """No uid can be leased; the message says why."""
-
-
-class UidLease(NamedTuple):
-    uid: int
-    fd: int  # holds the lock; inherited by the tree
-    new: bool = False  # the reservation was made with this lease
-
-    def close(self) -> None:
-        os.close(self.fd)
 
 
 class Occupancy(NamedTuple):
@@ -86,28 +76,6 @@ def may_be_a_plugins(uid: int, first: int, last: int, *, reservations: str = RES
 # --- leases ------------------------------------------------------------------------------------------------
 
 
-def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str = RESERVATIONS) -> UidLease:
-    """A uid that no running plugin has, no state directory owns, and nothing else on this machine uses."""
-    fd = _open_leases(leases)
-    first, last = pools(first, last)[1]
-    try:
-        for uid in _shuffled(first, last):
-            if not is_stale(reservations, uid) or not lock_byte(fd, uid, fcntl.F_WRLCK):
-                continue
-            # Check again: it may have been reserved meanwhile.
-            if is_stale(reservations, uid) and not in_use(uid):
-                return UidLease(uid, fd)
-            lock_byte(fd, uid, fcntl.F_UNLCK)
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    raise UidsUnavailable(
-        f"all uids from {first} to {last} for plugins without state are in use; "
-        "widen the range with [user] uids in the policy"
-    )
-
-
 def lease_for_state(
     state_dir: str,
     owner: int,
@@ -124,7 +92,7 @@ def lease_for_state(
     The caller holds registry_lock, so that two first starts do not choose two uids for one directory, and so
     that stale reservations can be removed.
     """
-    fd = _open_leases(leases)
+    fd = open_leases(leases)
     try:
         make_private_directory(reservations)
         if not is_ours(owner, first, last):
@@ -172,7 +140,7 @@ def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, re
     # The search starts at a place that depends on the directory, so it finds its previous uid again. The
     # second search also takes uids of removed states whose manifests still exist and might want them back.
     for pressing in (False, True):
-        for uid in _from(_start(state_dir), first, last):
+        for uid in each_from(_start(state_dir), first, last):
             # Exclusive while the reservation is written: a plugin without state may hold this uid, too.
             if not lock_byte(fd, uid, fcntl.F_WRLCK):
                 continue
@@ -233,7 +201,7 @@ def expected_uid(state_dir: str, first: int, last: int, *, reservations: str = R
     if known >= 0:
         return known
     (first, last), _ = pools(first, last)
-    for uid in _from(_start(state_dir), first, last):
+    for uid in each_from(_start(state_dir), first, last):
         held = read_reservation(reservations, uid)
         if held is not None and held.state == state_dir:
             return uid
@@ -256,7 +224,7 @@ def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
 
 def lease_alone(uid: int, *, leases: str = LEASES) -> UidLease | None:
     """Lease `uid` exclusively; None while a plugin has it."""
-    fd = _open_leases(leases)
+    fd = open_leases(leases)
     if lock_byte(fd, uid, fcntl.F_WRLCK):
         return UidLease(uid, fd)
     os.close(fd)
@@ -306,31 +274,13 @@ def _count_locked(leases: str, first: int, last: int) -> int:
 def count_locked(fd: int, first: int, last: int) -> int:
     """How many bytes other processes have locked. The kernel names one conflicting lock, so ranges are halved
     until there is none, or one byte."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, last - first + 1, 0)
-    if _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] == fcntl.F_UNLCK:
+    asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, last - first + 1, 0)
+    if FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] == fcntl.F_UNLCK:
         return 0
     if first == last:
         return 1
     middle = (first + last) // 2
     return count_locked(fd, first, middle) + count_locked(fd, middle + 1, last)
-
-
-def _open_leases(path: str) -> int:
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def lock_byte(fd: int, at: int, kind: int) -> bool:
-    """Whether one byte of a file could be locked (F_WRLCK: alone, F_RDLCK: with others) or unlocked."""
-    try:
-        # An open-file-description lock: shared with every process that inherits the descriptor. A per-process
-        # lock would not survive a fork, and any close() would drop it.
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    return True
 
 
 # --- reservations ------------------------------------------------------------------------------------------
@@ -343,22 +293,8 @@ def _start(state_dir: str) -> int:
 def _sweep(reservations: str, fd: int, own: int) -> None:
     """Remove stale reservations, at most _SWEPT_AT_ONCE at each first start: thousands would take long."""
     names = reserved_uids(reservations)
-    start = _random(len(names)) if names else 0
+    start = random_below(len(names)) if names else 0
     for uid in (names[start:] + names[:start])[:_SWEPT_AT_ONCE]:
         if uid != own and lock_byte(fd, uid, fcntl.F_WRLCK):
             collect(reservations, uid)
             lock_byte(fd, uid, fcntl.F_UNLCK)
-
-
-def _shuffled(first: int, last: int) -> Iterable[int]:
-    """Each uid once, from a random start: runners that start together rarely try the same one."""
-    return _from(_random(last - first + 1), first, last)
-
-
-def _from(start: int, first: int, last: int) -> Iterable[int]:
-    count = last - first + 1
-    return (first + (start + i) % count for i in range(count))
-
-
-def _random(count: int) -> int:
-    return int.from_bytes(os.urandom(4), "little") % count  # the random module is slow to import

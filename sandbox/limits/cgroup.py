@@ -65,8 +65,9 @@ class CgroupDirectory:
     def read(self, file: str) -> str | None:
         """None if this kernel has no such file, or the group was removed."""
         try:
-            with open(f"{self.path}/{file}", encoding="ascii") as opened:
-                return opened.read()
+            # Not as text: for that Python would import a module for the encoding.
+            with open(f"{self.path}/{file}", "rb") as opened:
+                return opened.read().decode("ascii")
         except OSError:
             return None
 
@@ -256,8 +257,8 @@ class OomAround:
 
     def _count(self) -> int | None:
         try:
-            with open(self._file, encoding="ascii") as file:
-                words = file.read().split()
+            with open(self._file, "rb") as file:
+                words = file.read().decode("ascii").split()
         except OSError:  # no such group, or the root group, which has no counters
             return None
         told = dict(zip(words[::2], words[1::2], strict=False))

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from sandbox.spawn.init import FAULT_CODE, FAULT_SIZE
 from sandbox.spawn.libc import get_errno, open_libc
-from sandbox.spawn.network import NetworkFault, make_network, outside_network
-from sandbox.spawn.order import NetworkOrder, NetworkRecipe
+from sandbox.spawn.network import make_network, outside_network
+from sandbox.spawn.order import NetworkFault, NetworkOrder, NetworkRecipe
 from sandbox.spawn.spawner import may_make_networks
 
 _CLONE_NEWUSER = 0x10000000

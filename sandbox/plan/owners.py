@@ -21,6 +21,7 @@ from sandbox import look
 from sandbox.identity import uids
 from sandbox.identity.accounts import Account, account_refusal, find_account, primary_group
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
+from sandbox.identity.leases import UidsUnavailable
 from sandbox.paths.access import unreachable
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.source import OpenSource
@@ -153,7 +154,7 @@ def decide(
         return Decision(paths, account, maps_state, denials=(*closed, *denials))
     uid = uids.expected_uid(state_dir or reserved_for, *uid_range)
     if uid is None:
-        raise uids.UidsUnavailable(
+        raise UidsUnavailable(
             "all uids for plugins with state are reserved; remove states that nobody needs (runner state "
             "list, runner state remove), or widen the range with [user] uids in the policy"
         )

@@ -21,17 +21,17 @@ import struct
 
 from sandbox.signals import signal
 from sandbox.spawn import reaper
-from sandbox.spawn.guards import bind_source, make_guard
 from sandbox.spawn.libc import Libc, get_errno, open_libc
-from sandbox.spawn.network import (
+from sandbox.spawn.order import (
+    FOLDERS_ROOT,
     LEAVE,
     MEET_GATE,
+    CgroupDoors,
+    GuardOrder,
     NetworkFault,
-    make_network,
-    require_own_network,
-    wait_for_gate,
+    SpawnOrder,
+    folder_path,
 )
-from sandbox.spawn.order import FOLDERS_ROOT, CgroupDoors, GuardOrder, SpawnOrder, folder_path
 from sandbox.typed import Any, Callable, Collection, NoReturn, Sequence
 from sandbox.value import NamedTuple
 
@@ -178,12 +178,16 @@ def _make_folders(order: SpawnOrder, libc: Libc) -> None:
         # Root made this mount, in no mount namespace yet: attached here, it keeps its mapping.
         if libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH) < 0:
             raise OSError(get_errno(), "")
+    if order.binds:
+        from sandbox.spawn.guards import bind_source  # loaded before the clone
     for number, (fd, real) in enumerate(order.binds, len(order.folders) + len(order.mounts)):
         os.mkdir(folder_path(number))
         bind_source(libc, fd, real, folder_path(number))
 
 
 def _guard(libc: Libc, guard: GuardOrder) -> None:
+    from sandbox.spawn.guards import make_guard  # loaded before the clone
+
     make_guard(libc, folder_path(guard.folder), guard)
 
 
@@ -240,12 +244,16 @@ def _init_stages(
 
     def enter_network() -> None:
         if order.network is not None:
+            from sandbox.spawn.network import make_network, require_own_network  # loaded before the clone
+
             if not order.network.made:
                 make_network(order.network, libc)
             require_own_network(order.network)
 
     def meet_gate() -> None:
         if order.network is not None:
+            from sandbox.spawn.network import wait_for_gate  # loaded before the clone
+
             wait_for_gate(order.network)
 
     def join_keyring() -> None:

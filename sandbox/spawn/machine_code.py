@@ -21,10 +21,12 @@ _START = _HEADER.size + 2 * _SEGMENT.size
 _PAGE_BYTES = 0x10000  # the largest page size of both machines
 
 _MFD_EXEC = 0x10
+_INDENT = 4  # of the bytes, in a listing
 
 
 def instructions(listing: str) -> bytes:
-    return bytes.fromhex("".join(words[0] for line in listing.splitlines() if len(words := line.split()) > 1))
+    # A label has a longer indentation, so its line has an empty first word.
+    return bytes.fromhex("".join([line[_INDENT:].partition(" ")[0] for line in listing.split("\n")]))
 
 
 def program(listings: Mapping[str, str], table: bytes, machine: str = "") -> bytes:

@@ -19,7 +19,7 @@ import struct
 import time
 
 from sandbox.spawn.libc import Libc, get_errno
-from sandbox.spawn.order import NetlinkRequest, NetworkOrder, SocketRequest
+from sandbox.spawn.order import LEAVE, MEET_GATE, NetlinkRequest, NetworkFault, NetworkOrder, SocketRequest
 from sandbox.typed import Sequence
 
 CLONE_NEWNET = 0x40000000
@@ -48,7 +48,6 @@ _MAKE, _LISTEN, _HAND_OVER = (
     "listen for the plugin's connections",
     "hand the sockets to the gate",
 )
-LEAVE, MEET_GATE = "leave the host's network", "be served by the gate"
 STEPS = frozenset((_MAKE, _LISTEN, _HAND_OVER, LEAVE, MEET_GATE))
 
 
@@ -57,14 +56,6 @@ class _Step:
 
     def __init__(self) -> None:
         self.name = _MAKE
-
-
-class NetworkFault(OSError):
-    """A step was refused. `step` names it."""
-
-    def __init__(self, step: str, code: int) -> None:
-        super().__init__(code, "")
-        self.step = step
 
 
 def make_network(order: NetworkOrder, libc: Libc) -> None:

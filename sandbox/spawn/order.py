@@ -70,6 +70,18 @@ class SpawnError(Exception):
         self.errno = code
 
 
+# Steps of the cell's init that concern the network.
+LEAVE, MEET_GATE = "leave the host's network", "be served by the gate"
+
+
+class NetworkFault(OSError):
+    """A step of making the plugin's network was refused. `step` names it."""
+
+    def __init__(self, step: str, code: int) -> None:
+        super().__init__(code, "")
+        self.step = step
+
+
 class CgroupDoors(NamedTuple):
     """Descriptors by which a single-threaded process joins its cgroups.
 

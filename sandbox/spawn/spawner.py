@@ -25,8 +25,7 @@ from sandbox.spawn.init import (
 )
 from sandbox.spawn.libc import Libc, get_errno, open_libc, writable
 from sandbox.spawn.machine_code import executable
-from sandbox.spawn.network import NetworkFault, make_network
-from sandbox.spawn.order import SpawnError, SpawnOrder
+from sandbox.spawn.order import NetworkFault, SpawnError, SpawnOrder
 from sandbox.typed import Callable
 
 _CLONE_PARENT = 0x00008000
@@ -51,6 +50,7 @@ def spawn(order: SpawnOrder) -> int:
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
+    _load_steps(order)
     if order.network is not None and order.drop and may_make_networks():
         order = order._replace(network=order.network._replace(made=True))
     fault_r, fault_w = os.pipe2(os.O_CLOEXEC)
@@ -99,6 +99,15 @@ def spawn(order: SpawnOrder) -> int:
         _reap(pid)
         raise SpawnError(*fault)
     return pid
+
+
+def _load_steps(order: SpawnOrder) -> None:
+    """Import what only some orders need. The clone imports it once more, and then finds it here: without its
+    uid and with files closed it might not be able to read it."""
+    if order.network is not None:
+        from sandbox.spawn import network as network
+    if order.binds or order.guards:
+        from sandbox.spawn import guards as guards
 
 
 def _waiter(order: SpawnOrder) -> int:
@@ -155,6 +164,8 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
         try:
             os.close(born_r)
             if order.network is not None and order.network.made:
+                from sandbox.spawn.network import make_network
+
                 make_network(order.network, open_libc())
             os.setgroups([])
             os.setresgid(order.gid, order.gid, order.gid)

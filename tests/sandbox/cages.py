@@ -99,7 +99,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     from sandbox.cell.contents import Contents
     from sandbox.cell.launch import launch
     from sandbox.cell.unsandboxed import start_unsandboxed
-    from sandbox.identity.state import Owner
+    from sandbox.identity.owner import Owner
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
     from sandbox.plan.available_layers import available_layers

@@ -21,7 +21,8 @@ import pytest
 from sandbox.identity import reservations, uid_range
 from sandbox.identity.all_states import StateKept, list_states, remove_state
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
-from sandbox.identity.state import Writing, owned_state
+from sandbox.identity.leases import RESERVATIONS
+from sandbox.identity.owner import Writing, owned_state
 from tests.conftest import ROOT, SPARE_UID, TEMP_PREFIX, Caller
 
 Write = Callable[..., Path]
@@ -617,7 +618,7 @@ def test_an_interrupted_run_that_left_files_keeps_its_uid(plugins: Plugins, stat
             file(data / "left", owner.uid)
         interrupt = KeyboardInterrupt()
         assert not held.__exit__(KeyboardInterrupt, interrupt, None)
-        assert (reservations.read_reservation(reservations.RESERVATIONS, owner.uid) is not None) is leaves
+        assert (reservations.read_reservation(RESERVATIONS, owner.uid) is not None) is leaves
 
 
 @needs_root

@@ -258,7 +258,7 @@ def holding_a_lease(given: dict[str, Any], folder: str) -> list[str]:
     import os
     from contextlib import contextmanager
 
-    from sandbox.identity.uids import UidsUnavailable, lease_any
+    from sandbox.identity.leases import UidsUnavailable, lease_any
 
     def free() -> str:
         try:

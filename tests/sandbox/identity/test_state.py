@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from sandbox.identity import uids
-from sandbox.identity.state import StateRefused, owned_state, real_state_dir, state_root
+from sandbox.identity import leases, uids
+from sandbox.identity.leases import UidsUnavailable
+from sandbox.identity.owner import owned_state
+from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.identity.uid_range import DEFAULT_RANGE
-from sandbox.identity.uids import UidsUnavailable
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
 
@@ -26,7 +27,7 @@ needs_root = pytest.mark.needs("root")
 def own_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Leases and reservations of this test alone."""
     books = {"leases": str(tmp_path / "leases"), "reservations": str(tmp_path / "reservations")}
-    for function in (uids.lease_any, uids.lease_for_state):
+    for function in (leases.lease_any, uids.lease_for_state):
         monkeypatch.setattr(function, "__kwdefaults__", books)
     only = {"reservations": books["reservations"]}
     monkeypatch.setattr(uids.release_reservation, "__kwdefaults__", only)
@@ -115,7 +116,7 @@ def first_start(path: str, books: dict[str, str], uid_range: list[int]) -> int:
     import time
 
     from sandbox.identity import uids
-    from sandbox.identity.state import owned_state
+    from sandbox.identity.owner import owned_state
 
     uids.lease_for_state.__kwdefaults__ = books
     lease = uids.lease_for_state
@@ -222,7 +223,7 @@ def test_open_permissions_are_closed_at_the_next_run(plugin_dir: Path) -> None:
 def without_a_range(path: str) -> list[int]:
     import os
 
-    from sandbox.identity.state import owned_state
+    from sandbox.identity.owner import owned_state
 
     os.umask(0)
     with owned_state(path, None) as owner:
@@ -388,7 +389,7 @@ def killed_half_way(path: str, books: dict[str, str], uid_range: list[int]) -> N
     import os
 
     from sandbox.identity import uids
-    from sandbox.identity.state import owned_state
+    from sandbox.identity.owner import owned_state
 
     def write(path: str, text: str) -> None:
         os._exit(3)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sandbox.identity import reservations, uid_range, uids
+from sandbox.identity import leases, reservations, uid_range, uids
+from sandbox.identity.leases import UidLease, UidsUnavailable, lease_any
 from sandbox.identity.uid_range import id_is_mapped
-from sandbox.identity.uids import UidLease, UidsUnavailable, lease_any, lease_for_state
+from sandbox.identity.uids import lease_for_state
 from tests import elsewhere
 from tests.conftest import ROOT, SPARE_UID
 
@@ -51,6 +52,7 @@ class Books(NamedTuple):
 def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Books:
     # Who else has these uids is asked below. Here they are small numbers, and one's own.
     monkeypatch.setattr(uids, "in_use", lambda uid: "")
+    monkeypatch.setattr(leases, "in_use", lambda uid: "")
     return Books(str(tmp_path / "run/uids"), str(tmp_path / "lib/runner/uids"))
 
 
@@ -119,7 +121,7 @@ def test_a_lease_survives_its_parent_in_a_process_that_inherited_it(books: Books
     too."""
     program = """
 import os, subprocess, sys
-from sandbox.identity.uids import lease_any
+from sandbox.identity.leases import lease_any
 lease = lease_any(500, 500, leases=sys.argv[1], reservations=sys.argv[2])
 os.set_inheritable(lease.fd, True)
 holder = subprocess.Popen(["/bin/cat"], close_fds=False)
@@ -148,7 +150,7 @@ os._exit(0)
 def _when_free(books: Books, uid: int) -> UidLease:
     """The kernel closes the files of a dying process one by one: ours may come after its stdout."""
     fd = os.open(books.leases, os.O_RDWR)
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, uids._FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, uid, 1, 0))
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, leases.FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, uid, 1, 0))
     os.close(fd)
     return books.any(uid, uid)
 
@@ -156,7 +158,7 @@ def _when_free(books: Books, uid: int) -> UidLease:
 def test_fifty_processes_at_once_get_fifty_uids(books: Books) -> None:
     program = """
 import sys
-from sandbox.identity.uids import lease_any
+from sandbox.identity.leases import lease_any
 sys.stdin.readline()
 print(lease_any(5000, 5099, leases=sys.argv[1], reservations=sys.argv[2]).uid, flush=True)
 sys.stdin.read()
@@ -232,18 +234,18 @@ def test_a_uid_reserved_during_the_search_is_left_alone(
 ) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    look = reservations.is_stale
+    look = leases.is_unreserved
 
     def looked_too_early(reservations: str, uid: int) -> bool:
         found = look(reservations, uid)
-        monkeypatch.setattr(uids, "is_stale", look)
+        monkeypatch.setattr(leases, "is_unreserved", look)
         books.state(own_directory, ME, ME, ME).close()
         return found
 
-    monkeypatch.setattr(uids, "is_stale", looked_too_early)
+    monkeypatch.setattr(leases, "is_unreserved", looked_too_early)
     with pytest.raises(UidsUnavailable):
         books.any(ME, ME)
-    assert reservations.is_stale is look  # the control: it was reserved in between
+    assert leases.is_unreserved is look  # the control: it was reserved in between
     with pytest.raises(UidsUnavailable):
         books.state(other, ME, ME, ME)
     assert books.reserved() == {ME: str(own_directory)}

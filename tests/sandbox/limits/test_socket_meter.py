@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from sandbox.limits import socket_meter
-from sandbox.limits.socket_meter import SocketMeter, SocketTables, held_in, most_in
+from sandbox.limits import socket_meter, socket_tables
+from sandbox.limits.socket_meter import SocketMeter
+from sandbox.limits.socket_tables import SocketTables, held_in, most_in
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LINE = "   0: 0100007F:8CA0 00000000:0000 {state} {sent:08X}:{received:08X} 00:00000000 00000000 0 0 1\n"
@@ -91,7 +92,7 @@ def test_looking_takes_a_small_part_of_the_time_and_is_never_late(
 
 
 def test_more_sockets_than_are_looked_at_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_meter, "_TABLE_BYTES", 10)
+    monkeypatch.setattr(socket_tables, "_TABLE_BYTES", 10)
     tables = SocketTables(os.getpid)
     assert tables.held() == math.inf
     assert SocketMeter(1 << 40, tables.held).look({}, math.inf) == "memory"
@@ -128,9 +129,9 @@ def test_the_tables_are_rarely_read_while_the_counters_are_low(monkeypatch: pyte
         read.append(fd)
         return 0.0
 
-    monkeypatch.setattr(socket_meter, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(socket_meter, "_held", held)
-    monkeypatch.setattr(socket_meter, "most_in", lambda text: most)
+    monkeypatch.setattr(socket_tables, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(socket_tables, "_held", held)
+    monkeypatch.setattr(socket_tables, "most_in", lambda text: most)
     most: int | None = 500
     tables = SocketTables(os.getpid, 1000)
     assert tables.held() == 0.0 and read  # the first look

@@ -1,0 +1,98 @@
+"""Leases of uids, one for each running plugin: sandbox/identity/uids.py says what they are for."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+
+from sandbox.identity.uid_range import in_use, pools
+from sandbox.typed import Iterable
+from sandbox.value import NamedTuple
+
+RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
+
+
+def is_unreserved(reservations: str, uid: int) -> bool:
+    """Whether `uid` is reserved for nothing."""
+    try:
+        os.stat(f"{reservations}/{uid}")
+    except FileNotFoundError:
+        return True
+    from sandbox.identity.reservations import is_stale  # few uids of this pool were ever reserved
+
+    return is_stale(reservations, uid)
+
+
+FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of a 64-bit Linux; l_pid must be 0 for OFD locks
+
+
+LEASES = "/run/runner/uids"  # one byte per uid, locked while leased
+
+
+class UidsUnavailable(Exception):
+    """No uid can be leased; the message says why."""
+
+
+class UidLease(NamedTuple):
+    uid: int
+    fd: int  # holds the lock; inherited by the tree
+    new: bool = False  # the reservation was made with this lease
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str = RESERVATIONS) -> UidLease:
+    """A uid that no running plugin has, no state directory owns, and nothing else on this machine uses."""
+    fd = open_leases(leases)
+    first, last = pools(first, last)[1]
+    try:
+        for uid in _shuffled(first, last):
+            if not is_unreserved(reservations, uid) or not lock_byte(fd, uid, fcntl.F_WRLCK):
+                continue
+            # Check again: it may have been reserved meanwhile.
+            if is_unreserved(reservations, uid) and not in_use(uid):
+                return UidLease(uid, fd)
+            lock_byte(fd, uid, fcntl.F_UNLCK)
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    raise UidsUnavailable(
+        f"all uids from {first} to {last} for plugins without state are in use; "
+        "widen the range with [user] uids in the policy"
+    )
+
+
+def open_leases(path: str) -> int:
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def lock_byte(fd: int, at: int, kind: int) -> bool:
+    """Whether one byte of a file could be locked (F_WRLCK: alone, F_RDLCK: with others) or unlocked."""
+    try:
+        # An open-file-description lock: shared with every process that inherits the descriptor. A per-process
+        # lock would not survive a fork, and any close() would drop it.
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _shuffled(first: int, last: int) -> Iterable[int]:
+    """Each uid once, from a random start: runners that start together rarely try the same one."""
+    return each_from(random_below(last - first + 1), first, last)
+
+
+def each_from(start: int, first: int, last: int) -> Iterable[int]:
+    count = last - first + 1
+    return (first + (start + i) % count for i in range(count))
+
+
+def random_below(count: int) -> int:
+    return int.from_bytes(os.urandom(4), "little") % count  # the random module is slow to import

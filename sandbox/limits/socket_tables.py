@@ -1,0 +1,118 @@
+"""Memory in the sockets of a cage's own network namespace, as the kernel's tables have it."""
+
+from __future__ import annotations
+
+import math
+import os
+from time import monotonic
+
+from sandbox.limits.socket_meter import LONGEST_PAUSE_SECONDS
+from sandbox.scopes import suppress
+from sandbox.typed import Callable
+
+# An empty socket takes this much: the kernel's structures for it, its file and its inode.
+_EMPTY_SOCKET_BYTES = 4096
+# A closed connection, or one not yet established, takes this much. These belong to no process: a program that
+# makes many short connections has thousands of them.
+_EMPTY_CONNECTION_BYTES = 512
+_CONNECTIONS_ONLY = ("03", "06", "0C")  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
+_LISTENING = "0A"
+# If the machine's counters show that the sockets hold no more than this part of the limit, the tables are
+# read once in LONGEST_PAUSE_SECONDS. Reading them costs milliseconds even if they are empty, because the
+# kernel walks through the table of all its namespaces. Its counters cost microseconds.
+_SPARE_SHARE = 0.5
+# For one table: a hundred thousand sockets. A larger table counts as over the limit.
+_TABLE_BYTES = 16 << 20
+
+
+class SocketTables:
+    """The sockets of a cage's own network namespace, as the kernel lists them for a process in it.
+
+    `limit`: the meter's limit. 0: the tables are read at every look.
+    """
+
+    def __init__(self, member: Callable[[], int | None], limit: int = 0) -> None:
+        self._member = member
+        self._spare = limit * _SPARE_SHARE
+        self._fds: tuple[int, ...] = ()  # they keep the namespace open: its processes may come and go
+        self._counters: int | None = None
+        self._read_at = -math.inf
+
+    def held(self) -> float | None:
+        if not self._fds and not self._open():
+            return None
+        now = monotonic()
+        if now < self._read_at + LONGEST_PAUSE_SECONDS:
+            most = self._most()
+            if most is not None and most <= self._spare:
+                return most
+        self._read_at = now
+        return sum(_held(fd) for fd in self._fds)
+
+    def _most(self) -> int | None:
+        """An upper bound of the bytes held. None: the kernel does not show it."""
+        if self._counters is None:
+            return None
+        return most_in(os.pread(self._counters, 1 << 12, 0).decode("ascii", "replace"))
+
+    def _open(self) -> bool:
+        pid = self._member()
+        if pid is None:
+            return False
+        fds = []
+        for name in ("tcp", "tcp6", "udp", "udp6"):  # a kernel may have no IPv6
+            try:
+                fds.append(os.open(f"/proc/{pid}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:
+                continue
+        self._fds = tuple(fds)
+        with suppress(OSError):
+            self._counters = os.open(f"/proc/{pid}/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
+        return bool(fds)
+
+    def close(self) -> None:
+        for fd in (*self._fds, *(() if self._counters is None else (self._counters,))):
+            os.close(fd)
+        self._fds, self._counters = (), None
+
+
+def _held(fd: int) -> float:
+    os.lseek(fd, 0, os.SEEK_SET)
+    pieces, size = [], 0
+    while piece := os.read(fd, 1 << 16):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _TABLE_BYTES:
+            return math.inf
+    return held_in(b"".join(pieces).decode("ascii", "replace"))
+
+
+def held_in(table: str) -> int:
+    """Bytes that the sockets of a /proc/net/tcp or udp take: the queued bytes, and the socket itself."""
+    total = 0
+    for line in table.splitlines()[1:]:
+        words = line.split(None, 5)
+        if len(words) < 5:
+            continue  # cut short
+        total += _EMPTY_CONNECTION_BYTES if words[3] in _CONNECTIONS_ONLY else _EMPTY_SOCKET_BYTES
+        if words[3] != _LISTENING:  # for a listening socket the column counts connections, not bytes
+            sent, _, received = words[4].partition(":")
+            total += int(sent, 16) + int(received, 16)
+    return total
+
+
+def most_in(counters: str) -> int | None:
+    """An upper bound of the bytes that the sockets of a /proc/net/sockstat take. It lists the sockets of one
+    namespace, but the memory in queues (in pages) of the whole machine. Since 6.0 up to 1 MiB for each
+    processor is counted late."""
+    found: dict[tuple[str, str], int] = {}
+    for line in counters.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        found |= {(name, key): int(value) for key, value in zip(words[::2], words[1::2], strict=False)}
+    try:
+        pages = found["TCP", "mem"] + found["UDP", "mem"]
+        closed = found["TCP", "tw"] * _EMPTY_CONNECTION_BYTES
+        return found["sockets", "used"] * _EMPTY_SOCKET_BYTES + closed + pages * os.sysconf("SC_PAGE_SIZE")
+    except KeyError:
+        return None

@@ -1,0 +1,168 @@
+"""A plan is carried out by what is in it: no decision is looked at, and no code that decides is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.launch.carry_out import judge_end
+from runner.launch.verdict import judge
+from runner.launch.wait import End
+from sandbox.cell.cell import Exit, Usage
+from sandbox.limits.cgroup import Counters
+from sandbox.spawn.launcher import Verdict
+from sandbox.spec import Limits
+from tests import elsewhere
+from tests.conftest import Caller
+from tests.test_layers import MAKES_PLANS
+
+Write = Callable[..., Path]
+MANIFEST = """
+[plugin]
+id = "quick"
+version = "1.0.0"
+name = "Quick"
+description = "ends at once"
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "/bin/sh"
+args = ["-c", "exit %d"]
+"""
+
+
+def made_plan(manifest: str) -> str:
+    """A plan without what was decided before it, as text."""
+    import os
+
+    from runner.launch.run import rehearse
+    from runner.launch.stages import Invocation
+    from sandbox.codec import pack
+
+    planned = rehearse(Invocation(manifest), os.environ)
+    return pack(planned._replace(decided=None)).hex()  # type: ignore[arg-type]
+
+
+def carried_out(plan: str) -> dict[str, Any]:
+    import os
+    import sys
+    import tempfile
+    import time
+
+    from runner.launch.acquire import Held, Sources
+    from runner.launch.carry_out import judge_end, run_plan
+    from runner.launch.stages import Planned, Provision
+    from runner.launch.stdio import connect_caller
+    from runner.launch.wait import watch_signals
+    from sandbox.codec import unpack
+    from sandbox.limits.assigned import AssignedLimit, AssignedLimits
+    from sandbox.limits.site import Hierarchy, Site
+    from sandbox.paths.file_identity import FileIdentity
+    from sandbox.plan import plan as plans
+    from sandbox.plan.layers import Layer, Layers
+    from sandbox.spec import Limits, Note
+
+    class Host:
+        caller = None
+
+        def see_ready(self, planned: Any) -> None: ...
+
+        def watch_orders(self) -> Any:
+            return watch_signals()
+
+        def connect(self, acquired: Any) -> Any:
+            return connect_caller(acquired.planned.plan.limits)
+
+        def see_started(self, started: Any) -> Any:
+            return started
+
+    def unasked() -> Any:
+        raise AssertionError("asked again")
+
+    planned = unpack(
+        bytes.fromhex(plan),
+        (
+            *(
+                Planned,
+                Provision,
+                AssignedLimit,
+                AssignedLimits,
+                Hierarchy,
+                Site,
+                Layer,
+                Layers,
+                Limits,
+                Note,
+            ),
+            *(FileIdentity, plans.LaunchPlan, plans.ShownPath, plans.Bind, plans.Tmpfs, plans.Text),
+            *(plans.Symlink, plans.Mask, plans.Proc, plans.Dev, plans.ReadOnly),
+        ),
+    )
+    binds = [each for each in planned.plan.operations if isinstance(each, plans.Bind)]
+    opened = plans.OpenPlan(
+        planned.plan, {each.dest: os.open(each.real, os.O_PATH | os.O_CLOEXEC) for each in binds}
+    )
+    sources, provision = Sources(), planned.provision
+    sources._held = Held(opened, planned.limits, provision.sites, provision.own_groups, unasked, unasked)
+    with tempfile.TemporaryFile() as output:
+        saved = os.dup(1)
+        os.dup2(output.fileno(), 1)
+        try:
+            ended = run_plan(planned, os.environ, time.monotonic(), Host(), sources)
+        finally:
+            os.dup2(saved, 1)
+            os.close(saved)
+    loaded = [name for name in sys.modules if name.partition(".")[0] in ("runner", "sandbox")]
+    outcome, status = judge_end(ended.end, planned.plan.limits)
+    uid = [layer.detail for layer in ended.started.planned.layers if layer.name == "uid"]
+    return {"outcome": [outcome.code, status], "loaded": loaded, "uid": uid, "euid": os.geteuid()}
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_nothing_that_decides_is_loaded(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, status: int
+) -> None:
+    write_file(plugin_dir / "nexo-plugin.toml", MANIFEST % status)
+    plan = elsewhere.run(runner_as, made_plan, str(plugin_dir))
+    found = elsewhere.run(runner_as, carried_out, plan)
+    assert found["outcome"] == (["ok", 0] if status == 0 else ["crashed", status])
+    assert found["uid"] != [""] and (found["euid"] == 0 or found["uid"] == [f"uid {found['euid']}"])
+    loaded = {name for name in found["loaded"] for each in MAKES_PLANS if f"{name}.".startswith(f"{each}.")}
+    assert loaded == set()
+    assert "sandbox.identity.state" not in found["loaded"]  # it has none
+    assert not {"sandbox.spawn.network", "sandbox.spawn.guards", "sandbox.limits.disk"} & {*found["loaded"]}
+
+
+WELL = End(Exit(0, True, None, Usage(1.0, 0.1, 0.1, 1)), None, None, False)
+VIOLATION: Any = type("V", (), {"code": "timeout", "message": "m", "cause": "c", "hint": "h"})
+BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        WELL,
+        WELL._replace(forced=True),
+        WELL._replace(reason="signal", signal=15),
+        WELL._replace(reason="signal", signal=15, forced=True),
+        WELL._replace(reason="deadline"),
+        WELL._replace(reason="caller_died"),
+        WELL._replace(reason="launch"),
+        WELL._replace(reason="limit", limit="memory", forced=True),
+        WELL._replace(limit="memory"),
+        WELL._replace(late=("memory",)),
+        WELL._replace(late=("disk",)),
+        WELL._replace(breach=BREACH),
+        WELL._replace(exit=WELL.exit._replace(counters=Counters(oom_kills=1))),
+        WELL._replace(exit=WELL.exit._replace(counters=Counters(oom_kills=1, own_oom=True))),
+        WELL._replace(exit=WELL.exit._replace(counters=Counters(pids_refused=1, throttled=1))),
+        WELL._replace(exit=WELL.exit._replace(unexecuted=Verdict(False, 2))),
+        WELL._replace(exit=WELL.exit._replace(scratch_full=True)),
+        *(WELL._replace(exit=WELL.exit._replace(code=code)) for code in (None, 1, 137, 159)),
+    ],
+)
+def test_the_short_judgement_is_the_long_one(end: End) -> None:
+    limits = Limits(memory=1 << 30, disk=1 << 20, launch=1.0, deadline=2.0, pids=3)
+    assert judge_end(end, limits) == judge(end, limits)
