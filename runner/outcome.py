@@ -123,6 +123,9 @@ _FAILED: Final[tuple[Code, ...]] = (
 _BY_LIMIT: Final = ("oom", "cpu_time", "file_size", "pids", "disk", "output", "seccomp")
 
 
+GOOD: Final = Outcome("ok", "run", "the plugin ended with status 0")
+
+
 def has_failed(outcome: Outcome) -> bool:
     """Whether the plugin failed by itself, perhaps for lack of something that it was not given."""
     return outcome.code in _FAILED and outcome.cause not in _BY_LIMIT

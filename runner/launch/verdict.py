@@ -11,7 +11,16 @@ import os
 from runner.approvals.store import ApprovalsUnusable
 from runner.launch.stages import Stage, decided_of, loaded_of
 from runner.launch.wait import End
-from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
+from runner.outcome import (
+    EXEC_DEADLINE,
+    EXEC_NO_CAGE,
+    EXEC_NOT_FOUND,
+    EXEC_REFUSED,
+    GOOD,
+    Failure,
+    Outcome,
+    Phase,
+)
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.identity.leases import UidsUnavailable
 from sandbox.identity.state import StateRefused
@@ -250,7 +259,7 @@ def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
 def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
     """The program ended by itself, or the kernel sent it a signal."""
     if code == 0:
-        return Outcome("ok", "run", "the plugin ended with status 0")
+        return GOOD
     if code == 128 + _SIGSYS:
         return Outcome(
             "crashed",
