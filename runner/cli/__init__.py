@@ -37,6 +37,8 @@ VERBS = (
     "schema",
     "completion",
 )
+# Verbs whose module is in a folder below this one.
+_FOLDERS = {"package": "signing", "keygen": "signing"}
 
 
 def entry() -> NoReturn:
@@ -150,7 +152,7 @@ def verb_module(verb: str) -> Verb:
     from importlib import import_module
 
     if verb in VERBS:
-        name = f"runner.cli.{verb}"
+        name = f"runner.cli.{_FOLDERS[verb]}.{verb}" if verb in _FOLDERS else f"runner.cli.{verb}"
     else:
         from runner.contracts.registry import contract_verbs
 
