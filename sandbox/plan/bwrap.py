@@ -54,51 +54,46 @@ def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
     )
 
 
-def command_line(
-    plan: LaunchPlan, bwrap: str, seccomp_file: str, environ: Mapping[str, str] | None = None
-) -> str:
-    """The same launch as a line for bash, with paths where a launch has descriptors: for people to read and
-    try. A path can be swapped between two looks; that is why the runner itself does not use it. What the
-    runner mounts idmapped is a plain bind here. There is no gate, and so no host can be reached.
+class Brought(NamedTuple):
+    """A file that whoever starts a bare command opens for it, under this number."""
 
-    What exists only in memory is read from a file here, named after the secret.
+    number: int
+    file: str = ""  # its name on the host
+    content: bytes | None = None  # of a file that has no name there
+    secret: bool = False  # `file` is what whoever starts the command has to bring, and a name for it
 
-    A variable that has the value it has in `environ` is named instead of shown: it may be a secret, and a
-    line that is read is also pasted.
-    """
-    from shlex import quote as quote_printable
 
-    def quote(word: str) -> str:
-        if word.isprintable():
-            return quote_printable(word)
-        # A stranger's file names go to a terminal: use bash's own notation for unprintable characters.
-        return "$'" + "".join(c if c.isprintable() and c not in "'\\" else _escaped(c) for c in word) + "'"
+class BareCommand(NamedTuple):
+    """The same launch without the runner, with paths where a launch has descriptors. A path can be swapped
+    between two looks; that is why the runner itself does not use it. What the runner mounts idmapped is a
+    plain bind here. There is no gate, and so no host can be reached. sandbox/plan/bare.py writes it down."""
 
-    files = [op for op in plan.operations if isinstance(op, Text | MemoryFile)]
-    texts = {op.dest: fd for fd, op in enumerate(files, 11)}
-    options = [
-        bwrap,
+    program: str
+    options: tuple[str, ...]  # without the variables
+    env: tuple[tuple[str, str | None], ...]  # None: the value is that of whoever starts it
+    argv: tuple[str, ...]
+    brought: tuple[Brought, ...]
+
+
+def bare(plan: LaunchPlan, bwrap: str, seccomp_file: str, first: int = 10) -> BareCommand:
+    """`first`: the lowest number of what is brought along. The filter has it, if there is one."""
+    brought = [Brought(first, seccomp_file)] if plan.layers.seccomp_filter else []
+    filters = ("--seccomp", str(first)) if brought else ()
+    texts: dict[str, int] = {}
+    for op in plan.operations:
+        if isinstance(op, Text | MemoryFile):
+            texts[op.dest] = number = first + len(brought)
+            if isinstance(op, Text):
+                brought.append(Brought(number, content=op.content))
+            else:
+                brought.append(Brought(number, op.secret or os.path.basename(op.dest), secret=True))
+    options = (
         *_head(plan, plan.share_network),
+        *filters,
         *_flat(_with_paths(op, texts) for op in plan.operations),
         *_tail(plan._replace(env=())),
-    ]
-    variables = [
-        f"--setenv {quote(name)} " + (f'"${name}"' if (environ or {}).get(name) == value else quote(value))
-        for name, value in plan.env
-    ]
-    rest = [*(("--seccomp", "10") if plan.layers.seccomp_filter else ()), "--", *plan.argv]
-    redirections = [f"10<{quote(seccomp_file)}"] if plan.layers.seccomp_filter else []
-    for op in files:
-        if isinstance(op, Text):
-            content = op.content.decode(errors="replace")
-            redirections.append(f"{texts[op.dest]}< <(printf %s {quote(content)})")
-        else:  # a file that whoever tries the line has to bring
-            redirections.append(f"{texts[op.dest]}<{quote(op.secret or os.path.basename(op.dest))}")
-    return " ".join((*map(quote, options), *variables, *map(quote, rest), *redirections))
-
-
-def _escaped(character: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+    )
+    return BareCommand(bwrap, options, plan.env, plan.argv, tuple(brought))
 
 
 def _head(plan: LaunchPlan, inherits_network: bool) -> tuple[str, ...]:
