@@ -225,6 +225,9 @@ class Environ:
     def get(self, name: str, default: Any = None) -> Any:
         return self._environ.get(self._noted(name), default)
 
+    def __bool__(self) -> bool:
+        return True  # for `environ or {}`, which asks for no variable
+
     def __iter__(self) -> Iterator[str]:
         doubt("all variables count")
         return iter(self._environ)
