@@ -28,6 +28,7 @@ VERBS = (
     "tools",
     "check",
     "explain",
+    "plan",
     "new",
     "contracts",
     "doctor",
@@ -252,6 +253,7 @@ def _run(verb: str, words: list[str]) -> int:
         args = parser.parse_intermixed_args(words)
     else:
         args = parser.parse_args(words)
+    args.words = words
     return module.run(args)
 
 
