@@ -226,7 +226,7 @@ class Environ:
         return self._environ.get(self._noted(name), default)
 
     def __bool__(self) -> bool:
-        return True  # for `environ or {}`, which asks for no variable
+        return bool(self._environ)
 
     def __iter__(self) -> Iterator[str]:
         doubt("all variables count")
