@@ -45,7 +45,7 @@ from runner.session.prepared import PreparedCall
 from runner.session.session import Session
 from runner.session.waiter import OnProgress
 from sandbox.cell.contents import Contents
-from sandbox.policy.grant import Overrides
+from sandbox.spec import Overrides
 from sandbox.value import NamedTuple
 
 # The public names of the package `runner`, said once.

@@ -25,6 +25,9 @@ except ImportError:  # another Python than CPython
     from hashlib import blake2b
 
 ENTRIES = 256
+# A name with a dash is one of a family, which has its own limit: who starts a plugin with other words each
+# time must not push out what all launches use.
+FAMILY_ENTRIES = 64
 _FORMAT = b"2"  # how values are written in entries: sandbox/codec.py, pack
 ENTRY_LIMIT = 8 << 20
 
@@ -185,7 +188,7 @@ def store(name: str, entry: bytes) -> None:
         except OSError:
             os.unlink(temporary, dir_fd=folder)
             raise
-        _prune(folder)
+        _prune(folder, _family(name))
     except OSError:
         pass
     finally:
@@ -267,10 +270,15 @@ def _read(folder: int, name: str) -> bytes | None:
         return file.read(ENTRY_LIMIT)
 
 
-def _prune(folder: int) -> None:
+def _family(name: str) -> str:
+    return name.lstrip(".").rpartition("-")[0]
+
+
+def _prune(folder: int, family: str) -> None:
     """Drops the oldest entries beyond the limit, and with them what a killed writer left."""
-    names = os.listdir(folder)
-    if len(names) <= ENTRIES:
+    names = [name for name in os.listdir(folder) if _family(name) == family]
+    most = FAMILY_ENTRIES if family else ENTRIES
+    if len(names) <= most:
         return
     ages: list[tuple[int, str]] = []
     for name in names:
@@ -278,7 +286,7 @@ def _prune(folder: int) -> None:
             ages.append((os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns, name))
         except FileNotFoundError:
             continue
-    for _, name in sorted(ages)[: len(ages) - ENTRIES]:
+    for _, name in sorted(ages)[: len(ages) - most]:
         try:
             os.unlink(name, dir_fd=folder)
         except (FileNotFoundError, IsADirectoryError):

@@ -42,6 +42,7 @@ class Facts(NamedTuple):
     attributes: dict[tuple[str, str], bytes]  # digests
     alone: dict[str, bool]  # whether a cgroup has no other member
     variables: dict[str, bytes]  # digests
+    accounts: dict[int | str, str]  # the homes of accounts that had to be looked up
 
     def changed(self, environ: Mapping[str, str]) -> str:
         """The first thing that is not as it was; empty if all of it is. Cheap questions come first."""
@@ -66,6 +67,9 @@ class Facts(NamedTuple):
         for path, alone in self.alone.items():
             if is_alone(path) != alone:
                 return path
+        for who, home in self.accounts.items():
+            if home_of(who) != home:
+                return f"the account {who}"
         return ""
 
 
@@ -141,6 +145,16 @@ def is_alone(directory: str) -> bool:
             return file.read(4096).split() in ([], [b"%d" % os.getpid()])
     except OSError:
         return True
+
+
+def home_of(who: int | str) -> str:
+    """The home of an account, by uid or name, from wherever this machine has its accounts. Empty: none."""
+    import pwd
+
+    try:
+        return (pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)).pw_dir
+    except (KeyError, ValueError, OSError):
+        return ""
 
 
 def variable(value: str | None) -> bytes:

@@ -32,7 +32,7 @@ class Asked:
     """The questions of one decision."""
 
     def __init__(self) -> None:
-        self.facts = Facts({}, {}, {}, {}, {}, {}, {})
+        self.facts = Facts({}, {}, {}, {}, {}, {}, {}, {})
         self.began = time.time()
         self.doubt = ""  # why nothing may be kept; empty: it may
 
@@ -72,8 +72,8 @@ class Asked:
         return self.doubt
 
 
-# The times of files are as coarse as the kernel's tick, on some filesystems a second or two.
-_SETTLED_SECONDS = 3.0
+# The times of files are as coarse as the kernel's tick, on some filesystems two seconds.
+_SETTLED_SECONDS = 2.0
 _DATED = 6  # fields of a place that has times
 
 
@@ -88,9 +88,9 @@ def recording() -> Iterator[Asked]:
     """Note every question until the end of the context. Not for two decisions at once."""
     global _asked
     assert _asked is None
-    _asked = asked = Asked()
+    _asked = Asked()
     try:
-        yield asked
+        yield _asked
     finally:
         _asked = None
 
@@ -105,6 +105,12 @@ def note(path: str) -> None:
     """For code that opens a path step by step itself."""
     if _asked is not None:
         _asked.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+
+
+def note_below(folder: int, name: str) -> None:
+    """For code that asks about a name in an open folder."""
+    if _asked is not None:
+        _asked.place(os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name))
 
 
 def note_listing(path: str) -> None:
@@ -203,6 +209,14 @@ def note_alone(directory: str) -> None:
     """For code that asks who else is in a cgroup."""
     if _asked is not None:
         _asked.facts.alone[directory] = facts.is_alone(directory)
+
+
+def home_of(who: int | str) -> str:
+    """The home of an account that is not in /etc/passwd. Slow where a directory server is asked."""
+    found = facts.home_of(who)
+    if _asked is not None:
+        _asked.facts.accounts[who] = found
+    return found
 
 
 class Environ:

@@ -17,6 +17,7 @@ Access = Literal["read", "write"]
 # "open": every host by name, but not the private ranges and not this machine.
 NetworkMode = Literal["none", "allowlist", "open", "host"]
 SeccompProfile = Literal["strict", "default", "compat"]
+ProjectAccess = Literal["none", "read"]  # to the folder a program works on
 
 # Weakest grant first: a ceiling admits everything up to and including itself.
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
@@ -217,6 +218,31 @@ class Grant(NamedTuple):
     def refused(self) -> tuple[Denial, ...]:
         """The denials that stop the launch."""
         return tuple(d for d in self.denials if d.required)
+
+
+class Overrides(NamedTuple):
+    """The operator's options on the command line, for this launch."""
+
+    env: tuple[tuple[str, str], ...] = ()
+    pass_env: tuple[str, ...] = ()
+    limits: Limits = Limits()
+
+
+class Approval(NamedTuple):
+    """What a person allows one plugin beyond the policy's ceilings (sandbox/policy/approval.py)."""
+
+    read: tuple[str, ...] = ()  # absolute paths; each stands for all below it
+    write: tuple[str, ...] = ()
+    network: NetworkMode = "none"
+    hosts: tuple[str, ...] = ()  # entries of an allowlist, as sandbox/network/rules.py writes them
+    env: tuple[str, ...] = ()  # names of the host's variables that are passed on
+    steering: tuple[str, ...] = ()  # names of variables that decide which code runs, passed on or set
+    seccomp: SeccompProfile = "strict"
+    project: ProjectAccess = "none"
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Approval()
 
 
 def is_variable_name(name: str) -> bool:

@@ -530,3 +530,38 @@ def test_launching_a_known_manifest_loads_nothing_slow(
     assert not loaded & {"sandbox.plan.owners", "sandbox.identity.idmap", "sandbox.identity.accounts"}
     # Who asks for no host does not pay for the rules about hosts.
     assert not loaded & {"sandbox.network.rules", "sandbox.network.hosts", "ipaddress", "idna"}
+
+
+# What makes a plan, and the words for what went wrong. A launch that has a plan needs none of it.
+MAKES_PLANS = (
+    "runner.approvals",
+    "runner.contracts",
+    "runner.manifest",
+    "runner.plugin",
+    *(
+        f"runner.launch.{name}"
+        for name in ("approve", "command", "plan", "prepare", "provide", "read", "run")
+    ),
+    "runner.launch.read",
+    "runner.launch.verdict",
+    "sandbox.document.read",
+    "sandbox.limits.assign",
+    "sandbox.limits.cgroup_survey",
+    *(f"sandbox.paths.{name}" for name in ("denied_paths", "denylist", "executable", "mounts", "source")),
+    *(
+        f"sandbox.plan.{name}"
+        for name in ("available_layers", "compile", "find_bwrap", "operations", "sources")
+    ),
+    "sandbox.policy",
+)
+
+
+def test_carrying_out_a_plan_loads_nothing_that_makes_one() -> None:
+    program = "import sys; sys.path[:0] = [sys.argv[1]]; import runner.launch.carry_out; print(*sys.modules)"
+    argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT)]
+    loaded = set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
+    assert "sandbox.spawn.spawner" in loaded
+    assert _slow(loaded) == set()
+    assert {name for name in loaded if any(_matches(name, f"{each}.*") for each in MAKES_PLANS)} == set()
+    modules = {name for package in PACKAGES for name, _ in _modules(ROOT, package)}
+    assert set(MAKES_PLANS) <= modules  # or nothing is forbidden

@@ -83,7 +83,7 @@ def launch(manifest: str, state_dir: str) -> int:
     import os
     import time
 
-    from runner.cli.exec import _CommandLine
+    from runner.cli.shared.launching import CommandLineHost
     from runner.launch.run import run
     from runner.launch.stages import Invocation
     from runner.launch.verdict import judge
@@ -91,7 +91,8 @@ def launch(manifest: str, state_dir: str) -> int:
 
     own = [os.dup(fd) for fd in (0, 1)]  # `runner exec` closes them, but here more launches follow
     with watch_caller() as caller:
-        host = _CommandLine(caller, inspect=False, tty=False)
+        host = CommandLineHost()
+        host.caller = caller
         invocation = Invocation(manifest, state_dir=state_dir)
         ended = run(invocation, os.environ, time.monotonic(), host)
     for fd, copy in enumerate(own):

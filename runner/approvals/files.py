@@ -16,9 +16,8 @@ from runner.approvals.record import ApprovalKey, ApprovalRecord
 from runner.approvals.store import ENDING, ApprovalsUnusable, approvals_folder
 from sandbox import look
 from sandbox.paths.denied_paths import lexical_fault, normal
-from sandbox.policy.approval import Approval
 from sandbox.policy.load import untrustworthy
-from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, is_variable_name
+from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, Approval, is_variable_name
 from sandbox.typed import Iterator, Mapping, Sequence
 from sandbox.value import NamedTuple
 

@@ -7,9 +7,9 @@ import os
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.cache import fingerprint
-from sandbox.policy.approval import Approval, asked_by, joined
+from sandbox.policy.approval import asked_by, joined
 from sandbox.policy.policy import steers
-from sandbox.spec import EnvRequest
+from sandbox.spec import Approval, EnvRequest
 from sandbox.typed import Sequence
 from sandbox.value import NamedTuple
 

@@ -240,9 +240,12 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def _run(verb: str, words: list[str]) -> int:
-    module = verb_module(verb)
     if verb == "exec" and (usual := _usual_exec(words)) is not None:
-        return module.run(usual)
+        from runner.cli.shared.kept import launch_kept
+
+        status = launch_kept(usual, usual.told)
+        return verb_module(verb).run(usual) if status is None else status
+    module = verb_module(verb)
     parser = verb_parser(verb)
     if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:
         # Split here: what follows -- is for the plugin, even if it looks like an option of ours.
@@ -264,7 +267,12 @@ def _usual_exec(words: list[str]) -> argparse.Namespace | None:
     at = words.index("--") if "--" in words else len(words)
     args = read_plain(words[:at])
     if args is not None:
+        import os
+
+        from runner.launch.stored.entry import Told
+
         args.arguments = words[at + 1 :]
+        args.told = Told(["exec", *words[:at]], args.arguments, os.environ)
     return args
 
 

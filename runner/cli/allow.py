@@ -31,9 +31,9 @@ from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
 from runner.outcome import EXIT, USAGE_ERROR, Failure
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.paths.homes import homes
-from sandbox.policy.approval import Approval, joined
+from sandbox.policy.approval import joined
 from sandbox.policy.policy import steers
-from sandbox.spec import Denial, is_variable_name
+from sandbox.spec import Approval, Denial, is_variable_name
 from sandbox.value import NamedTuple
 
 NAME = "allow"

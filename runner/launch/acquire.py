@@ -12,29 +12,94 @@ looked at before it was claimed may be replaced by another.
 from __future__ import annotations
 
 import os
-import stat
 
-from runner.launch.plan import Held, Sources, require_room
-from runner.launch.prepare import managed_state_dir
-from runner.launch.stages import Planned
-from runner.launch.verdict import failing
+from runner.launch.stages import failing
 from sandbox.identity.state import Owner, StateRefused, Writing, owned_state
-from sandbox.limits.assign import AssignedLimits, assign
-from sandbox.limits.cgroup import Cgroup, CgroupFault, OomAround, make_cgroup, sweep
-from sandbox.limits.cgroup_settings import whole_disks
-from sandbox.limits.cgroup_survey import Lack
-from sandbox.paths.access import Unreadable, unreachable
-from sandbox.paths.denied_paths import normal
-from sandbox.paths.source import OpenSource
-from sandbox.plan.layers import LayerUnavailable, listed
-from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, PlanRefused
+from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
+from sandbox.plan.layers import with_owner
+from sandbox.plan.plan import Bind, PlanRefused
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.spec import Denial
 from sandbox.typed import TYPE_CHECKING, Iterator, Mapping
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
+    from runner.launch.stages import Planned, Provision
+    from sandbox.limits.assigned import AssignedLimits
+    from sandbox.limits.cgroup import Cgroup
+    from sandbox.limits.cgroup_survey import Survey
+    from sandbox.limits.site import Hierarchy, Site
+    from sandbox.paths.denylist import Denylist
     from sandbox.plan.owners import Decision
+    from sandbox.plan.plan import LaunchPlan, OpenPlan
+    from sandbox.scopes import AbstractContextManager
+    from sandbox.typed import Callable
+
+
+class Held(NamedTuple):
+    """What a launch needs beside its plan, and what is only true in this process and now."""
+
+    opened: OpenPlan  # the sources, but for the state directory
+    limits: AssignedLimits  # by the means that this machine has now
+    sites: tuple[Site, ...]  # where groups of dead runners may be
+    own_groups: tuple[Hierarchy, ...]  # of this process
+    survey: Callable[[], Survey]  # of cgroups: asked only if one of them fails
+    denylist: Callable[[], Denylist] | None  # for what is opened later; None: it was judged with a kept plan
+
+
+class Sources:
+    """The sources of one plan, held open: what was judged is what will be mounted.
+
+    `plan` fills it. A launch that begins with a stored plan has an empty one, and `acquire` opens the sources
+    anew.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._held: Held | None = None
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def held(self) -> Held | None:
+        return self._held
+
+    def hold(
+        self,
+        opening: AbstractContextManager[OpenPlan],
+        limits: AssignedLimits,
+        found: Survey,
+        denylist: Denylist,
+    ) -> Held:
+        """Open the sources, and hold them with what else was found at that moment."""
+        opened = self._stack.enter_context(opening)
+        self._held = Held(opened, limits, found.sites, found.own, lambda: found, lambda: denylist)
+        return self._held
+
+    def hold_known(self, planned: Planned) -> None:
+        """Open the sources of a kept plan, all facts of which hold. Raises PlanOutdated."""
+        from sandbox.plan.reopened import reopen_known
+
+        provision = planned.provision
+        opened = self._stack.enter_context(reopen_known(planned.plan))
+        self._held = Held(
+            opened, planned.limits, provision.sites, provision.own_groups, _survey_again, denylist=None
+        )
+
+
+def _survey_again() -> Survey:
+    from sandbox.limits.cgroup_survey import survey
+    from sandbox.paths.mounts import read_mounts
+
+    return survey(read_mounts())
 
 
 class Acquired(NamedTuple):
@@ -56,44 +121,38 @@ def acquire(planned: Planned, environ: Mapping[str, str], sources: Sources) -> I
 
 def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, stack: ExitStack) -> Acquired:
     _require_same_user(planned)
-    held = sources.held or sources.hold_again(planned, environ)
-    owner = _claim(planned, environ, stack)
-    owners = _confirm_owners(planned, held.opened, owner.uid)
+    held = sources.held
+    if held is None:
+        from runner.launch.plan import hold_again
+
+        held = hold_again(planned, environ, sources)
+    provision, owners = planned.provision, planned.plan.owners
+    owner = _claim(planned, provision, stack)
+    if owners is not None and owners.left:
+        from runner.launch.provide.owners import confirm_owners
+
+        owners = confirm_owners(owners, planned, held.opened, owner.uid)
     opened = _open_state(planned, held, owners, stack)
     _require_same_state(owner, opened.plan)
-    if owners is None or not owners.maps_state:
-        _require_reachable(planned.state_dir, owner)
-    if held.opened.plan.guards and not planned.grant.unsandboxed:
-        _hold_guarded(held.opened, stack)
-    if not planned.grant.unsandboxed:
-        require_room(opened, planned.grant.limits.disk)
+    if provision.state_dir is not None and (owners is None or not owners.maps_state):
+        _require_reachable(provision.state_dir, owner)
+    if not provision.unsandboxed:
+        if held.opened.plan.guards:
+            from runner.launch.provide.guards import hold_guarded
+
+            hold_guarded(held.opened, stack)
+        if opened.plan.limits.disk is not None and (writable := opened.writable):
+            from runner.launch.provide.room import require_room
+
+            require_room(writable, opened.plan.limits.disk)
     cgroup, limits = _make_cgroup(planned, held, opened.plan, stack)
     own_count = cgroup is not None and cgroup.counts_memory
     identity = owners.identity() if owners is not None else ""
     completed = planned._replace(
-        plan=opened.plan,
-        layers=listed(opened.plan.layers, planned.grant, planned.policy, owner.uid, identity),
-        limits=limits,
+        plan=opened.plan, layers=with_owner(planned.layers, owner.uid, identity), limits=limits
     )
-    oom_around = None if own_count else OomAround(held.survey.own)
+    oom_around = None if own_count else OomAround(held.own_groups)
     return Acquired(completed, opened, owner, cgroup, oom_around)
-
-
-def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
-    """Make the guarded names that are missing in writable folders, for as long as the plugin runs. Raises
-    PlanRefused."""
-    from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
-
-    for guard in opened.plan.guards:
-        if guard.access == "write" or guard.state == "optional":
-            continue
-        # Also what was there before: it may have been another launch's, and be gone.
-        place = GuardedPlace(opened.descriptors[guard.dest], guard.path, guard.content)
-        try:
-            stack.enter_context(held_places([place]))
-        except StandInRefused as refused:
-            reason = f"{guard.dest} cannot be written by a plugin: {refused}"
-            raise PlanRefused([Denial("guarded", guard.dest, reason, refused.hint)]) from None
 
 
 def _require_same_user(planned: Planned) -> None:
@@ -107,77 +166,30 @@ def _require_same_user(planned: Planned) -> None:
 # --- who the plugin is --------------------------------------------------------------------------------------
 
 
-def _claim(planned: Planned, environ: Mapping[str, str], stack: ExitStack) -> Owner:
+def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
     """The plugin's uid, leased or reserved, and its state directory made ready. A plugin without a state
     directory has a uid all the same."""
-    state_dir, plugin, uid_range = planned.state_dir, planned.plugin, planned.plan.layers.uid_range
-    owners = planned.plan.owners
-    # The runner keeps no record of a directory that an ordinary user chose with --state-dir.
-    managed = uid_range is not None or planned.invocation.state_dir is None
-    manifest = os.path.realpath(plugin.manifest) if managed else ""
-    parts = [
-        path.path[len(state_dir) + 1 :]
-        for path in planned.grant.paths
-        if state_dir is not None and path.origin == "state" and path.path != state_dir
-    ]
+    state_dir, uid_range, owners = provision.state_dir, planned.plan.layers.uid_range, planned.plan.owners
     account, writing = owners.account if owners is not None else None, None
     if account is not None and state_dir is None:
         return Owner(account.uid, account.gid, None)
     if owners is not None and owners.left:
-        writing = Writing(owners.left, managed_state_dir(plugin, environ))
+        writing = Writing(owners.left, provision.writing_for)
     own = account if owners is not None and not owners.maps_state else None
+    parts, manifest = provision.state_parts, provision.manifest
     try:
         claimed = owned_state(state_dir, uid_range, parts, manifest=manifest, writing=writing, account=own)
         owner = stack.enter_context(claimed)
         return owner if account is None else owner._replace(uid=account.uid, gid=account.gid)
     except OSError as error:
         if isinstance(error, PermissionError) and uid_range is not None:
-            _require_capabilities(uid_range)
+            from runner.launch.provide.capabilities import require_capabilities
+
+            require_capabilities(uid_range)
         place, hint = error.filename or state_dir, "choose a writable place with --state-dir"
         if uid_range is not None and str(place).startswith("/run/"):
             hint = "uids of plugins are leased there: make it writable (in a container: --tmpfs /run)"
         raise StateRefused(f"{place}: {error.strerror}", hint) from None
-
-
-def _require_capabilities(uid_range: tuple[int, int]) -> None:
-    """For a root that may not write everywhere. Raises LayerUnavailable if it may not drop its uid either."""
-    from sandbox.doctor.probes import first_obstacle
-
-    found = first_obstacle(os.environ, uid_range=uid_range)
-    if found is not None and found.layer == "uid_drop":
-        raise LayerUnavailable(found.layer, found.summary, " ".join(found.remedy.split())) from None
-
-
-def _confirm_owners(planned: Planned, opened: OpenPlan, uid: int) -> Decision | None:
-    """The owners of what the plugin writes, with the uid it got. Raises PlanRefused if that one is another
-    than was expected, and may not write there."""
-    owners = planned.plan.owners
-    if owners is None or not owners.left:
-        return owners
-    from sandbox.plan.owners import WriteRequest
-
-    where = {path.path: path.where for path in planned.grant.paths}
-    strangers = {each.path: each.strangers for each in owners.paths}
-    asked = [
-        WriteRequest(
-            OpenSource(
-                normal(bind.dest),
-                bind.real,
-                opened.descriptors[bind.dest],
-                bind.identity,
-                "dir" if stat.S_ISDIR(bind.identity.mode) else "file",
-                "write",
-                strangers=strangers[normal(bind.dest)],
-            ),
-            where.get(bind.dest, ()),
-        )
-        for bind in planned.plan.operations
-        if isinstance(bind, Bind) and bind.writable and normal(bind.dest) in strangers
-    ]
-    confirmed = owners.confirmed(asked, uid)
-    if confirmed.denials:
-        raise PlanRefused(confirmed.denials)
-    return confirmed
 
 
 # --- its state directory ------------------------------------------------------------------------------------
@@ -185,11 +197,15 @@ def _confirm_owners(planned: Planned, opened: OpenPlan, uid: int) -> Decision | 
 
 def _open_state(planned: Planned, held: Held, owners: Decision | None, stack: ExitStack) -> OpenPlan:
     """The plan with the state directory opened. Raises PlanRefused."""
-    if planned.state_dir is None:
+    if planned.provision.state_dir is None:
         return held.opened if owners is planned.plan.owners else _with_owners(held.opened, owners)
+    if held.denylist is None:
+        from sandbox.plan.reopened import with_known_state
+
+        return stack.enter_context(with_known_state(held.opened))
     from sandbox.plan.sources import open_state, with_state
 
-    state = stack.enter_context(open_state(planned.plan, held.denylist, planned.grant.paths))
+    state = stack.enter_context(open_state(planned.plan, held.denylist(), planned.grant.paths))
     return with_state(held.opened, state, owners)
 
 
@@ -209,9 +225,9 @@ def _require_same_state(owner: Owner, plan: LaunchPlan) -> None:
                 )
 
 
-def _require_reachable(state_dir: str | None, owner: Owner) -> None:
-    if state_dir is None:
-        return
+def _require_reachable(state_dir: str, owner: Owner) -> None:
+    from sandbox.paths.access import Unreadable, unreachable
+
     blocked = unreachable(state_dir, owner.uid, owner.gid, 0o7)
     if blocked is not None:
         raise Unreadable(blocked, owner.uid, f"chmod o+x {blocked}, or choose another place with --state-dir")
@@ -223,27 +239,18 @@ def _require_reachable(state_dir: str | None, owner: Owner) -> None:
 def _make_cgroup(
     planned: Planned, held: Held, plan: LaunchPlan, stack: ExitStack
 ) -> tuple[Cgroup | None, AssignedLimits]:
-    """The plugin's cgroups. If one does not work as the survey promised, the next best means is taken, or
-    the launch ends: the policy decides which (mode under [limits.NAME])."""
-    found, limits = held.survey, planned.grant.limits
-    assigned = assign(planned.grant, planned.policy, found)
+    """The plugin's cgroups, and the limits as the kernel took them."""
+    assigned, fault = held.limits, None
     if not assigned.sites:
         return None, assigned
-    disks = () if limits.io is None else whole_disks(_devices(plan))
-    for site in found.sites:
+    for site in held.sites:
         sweep(site.directory)  # all sites: the next launch that makes a group here may be long in coming
-    while True:
-        assigned = assign(planned.grant, planned.policy, found, disks)
+    if plan.limits.io is None:
         try:
-            cgroup = stack.enter_context(make_cgroup(assigned.sites, limits, disks))
-        except CgroupFault as fault:
-            lack = Lack(f"cgroup {fault}", "run `runner doctor` to see why")
-            found = found.without(fault.site.directory, fault.controllers, lack)
-            continue
-        return cgroup, assigned.confirmed(cgroup.effective)
+            cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits))
+            return cgroup, assigned.confirmed(cgroup.effective)
+        except CgroupFault as failed:
+            fault = failed
+    from runner.launch.provide.groups import make_groups
 
-
-def _devices(plan: LaunchPlan) -> Iterator[int]:
-    for operation in plan.operations:
-        if isinstance(operation, Bind):
-            yield operation.identity.dev
+    return make_groups(planned, held.survey(), plan, stack, fault)

@@ -8,13 +8,14 @@ from runner.approvals.record import ApprovalKey, ApprovalRecord, asked_of, key_o
 from runner.approvals.store import find_approval
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
-from sandbox.policy.approval import Approval, joined, within
+from sandbox.policy.approval import joined, within
 from sandbox.policy.load import binding_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import (
     APPROVED,
     NETWORK_ORDER,
     SECCOMP_ORDER,
+    Approval,
     Denial,
     EnvRequest,
     Network,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from types import TracebackType
 
 from runner.approvals.store import approvals_folder
 from runner.contracts.registry import all_host_places, find_contract
+from runner.launch.acquire import Held, Sources
 from runner.launch.approve import allow_command
 from runner.launch.command import Command
 from runner.launch.prepare import Placeholders, managed_state_dir
-from runner.launch.stages import Decided, Planned, Stopwatch
-from runner.launch.verdict import failing
+from runner.launch.stages import Decided, Planned, Provision, Stopwatch, failing
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache, look
-from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import host_sides
 from sandbox.identity.reservations import RESERVATIONS
 from sandbox.identity.state import PACKAGES, state_root
@@ -26,82 +24,18 @@ from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import follow
 from sandbox.paths.mounts import Mounts, contains, read_mounts
+from sandbox.plan.available_layers import available_layers, listed
 from sandbox.plan.compile import open_plan
 from sandbox.plan.find_bwrap import find_bwrap, trusted_program
-from sandbox.plan.layers import Layers, available_layers, listed
-from sandbox.plan.plan import OWN_PLACES, OpenPlan, PlanRequest
+from sandbox.plan.layers import Layers
+from sandbox.plan.plan import OWN_PLACES, LaunchPlan, PlanRequest
 from sandbox.policy.policy import Policy
-from sandbox.scopes import ExitStack
 from sandbox.spawn.spawner import can_join_keyring
 from sandbox.spec import Project
 from sandbox.typed import TYPE_CHECKING, Mapping
-from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.cell.contents import Contents
-
-
-class Held(NamedTuple):
-    """What a launch needs beside its plan, and what is only true in this process and now."""
-
-    opened: OpenPlan  # the sources, but for the state directory
-    denylist: Denylist
-    survey: Survey  # of cgroups
-
-
-class Sources:
-    """The sources of one plan, held open: what was judged is what will be mounted.
-
-    `plan` fills it. A launch that begins with a stored plan has an empty one, and `acquire` opens the sources
-    anew.
-    """
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._held: Held | None = None
-
-    def __enter__(self) -> Sources:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    @property
-    def held(self) -> Held | None:
-        return self._held
-
-    def hold_new(
-        self,
-        request: PlanRequest,
-        decided: Decided,
-        layers: Layers,
-        denylist: Denylist,
-        found: Survey,
-        environ: Mapping[str, str],
-    ) -> OpenPlan:
-        """Compile a plan, and hold the sources it opens."""
-        opened = self._stack.enter_context(
-            open_plan(request, decided.grant, decided.policy, layers, denylist, environ)
-        )
-        self._held = Held(opened, denylist, found)
-        return opened
-
-    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
-        """Open the sources of a stored plan. Raises PlanRefused, and BwrapUnusable if its bubblewrap is not
-        trusted any more."""
-        from sandbox.plan.sources import reopen
-
-        if planned.bwrap:
-            trusted_program(planned.bwrap)
-        mounts = read_mounts()
-        denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
-        opened = self._stack.enter_context(
-            reopen(planned.plan, denylist, scan_limit=planned.policy.scan_limit)
-        )
-        self._held = Held(opened, denylist, survey(mounts))
-        return self._held
+    pass
 
 
 def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources: Sources) -> Planned:
@@ -118,21 +52,60 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
     with failing(decided):
         denylist = make_denylist(decided, bwrap, mounts, environ)
         request = _request(decided, layers, environ)
-        compiled = sources.hold_new(request, decided, layers, denylist, found, environ).plan
+        opening = open_plan(request, granted, policy, layers, denylist, environ)
+        compiled = sources.hold(opening, decided.limits, found, denylist).opened.plan
         if decided.signed is not None:
             from runner.launch.signed import require_checked
 
             require_checked(decided, compiled)
+        provision = _provision(decided, compiled, found, environ)
     identity = compiled.owners.identity() if compiled.owners is not None else ""
     return Planned(
         decided,
         compiled,
         bwrap,
-        listed(layers, granted, policy, None, identity),
+        listed(layers, granted, policy, identity),
         decided.limits,
         os.geteuid(),
+        provision,
         watch.lap("plan"),
     )
+
+
+def _provision(
+    decided: Decided, compiled: LaunchPlan, found: Survey, environ: Mapping[str, str]
+) -> Provision:
+    plugin, state_dir = decided.loaded.plugin, decided.state_dir
+    # The runner keeps no record of a directory that an ordinary user chose with --state-dir.
+    managed = compiled.layers.uid_range is not None or decided.loaded.invocation.state_dir is None
+    leaves = compiled.owners is not None and bool(compiled.owners.left)
+    return Provision(
+        unsandboxed=decided.grant.unsandboxed,
+        state_dir=state_dir,
+        state_parts=tuple(
+            path.path[len(state_dir) + 1 :]
+            for path in decided.grant.paths
+            if state_dir is not None and path.origin == "state" and path.path != state_dir
+        ),
+        manifest=look.realpath(plugin.manifest) if managed else "",
+        writing_for=managed_state_dir(plugin, environ) if leaves else "",
+        sites=found.sites,
+        own_groups=found.own,
+    )
+
+
+def hold_again(planned: Planned, environ: Mapping[str, str], sources: Sources) -> Held:
+    """Open the sources of a plan that was made earlier, and judge each again. Raises PlanRefused, and
+    BwrapUnusable if its bubblewrap is not trusted any more."""
+    from sandbox.plan.sources import reopen
+
+    if planned.bwrap:
+        trusted_program(planned.bwrap)
+    mounts = read_mounts()
+    denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
+    opening = reopen(planned.plan, denylist, scan_limit=planned.policy.scan_limit)
+    found = survey(mounts)
+    return sources.hold(opening, assign(planned.grant, planned.policy, found), found, denylist)
 
 
 def _no_cage() -> Failure:
@@ -206,61 +179,6 @@ def _project(decided: Decided) -> Project | None:
         if policy.approvals.project == "read":
             hint = f"to allow it: {allow_command(decided.loaded)}; or {hint}"
     return project._replace(refusal=refusal, hint=hint)
-
-
-def require_room(opened: OpenPlan, limit: int | None) -> None:
-    """Refuse a plugin whose folders already hold more than its disk limit. Raises Failure."""
-    if limit is None:
-        return
-    from sandbox.limits.disk import DiskMeter
-    from sandbox.units import format_limit
-
-    meter = DiskMeter(opened.writable, limit, lambda: ())
-    try:
-        if meter.measure():
-            amount = format_limit("disk", limit)
-            message = f"{meter.where} already holds more than the disk limit of {amount}"
-            hint = "delete files there, or raise the disk limit: --limit disk=SIZE, or in manifest and policy"
-            raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
-    finally:
-        meter.close()
-
-
-def require_contents(planned: Planned, contents: Contents | None) -> None:
-    """Refuse a launch whose memory files have no content, or more than fits. Raises Failure."""
-    from sandbox.cell.contents import Contents
-    from sandbox.units import format_limit
-
-    files, given = planned.plan.memory_files, contents or Contents()
-    slots = [file.secret for file in files if file.secret]
-    listed_slots = ", ".join(slots) or "none"
-    if strays := given.strays(files):
-        message = (
-            f"the plugin asks for no secret or file {quoted(strays[0])}; its secrets are: {listed_slots}"
-        )
-        raise _contents_refused(message, f"leave out --secret {strays[0]}=…")
-    lacking = [file for file in files if given.of(file) is None]
-    for file in lacking:
-        if file.secret:
-            message = f"the plugin needs the secret {quoted(file.secret)}, and it was not given"
-            hint = f"--secret {file.secret}=@FILE, or --secret {file.secret}=env:NAME for a variable"
-            raise _contents_refused(message, f"{hint}; its secrets are: {listed_slots}")
-        message = f"{file.dest} exists only in memory, and this call brings no content for it"
-        raise _contents_refused(message, "use `runner call`, which makes it")
-    scratch, size = planned.grant.scratch, planned.grant.scratch_bytes
-    if scratch is not None and size is not None:
-        held = sum(len(given.of(file) or b"") for file in files if contains(scratch.dest, file.dest))
-        if held > size:
-            message = (
-                f"the files for {scratch.dest} take {held} bytes, and it has {format_limit('disk', size)}"
-            )
-            raise _contents_refused(
-                message, "raise the disk limit: --limit disk=SIZE, or in manifest and policy"
-            )
-
-
-def _contents_refused(message: str, hint: str) -> Failure:
-    return Failure(Outcome("policy_denied", "plan", message, "memory_file", hint), EXEC_REFUSED)
 
 
 # --- what no plugin gets ------------------------------------------------------------------------------------

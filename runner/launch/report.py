@@ -210,6 +210,9 @@ def _peaks(ended: Ended | None) -> dict[str, float]:
         # The deadline runs from the start of the invocation, and not of the plugin.
         "deadline": sum(seconds for phase, seconds in ended.timings if phase != "teardown"),
     }
+    planned = ended.started.planned
+    if planned.plan.limits.disk is not None and not planned.provision.unsandboxed:
+        seen["disk"] = 0  # where there is no folder to write to, nobody has to look
     for meter in ended.started.meters:
         seen.update(meter.peaks())
     return {name: value for name, value in seen.items() if value is not None}

@@ -1,61 +1,25 @@
 """One launch from the manifest to the end of the plugin's last process, for `runner exec` and the monitor.
 
-    run         from a manifest
-    run_plan    from a plan, which may have been stored: everything it names is opened anew
-    rehearse    up to the plan, for `runner explain`: nothing on the machine is changed
-
-What `runner exec` and the monitor do differently is in their LaunchHost.
+run         from a manifest: makes a plan and carries it out (runner/launch/carry_out.py)
+rehearse    up to the plan, for `runner explain`: nothing on the machine is changed
 """
 
 from __future__ import annotations
 
-import time
-
-from runner.launch.acquire import Acquired, acquire
-from runner.launch.plan import Sources, plan, require_contents, require_room
+from runner.launch.acquire import Sources
+from runner.launch.carry_out import CalledOff, LaunchHost, run_plan
+from runner.launch.plan import plan
 from runner.launch.prepare import decide, load
-from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, Stopwatch
-from runner.launch.start import settle, start
-from runner.launch.stdio import Plumbing
-from runner.launch.verdict import TIMEOUT, failing, judge_error
-from runner.launch.wait import Orders, wait
-from runner.outcome import EXEC_DEADLINE, Failure
-from sandbox.scopes import AbstractContextManager, ExitStack
-from sandbox.typed import TYPE_CHECKING, Mapping, Protocol
+from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Stopwatch, failing
+from runner.launch.verdict import judge_error
+from runner.outcome import Failure
+from sandbox import look
+from sandbox.scopes import ExitStack
+from sandbox.typed import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
+    from runner.launch.stored.keep import Keeper
     from sandbox.cell.contents import Contents
-
-
-class LaunchHost(Protocol):
-    """The side that asked for the launch: `runner exec`, or a monitor."""
-
-    @property
-    def caller(self) -> int | None:
-        """A descriptor that becomes readable when the asking process has ended."""
-        ...
-
-    def see_ready(self, planned: Planned) -> None:
-        """Everything is decided and acquired; nothing runs yet."""
-        ...
-
-    def watch_orders(self) -> AbstractContextManager[Orders]:
-        """From just before the start: orders to end the plugin."""
-        ...
-
-    def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
-        """The plugin's standard streams."""
-        ...
-
-    def see_started(self, started: Started) -> Started:
-        """The plugin runs. The answer is what is waited for: its clocks may be changed."""
-        ...
-
-
-class CalledOff(BaseException):
-    """Raised by a host that wants no launch any more, at any moment before the start."""
-
-    stage: Stage | None = None  # the last that was reached
 
 
 def run(
@@ -64,26 +28,31 @@ def run(
     began: float,
     host: LaunchHost,
     contents: Contents | None = None,
+    keeper: Keeper | None = None,
 ) -> Ended:
     """Raises Failure, whatever goes wrong before there is an ending.
 
     `began`: on the monotonic clock, when the operator asked. The deadline runs from then. `contents`: of the
-    cage's memory files.
+    cage's memory files. `keeper`: keeps the plan for the next launch, once it runs.
     """
     watch = Stopwatch()
     stage: Stage | None = None
     with ExitStack() as stack:
         sources = Sources()
         try:
-            stage = loaded = load(invocation, watch)
-            stage = decided = decide(loaded, environ, watch)
-            if _must_be_signed(decided):
-                from runner.launch.signed import check_package
+            with ExitStack() as noting:
+                if keeper is not None:
+                    keeper.asked = noting.enter_context(look.recording())
+                noted = look.environment(environ)
+                stage = loaded = load(invocation, watch)
+                stage = decided = decide(loaded, noted, watch)
+                if _must_be_signed(decided):
+                    from runner.launch.signed import check_package
 
-                decided = stack.enter_context(check_package(decided, environ, began))
-                stage = decided = decided._replace(timings=watch.lap("policy"))
-            stack.enter_context(sources)
-            stage = planned = plan(decided, environ, watch, sources)
+                    decided = stack.enter_context(check_package(decided, noted, began))
+                    stage = decided = decided._replace(timings=watch.lap("policy"))
+                stack.enter_context(sources)
+                stage = planned = plan(decided, noted, watch, sources)
         except CalledOff as called:
             called.stage = stage
             raise
@@ -91,50 +60,13 @@ def run(
             raise
         except Exception as error:
             raise Failure(*judge_error(error), stage) from error
-        return run_plan(planned, environ, began, host, sources, watch, contents)
+        if keeper is not None:
+            keeper.planned = planned
+        return run_plan(planned, environ, began, host, sources, watch, contents, keeper)
 
 
 def _must_be_signed(decided: Decided) -> bool:
     return decided.policy.packages.signature == "required"
-
-
-def run_plan(
-    planned: Planned,
-    environ: Mapping[str, str],
-    began: float,
-    host: LaunchHost,
-    sources: Sources | None = None,
-    watch: Stopwatch | None = None,
-    contents: Contents | None = None,
-) -> Ended:
-    """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now."""
-    watch = watch or Stopwatch()
-    stage: Stage = planned
-    try:
-        if contents or planned.plan.memory_files:
-            require_contents(planned, contents)
-        with sources or Sources() as held, acquire(planned, environ, held) as acquired:
-            stage = planned = acquired.planned._replace(timings=watch.lap("plan"))
-            acquired = acquired._replace(planned=planned)
-            host.see_ready(planned)
-            deadline = planned.plan.limits.deadline
-            if deadline is not None and time.monotonic() >= began + deadline:
-                raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took that long
-            with host.watch_orders() as orders, start(acquired, began, host.connect, contents) as started:
-                stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
-                end = wait(started.cell, orders, host.caller, started.clocks, started.meters)
-                stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
-                end, writable = settle(started, end, stop)
-                watch.lap("run")
-        return Ended(started, end, writable, watch.lap("teardown"))
-    except CalledOff as called:
-        called.stage = stage
-        raise
-    except Failure as failure:
-        failure.stage = failure.stage or stage
-        raise
-    except Exception as error:
-        raise Failure(*judge_error(error), stage) from error
 
 
 def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
@@ -147,7 +79,10 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
 
             decided = rehearse_check(decided)
         planned = plan(decided, environ, watch, sources)
-        if sources.held is not None and not planned.grant.unsandboxed:
+        disk, held = planned.plan.limits.disk, sources.held
+        if disk is not None and held is not None and not planned.grant.unsandboxed:
+            from runner.launch.provide.room import require_room
+
             with failing(planned):
-                require_room(sources.held.opened, planned.grant.limits.disk)
+                require_room(held.opened.writable, disk)
         return planned

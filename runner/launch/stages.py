@@ -20,29 +20,31 @@ from __future__ import annotations
 
 import time
 
-from runner.launch.command import Command
-from runner.plugin import Plugin
-from sandbox.document.diagnostic import Diagnostic
-from sandbox.limits.assign import AssignedLimits
-from sandbox.plan.layers import Layer
-from sandbox.plan.plan import LaunchPlan
-from sandbox.policy.approval import Approval
-from sandbox.policy.grant import Overrides
-from sandbox.policy.policy import Policy
-from sandbox.spec import Grant, Note
-from sandbox.typed import TYPE_CHECKING
+from runner.outcome import Failure
+from sandbox.limits.assigned import AssignedLimits
+from sandbox.scopes import contextmanager
+from sandbox.spec import Approval, Overrides
+from sandbox.typed import TYPE_CHECKING, Iterator
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
+    from runner.launch.command import Command
     from runner.launch.inspect.inspection import Inspection
     from runner.launch.stdio import Plumbing
     from runner.launch.wait import Clocks, End
     from runner.package.signature import Signed
+    from runner.plugin import Plugin
     from sandbox.cell.cell import Cell
+    from sandbox.document.diagnostic import Diagnostic
     from sandbox.limits.cgroup import OomAround
     from sandbox.limits.disk import DiskMeter
     from sandbox.limits.meter import Meter
+    from sandbox.limits.site import Hierarchy, Site
     from sandbox.network.audit import AuditLog
+    from sandbox.plan.layers import Layer
+    from sandbox.plan.plan import LaunchPlan
+    from sandbox.policy.policy import Policy
+    from sandbox.spec import Grant, Note
     from sandbox.streams.relay import Relay
 
 Timings = tuple[tuple[str, float], ...]  # (phase, seconds), in order
@@ -110,6 +112,21 @@ class Decided(NamedTuple):
     approved_at: float = 0.0  # when the stored one was given, in seconds since 1970; 0: there is none
 
 
+class Provision(NamedTuple):
+    """What a launch gets for its plugin beside the sources of the plan: all that it needs to know for that.
+
+    Nothing after the plan looks at what was decided before it, but for a report or a message."""
+
+    unsandboxed: bool
+    state_dir: str | None
+    state_parts: tuple[str, ...]  # folders below it that must exist too
+    manifest: str  # its real path, for the record of who owns the state; empty: there is none
+    # The state directory that its uid is reserved for, if it has none and leaves files elsewhere.
+    writing_for: str
+    sites: tuple[Site, ...]  # where groups of dead runners may be
+    own_groups: tuple[Hierarchy, ...]  # of the runner itself
+
+
 class Planned(NamedTuple):
     """Everything about a launch that can be known before it.
 
@@ -128,6 +145,7 @@ class Planned(NamedTuple):
     layers: tuple[Layer, ...]
     limits: AssignedLimits
     euid: int  # the plan is for this user. Under another uid the same plan would mean other rights
+    provision: Provision
     timings: Timings = ()
 
     @property
@@ -223,6 +241,29 @@ def limits_of(stage: Stage | None) -> AssignedLimits:
     return decided.limits if decided is not None else AssignedLimits()
 
 
+def tells_before(planned: Planned) -> bool:
+    """Whether there is something that the operator reads before the plugin starts."""
+    wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
+    return bool(planned.plan.notes or planned.decided.notes or wide)
+
+
+@contextmanager
+def failing(stage: Stage | None) -> Iterator[None]:
+    """Turn what the stages raise into Failure, with the last stage that was reached."""
+    try:
+        yield
+    except Failure as failure:
+        failure.stage = failure.stage or stage
+        raise
+    except Exception as error:
+        from runner.launch.verdict import failure_of  # most launches need no words for what went wrong
+
+        known = failure_of(error, stage)
+        if known is None:
+            raise
+        raise known from None
+
+
 # --- through bytes ------------------------------------------------------------------------------------------
 
 
@@ -240,34 +281,35 @@ def decode_planned(raw: bytes) -> Planned:
     """
     from sandbox.codec import decode
 
-    planned = decode(raw, _planned_classes())
+    planned = decode(raw, planned_classes())
     if not isinstance(planned, Planned):
         raise ValueError("not a plan")
     return planned
 
 
-def _planned_classes() -> tuple[type[tuple[object, ...]], ...]:
+def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     """Every class that can occur in a Planned."""
+    from runner.launch.command import Command
     from runner.manifest.cache import PLUGIN_CLASSES
     from runner.package.signature import Signed
     from sandbox import spec
     from sandbox.identity.accounts import Account
-    from sandbox.limits.assign import AssignedLimit
-    from sandbox.limits.cgroup_survey import Site
+    from sandbox.limits.assigned import AssignedLimit
+    from sandbox.limits.site import Hierarchy, Site
     from sandbox.network.egress import EgressLimits, EgressPlan
-    from sandbox.paths.source import FileIdentity
+    from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan import plan
-    from sandbox.plan.layers import Layers
+    from sandbox.plan.layers import Layer, Layers
     from sandbox.plan.owners import Decision, Ownership
     from sandbox.policy import policy
 
     return (
-        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Signed),
+        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, Signed),
         *PLUGIN_CLASSES,
-        *(Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
+        *(policy.Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
         *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule, policy.ApprovalRule, Approval),
-        *(Grant, spec.GrantedPath, spec.Denial, spec.Note),
-        *(AssignedLimits, AssignedLimit, Site, Layer, Layers, Decision, Ownership, Account),
-        *(LaunchPlan, plan.ShownPath, plan.Idmapped, plan.Guard, FileIdentity, EgressPlan, EgressLimits),
+        *(spec.Grant, spec.GrantedPath, spec.Denial, spec.Note),
+        *(AssignedLimits, AssignedLimit, Site, Hierarchy, Layer, Layers, Decision, Ownership, Account),
+        *(plan.LaunchPlan, plan.ShownPath, plan.Idmapped, plan.Guard, FileIdentity, EgressPlan, EgressLimits),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )

@@ -7,9 +7,8 @@ import os
 import time
 
 from runner.launch.acquire import Acquired
-from runner.launch.stages import Planned, Started
+from runner.launch.stages import Planned, Started, failing
 from runner.launch.stdio import MakeInspection, Plumbing
-from runner.launch.verdict import failing
 from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
@@ -17,11 +16,10 @@ from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import Meter
 from sandbox.limits.rlimits import rlimits
-from sandbox.plan.plan import OpenPlan
 from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spec import Limits
-from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Sequence
+from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, Sequence
 
 if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection
@@ -48,13 +46,13 @@ def start(
     plugin's standard streams. `contents`: of the cage's memory files.
     """
     planned, opened, cgroup = acquired.planned, acquired.opened, acquired.cgroup
-    limits, unsandboxed = opened.plan.limits, planned.grant.unsandboxed
+    limits, unsandboxed = opened.plan.limits, planned.provision.unsandboxed
     clocks = _clocks(limits, began)
     live: list[Cell] = []
     with ExitStack() as stack:
         disk = None
-        if limits.disk is not None and not unsandboxed:
-            disk = _disk_meter(opened, limits.disk, cgroup, live)
+        if limits.disk is not None and not unsandboxed and (writable := opened.writable):
+            disk = _disk_meter(writable, limits.disk, cgroup, live)
             stack.callback(disk.close)
         plumbing = stack.enter_context(connect(acquired))
         bounds = Bounds(
@@ -212,12 +210,14 @@ def _socket_meter(stack: ExitStack, acquired: Acquired, limit: int, cell: Cell) 
     return SocketMeter(limit, tables.held)
 
 
-def _disk_meter(opened: OpenPlan, limit: int, cgroup: Cgroup | None, live: Sequence[Cell]) -> DiskMeter:
+def _disk_meter(
+    writable: Mapping[str, int], limit: int, cgroup: Cgroup | None, live: Sequence[Cell]
+) -> DiskMeter:
     """For the folders the plugin may write."""
     from sandbox.limits.disk import DiskMeter
 
     return DiskMeter(
-        opened.writable,
+        writable,
         limit,
         lambda: live[0].processes() if live else (),
         cgroup.freeze if cgroup is not None and cgroup.can_freeze else None,

@@ -20,11 +20,10 @@ from sandbox.paths.executable import ProgramFault
 from sandbox.plan.find_bwrap import BwrapUnusable
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
-from sandbox.scopes import contextmanager
 from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import SpawnError
 from sandbox.spec import APPROVED, Denial, Limits
-from sandbox.typed import Iterator, Literal
+from sandbox.typed import Literal
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
@@ -32,36 +31,33 @@ _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
 # --- before anything runs -----------------------------------------------------------------------------------
 
 
-@contextmanager
-def failing(stage: Stage | None) -> Iterator[None]:
-    """Turn what the stages raise into Failure, with the last stage that was reached."""
-    try:
-        yield
-    except Failure as failure:
-        failure.stage = failure.stage or stage
-        raise
-    except DocumentError as error:
-        raise Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage) from None
-    except PlanRefused as refused:
-        raise Failure(judge_denials(refused.denials, "plan", stage), EXEC_REFUSED, stage) from None
-    except StateRefused as refused:
-        outcome = Outcome("policy_denied", "plan", str(refused), "state_dir", refused.hint)
-        raise Failure(outcome, EXEC_REFUSED, stage) from None
-    except Unreadable as unreadable:
-        outcome = Outcome("policy_denied", "plan", str(unreadable), "unreadable", unreadable.hint)
-        raise Failure(outcome, EXEC_REFUSED, stage) from None
-    except ApprovalsUnusable as unusable:
-        outcome = Outcome("policy_denied", "policy", str(unusable), "approvals", unusable.hint)
-        raise Failure(outcome, EXEC_REFUSED, stage) from None
-    except ProgramFault as fault:
-        raise Failure(*_program_outcome(fault), stage) from None
-    except LayerUnavailable as missing:
-        raise _unavailable(missing.layer, str(missing), missing.hint, stage) from None
-    except UidsUnavailable as missing:
-        hint = "`runner doctor` shows how full the range is, `runner state list` which plugins hold uids"
-        raise _unavailable("uid", str(missing), hint, stage) from None
-    except BwrapUnusable as missing:
-        raise _unavailable("bubblewrap", missing.reason, missing.hint, stage) from None
+def failure_of(error: Exception, stage: Stage | None) -> Failure | None:
+    """What an error of the stages before the start means; None if it is none of theirs."""
+    match error:
+        case DocumentError():
+            return Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage)
+        case PlanRefused():
+            return Failure(judge_denials(error.denials, "plan", stage), EXEC_REFUSED, stage)
+        case StateRefused():
+            return _denied("plan", str(error), "state_dir", error.hint, stage)
+        case Unreadable():
+            return _denied("plan", str(error), "unreadable", error.hint, stage)
+        case ApprovalsUnusable():
+            return _denied("policy", str(error), "approvals", error.hint, stage)
+        case ProgramFault():
+            return Failure(*_program_outcome(error), stage)
+        case LayerUnavailable():
+            return _unavailable(error.layer, str(error), error.hint, stage)
+        case UidsUnavailable():
+            hint = "`runner doctor` shows how full the range is, `runner state list` which plugins hold uids"
+            return _unavailable("uid", str(error), hint, stage)
+        case BwrapUnusable():
+            return _unavailable("bubblewrap", error.reason, error.hint, stage)
+    return None
+
+
+def _denied(phase: Phase, message: str, cause: str, hint: str, stage: Stage | None) -> Failure:
+    return Failure(Outcome("policy_denied", phase, message, cause, hint), EXEC_REFUSED, stage)
 
 
 def judge_diagnostics(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:

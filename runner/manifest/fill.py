@@ -20,9 +20,8 @@ from sandbox.document.read import read_bounded
 from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.mounts import contains
-from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import Policy, matches
-from sandbox.spec import KeyPath, Note
+from sandbox.spec import KeyPath, Note, Overrides
 from sandbox.value import NamedTuple
 
 FILE_LIMIT = 64 << 10  # bytes of a file that is filled in

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.trial import Note, TrialOutcome, in_child
-from sandbox.limits.assign import AssignedLimit, assign
+from sandbox.limits.assign import assign
+from sandbox.limits.assigned import AssignedLimit
 from sandbox.limits.cgroup import Cgroup, CgroupFault, make_cgroup
 from sandbox.limits.cgroup_settings import has_swap, whole_disks
 from sandbox.limits.cgroup_survey import (

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import os
 
-from sandbox.limits.cgroup_survey import Lack, Site, Survey
+from sandbox.limits.assigned import AssignedLimit, AssignedLimits
+from sandbox.limits.cgroup_survey import Lack, Survey
 from sandbox.limits.rlimits import COUNTED_BESIDE
+from sandbox.limits.site import Site
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import Policy
 from sandbox.spec import Grant, Limits
 from sandbox.typed import Iterable, Iterator
-from sandbox.value import NamedTuple
 
 _CGROUPS = ("memory", "pids", "cpu", "io")
 # Since Linux 5.14 every user namespace counts its processes itself. Before, all processes of one uid were one
@@ -26,59 +27,6 @@ _NPROC_PER_NAMESPACE = (5, 14)
 _PER_PROCESS = "for each process separately"
 _NO_CAGE = "the plugin runs without a cage"
 _NO_DISK = "the plugin's files are not on a disk that a cgroup can limit"
-
-
-class AssignedLimit(NamedTuple):
-    name: str
-    requested: float
-    decided_by: str  # manifest, policy, command line
-    enforced_by: str  # in a word or two; empty: not enforced
-    effective: float | None
-    degraded: bool = False
-    detail: str = ""
-
-
-class AssignedLimits(NamedTuple):
-    all: tuple[AssignedLimit, ...] = ()
-    sites: tuple[Site, ...] = ()  # where groups are made
-    fallbacks: frozenset[str] = frozenset()  # enforced by an rlimit instead
-
-    def confirmed(self, effective: dict[str, float]) -> AssignedLimits:
-        """With the numbers that the kernel has accepted."""
-        return self._replace(
-            all=tuple(
-                limit._replace(effective=effective[limit.name]) if limit.name in effective else limit
-                for limit in self.all
-            )
-        )
-
-    def in_session(self) -> AssignedLimits:
-        """Where the runner itself speaks the protocol: it then enforces what `exec` passes on."""
-        return self._replace(all=tuple(_in_session(limit) for limit in self.all))
-
-    def inspected(self) -> AssignedLimits:
-        """Where the runner reads the stream that it passes on: it sees the first of the protocol's clocks."""
-        return self._replace(all=tuple(_inspected(limit) for limit in self.all))
-
-
-_SESSION_CLOCKS = ("handshake", "call", "idle")
-_OUTPUT_LIMITS = ("output", "output_lines")
-
-
-def _inspected(limit: AssignedLimit) -> AssignedLimit:
-    if limit.name == "handshake":
-        return limit._replace(enforced_by="clock", effective=limit.requested, detail="")
-    if limit.name in _OUTPUT_LIMITS:
-        return limit._replace(detail="of stdout and stderr together")
-    return limit
-
-
-def _in_session(limit: AssignedLimit) -> AssignedLimit:
-    if limit.name in _SESSION_CLOCKS:
-        return limit._replace(enforced_by="session", effective=limit.requested, detail="")
-    if limit.name in _OUTPUT_LIMITS:
-        return limit._replace(enforced_by="session", detail="of stdout and stderr together")
-    return limit
 
 
 def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object] = ("?",)) -> AssignedLimits:

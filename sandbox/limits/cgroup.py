@@ -15,7 +15,7 @@ import time
 
 from sandbox.files import write_once
 from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
-from sandbox.limits.cgroup_survey import LEAF, PREFIX, Hierarchy, Site, is_leaf
+from sandbox.limits.site import LEAF, PREFIX, Hierarchy, Site, is_leaf
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spawn.order import CgroupDoors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from sandbox.limits.cgroup_survey import Site
+from sandbox.limits.site import Site
 from sandbox.spec import Limits
 from sandbox.typed import Callable, Iterable, Iterator
 

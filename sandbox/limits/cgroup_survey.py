@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from sandbox import look
+from sandbox.limits.site import Hierarchy, Site, is_leaf
 from sandbox.paths.mounts import Mounts, contains, join, relative
 from sandbox.typed import Iterable, Iterator, Literal
 from sandbox.value import NamedTuple
@@ -17,8 +18,6 @@ from sandbox.value import NamedTuple
 # The controllers that limits need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
 CONTROLLERS = ("memory", "pids", "cpu", "io")
 _V1_NAMES = {"blkio": "io"}
-PREFIX = "runner-"  # of the name of every group that a runner makes
-LEAF = "-self"  # end of the name of the group to which a runner moves itself
 _UNITS = (".service", ".scope")
 # systemd marks a delegated group (Delegate=yes) with one of these; a user's own systemd may not.
 _DELEGATED = ("user.delegate", "trusted.delegate")
@@ -36,25 +35,6 @@ READ_ONLY = {
     2: f"{_SERVICE}; in a container, with the runner as its command: docker run --security-opt\n"
     "writable-cgroups=true … (Docker 28 or later), podman run --security-opt unmask=/sys/fs/cgroup …",
 }
-
-
-class Hierarchy(NamedTuple):
-    version: Literal[1, 2]
-    controllers: frozenset[str]
-    directory: str  # our own group
-    root: str  # the highest group we can see
-    line: str  # our own line of /proc/self/cgroup
-
-
-class Site(NamedTuple):
-    """A directory in which groups can be made."""
-
-    version: Literal[1, 2]
-    controllers: frozenset[str]  # the controllers that groups made here can have
-    directory: str
-    line: str  # how /proc/PID/cgroup names it, without a slash at the end
-    enable: tuple[str, ...] = ()  # v2: controllers that must be enabled in cgroup.subtree_control first
-    leave: bool = False  # to enable them, we must leave the group ourselves
 
 
 class Lack(NamedTuple):
@@ -236,13 +216,6 @@ def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
     ]
     delegated = os.geteuid() != 0 or any(map(_is_delegated, chain[: unit + 1]))
     yield from (*inside, *beyond) if delegated else (*beyond, *inside)
-
-
-def is_leaf(name: str) -> bool:
-    """runner-PID-START-self"""
-    words = name.removeprefix(PREFIX).removesuffix(LEAF).split("-")
-    shaped = name.startswith(PREFIX) and name.endswith(LEAF)
-    return shaped and len(words) == 2 and all(word.isdecimal() for word in words)
 
 
 def _is_unbounded(directory: str) -> bool:

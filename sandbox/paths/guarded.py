@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox import look
 from sandbox.typed import Iterable, Iterator, Sequence
 from sandbox.value import NamedTuple
 
@@ -104,6 +105,7 @@ def is_guarded_at_top(path: str, names: frozenset[str]) -> bool:
 def held_name(fd: int, names: frozenset[str]) -> str | None:
     """A guarded name at the top of an open folder, if it holds one."""
     for name in sorted((*names, GIT)):
+        look.note_below(fd, name)
         try:
             os.stat(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:

@@ -44,13 +44,8 @@ def _is_person(account: _Account) -> bool:
 def _looked_up(who: int | str) -> list[str]:
     """The home of an account that is not in /etc/passwd but from a directory server or systemd. Asked only
     for the one or two accounts that matter: listing all of them could hang."""
-    import pwd
-
-    look.doubt("a directory server was asked for an account")
-    try:
-        return [(pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)).pw_dir]
-    except (KeyError, ValueError, OSError):
-        return []
+    home = look.home_of(who)
+    return [home] if home else []
 
 
 def _directories_in(base: str) -> list[str]:

@@ -15,6 +15,7 @@ from sandbox import look
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
 from sandbox.paths.denylist import Identity as Inode
+from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.guarded import GIT, GUARDED, LINKED, TELLS, held_name, is_guarded
 from sandbox.paths.mounts import KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
@@ -60,13 +61,6 @@ class Missing(Exception):
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} does not exist")
         self.path = path
-
-
-class FileIdentity(NamedTuple):
-    dev: int
-    ino: int
-    mode: int
-    ctime_ns: int
 
 
 class OpenSource(NamedTuple):

@@ -1,7 +1,5 @@
 """Grant -> LaunchPlan: open every source, decide what is mounted where, and refuse what cannot be.
-
-The same request on the same files gives the same plan.
-"""
+The same request on the same files gives the same plan."""
 
 from __future__ import annotations
 
@@ -12,8 +10,9 @@ from sandbox import look
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
+from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
-from sandbox.paths.source import FileIdentity, Missing, OpenSource, Refused, open_source
+from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.plan import mentions
 from sandbox.plan.egress import plan_egress
 from sandbox.plan.layers import Layers

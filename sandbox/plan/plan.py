@@ -7,17 +7,15 @@ variables are in it, so a plan is as secret as they are.
 
 from __future__ import annotations
 
-from sandbox.network.egress import EgressPlan
-from sandbox.paths.source import FileIdentity
-from sandbox.plan.layers import Layers
-from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import APPROVED, Access, Denial, Limits, MemoryFile, Note, Project, SeccompProfile
 from sandbox.typed import TYPE_CHECKING, Literal, Mapping, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
+    from sandbox.network.egress import EgressPlan
+    from sandbox.paths.file_identity import FileIdentity
+    from sandbox.plan.layers import Layers
     from sandbox.plan.owners import Decision
-
 
 OWN_PLACES = ("/", "/tmp")  # which every cage has, and of its own
 
@@ -144,9 +142,10 @@ class LaunchPlan(NamedTuple):
         if not main:
             return ()
         if self.owners is not None and self.seccomp == "compat":
+            from sandbox.seccomp.filter import machine_arch
             from sandbox.seccomp.preallocation import no_io_uring
 
-            return main, no_io_uring(seccomp_filter.machine_arch()), *self._disk_filters()
+            return main, no_io_uring(machine_arch()), *self._disk_filters()
         return main, *self._disk_filters()
 
     def _disk_filters(self) -> tuple[bytes, ...]:
@@ -154,9 +153,10 @@ class LaunchPlan(NamedTuple):
             isinstance(op, Bind) and op.writable for op in self.operations
         ):
             return ()
+        from sandbox.seccomp.filter import machine_arch
         from sandbox.seccomp.preallocation import no_preallocation
 
-        return (no_preallocation(seccomp_filter.machine_arch()),)
+        return (no_preallocation(machine_arch()),)
 
 
 class PlanRefused(Exception):

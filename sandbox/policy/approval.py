@@ -7,39 +7,15 @@ as ever: the denylist, the limits and the layers stay as they are.
 from __future__ import annotations
 
 from sandbox.paths.denied_paths import lexical_fault, normal
-from sandbox.policy.policy import (
-    ApprovalRule,
-    Policy,
-    ProjectAccess,
-    admits,
-    host_matches,
-    matches,
-    steers,
-)
+from sandbox.policy.policy import ApprovalRule, Policy, admits, host_matches, matches, steers
 from sandbox.spec import (
     NETWORK_ORDER,
     POLICY_HOSTS,
     SECCOMP_ORDER,
+    Approval,
     NetworkMode,
     SandboxSpec,
-    SeccompProfile,
 )
-from sandbox.value import NamedTuple
-
-
-class Approval(NamedTuple):
-    read: tuple[str, ...] = ()  # absolute paths; each stands for all below it
-    write: tuple[str, ...] = ()
-    network: NetworkMode = "none"
-    hosts: tuple[str, ...] = ()  # entries of an allowlist, as sandbox/network/rules.py writes them
-    env: tuple[str, ...] = ()  # names of the host's variables that are passed on
-    steering: tuple[str, ...] = ()  # names of variables that decide which code runs, passed on or set
-    seccomp: SeccompProfile = "strict"
-    project: ProjectAccess = "none"
-
-    @property
-    def is_empty(self) -> bool:
-        return self == Approval()
 
 
 def asked_by(spec: SandboxSpec, *, project: bool = False) -> Approval:

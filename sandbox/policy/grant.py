@@ -31,6 +31,7 @@ from sandbox.spec import (
     Limits,
     Network,
     NetworkMode,
+    Overrides,
     PathRequest,
     SandboxSpec,
     SeccompProfile,
@@ -38,15 +39,6 @@ from sandbox.spec import (
     names_policy_hosts,
 )
 from sandbox.typed import Mapping, Sequence
-from sandbox.value import NamedTuple
-
-
-class Overrides(NamedTuple):
-    """The operator's options on the command line, for this launch."""
-
-    env: tuple[tuple[str, str], ...] = ()
-    pass_env: tuple[str, ...] = ()
-    limits: Limits = Limits()
 
 
 def grant(

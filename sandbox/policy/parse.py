@@ -29,7 +29,6 @@ from sandbox.policy.policy import (
     PackageRule,
     PathRule,
     Policy,
-    ProjectAccess,
     SeccompRule,
 )
 from sandbox.policy.table import PolicyTable
@@ -38,6 +37,7 @@ from sandbox.spec import (
     SECCOMP_ORDER,
     STATE_DIR_TOKEN,
     NetworkMode,
+    ProjectAccess,
     SeccompProfile,
     is_variable_name,
 )

@@ -11,7 +11,15 @@ from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import SCAN_LIMIT
-from sandbox.spec import DURATIONS, NETWORK_ORDER, STATE_DIR_TOKEN, Limits, NetworkMode, SeccompProfile
+from sandbox.spec import (
+    DURATIONS,
+    NETWORK_ORDER,
+    STATE_DIR_TOKEN,
+    Limits,
+    NetworkMode,
+    ProjectAccess,
+    SeccompProfile,
+)
 from sandbox.typed import Iterable, Literal
 from sandbox.value import NamedTuple
 
@@ -115,7 +123,6 @@ NOT_STEERING = frozenset(
 TRUST_FILE = "/etc/runner/trusted-keys"
 
 Mode = Literal["require", "prefer"]
-ProjectAccess = Literal["none", "read"]  # to the folder a program works on
 HookFailure = Literal["continue", "abort"]
 SignatureMode = Literal["optional", "required"]
 LimitMode = Literal["require", "prefer", "delegated"]

@@ -181,8 +181,7 @@ def hold(given: dict[str, Any]) -> None:
     from runner.launch.stages import Invocation
     from runner.protocol.dialect import Call
     from runner.session.open import open_session
-    from sandbox.policy.grant import Overrides
-    from sandbox.spec import Limits
+    from sandbox.spec import Limits, Overrides
 
     invocation = Invocation(
         given["manifest"],

@@ -209,7 +209,8 @@ def launch_with_swapped_state(manifest: str, state: str, swap: str) -> list[str]
     from contextlib import contextmanager
 
     from runner.launch import acquire
-    from runner.launch.plan import Sources, plan
+    from runner.launch.acquire import Sources
+    from runner.launch.plan import plan
     from runner.launch.prepare import decide, load
     from runner.launch.stages import Invocation, Stopwatch
     from runner.outcome import Failure

@@ -9,8 +9,8 @@ from typing import Any
 
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
+from sandbox.plan.available_layers import available_layers
 from sandbox.plan.compile import open_plan
-from sandbox.plan.layers import available_layers
 from sandbox.plan.plan import LaunchPlan, OpenPlan, PlanRequest
 from sandbox.policy.policy import Policy
 from sandbox.spec import Access, Grant, GrantedPath, Limits, Network, NetworkMode, SeccompProfile
@@ -102,8 +102,8 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     from sandbox.identity.state import Owner
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
+    from sandbox.plan.available_layers import available_layers
     from sandbox.plan.compile import open_plan
-    from sandbox.plan.layers import available_layers
     from sandbox.plan.plan import PlanRequest
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, MemoryFile, Network, Scratch

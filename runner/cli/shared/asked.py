@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from sandbox.paths.mounts import contains
-from sandbox.policy.approval import Approval
 from sandbox.policy.policy import private_fault, steers
-from sandbox.spec import Limits
+from sandbox.spec import Approval, Limits
 from sandbox.typed import Iterable, Iterator, Sequence
 from sandbox.units import format_limit
 from sandbox.value import NamedTuple

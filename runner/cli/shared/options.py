@@ -14,9 +14,8 @@ from runner.contracts.registry import (
 )
 from runner.launch.stages import Invocation
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
-from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import LIMIT_NAMES
-from sandbox.spec import Limits, is_variable_name
+from sandbox.spec import Limits, Overrides, is_variable_name
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 from sandbox.value import NamedTuple
 

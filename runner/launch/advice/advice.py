@@ -26,8 +26,8 @@ from sandbox.paths.denied_paths import (
     normal,
 )
 from sandbox.paths.mounts import Mounts, contains, join, read_mounts
-from sandbox.policy.approval import Approval, within
-from sandbox.spec import Access
+from sandbox.policy.approval import within
+from sandbox.spec import Access, Approval
 
 MOST_TOLD = 5
 _MOST_OF_A_KIND = 3  # where there are others

@@ -34,9 +34,10 @@ from typing import Any, Literal, NoReturn
 
 from runner.launch.acquire import Acquired
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
+from runner.launch.carry_out import CalledOff
 from runner.launch.command import Command
 from runner.launch.report import explained, make_scene, notes, report
-from runner.launch.run import CalledOff, run
+from runner.launch.run import run
 from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, ended_of
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.verdict import diagnose, judge, judge_error
@@ -46,12 +47,12 @@ from runner.plugin import Allowance, Plugin
 from sandbox.cell.contents import read_contents
 from sandbox.codec import decode, encode
 from sandbox.network.egress import AuditLine
-from sandbox.policy.grant import Overrides
 from sandbox.policy.policy import ApprovalRule
 from sandbox.spec import (
     Denial,
     Limits,
     Note,
+    Overrides,
 )
 from sandbox.value import NamedTuple
 

@@ -16,7 +16,7 @@ import os
 import sys
 
 from runner import __version__
-from sandbox import CODE_ROOT, cache, codec
+from sandbox import CODE_ROOT, cache
 from sandbox.facts import Facts
 from sandbox.typed import TYPE_CHECKING, Any
 from sandbox.value import NamedTuple
@@ -42,6 +42,7 @@ class PlanEntry(NamedTuple):
     format: int
     facts: tuple[dict[Any, Any], ...]  # the fields of Facts
     gaps: tuple[tuple[str, str], ...]  # the fields of each Gap
+    tells: bool  # whether the operator reads something before the plugin starts
     plan: Any  # sandbox/codec.py, as_plain: a Planned but for what is in `rest`
     rest: bytes  # marshalled: what only messages and reports need
 
@@ -71,7 +72,7 @@ def name_of(told: Told) -> str | None:
         *(repr(os.getresuid()), repr(os.getresgid()), repr(sorted(os.getgroups()))),
         *(repr(own), repr(list(told.words)), repr(list(told.arguments))),
     )
-    return cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
+    return "plan-" + cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
 
 
 def find(told: Told) -> PlanEntry | None:
@@ -81,9 +82,18 @@ def find(told: Told) -> PlanEntry | None:
     if raw is None:
         return None
     entry = read(raw)
-    if entry is None or Facts(*entry.facts).changed(told.environ):
+    if entry is None:
+        return None
+    if changed := Facts(*entry.facts).changed(told.environ):
+        say(f"the kept plan does not hold: {changed} is not as it was")
         return None
     return entry
+
+
+def say(text: str) -> None:
+    """For who wonders why a plan is made again: RUNNER_DEBUG=1 shows it."""
+    if os.environ.get("RUNNER_DEBUG"):
+        os.write(2, f"runner: {text}\n".encode("utf-8", "backslashreplace"))
 
 
 def read(raw: bytes) -> PlanEntry | None:
@@ -125,7 +135,3 @@ def forget(told: Told) -> None:
     name = name_of(told)
     if name is not None:
         cache.remove(name)
-
-
-def unpacked(plain: Any, classes: Sequence[type[tuple[Any, ...]]], filled: Sequence[str]) -> Any:
-    return codec.from_plain(plain, classes, filled)

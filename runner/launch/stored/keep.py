@@ -6,7 +6,8 @@ import marshal
 import os
 import sys
 
-from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Gap, PlanEntry, Told, name_of
+from runner.launch.stages import tells_before
+from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Gap, PlanEntry, Told, name_of, say
 from sandbox import CODE_ROOT, cache, codec
 from sandbox.look import Asked
 from sandbox.typed import TYPE_CHECKING, Any
@@ -38,6 +39,22 @@ SHORTEST_SECRET = 4
 
 class NotKept(Exception):
     """This plan is not kept; the message says why."""
+
+
+class Keeper:
+    """Holds the plan of a launch and what it rests on, and keeps both once the plugin runs."""
+
+    planned: Planned | None = None
+    asked: Asked | None = None
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def keep(self) -> None:
+        assert self.planned is not None and self.asked is not None
+        why = keep(self.planned, self.asked, self._told)
+        if why:
+            say(f"the plan is not kept: {why}")
 
 
 def keep(planned: Planned, asked: Asked, told: Told) -> str:
@@ -89,7 +106,7 @@ def written(planned: Planned, asked: Asked, told: Told) -> bytes:
     decided = _with_gaps(codec.as_plain(planned.decided), numbers, secrets)
     plan = _with_gaps(codec.as_plain(tuple(planned)[1:]), numbers, secrets)
     rest = marshal.dumps(decided, codec.MARSHAL_FORMAT)
-    entry = PlanEntry(FORMAT, tuple(asked.facts), tuple(gaps), plan, rest)
+    entry = PlanEntry(FORMAT, tuple(asked.facts), tuple(gaps), tells_before(planned), plan, rest)
     return marshal.dumps(tuple(entry), codec.MARSHAL_FORMAT)
 
 

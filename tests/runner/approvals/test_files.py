@@ -14,7 +14,7 @@ import pytest
 from runner.approvals.files import list_records, read_record, remove_record, write_record
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 from runner.approvals.store import ApprovalsUnusable, approvals_folder, find_approval
-from sandbox.policy.approval import Approval
+from sandbox.spec import Approval
 
 KEY = ApprovalKey("toy", "one", "/srv/one/plugin.toml", "a" * 32)
 ALL = Approval(

@@ -28,8 +28,7 @@ SLEEPS = "#!/bin/sh\necho runs\nexec sleep 1000\n"
 
 def invocation(given: dict[str, Any]) -> Any:
     from runner.launch.stages import Invocation
-    from sandbox.policy.grant import Overrides
-    from sandbox.spec import Limits
+    from sandbox.spec import Limits, Overrides
 
     limits = Overrides(limits=Limits(**given.get("limits", {})))
     return Invocation(given["manifest"], policy=given["policy"], overrides=limits)

@@ -13,9 +13,8 @@ from runner.approvals.record import ApprovalRecord, key_of
 from runner.launch import approve
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Entrypoint, Plugin
-from sandbox.policy.approval import Approval
 from sandbox.policy.load import load_policy
-from sandbox.spec import APPROVED, Denial, PathRequest, SandboxSpec
+from sandbox.spec import APPROVED, Approval, Denial, PathRequest, SandboxSpec
 
 READS = tuple(f"/srv/data/{number}" for number in range(300))
 

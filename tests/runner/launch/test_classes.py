@@ -9,15 +9,41 @@ from typing import Any
 
 import pytest
 
+from runner.launch.command import Command
 from runner.launch.remote import monitor
-from runner.launch.stages import Planned, _planned_classes
+from runner.launch.stages import Planned, planned_classes
 from runner.manifest.cache import PLUGIN_CLASSES
 from runner.package.signature import Signed
 from runner.plugin import Plugin
+from sandbox.document.diagnostic import Diagnostic
+from sandbox.limits.site import Hierarchy, Site
+from sandbox.network.egress import EgressPlan
+from sandbox.paths.file_identity import FileIdentity
+from sandbox.plan.layers import Layer, Layers
 from sandbox.plan.owners import Decision
+from sandbox.plan.plan import LaunchPlan
+from sandbox.policy.policy import Policy
+from sandbox.spec import Grant, Note
 
 # What modules import for type checkers only.
-NAMES: dict[str, Any] = {each.__name__: each for each in (Signed, Decision)}
+NAMES: dict[str, Any] = {
+    each.__name__: each
+    for each in (
+        *(
+            Command,
+            Decision,
+            Diagnostic,
+            EgressPlan,
+            FileIdentity,
+            Grant,
+            Hierarchy,
+            LaunchPlan,
+            Layer,
+            Layers,
+        ),
+        *(Note, Plugin, Policy, Signed, Site),
+    )
+}
 
 
 def reachable(root: type) -> set[type]:
@@ -52,7 +78,7 @@ def named_tuples(hint: Any) -> Iterator[type]:
             (monitor.Born, monitor.Terms, monitor.Launched, monitor.Audited, monitor.MonitorEnd),
             monitor.MESSAGES,
         ),
-        ((Planned,), _planned_classes()),
+        ((Planned,), planned_classes()),
     ],
     ids=["plugin", "order", "messages", "planned"],
 )

@@ -13,14 +13,14 @@ from jsonschema import Draft202012Validator
 
 from runner import __version__
 from runner.launch import report as account
-from runner.launch.stages import Decided, Ended, Invocation, Loaded, Planned, Started
+from runner.launch.stages import Decided, Ended, Invocation, Loaded, Planned, Provision, Started
 from runner.launch.stdio import Plumbing
 from runner.launch.verdict import judge
 from runner.launch.wait import Clocks, End, Reason
 from runner.outcome import EXIT, SCHEMA, Code, Phase, schema
 from runner.plugin import Plugin
 from sandbox.cell.cell import Exit, Usage
-from sandbox.limits.assign import AssignedLimit, AssignedLimits
+from sandbox.limits.assigned import AssignedLimit, AssignedLimits
 from sandbox.plan.layers import Layers
 from sandbox.plan.plan import LaunchPlan
 from sandbox.policy.policy import Policy
@@ -451,7 +451,8 @@ def test_who_cannot_be_killed_is_named() -> None:
     plan = LaunchPlan(
         (), "/", (), (), False, Layers(b"", True, True, True, None), "default", Limits(), *((),) * 4
     )
-    planned = Planned(decided, plan, "/usr/bin/bwrap", (), AssignedLimits(), 0)
+    provision = Provision(False, None, (), "", "", (), ())
+    planned = Planned(decided, plan, "/usr/bin/bwrap", (), AssignedLimits(), 0, provision)
     unused: Any = None
     started = Started(planned, unused, Clocks(), (), Plumbing((0, 1, 2), ("direct", "direct", "direct")))
     told = account.report(Ended(started, end), outcome, status)

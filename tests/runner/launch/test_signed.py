@@ -25,7 +25,7 @@ from runner.package import snapshot
 from runner.package.keys import load_key, make_key
 from runner.package.listing import SIGNATURE_NAME, list_package
 from runner.package.signature import sign, write_signature
-from sandbox.paths.source import FileIdentity
+from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan.plan import Bind
 from tests.conftest import SYSTEM_PATH, Caller
 

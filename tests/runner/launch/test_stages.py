@@ -78,7 +78,7 @@ def made_plan(given: dict[str, Any]) -> dict[str, Any]:
     from runner.launch.run import rehearse
     from runner.launch.stages import Invocation, decode_planned, encode_planned
     from runner.outcome import Outcome
-    from sandbox.policy.grant import Overrides
+    from sandbox.spec import Overrides
 
     invocation = Invocation(
         given["manifest"],
@@ -112,9 +112,9 @@ def launched_plan(text: str, lie: dict[str, Any]) -> dict[str, Any]:
     import tempfile
     import time
 
-    from runner.cli.exec import _CommandLine
+    from runner.cli.shared.launching import CommandLineHost
+    from runner.launch.carry_out import run_plan
     from runner.launch.report import report
-    from runner.launch.run import run_plan
     from runner.launch.stages import decode_planned
     from runner.launch.verdict import judge
     from runner.outcome import Failure
@@ -125,9 +125,7 @@ def launched_plan(text: str, lie: dict[str, Any]) -> dict[str, Any]:
         saved = [os.dup(fd) for fd in (0, 1)]
         os.dup2(output.fileno(), 1)
         try:
-            ended = run_plan(
-                planned, os.environ, time.monotonic(), _CommandLine(None, inspect=False, tty=False)
-            )
+            ended = run_plan(planned, os.environ, time.monotonic(), CommandLineHost())
         except Failure as failure:
             outcome, status, stage = failure.outcome, failure.exec_status, failure.stage
         else:

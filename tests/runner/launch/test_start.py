@@ -32,17 +32,16 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from contextlib import contextmanager, suppress
 
     from runner.launch import start
-    from runner.launch.acquire import acquire
-    from runner.launch.plan import Sources, plan
+    from runner.launch.acquire import Sources, acquire
+    from runner.launch.plan import plan
     from runner.launch.prepare import decide, load
     from runner.launch.run import rehearse
     from runner.launch.stages import Invocation, Stopwatch
     from runner.launch.stdio import connect_caller
     from runner.outcome import Failure
     from sandbox.limits.cgroup import Cgroup
-    from sandbox.policy.grant import Overrides
     from sandbox.spawn.order import CgroupDoors, SpawnError
-    from sandbox.spec import Limits
+    from sandbox.spec import Limits, Overrides
 
     doors = Cgroup.doors
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.launch.plan import Sources, plan
+from runner.launch.acquire import Sources
+from runner.launch.plan import plan
 from runner.launch.prepare import decide, load
 from runner.launch.run import rehearse
 from runner.launch.signed import check_package

@@ -23,8 +23,7 @@ from runner.protocol.dialect import Call, Message
 from runner.protocol.host_services import Services
 from runner.session.open import open_session
 from runner.session.session import Session
-from sandbox.policy.grant import Overrides
-from sandbox.spec import Limits
+from sandbox.spec import Limits, Overrides
 from tests import elsewhere, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
@@ -311,8 +310,7 @@ def run_cases(given: list[list[Any]]) -> list[Any]:
     from runner.protocol.dialect import Call
     from runner.session.open import open_session
     from sandbox.cell.cell import children
-    from sandbox.policy.grant import Overrides
-    from sandbox.spec import Limits
+    from sandbox.spec import Limits, Overrides
 
     async def one(manifest: str, tool: str, given: Any, limits: dict[str, Any]) -> list[Any]:
         call = Call("tool", tool, given)

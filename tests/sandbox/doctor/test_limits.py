@@ -17,7 +17,8 @@ from sandbox.doctor.trial import TrialOutcome
 from sandbox.limits import cgroup as cgroups
 from sandbox.limits import cgroup_settings
 from sandbox.limits.cgroup import Cgroup, CgroupFault
-from sandbox.limits.cgroup_survey import DELEGATE, Hierarchy, Lack, Site, Survey, survey
+from sandbox.limits.cgroup_survey import DELEGATE, Lack, Survey, survey
+from sandbox.limits.site import Hierarchy, Site
 from sandbox.paths.mounts import read_mounts
 from sandbox.policy.policy import LimitRule
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.limits.cgroup_survey import CONTROLLERS, Hierarchy, own_hierarchies, survey
+from sandbox.limits.cgroup_survey import CONTROLLERS, own_hierarchies, survey
+from sandbox.limits.site import Hierarchy
 from sandbox.paths.mounts import read_mounts
 from tests import elsewhere
 from tests.conftest import Caller

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from sandbox.limits import assign as limits
-from sandbox.limits.assign import AssignedLimit, AssignedLimits, assign
-from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Site, Survey
+from sandbox.limits.assign import assign
+from sandbox.limits.assigned import AssignedLimit, AssignedLimits
+from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Survey
+from sandbox.limits.site import Site
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import LimitMode, LimitRule, Policy
 from sandbox.spec import Grant, Limits

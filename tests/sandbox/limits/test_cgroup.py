@@ -20,7 +20,8 @@ from sandbox.limits import cgroup as cgroups
 from sandbox.limits import cgroup_settings
 from sandbox.limits.cgroup import Cgroup, CgroupDirectory, CgroupFault, Counters, make_cgroup, sweep
 from sandbox.limits.cgroup_settings import settings
-from sandbox.limits.cgroup_survey import CONTROLLERS, Site
+from sandbox.limits.cgroup_survey import CONTROLLERS
+from sandbox.limits.site import Site
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
@@ -913,7 +914,7 @@ def makes_and_sweeps(directory: str, rounds: int) -> int:
     import os
 
     from sandbox.limits.cgroup import make_cgroup
-    from sandbox.limits.cgroup_survey import Site
+    from sandbox.limits.site import Site
     from sandbox.spec import Limits
 
     lost = 0

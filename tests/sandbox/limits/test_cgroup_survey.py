@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Site, Survey
+from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Survey
+from sandbox.limits.site import Site
 from tests import elsewhere
 from tests.conftest import Caller
 

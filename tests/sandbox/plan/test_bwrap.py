@@ -12,7 +12,7 @@ import pytest
 
 from sandbox.cell.launch import _nul_separated
 from sandbox.network.egress import EgressPlan
-from sandbox.paths.source import FileIdentity
+from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan import bwrap
 from sandbox.plan.bare import command_line
 from sandbox.plan.layers import Layers

@@ -102,7 +102,7 @@ def test_the_skeleton(plugin: Path) -> None:
 
 
 def identity(path: str) -> Any:
-    from sandbox.paths.source import FileIdentity
+    from sandbox.paths.file_identity import FileIdentity
 
     held = os.stat(path)
     return FileIdentity(held.st_dev, held.st_ino, held.st_mode, held.st_ctime_ns)
@@ -132,8 +132,8 @@ def described(directory: str, paths: list[str]) -> list[Any]:
     from sandbox.paths.denylist import Denylist
     from sandbox.paths.mounts import read_mounts
     from sandbox.plan import bwrap
+    from sandbox.plan.available_layers import available_layers
     from sandbox.plan.compile import open_plan
-    from sandbox.plan.layers import available_layers
     from sandbox.plan.plan import PlanRequest, Text
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, GrantedPath, Limits, Network

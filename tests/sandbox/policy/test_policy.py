@@ -15,7 +15,7 @@ from sandbox.identity import accounts
 from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.policy import load as module
-from sandbox.policy.grant import Overrides, grant
+from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy, policy_names, untrustworthy
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import (
@@ -42,6 +42,7 @@ from sandbox.spec import (
     Limits,
     Network,
     NetworkMode,
+    Overrides,
     PathRequest,
     SandboxSpec,
     SeccompProfile,

@@ -10,7 +10,7 @@ import pytest
 
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
-from sandbox.policy.grant import Overrides
+from sandbox.spec import Overrides
 from tests.conftest import Caller, vanished
 from tests.limits.cage import Box
 from tests.runner.launch import monitored_plugins

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
+from runner.launch.carry_out import CalledOff
 from runner.launch.remote import monitor
 from runner.launch.remote.monitor import Born, Control, Launched, LaunchOrder, decode_order
-from runner.launch.run import CalledOff
 from runner.launch.stages import Invocation
 from sandbox.codec import encode
-from sandbox.policy.grant import Overrides
-from sandbox.spec import Limits
+from sandbox.spec import Limits, Overrides
 from tests import elsewhere
 from tests.conftest import Caller, vanished
 from tests.limits.cage import Box

@@ -559,7 +559,7 @@ def test_an_environment_larger_than_a_message(box: Box) -> None:
 
         from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
         from runner.launch.stages import Invocation
-        from sandbox.policy.grant import Overrides
+        from sandbox.spec import Overrides
 
         environ = {f"NAME_{number}": "x" * 1000 for number in range(300)}
         environ |= {"PATH": "/usr/bin:/bin", "WANTED": "caf\udce9"}

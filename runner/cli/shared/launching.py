@@ -1,0 +1,249 @@
+"""What every launch of the command line does, whether its plan was made now or kept: `exec` and `run`.
+
+A good end needs little of the runner. What only a failure, a report or a message needs is imported then.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+
+from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of, tells_before
+from runner.launch.stdio import Plumbing, connect_caller
+from runner.launch.wait import End, Signals, watch_caller, watch_signals
+from runner.outcome import EXEC_REFUSED, Failure, Outcome, has_failed
+from sandbox.scopes import AbstractContextManager, suppress
+from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
+
+if TYPE_CHECKING:
+    from runner.cli.shared.report_file import ReportFile
+    from runner.launch.acquire import Acquired
+    from runner.launch.carry_out import LaunchHost
+    from runner.launch.stages import Ended
+
+# How long a reader of our stderr may take to make room for a message.
+_STDERR_WRITE_SECONDS = 2.0
+# Of advice, in characters: a pipe that has room takes it without waiting.
+_LONGEST_LINE = 900
+_LIMIT_CAUSES = ("oom", "cpu_time", "file_size", "pids")
+
+
+class CommandLineHost:
+    """The host of a launch whose caller has only streams, signals and an exit status."""
+
+    caller: int | None = None  # readable when the process that started us has ended
+
+    def __init__(
+        self,
+        *,
+        inspect: bool = False,
+        tty: bool = False,
+        events: bool = False,
+        secrets: Mapping[str, bytes] | None = None,
+        keep_tail: bool = False,
+        is_new: bool = True,
+        tells: bool | None = None,
+    ) -> None:
+        self.secrets = secrets or {}
+        self._inspect = inspect
+        self._tty = tty
+        self._events = events
+        # A plugin of `exec` gets the caller's own stderr: a host may rely on what stands there when it has an
+        # answer from stdout. `run` keeps its end, for people whose program fails.
+        self._keep_tail = keep_tail
+        # A plan that was kept has been judged before, and it is known whether there is something to say.
+        self._is_new = is_new
+        self._tells = tells
+
+    def see_ready(self, planned: Planned) -> None:
+        if self._is_new:
+            from runner.contracts.registry import find_contract
+
+            options = dict(planned.invocation.options)
+            fault = find_contract(planned.plugin.contract).choice_fault(planned.plugin, options)
+            if fault is not None:
+                outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
+                raise Failure(outcome, EXEC_REFUSED)
+        if tells_before(planned) if self._tells is None else self._tells:
+            _print_notes(planned, self.secrets, urgent=True)
+
+    def watch_orders(self) -> AbstractContextManager[Signals]:
+        return watch_signals()
+
+    def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
+        planned, inspect = acquired.planned, None
+        if self._inspect:
+            from runner.launch.start import make_inspection
+
+            inspect = make_inspection(planned)
+        return connect_caller(planned.plan.limits, inspect=inspect, tty=self._tty, keep_tail=self._keep_tail)
+
+    def see_started(self, started: Started) -> Started:
+        if self._events and started.audit is not None:
+            started.audit.on_line = lambda line: _print_audit(_without(self.secrets, line._asdict()))
+        relay = started.plumbing.stderr
+        if self.secrets and relay is not None:
+            from runner.protocol.secrets import Secrets
+
+            secrets = Secrets(self.secrets)
+            relay.conceal(secrets.hide_in_tail, secrets.longest)
+        return started
+
+
+def launch(
+    verb: str,
+    begin: Callable[[LaunchHost], Ended],
+    host: CommandLineHost,
+    report_file: ReportFile | None,
+) -> int:
+    """Run a plugin and tell how it ended. The answer is the exit status of `runner`."""
+    stage: Stage | None = None
+    secrets = host.secrets
+    try:
+        with watch_caller() as host.caller:
+            refuse_directories()
+            stage = ended = begin(host)
+        from runner.launch.verdict import judge
+
+        outcome, status = judge(ended.end, ended.started.planned.plan.limits)
+    except Exception as error:
+        from runner.launch.verdict import judge_error
+
+        outcome, status = judge_error(error)
+        if outcome.code == "internal" and os.environ.get("RUNNER_DEBUG"):
+            raise
+        if isinstance(error, Failure):
+            stage = error.stage
+    if outcome.code == "launch_failed":
+        from runner.launch.verdict import diagnose
+
+        outcome = diagnose(outcome, stage)
+    if secrets:
+        outcome = outcome._replace(**_without(secrets, {"message": outcome.message, "hint": outcome.hint}))
+    # The report first: nobody may be reading stderr, and that must cost neither the report nor the status.
+    if report_file is not None and report_file.wanted:
+        with suppress(OSError):
+            _write_report(report_file, verb, stage, outcome, status, secrets)
+    ended_stage = ended_of(stage)
+    if (ended_stage is None or ended_stage.stderr_writable) and _is_stderr_writable():
+        with suppress(OSError):
+            _print_outcome(stage, outcome, secrets)
+    return status
+
+
+def _write_report(
+    file: ReportFile,
+    verb: str,
+    stage: Stage | None,
+    outcome: Outcome,
+    status: int,
+    secrets: Mapping[str, bytes],
+) -> None:
+    from runner.cli.shared.report_file import ReportFileError
+    from runner.launch.report import report
+
+    try:
+        file.write(_without(secrets, report(stage, outcome, status)))
+    except ReportFileError as error:
+        from runner.cli.shared.text import say
+        from sandbox.document.diagnostic import printable
+
+        say(f"runner {verb}: {printable(str(error))}")
+        sys.stderr.flush()
+
+
+def _without(secrets: Mapping[str, bytes], document: dict[str, Any]) -> dict[str, Any]:
+    """The report without secrets that the plugin repeated in something of it."""
+    if not secrets:
+        return document
+    from runner.protocol.secrets import Secrets
+
+    hidden: dict[str, Any] = Secrets(secrets).hide_in(document)
+    return hidden
+
+
+def _print_audit(line: dict[str, Any]) -> None:
+    """Never waits: a reader that does not keep up misses lines, and the report has them."""
+    import json
+
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    if poll.poll(0):
+        with suppress(OSError):
+            os.write(2, json.dumps({"event": "network", "value": line}).encode() + b"\n")
+
+
+def _is_stderr_writable() -> bool:
+    """Whether our stderr takes a message soon. A full pipe that nobody reads must not keep the runner past
+    the deadline; the report has everything."""
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    return bool(poll.poll(_STDERR_WRITE_SECONDS * 1000))
+
+
+def _print_notes(stage: Stage | None, secrets: Mapping[str, bytes], *, urgent: bool) -> None:
+    from runner.cli.shared import text
+    from runner.launch.report import notes
+
+    with suppress(OSError):  # nobody reads stderr: the report has the notes too
+        for note in notes(stage):
+            if note.urgent is urgent:
+                if not _is_stderr_writable():
+                    return
+                text.note(note._replace(**_without(secrets, note._asdict())))
+                sys.stderr.flush()
+
+
+def _print_advice(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
+    from runner.cli.shared import text
+    from runner.launch.report import advice
+
+    for each in advice(stage, outcome):
+        line = each._replace(**_without(secrets, each._asdict())).text
+        if not _is_stderr_writable():
+            return
+        if len(line) > _LONGEST_LINE:
+            line = f"{line[:_LONGEST_LINE]}… (the report has all of it)"
+        text.warn(line)
+        sys.stderr.flush()
+
+
+def _print_outcome(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
+    """A plugin that failed by itself has said so itself. Only the runner knows that a limit ended it, and
+    which paths it may have missed."""
+    ended = ended_of(stage)
+    by_limit = ended is not None and (_is_limit(ended.end, outcome) or outcome.cause == "seccomp")
+    if outcome.code not in ("ok", "crashed", "cancelled") or by_limit:
+        from runner.cli.shared import text
+
+        text.failure(stage, outcome)
+    if outcome.code == "crashed" and planned_of(stage) is not None:
+        _print_notes(stage, secrets, urgent=False)
+    if ended is not None and has_failed(outcome):
+        _print_advice(stage, outcome, secrets)
+    if ended is not None and ended.end.exit.kill_incomplete:
+        pids = ", ".join(map(str, ended.end.exit.left))
+        from runner.cli.shared.text import say
+
+        say(f"runner exec: kill_incomplete: these processes could not be killed: {pids}")
+    sys.stderr.flush()
+
+
+def _is_limit(end: End, outcome: Outcome) -> bool:
+    return outcome.code == "crashed" and (end.reason == "limit" or outcome.cause in _LIMIT_CAUSES)
+
+
+def refuse_directories() -> None:
+    """A directory as stdin would lead out of the cage: openat(2) works through any directory descriptor."""
+    for fd in (0, 1, 2):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            outcome = Outcome(
+                "policy_denied",
+                "plan",
+                f"descriptor {fd} is a directory, through which a plugin could reach the host's files",
+                "descriptor",
+                "give the runner pipes, files or a terminal as stdin, stdout and stderr",
+            )
+            raise Failure(outcome, EXEC_REFUSED)

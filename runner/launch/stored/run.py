@@ -1,0 +1,56 @@
+"""A launch from a kept plan. Carried out as any other: only the sources are opened by what they were."""
+
+from __future__ import annotations
+
+from runner.launch.acquire import Sources
+from runner.launch.carry_out import LaunchHost, run_plan
+from runner.launch.stages import Planned, Provision
+from runner.launch.stored.entry import Later, PlanEntry, Told, fillings
+from sandbox import codec
+from sandbox.typed import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.launch.stages import Decided, Ended
+    from sandbox.typed import Sequence
+
+
+def planned_of(entry: PlanEntry, told: Told) -> Planned:
+    """The plan, with the values of this launch in its gaps. Raises ValueError."""
+    filled = fillings(entry.gaps, told)
+    fields = codec.from_plain(entry.plan, _plan_classes(), filled)
+    decided: Any = Later(lambda: _decided(entry.rest, filled))
+    return Planned(decided, *fields)
+
+
+def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
+    import marshal
+
+    from runner.launch.stages import planned_classes
+
+    decided: Decided = codec.from_plain(marshal.loads(rest), planned_classes(), filled)
+    return decided
+
+
+def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
+    """Every class that a kept plan has outside of its `rest`."""
+    from sandbox.limits.assigned import AssignedLimit, AssignedLimits
+    from sandbox.limits.site import Hierarchy, Site
+    from sandbox.paths.file_identity import FileIdentity
+
+    from sandbox import spec
+    from sandbox.plan import plan
+    from sandbox.plan.layers import Layer, Layers
+
+    return (
+        *(Provision, AssignedLimits, AssignedLimit, Site, Hierarchy, Layer, Layers),
+        *(plan.LaunchPlan, plan.ShownPath, FileIdentity, spec.Limits, spec.Note),
+        *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
+    )
+
+
+def run_kept(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ended:
+    """Raises Failure. If nothing was started, the launch can be decided anew."""
+    planned = planned_of(entry, told)
+    with Sources() as sources:
+        sources.hold_known(planned)
+        return run_plan(planned, told.environ, began, host, sources)

@@ -1,0 +1,64 @@
+"""The limits of a plugin, each with what enforces it. sandbox/limits/assign.py chooses."""
+
+from __future__ import annotations
+
+from sandbox.typed import TYPE_CHECKING
+from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.limits.site import Site
+
+
+class AssignedLimit(NamedTuple):
+    name: str
+    requested: float
+    decided_by: str  # manifest, policy, command line
+    enforced_by: str  # in a word or two; empty: not enforced
+    effective: float | None
+    degraded: bool = False
+    detail: str = ""
+
+
+class AssignedLimits(NamedTuple):
+    all: tuple[AssignedLimit, ...] = ()
+    sites: tuple[Site, ...] = ()  # where groups are made
+    fallbacks: frozenset[str] = frozenset()  # enforced by an rlimit instead
+
+    def confirmed(self, effective: dict[str, float]) -> AssignedLimits:
+        """With the numbers that the kernel has accepted."""
+        return self._replace(
+            all=tuple(
+                limit._replace(effective=effective[limit.name]) if limit.name in effective else limit
+                for limit in self.all
+            )
+        )
+
+    def in_session(self) -> AssignedLimits:
+        """Where the runner itself speaks the protocol: it then enforces what `exec` passes on."""
+        return self._replace(all=tuple(_in_session(limit) for limit in self.all))
+
+    def inspected(self) -> AssignedLimits:
+        """Where the runner reads the stream that it passes on: it sees the first of the protocol's clocks."""
+        return self._replace(all=tuple(_inspected(limit) for limit in self.all))
+
+
+_SESSION_CLOCKS = ("handshake", "call", "idle")
+
+
+_OUTPUT_LIMITS = ("output", "output_lines")
+
+
+def _inspected(limit: AssignedLimit) -> AssignedLimit:
+    if limit.name == "handshake":
+        return limit._replace(enforced_by="clock", effective=limit.requested, detail="")
+    if limit.name in _OUTPUT_LIMITS:
+        return limit._replace(detail="of stdout and stderr together")
+    return limit
+
+
+def _in_session(limit: AssignedLimit) -> AssignedLimit:
+    if limit.name in _SESSION_CLOCKS:
+        return limit._replace(enforced_by="session", effective=limit.requested, detail="")
+    if limit.name in _OUTPUT_LIMITS:
+        return limit._replace(enforced_by="session", detail="of stdout and stderr together")
+    return limit

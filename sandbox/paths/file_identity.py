@@ -1,0 +1,12 @@
+"""Which file it is, whatever it is called."""
+
+from __future__ import annotations
+
+from sandbox.value import NamedTuple
+
+
+class FileIdentity(NamedTuple):
+    dev: int
+    ino: int
+    mode: int
+    ctime_ns: int

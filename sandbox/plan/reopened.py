@@ -1,0 +1,70 @@
+"""The sources of a plan that was kept, opened for one launch.
+
+The plan was judged with everything it rests on, and the facts hold (sandbox/facts.py): so what stands at each
+path now is what was judged, and only that is opened. bubblewrap compares once more what it mounts with what
+is open here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandbox.paths.file_identity import FileIdentity
+from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan
+from sandbox.scopes import ExitStack, contextmanager
+from sandbox.typed import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sandbox.typed import Iterator
+
+_OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PlanOutdated(Exception):
+    """Something is not what the plan was made for. It is made anew."""
+
+
+@contextmanager
+def reopen_known(plan: LaunchPlan) -> Iterator[OpenPlan]:
+    """Open every source but the state, whose folders the launch makes ready first. Raises PlanOutdated."""
+    state = _state(plan)
+    descriptors: dict[str, int] = {}
+    with ExitStack() as stack:
+        for bind in plan.operations:
+            if isinstance(bind, Bind) and bind.dest not in state:
+                descriptors[bind.dest], found = _opened(bind.real, stack)
+                if found[:3] != bind.identity[:3]:
+                    raise PlanOutdated(bind.real)
+        yield OpenPlan(plan, descriptors)
+
+
+@contextmanager
+def with_known_state(opened: OpenPlan) -> Iterator[OpenPlan]:
+    """The same with the state folders, which were there when the plan was made. The launch compares them with
+    those that it has made ready. Raises PlanOutdated."""
+    plan, state = opened.plan, _state(opened.plan)
+    descriptors = dict(opened.descriptors)
+    with ExitStack() as stack:
+        for bind in plan.operations:
+            if isinstance(bind, Bind) and bind.dest in state:
+                descriptors[bind.dest], found = _opened(bind.real, stack)
+                if found[:3] != bind.identity[:3]:
+                    raise PlanOutdated(bind.real)
+        yield OpenPlan(plan, descriptors)
+
+
+def _state(plan: LaunchPlan) -> set[str]:
+    return {shown.path for shown in plan.shown if shown.origin == "state"}
+
+
+def _opened(path: str, stack: ExitStack) -> tuple[int, FileIdentity]:
+    try:
+        fd = os.open(path, _OPEN)
+        stack.callback(os.close, fd)
+        held = os.fstat(fd)
+        # No link was followed on the way: the path is a real one.
+        if os.readlink(f"/proc/self/fd/{fd}") != path:
+            raise PlanOutdated(path)
+    except OSError:
+        raise PlanOutdated(path) from None
+    return fd, FileIdentity(held.st_dev, held.st_ino, held.st_mode, held.st_ctime_ns)

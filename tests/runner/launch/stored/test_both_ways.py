@@ -1,0 +1,205 @@
+"""A launch that is decided and a launch from a kept plan are the same launch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import elsewhere
+from tests.conftest import ROOT, Caller
+
+Write = Callable[..., Path]
+
+USED = "runner: a kept plan is used"
+SETTLED = 2.3  # seconds: what changed later than that is not kept
+# Those with a manifest. Others are programs that tests write a manifest for.
+PLUGINS = sorted(
+    str(path.relative_to(ROOT / "tests/plugins"))
+    for pattern in ("*plugin.toml", "*plugin.json", "*plugin.yaml", "mcp.json")
+    for path in (ROOT / "tests/plugins").rglob(pattern)
+)
+
+
+def told(report: Path) -> dict[str, Any]:
+    """What a report says, but for what two launches of the same plan never share."""
+    document: dict[str, Any] = json.loads(report.read_text())
+    for differs in ("timings", "usage"):
+        document.pop(differs)
+    for limit in document["limits"]:
+        limit.pop("peak", None)
+    if document["stderr"] is not None:  # how much was read when it was too much
+        document["stderr"] = sorted(document["stderr"])
+    for layer in document["layers"]:
+        layer["detail"] = layer["detail"].rstrip("0123456789")  # the uid that was leased
+    return document
+
+
+def twice(
+    caller: Caller, place: Path, *words: str, said: str = ""
+) -> tuple[subprocess.CompletedProcess[str], Any]:
+    """Launch until there is a kept plan, and then once more. What both gave, which has to be the same."""
+    report = place / "report.json"
+    command = ("exec", "--report", str(report), *words)
+    for _ in range(3):  # the first launch may make the state directory, which is another machine for the next
+        decided = caller(*command, input=said, env={"RUNNER_DEBUG": "1"})
+        was = told(report)
+        kept = caller(*command, input=said, env={"RUNNER_DEBUG": "1"})
+        if USED in kept.stderr:
+            break
+        time.sleep(SETTLED)
+    assert USED not in decided.stderr and USED in kept.stderr, kept.stderr
+    lines = [line for line in kept.stderr.splitlines() if not line.startswith("runner: a kept")]
+    before = [line for line in decided.stderr.splitlines() if "kept plan" not in line]
+    assert (kept.returncode, kept.stdout, lines) == (decided.returncode, decided.stdout, before)
+    assert told(report) == was
+    return kept, was
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("manifest", PLUGINS)
+def test_every_plugin_runs_the_same(
+    runner_as: Caller, plugin_dir: Path, manifest: str, nothing_left: None
+) -> None:
+    source = ROOT / "tests/plugins" / Path(manifest).parts[0]
+    folder = plugin_dir / "plugin"
+    shutil.copytree(source, folder)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.suffix in ("", ".py") else 0o644)
+    place = plugin_dir / "reports"
+    place.mkdir()
+    runner_as.give(plugin_dir)
+    time.sleep(SETTLED)
+    file = folder / Path(*Path(manifest).parts[1:])
+    server = next(iter(json.loads(file.read_text())["mcpServers"])) if file.name == "mcp.json" else None
+    found: dict[str, Any] = elsewhere.run(runner_as, same_plan, str(file), server)
+    assert found == {"why": "", "equal": True, "decided": True, "bwrap": True}
+
+
+def same_plan(manifest: str, server: str | None) -> dict[str, Any]:
+    """A plan through its file: is what comes out what went in?"""
+    import os
+
+    from runner.launch.run import rehearse
+    from runner.launch.stages import Invocation
+    from runner.launch.stored.entry import Told, read
+    from runner.launch.stored.keep import NotKept, written
+    from runner.launch.stored.run import planned_of
+    from runner.outcome import Failure
+    from sandbox import look
+    from sandbox.plan import bwrap
+    from sandbox.plan.plan import Bind, Text
+
+    arguments = ("--an-argument",)
+    told = Told(["exec", manifest], arguments, os.environ)
+    try:
+        with look.recording() as asked:
+            planned = rehearse(
+                Invocation(manifest, server=server, args=arguments), look.environment(os.environ)
+            )
+        entry = read(written(planned, asked, told))
+    except (Failure, NotKept) as refused:
+        return {"why": str(refused)}
+    assert entry is not None
+    copy = planned_of(entry, told)
+
+    def options(which: Any) -> tuple[str, ...]:
+        plan = which.plan
+        files = [op.dest for op in plan.operations if isinstance(op, Bind | Text)]
+        numbers = {dest: number for number, dest in enumerate(files, 10)}
+        folders = {op.dest: f"/sys/{op.dest}" for op in plan.folders}
+        return bwrap.options(plan, bwrap.Slots(numbers, numbers, folders, (7, 8), 9))
+
+    return {
+        "why": "",
+        "equal": tuple(copy)[1:-1] == tuple(planned)[1:-1],  # all but `decided` and the timings
+        "decided": copy.decided.grant == planned.decided.grant
+        and copy.decided.loaded == planned.decided.loaded
+        and copy.decided.policy == planned.decided.policy,
+        "bwrap": options(copy) == options(planned)
+        and copy.plan.filters == planned.plan.filters
+        and copy.bwrap == planned.bwrap,
+    }
+
+
+MANIFEST = """\
+[plugin]
+id = "ends"
+version = "1.0.0"
+name = "Ends"
+description = "Ends in every way."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./plugin"
+[plugin.sandbox]
+enabled = true
+fs_write_paths = {writes}
+[plugin.limits]
+{limits}
+"""
+ENDINGS = {
+    "ok": ("", "cat; echo said; echo heard >&2"),
+    "status": ("", "exit 7"),
+    "signal": ("", "kill -SEGV $$"),
+    "killed": ("", "kill -KILL $$"),
+    "deadline": ('deadline = "2s"', "sleep 60"),
+    "output": ('output = "1K"', "while :; do echo too much >&2; done"),
+    "file size": ('file_size = "4K"', "head -c 9999 /dev/zero > /tmp/file"),
+    "open files": ("open_files = 20", "exec 15</dev/null 2>&1; exec sh -c 'ulimit -n'"),
+    "processes": ("pids = 8", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 5 & done; wait"),
+    "system call": ("", "unshare --user true"),
+    "not a program": ("", None),
+}
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_end_is_told_the_same(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, ending: str, nothing_left: None
+) -> None:
+    limits, script = ENDINGS[ending]
+    folder = plugin_dir / "plugin"
+    write_file(folder / "nexo-plugin.toml", MANIFEST.format(limits=limits, writes="[]"))
+    text = f"#!/bin/sh\n{script}\n" if script is not None else "\x7fELF nothing that runs"
+    write_file(folder / "plugin", text, 0o755)
+    place = plugin_dir / "reports"
+    place.mkdir()
+    runner_as.give(plugin_dir)
+    time.sleep(SETTLED)
+    if script is None:  # it is refused, by the plan: and what is refused is never kept
+        for _ in range(2):
+            ended = runner_as("exec", str(folder), env={"RUNNER_DEBUG": "1"})
+            assert USED not in ended.stderr and ended.returncode == 126
+        return
+    twice(runner_as, place, str(folder), said="asked\n")
+
+
+@pytest.mark.launches
+def test_a_plugin_with_state_keeps_it(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None
+) -> None:
+    folder = plugin_dir / "plugin"
+    manifest = MANIFEST.format(limits="", writes='["${state_dir}"]')
+    write_file(folder / "nexo-plugin.toml", manifest)
+    write_file(
+        folder / "plugin",
+        "#!/bin/sh\necho more >> $RUNNER_STATE_DIR/count\nwc -l < $RUNNER_STATE_DIR/count\n",
+        0o755,
+    )
+    runner_as.give(plugin_dir)
+    time.sleep(SETTLED)
+    counts, used = [], []
+    for _ in range(4):
+        ended = runner_as("exec", str(folder), env={"RUNNER_DEBUG": "1"})
+        counts.append(ended.stdout.strip())
+        used.append(USED in ended.stderr)
+    assert counts == ["1", "2", "3", "4"]
+    assert used[0] is False and used[-1] is True
+    removed = runner_as("state", "remove", "--orphaned")
+    assert removed.returncode == 0

@@ -1,0 +1,360 @@
+"""`runner exec` takes a plan that was kept, and never one that something has changed under."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Caller
+
+Write = Callable[..., Path]
+
+MANIFEST = """\
+[plugin]
+id = "kept"
+version = "1.0.0"
+name = "Kept"
+description = "Starts from a plan that was kept."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./plugin"
+[plugin.sandbox]
+enabled = true
+fs_read_paths = ["{place}/read"]
+"""
+PROGRAM = """\
+#!{place}/plugin/shell
+echo "with $WORD and $*"
+cat {place}/read/file
+exit 3
+"""
+POLICY = """\
+version = 1
+[read]
+ceiling = ["{place}"]
+[env]
+ceiling = ["WORD"]
+default = ["WORD"]
+"""
+USED = "runner: a kept plan is used"
+SETTLED = 2.3  # seconds: what changed later than that is not kept
+
+
+class Plugin:
+    def __init__(self, caller: Caller, place: Path, write_file: Write) -> None:
+        self.caller = caller
+        self.place = place
+        self.folder = place / "plugin"
+        self.read = place / "read"
+        self.manifest = write_file(self.folder / "nexo-plugin.toml", MANIFEST.format(place=place))
+        self.program = write_file(self.folder / "plugin", PROGRAM.format(place=place), 0o755)
+        self.shell = self.folder / "shell"
+        shutil.copyfile("/bin/sh", self.shell)
+        self.shell.chmod(0o755)
+        self.file = write_file(self.read / "file", "text\n")
+        self.policy = write_file(place / "policy.toml", POLICY.format(place=place))
+        caller.give(place)
+
+    def run(
+        self, *args: str, env: Mapping[str, str] | None = None, cwd: str = "/"
+    ) -> subprocess.CompletedProcess[str]:
+        words = ("exec", "--policy", str(self.policy), str(self.folder))
+        given = {"RUNNER_DEBUG": "1", "WORD": "s3cret-word", **(env or {})}
+        return self.caller(*words, *(("--", *args) if args else ()), env=given, cwd=cwd)
+
+
+@pytest.fixture
+def plugin(runner_as: Caller, plugin_dir: Path, write_file: Write) -> Plugin:
+    """Its plan is kept, and used."""
+    made = Plugin(runner_as, plugin_dir, write_file)
+    time.sleep(SETTLED)
+    first = made.run()
+    assert first.returncode == 3 and USED not in first.stderr and "not kept" not in first.stderr
+    second = made.run()
+    assert USED in second.stderr
+    assert (second.returncode, second.stdout) == (first.returncode, first.stdout)
+    assert first.stdout == "with s3cret-word and \ntext\n"
+    return made
+
+
+def _socket(plugin: Plugin) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(plugin.read / "socket"))
+
+
+def _swap(plugin: Plugin) -> None:
+    """Another folder in its place, with the same names, times and contents."""
+    held = plugin.read.stat()
+    plugin.read.rename(plugin.place / "old")
+    shutil.copytree(plugin.place / "old", plugin.read)
+    plugin.caller.give(plugin.read)
+    os.utime(plugin.read, ns=(held.st_atime_ns, held.st_mtime_ns))
+
+
+def _link(plugin: Plugin) -> None:
+    plugin.read.rename(plugin.place / "old")
+    plugin.read.symlink_to(plugin.place / "old")
+
+
+def _replace(path: Path, text: bytes | None = None) -> None:
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    if text is not None:
+        copy.write_bytes(text)
+    copy.rename(path)
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+REFUSED: dict[str, tuple[Callable[[Plugin], object], str]] = {
+    "a socket in a source": (_socket, "special_file"),
+    "a pipe in a source": (lambda plugin: os.mkfifo(plugin.read / "pipe"), "special_file"),
+    "a link in place of a source": (_link, "symlink"),
+    "a source is gone": (lambda plugin: shutil.rmtree(plugin.read), "missing_path"),
+    "the policy allows less": (
+        lambda plugin: plugin.policy.write_text(POLICY.format(place="/srv/elsewhere")),
+        "read_ceiling",
+    ),
+    "the manifest asks for more": (
+        lambda plugin: plugin.manifest.write_text(MANIFEST.format(place="/root/.ssh")),
+        "denylist",
+    ),
+    "the program is gone": (lambda plugin: plugin.program.unlink(), "not_found"),
+    "the interpreter is gone": (lambda plugin: plugin.shell.unlink(), "not_found"),
+}
+CHANGED: dict[str, Callable[[Plugin], object]] = {
+    "manifest": lambda plugin: _append(plugin.manifest, "# more\n"),
+    "manifest, another file": lambda plugin: _replace(plugin.manifest),
+    "policy": lambda plugin: _append(plugin.policy, "# more\n"),
+    "program": lambda plugin: _replace(plugin.program),
+    "interpreter": lambda plugin: _replace(plugin.shell),
+    "source swapped": _swap,
+    "a file in a source": lambda plugin: (plugin.read / "new").write_text(""),
+    "the plugin's folder": lambda plugin: (plugin.folder / "new").write_text(""),
+    "a folder on the way": lambda plugin: plugin.place.chmod(0o711),
+}
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("change", REFUSED)
+def test_a_change_that_is_not_allowed_is_refused(plugin: Plugin, change: str) -> None:
+    make, rule = REFUSED[change]
+    make(plugin)
+    ended = plugin.run()
+    assert USED not in ended.stderr
+    assert ended.returncode in (126, 127), ended.stderr
+    assert "text" not in ended.stdout and "does not hold" in ended.stderr
+    assert rule.replace("_", " ") in ended.stderr.replace("_", " ") or ended.returncode == 127
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_change_makes_the_plan_anew(plugin: Plugin, change: str) -> None:
+    CHANGED[change](plugin)
+    ended = plugin.run()
+    assert USED not in ended.stderr and "does not hold" in ended.stderr
+    assert (ended.returncode, ended.stdout) == (3, "with s3cret-word and \ntext\n")
+
+
+@pytest.mark.launches
+def test_other_words_variables_and_folders_are_other_launches(plugin: Plugin) -> None:
+    other = plugin.run("an argument")
+    assert USED not in other.stderr and other.stdout == "with s3cret-word and an argument\ntext\n"
+    again = plugin.run("an argument")
+    assert USED in again.stderr and again.stdout == other.stdout
+    for env in (
+        {"WORD": "another"},
+        {"PATH": "/usr/bin"},
+        {"XDG_RUNTIME_DIR": "/tmp"},
+        {"RUNNER_POLICY": "dev"},
+    ):
+        ended = plugin.run(env=env)
+        assert USED not in ended.stderr and ended.returncode == 3, env
+    assert plugin.run(env={"WORD": "another"}).stdout.startswith("with another and")
+    assert USED not in plugin.run(cwd="/tmp").stderr
+
+
+@pytest.mark.launches
+def test_a_variable_that_nobody_looks_at_may_change(plugin: Plugin) -> None:
+    assert USED in plugin.run(env={"SESSION": "17"}).stderr
+
+
+def _entries(plugin: Plugin) -> list[Path]:
+    folder = Path("/var/cache/runner") if plugin.caller.uid == 0 else plugin.caller.home / ".cache/runner"
+    found = [path for path in folder.glob("plan-*") if str(plugin.place).encode() in path.read_bytes()]
+    assert found
+    return found
+
+
+@pytest.mark.launches
+def test_neither_variables_nor_arguments_are_written(plugin: Plugin) -> None:
+    plugin.run("an-0ther-secret")
+    entries = _entries(plugin)
+    assert len(entries) == 2
+    for entry in entries:
+        raw = entry.read_bytes()
+        assert b"s3cret-word" not in raw and b"an-0ther-secret" not in raw
+        assert b"WORD" in raw  # its name is
+        assert entry.stat().st_mode & 0o777 == 0o600 and entry.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.launches
+def test_a_secret_inside_of_another_text_keeps_the_plan_from_the_disk(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    made = Plugin(runner_as, plugin_dir, write_file)
+    time.sleep(SETTLED)
+    ended = made.run(env={"WORD": "text of the policy", "RUNNER_POLICY": ""})
+    assert "not kept" not in ended.stderr  # the control
+    ended = made.run(env={"WORD": made.folder.name})
+    assert "the plan is not kept: the value of a variable" in ended.stderr
+
+
+def _flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def _by_link(path: Path) -> None:
+    path.rename(path.with_name("aside"))
+    path.symlink_to("aside")
+
+
+def _by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: os.truncate(path, 0),
+    "flipped": _flip,
+    "writable by others": lambda path: path.chmod(0o622),
+    "a link": _by_link,
+    "a folder": _by_folder,
+    "a pipe": _by_pipe,
+}
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_no_plan(plugin: Plugin, damage: str) -> None:
+    [entry] = _entries(plugin)
+    try:
+        DAMAGE[damage](entry)
+        ended = plugin.run()
+    finally:
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink(missing_ok=True)
+        entry.with_name("aside").unlink(missing_ok=True)
+    assert USED not in ended.stderr and ended.returncode == 3
+
+
+@pytest.mark.launches
+def test_the_file_of_another_launch_is_no_plan(plugin: Plugin) -> None:
+    plugin.run("other")
+    one, two = _entries(plugin)
+    one_raw, two_raw = one.read_bytes(), two.read_bytes()
+    one.write_bytes(two_raw)
+    two.write_bytes(one_raw)
+    assert USED not in plugin.run().stderr
+    assert USED not in plugin.run("other").stderr
+
+
+@pytest.mark.launches
+@pytest.mark.needs("root")
+def test_a_file_of_another_owner_is_no_plan(
+    runner_as_root: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    made = Plugin(runner_as_root, plugin_dir, write_file)
+    time.sleep(SETTLED)
+    made.run()
+    assert USED in made.run().stderr
+    [entry] = _entries(made)
+    os.chown(entry, 12345, 12345)
+    try:
+        assert USED not in made.run().stderr
+    finally:
+        entry.unlink(missing_ok=True)
+
+
+@pytest.mark.launches
+@pytest.mark.needs("root")
+def test_another_mount_makes_the_plan_anew(
+    runner_as_root: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """A mount on a source hides what was scanned."""
+    made = Plugin(runner_as_root, plugin_dir, write_file)
+    time.sleep(SETTLED)
+    made.run()
+    assert USED in made.run().stderr
+    mounted = f"mount -t tmpfs none {made.read} && echo hidden > {made.read}/file && exec"
+    aside = Caller(
+        runner_as_root.name,
+        runner_as_root.uid,
+        runner_as_root.home,
+        ("unshare", "--mount", "sh", "-c", f'{mounted} "$@"', "sh", *runner_as_root.prefix),
+        runner_as_root.python,
+        runner_as_root.environ,
+    )
+    made.caller = aside
+    ended = made.run()
+    assert USED not in ended.stderr
+    assert ended.stdout == "with s3cret-word and \nhidden\n"
+
+
+@pytest.mark.launches
+def test_the_cache_can_be_switched_off(plugin: Plugin) -> None:
+    for _ in range(2):
+        assert USED not in plugin.run(env={"RUNNER_CACHE": "off"}).stderr
+
+
+@pytest.mark.launches
+def test_what_was_changed_a_moment_ago_is_not_kept(plugin: Plugin) -> None:
+    _append(plugin.manifest, "# more\n")
+    ended = plugin.run()
+    assert f"not kept: {plugin.manifest} was changed a moment ago" in ended.stderr
+    assert USED not in plugin.run().stderr
+
+
+@pytest.mark.launches
+def test_a_plan_that_cannot_be_carried_out_is_made_anew_and_forgotten(plugin: Plugin) -> None:
+    """Its sources are looked at once more when they are opened. Here the facts are kept from seeing it."""
+    [entry] = _entries(plugin)
+    before = entry.read_bytes()
+    code = (
+        "import sys, marshal; from sandbox import cache; from runner.launch.stored.entry import PlanEntry\n"
+        "name, real = sys.argv[1:]\n"
+        "entry = PlanEntry(*marshal.loads(cache.load(name)))\n"
+        "facts = [{k: v for k, v in part.items() if real not in str(k)} for part in entry.facts]\n"
+        "cache.store(name, marshal.dumps(tuple(entry._replace(facts=tuple(facts)))))\n"
+    )
+    caller = plugin.caller
+    subprocess.run(
+        [*caller.prefix, *caller.python, "-c", code, entry.name, str(plugin.read)],
+        env={**caller.environ},
+        check=True,
+        cwd="/",
+    )
+    assert entry.read_bytes() != before
+    assert USED in plugin.run().stderr  # the control: it is a plan
+    _swap(plugin)
+    ended = plugin.run()
+    assert "cannot be carried out" in ended.stderr
+    assert (ended.returncode, ended.stdout) == (3, "with s3cret-word and \ntext\n")
+    assert not entry.exists() or entry.read_bytes() != before
