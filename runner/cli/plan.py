@@ -202,6 +202,7 @@ _KINDS = {
     "attributes": "attribute",
     "alone": "cgroup",
     "variables": "variable",
+    "accounts": "account",
 }
 
 
@@ -242,7 +243,7 @@ def _shown(word: str, hidden: Mapping[str, str]) -> str:
 def _facts(facts: Facts) -> dict[str, list[str]]:
     """What the plan rests on, by kind: names of paths and variables, and nothing of what was found."""
     return {
-        kind: sorted({key if isinstance(key, str) else str(key[0]) for key in getattr(facts, kind)})
+        kind: sorted({str(key[0] if isinstance(key, tuple) else key) for key in getattr(facts, kind)})
         for kind in facts._fields
     }
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import pwd
 import re
 import subprocess
 import time
@@ -15,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from runner.cli.plan import _KINDS
 from runner.contracts.registry import contract_options
+from sandbox.facts import Facts
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
@@ -95,6 +95,7 @@ def test_the_plan_in_a_few_lines(runner_as: Caller, plugin: Path) -> None:
 def test_the_facts_are_names_and_no_values(runner_as_user: Caller, plugin: Path) -> None:
     said = runner_as_user("plan", "--facts", "--env", "TOKEN", plugin, env={"TOKEN": SECRET})
     facts = [tuple(line.split(maxsplit=1)) for line in said.stdout.partition("\n\n")[2].splitlines()]
+    assert tuple(_KINDS) == Facts._fields
     assert ("variable", "TOKEN") in facts and ("path", f"{plugin}/run") in facts
     assert ("path", f"{plugin}/nexo-plugin.toml") in facts and ("path", "/usr/bin/bwrap") in facts
     assert SECRET not in said.stdout + said.stderr
@@ -134,20 +135,7 @@ def test_it_takes_the_words_of_exec(runner_as_user: Caller, plugin: Path) -> Non
 # --- keeping it ---------------------------------------------------------------------------------------------
 
 
-def with_account(caller: Caller) -> Caller:
-    """The same with a uid that has an account. For one without, directory servers are asked, and no plan is
-    kept."""
-    if os.geteuid() != 0 or caller.name == "root":
-        return caller
-    nobody = pwd.getpwnam("nobody").pw_uid
-    prefix = ("/usr/bin/setpriv", f"--reuid={nobody}", f"--regid={nobody}", "--clear-groups", "--")
-    account = dataclasses.replace(caller, uid=nobody, prefix=prefix)
-    account.give(account.home)
-    return account
-
-
 def test_it_is_kept_for_exec_with_the_same_words(runner_as: Caller, plugin: Path) -> None:
-    runner_as = with_account(runner_as)
     path = kept(runner_as, plugin)["kept"]
     assert Path(path).stat().st_mode & 0o777 == 0o600 and Path(path).stat().st_uid == runner_as.uid
     # Options that only this verb has make no difference; what exec is told does.
@@ -161,8 +149,19 @@ def test_it_is_kept_for_exec_with_the_same_words(runner_as: Caller, plugin: Path
         assert runner_as("plan", "--emit", emit, plugin).returncode == 0 and os.path.exists(path)
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_exec_takes_the_plan_that_was_kept(runner_as: Caller, plugin: Path) -> None:
+    debug = {"RUNNER_DEBUG": "1"}  # then exec says so
+    os.unlink(kept(runner_as, plugin, "--", "given", env=debug)["kept"])
+    control = runner_as("exec", plugin, "--", "another", env=debug)
+    assert "kept plan is used" not in control.stderr and control.returncode == 7
+    assert "kept" in kept(runner_as, "--facts", plugin, "--", "given", env=debug)
+    said = runner_as("exec", plugin, "--", "given", env=debug)
+    assert "kept plan is used" in said.stderr and said.returncode == 7
+    assert said.stdout == control.stdout.replace("another", "given")
+
+
 def test_why_it_is_not_kept(runner_as_user: Caller, plugin: Path) -> None:
-    runner_as_user = with_account(runner_as_user)
     assert kept(runner_as_user, plugin, env={"RUNNER_CACHE": "off"})["not kept"] == "RUNNER_CACHE=off"
     assert "decides anew" in kept(runner_as_user, "--memory", "64M", plugin)["not kept"]
     unsafe = Path(runner_as_user.environ["XDG_CACHE_HOME"]) / "runner"
