@@ -62,6 +62,7 @@ def test_there_are_examples() -> None:
         "tools",
         "check",
         "explain",
+        "plan",
         "doctor",
         "new",
         "contracts",

@@ -28,6 +28,7 @@ VERBS = (
     "tools",
     "check",
     "explain",
+    "plan",
     "new",
     "contracts",
     "doctor",
@@ -37,6 +38,8 @@ VERBS = (
     "schema",
     "completion",
 )
+# Verbs whose module is in a folder below this one.
+_FOLDERS = {"package": "signing", "keygen": "signing"}
 
 
 def entry() -> NoReturn:
@@ -150,7 +153,7 @@ def verb_module(verb: str) -> Verb:
     from importlib import import_module
 
     if verb in VERBS:
-        name = f"runner.cli.{verb}"
+        name = f"runner.cli.{_FOLDERS[verb]}.{verb}" if verb in _FOLDERS else f"runner.cli.{verb}"
     else:
         from runner.contracts.registry import contract_verbs
 
@@ -253,6 +256,7 @@ def _run(verb: str, words: list[str]) -> int:
         args = parser.parse_intermixed_args(words)
     else:
         args = parser.parse_args(words)
+    args.words = words
     return module.run(args)
 
 

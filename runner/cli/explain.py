@@ -21,7 +21,7 @@ from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denied_paths import normal
-from sandbox.plan.command_line import command_line
+from sandbox.plan import bare
 from sandbox.plan.plan import LaunchPlan, ShownPath
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Limits
@@ -126,7 +126,10 @@ def _streams(decided: Decided, limits: Limits) -> dict[str, str]:
 
 def _command_line(planned: Planned) -> str:
     profile = seccomp_filter.filter_path(planned.plan.seccomp, seccomp_filter.machine_arch())
-    return command_line(planned.plan, planned.bwrap, profile, os.environ)
+    command = bare.bare_command(planned.plan, planned.bwrap, profile)
+    # What is read is also pasted: a variable of the caller's own is named instead of shown.
+    env = ((name, None if os.environ.get(name) == value else value) for name, value in command.env)
+    return bare.command_line(command._replace(env=tuple(env)))
 
 
 Row = tuple[str, ...]  # all rows of one table have the same length

@@ -85,6 +85,7 @@ def contract_options(verb: str) -> dict[str, ContractOption]:
     """The options of all contracts that a verb takes, by flag. If contracts share a flag, the help names
     them all."""
     found: dict[str, ContractOption] = {}
+    verb = "exec" if verb == "plan" else verb  # it takes the same words
     for contract in all_contracts():
         for option in contract.options:
             if verb in option.verbs:

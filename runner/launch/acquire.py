@@ -86,7 +86,7 @@ class Sources:
 
     def hold_known(self, planned: Planned) -> None:
         """Open the sources of a kept plan, all facts of which hold. Raises PlanOutdated."""
-        from sandbox.plan.reopened import reopen_known
+        from sandbox.cell.reopened import reopen_known
 
         provision = planned.provision
         opened = self._stack.enter_context(reopen_known(planned.plan))
@@ -202,7 +202,7 @@ def _open_state(planned: Planned, held: Held, owners: Decision | None, stack: Ex
     if planned.provision.state_dir is None:
         return held.opened if owners is planned.plan.owners else _with_owners(held.opened, owners)
     if held.denylist is None:
-        from sandbox.plan.reopened import with_known_state
+        from sandbox.cell.reopened import with_known_state
 
         return stack.enter_context(with_known_state(held.opened))
     from sandbox.plan.sources import open_state, with_state

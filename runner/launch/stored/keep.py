@@ -34,7 +34,7 @@ _PUBLIC = frozenset(
 )
 _PUBLIC_PREFIXES = (*OWN_VARIABLES, "LC_")
 # A shorter text is part of others by accident.
-_SHORTEST_SECRET = 4
+SHORTEST_SECRET = 4
 
 
 class NotKept(Exception):
@@ -96,9 +96,9 @@ def written(planned: Planned, asked: Asked, told: Told) -> bytes:
         _add(Gap("word", str(number)), word, gaps, numbers)
     for name in asked.facts.variables:
         value = told.environ.get(name)
-        if value and name not in _PUBLIC and not name.startswith(_PUBLIC_PREFIXES):
+        if value and may_be_secret(name):
             _add(Gap("variable", name), value, gaps, numbers)
-    secrets = [text for text in numbers if len(text) >= _SHORTEST_SECRET]
+    secrets = [text for text in numbers if len(text) >= SHORTEST_SECRET]
     for path in (*asked.facts.places, *asked.facts.listed, *asked.facts.contents):
         if any(secret in path for secret in secrets):
             raise NotKept("the value of a variable, or an argument, is part of a path")
@@ -141,3 +141,8 @@ def _note_code(asked: Asked) -> None:
             file = getattr(module, "__file__", None)
             if file and file.startswith(f"{CODE_ROOT}{os.sep}"):
                 asked.place(file)
+
+
+def may_be_secret(name: str) -> bool:
+    """Whether the value of this variable is never kept or shown."""
+    return name not in _PUBLIC and not name.startswith(_PUBLIC_PREFIXES)

@@ -70,6 +70,8 @@ def test_the_example_is_right(verb: str) -> None:
         (("exec", "--report", "99", "x"), "descriptor 99 is not open"),
         (("exec", "--report", "1", "x"), "the plugin has descriptors 0 and 1"),
         (("explain", "--format", "yaml", "x"), "--format"),
+        (("plan", "--emit", "yaml", "x"), "--emit"),
+        (("plan", "--emit", "sh", "--facts", "x"), "--facts"),
         (("check",), "required: MANIFEST"),
         (("schema", "cobol"), "cobol"),
         (("completion", "csh"), "csh"),
@@ -123,6 +125,8 @@ def test_bash_completion(runner_as_user: Caller, tmp_path: Path) -> None:
         assert completed(script, "runner", verb, "--limit", "") == {f"{name}=" for name in LIMIT_NAMES}
         assert completed(script, "runner", verb, "--limit", "out") == {"output=", "output_lines="}
     assert completed(script, "runner", "explain", "--format", "") == {"text", "json", "argv"}
+    assert completed(script, "runner", "plan", "--emit", "") == {"sh", "argv", "json"}
+    assert completed(script, "runner", "exec", "--") < completed(script, "runner", "plan", "--")
     assert {"nexo", "rune", "mcp"} <= completed(script, "runner", "schema", "")
     assert {"list", "remove", "--json", "--orphaned"} <= completed(script, "runner", "state", "")
     file = tmp_path / "one.toml"

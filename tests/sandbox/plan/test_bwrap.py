@@ -14,7 +14,7 @@ from sandbox.cell.launch import _nul_separated
 from sandbox.network.egress import EgressPlan
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan import bwrap
-from sandbox.plan.command_line import command_line
+from sandbox.plan.bare import bare_command, command_line
 from sandbox.plan.layers import Layers
 from sandbox.plan.plan import Bind, Dev, LaunchPlan, Mask, Operation, Proc, ReadOnly, Symlink, Text, Tmpfs
 from sandbox.seccomp import filter as seccomp_filter
@@ -63,6 +63,10 @@ def words(*operations: Operation) -> list[str]:
     head = bwrap.head(plan(), inherits_network=False)
     start = len(head) + len(("--json-status-fd", "24", "--add-seccomp-fd", "23"))
     return list(full[start : start + len(full) - len(bare)])
+
+
+def shown(compiled: LaunchPlan, program: str, seccomp_file: str) -> str:
+    return command_line(bare_command(compiled, program, seccomp_file))
 
 
 @pytest.mark.parametrize(
@@ -143,8 +147,8 @@ def test_the_walls(changes: dict[str, Any], missing: set[str]) -> None:
 def test_a_line_for_people_has_no_gate_and_no_network() -> None:
     """Without the namespace that the runner makes, the option that is left out would share the host's."""
     behind = plan(egress=EgressPlan(("example.com:443",)))
-    assert "--unshare-net" in command_line(behind, "bwrap", "/filter").split()
-    assert "--unshare-net" not in command_line(plan(share_network=True), "bwrap", "/filter").split()
+    assert "--unshare-net" in shown(behind, "bwrap", "/filter").split()
+    assert "--unshare-net" not in shown(plan(share_network=True), "bwrap", "/filter").split()
 
 
 def test_the_end_of_the_options() -> None:
@@ -160,12 +164,13 @@ def test_a_cage_without_a_filter() -> None:
     two = bwrap.options(plan(), SLOTS._replace(filters=(23, 25)))
     at = two.index("--add-seccomp-fd")
     assert two[at : at + 4] == ("--add-seccomp-fd", "23", "--add-seccomp-fd", "25")
-    assert "--seccomp" not in command_line(plan(layers=bare), "bwrap", "/filter")
-    assert " --seccomp 10 -- /bin/true 10</filter" in command_line(plan(), "bwrap", "/filter")
+    assert "--seccomp" not in shown(plan(layers=bare), "bwrap", "/filter")
+    line = shown(plan(), "bwrap", "/filter")
+    assert " --clearenv --seccomp 10 " in line and line.endswith(" -- /bin/true 10</filter")
 
 
 def test_content_that_is_not_utf8() -> None:
-    assert "\ufffd" in command_line(plan(Text("/etc/x", b"\xff\n")), "bwrap", "/filter")
+    assert "\ufffd" in shown(plan(Text("/etc/x", b"\xff\n")), "bwrap", "/filter")
 
 
 def test_the_program_is_not_among_the_options() -> None:
@@ -223,7 +228,7 @@ def shown_line(asked: Any, given: Any = None) -> str:
     compiled = cages.compiled(asked, given)
     path = seccomp_filter.filter_path(compiled.seccomp, seccomp_filter.machine_arch())
     found = next(f"{place}/bwrap" for place in SYSTEM_PATH.split(":") if os.path.exists(f"{place}/bwrap"))
-    return command_line(compiled, found, path)
+    return shown(compiled, found, path)
 
 
 def test_the_printed_command_line_runs_in_bash(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.plan.command_line import command_line
+from sandbox.plan.bare import command_line
 from sandbox.plan.plan import Bind, PlanRefused, ReadOnly, Tmpfs
 from sandbox.spec import DEFAULT_SCRATCH_BYTES, Grant, Limits, MemoryFile, Scratch
 from tests.sandbox import cages
@@ -32,7 +32,7 @@ def test_a_scratch_folder_and_memory_files() -> None:
     order = plan.operations
     assert order.index(scratch) < order.index(inner) < order.index(ReadOnly("/"))
     assert plan.memory_files == (KEY, inner)
-    line = command_line(plan, "bwrap", "/filter")
+    line = command_line(bare_command(plan, "bwrap", "/filter"))
     assert "--perms 0400 --file" in line and "<key" in line
 
 

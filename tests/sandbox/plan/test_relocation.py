@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox.paths.executable import ProgramFault
-from sandbox.plan.command_line import command_line
+from sandbox.plan.bare import command_line
 from sandbox.plan.plan import Bind, LaunchPlan, PlanRefused, ShownPath
 from sandbox.plan.sources import reopen
 from tests.conftest import Caller
@@ -47,7 +47,7 @@ def test_the_parts_are_bound_below_the_new_name(package: Path) -> None:
     assert (plan.argv, plan.directory) == ((f"{INSIDE}/bin/run",), INSIDE)
     shown = ShownPath(str(package / "bin"), "read", "the plugin's folder", "bound", f"{INSIDE}/bin")
     assert shown in plan.shown and plan.notes == ()
-    line = command_line(plan, "bwrap", "/filter")
+    line = command_line(bare_command(plan, "bwrap", "/filter"))
     assert f"--ro-bind {package}/bin {INSIDE}/bin" in line and f"-- {INSIDE}/bin/run" in line
 
 

@@ -332,6 +332,9 @@ def test_exec_wants_a_choice(runner_as: Caller, plugin_dir: Path) -> None:
     assert "launch_failed" in done.stderr and "export ID" in done.stderr
     for name in ("triage", "search", "reader", "notify", "window"):
         assert f"{name} (" in done.stderr
+    # Nor is a plan made or kept: `exec` would not ask again.
+    planned = runner_as("plan", folder)
+    assert (planned.returncode, planned.stdout, planned.stderr) == (10, "", done.stderr)
     done = runner_as("exec", "--export", "notify", folder)
     assert (done.returncode, done.stderr) == (0, "")
     done = runner_as("exec", "--export", "notfy", folder)
