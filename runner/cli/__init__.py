@@ -60,6 +60,12 @@ def entry() -> NoReturn:
     os._exit(status)
 
 
+def console_entry() -> NoReturn:
+    """The console script `runner-console`, which bin/runner starts outside of virtual environments."""
+    sys.argv[0] = sys.argv[0].removesuffix("-console")
+    entry()
+
+
 def _mend_streams() -> None:
     """Make sure that descriptors 0 to 2 are open and that Python can write to 1 and 2.
 
