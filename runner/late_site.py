@@ -21,7 +21,9 @@ class LateSite:
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        if path is not None:  # a part of a package, and all its places are known
+        # A part of a package, whose places are known. Or a module that the standard library tries and that is
+        # never there: subprocess imports msvcrt, and copy imports Jython's org.
+        if path is not None or name in sys.stdlib_module_names or name == "org":
             return None
         complete_search_path()
         for finder in sys.meta_path:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -131,7 +132,7 @@ def test_launching_a_known_manifest_loads_no_site(
     manifest = write_file(plugin_dir / "nexo-plugin.toml", QUICK)
 
     def launch(**env: str) -> subprocess.CompletedProcess[str]:
-        argv = (*runner_as.prefix, made.command, "exec", manifest)
+        argv = [*runner_as.prefix, str(made.command), "exec", str(manifest)]
         return run(*argv, env={**runner_as.environ, **env})
 
     first = launch()  # reads, validates and remembers: by pydantic, which a .pth file leads to
@@ -275,7 +276,7 @@ def test_an_environment_without_its_python_says_so(installed: Install) -> None:
 def test_it_is_one_process(installed: Install) -> None:
     """Its pid, signals, streams and status are the runner's own."""
     pipe = subprocess.PIPE
-    argv = [installed.command, "wait"]
+    argv = [str(installed.command), "wait"]
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) as process:
         out, _ = process.communicate("a line\n", timeout=60)
     first, second = out.splitlines()
@@ -374,6 +375,14 @@ def test_site_runs_when_a_module_is_nowhere_else(installed: Install, tmp_path: P
     assert "ModuleNotFoundError: No module named 'is_not_there'" in missing.stderr
 
 
+@pytest.mark.parametrize("name", ["subprocess", "copy", "pickle"])
+def test_site_does_not_run_for_modules_of_other_systems(installed: Install, name: str) -> None:
+    """Parts of the standard library try to import what exists on Windows or in Jython only."""
+    found = said(installed.command, "import", name)
+    assert name in found["late"]
+    assert "site" not in found["late"]
+
+
 def test_packages_of_the_system_are_found_where_the_environment_says_so(
     installed: Install, tmp_path: Path
 ) -> None:
@@ -405,20 +414,52 @@ def test_a_plugin_may_not_write_where_the_entry_imports_from(
     place.chmod(0o777)
     sandbox = f'[plugin.sandbox]\nenabled = true\nfs_write_paths = ["{place}"]\n'
     manifest = write_file(plugin_dir / "plugin/nexo-plugin.toml", QUICK + sandbox)
-    argv = (*runner_as.prefix, made.command, "exec", "--policy", "dev", manifest)
+    argv = [*runner_as.prefix, str(made.command), "exec", "--policy", "dev", str(manifest)]
     for _ in range(2):  # read anew, and remembered
         done = run(*argv, env=runner_as.environ)
         assert done.returncode == (0 if asked == "free" else 126), done.stderr
         assert ("policy_denied" in done.stderr) == (asked != "free")
 
 
+def test_a_fork_server_is_started_as_its_host_was() -> None:
+    """Without `site`, and able to run it, if the host is."""
+    host = """
+import sys
+late, *sys.path[len(sys.path):] = sys.argv[1:]
+from runner.late_site import LateSite
+if late:
+    sys.meta_path.append(LateSite())
+from runner.launch.remote import forkserver
+sys.addaudithook(lambda event, args: event == "subprocess.Popen" and print("-S" in args[1]))
+forkserver.start_by_exec()
+"""
+    server = """
+import sys
+sys.path += sys.argv[1:]
+from runner.launch.remote import forkserver
+from runner.late_site import is_site_waiting
+forkserver.serve = lambda orders: print(is_site_waiting(), flush=True)
+forkserver.main(0)
+"""
+    places = (ROOT, sysconfig.get_path("purelib"))
+    for late in ("late", ""):
+        done = run(sys.executable, "-I", "-S", "-c", host, late, *places)
+        assert (done.stdout, done.stderr) == (f"{bool(late)}\n", "")
+    for option in ("-IS", "-I"):
+        one, other = socket.socketpair()
+        with one, other:
+            argv = [sys.executable, option, "-c", server, *map(str, places)]
+            done = subprocess.run(argv, stdin=one.fileno(), capture_output=True, text=True, timeout=60)
+        assert done.stdout == f"{option == '-IS'}\n"
+
+
 def test_a_fork_server_finds_what_its_host_finds(runner_as: Caller, plugin_dir: Path) -> None:
-    """It is started without `site` too, and can run it."""
+    """Here a .pth file leads to trio, so `site` has run in the host when it starts one."""
     made = environment(plugin_dir / "venv", runner_as)
     shutil.copytree(ROOT / "tests/plugins/nexo_bare", plugin_dir / "bare")
     for path in (plugin_dir / "bare", *(plugin_dir / "bare").iterdir()):
         path.chmod(0o755)
-    argv = (*runner_as.prefix, made.command, "call", plugin_dir / "bare", "bare_echo")
+    argv = [*runner_as.prefix, str(made.command), "call", str(plugin_dir / "bare"), "bare_echo"]
     done = run(*argv, "--input", '{"text": "hello"}', env=runner_as.environ)
     assert done.returncode == 0, done.stderr
     assert "hello" in done.stdout

@@ -140,7 +140,7 @@ def test_an_installation_outside_of_environments_runs(wheel: Path, tmp_path: Pat
     assert sorted(os.listdir(target / "bin")) == ["runner", "runner-console", "runner-start"]
     env = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     for name in ("runner", "runner-console"):
-        argv = [target / "bin" / name, "--version"]
+        argv = [str(target / "bin" / name), "--version"]
         done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=60)
         assert (done.stdout, done.stderr) == (f"runner {runner.__version__}\n", "")
 

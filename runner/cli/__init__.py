@@ -284,13 +284,13 @@ def _takes_command(module: Verb) -> TypeGuard[CommandVerb]:
 
 
 def _top(words: list[str]) -> int:
-    from runner.cli.shared.text import say
-
     if words and words[0] in ("--version", "-V"):
         from runner import __version__
 
         print(f"runner {__version__}")
         return 0
+    from runner.cli.shared.text import say
+
     if words and words[0] in ("--help", "-h", "help"):
         say(_overview(), sys.stdout)
         return 0
