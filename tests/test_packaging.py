@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Built without isolation, which would download setuptools for each run of the tests.
     """
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", *PACKAGES):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "bin", *PACKAGES):
         subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
     out = tmp_path_factory.mktemp("wheel")
     argv = [
@@ -58,6 +59,8 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         if path.is_file() and not _NOT_OURS & set(path.parts)
     }
     assert {"policies/default.toml", "policies/seccomp/default.toml", "runner/py.typed"} <= wanted
+    scripts = f"plugin_runner-{runner.__version__}.data/scripts"
+    wanted |= {f"{scripts}/{path.name}" for path in (ROOT / "bin").iterdir()}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == wanted
 
@@ -66,8 +69,12 @@ def test_the_wheel_installs_the_command_and_the_licence(wheel: Path) -> None:
     dist_info = zipfile.Path(wheel) / f"plugin_runner-{runner.__version__}.dist-info"
     installed = importlib.metadata.PathDistribution(dist_info)
     assert [(e.group, e.name, e.value) for e in installed.entry_points] == [
-        ("console_scripts", "runner", "runner.cli:entry")
+        ("console_scripts", "runner-console", "runner.cli:console_entry")
     ]
+    # pip and setuptools change the #! line of Python scripts only.
+    for name in ("runner", "runner-start"):
+        packed = zipfile.Path(wheel) / f"plugin_runner-{runner.__version__}.data/scripts" / name
+        assert packed.read_bytes() == (ROOT / "bin" / name).read_bytes()
     assert installed.metadata["License-Expression"] == "Apache-2.0"
     assert (dist_info / "licenses/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
@@ -101,19 +108,20 @@ def test_an_environment_of_its_own_needs_no_compiled_extra(
     wheel: Path, tmp_path: Path, plugin_dir: Path
 ) -> None:
     """As pipx installs it: the command, policies and examples work, without python-prctl."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv/bin/python"
+    folder = tmp_path / 'an "odd" name\'s\nfolder'
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    python = folder / "venv/bin/python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install"]
     subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
     # The dependencies of this environment stand for those that pip would download. One of them is taken out.
-    (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
+    (site,) = (folder / "venv/lib").glob("python3*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (site / "prctl.py").write_text("raise ImportError('the extra is not installed')\n")
     shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
 
     def output_of(*args: str) -> str:
         env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-        argv = [str(tmp_path / "venv/bin/runner"), *args]
+        argv = [str(folder / "venv/bin/runner"), *args]
         done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -122,6 +130,19 @@ def test_an_environment_of_its_own_needs_no_compiled_extra(
     assert "default" in output_of("explain", str(plugin_dir / "demo"))
     assert output_of("check", str(plugin_dir / "demo")).count("ok: ") == 1
     assert "_runner" in output_of("completion", "bash")
+
+
+def test_an_installation_outside_of_environments_runs(wheel: Path, tmp_path: Path) -> None:
+    """There bin/runner starts the console script that pip made for the interpreter it installed for."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    target = tmp_path / "a folder"
+    subprocess.run([*pip, "--no-index", "--target", str(target), str(wheel)], check=True)
+    assert sorted(os.listdir(target / "bin")) == ["runner", "runner-console", "runner-start"]
+    env = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    for name in ("runner", "runner-console"):
+        argv = [str(target / "bin" / name), "--version"]
+        done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=60)
+        assert (done.stdout, done.stderr) == (f"runner {runner.__version__}\n", "")
 
 
 def test_dependencies_are_those_that_layers_may_import() -> None:

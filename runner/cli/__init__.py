@@ -62,6 +62,12 @@ def entry() -> NoReturn:
     os._exit(status)
 
 
+def console_entry() -> NoReturn:
+    """The console script `runner-console`, which bin/runner starts outside of virtual environments."""
+    sys.argv[0] = sys.argv[0].removesuffix("-console")
+    entry()
+
+
 def _mend_streams() -> None:
     """Make sure that descriptors 0 to 2 are open and that Python can write to 1 and 2.
 
@@ -289,13 +295,13 @@ def _takes_command(module: Verb) -> TypeGuard[CommandVerb]:
 
 
 def _top(words: list[str]) -> int:
-    from runner.cli.shared.text import say
-
     if words and words[0] in ("--version", "-V"):
         from runner import __version__
 
         print(f"runner {__version__}")
         return 0
+    from runner.cli.shared.text import say
+
     if words and words[0] in ("--help", "-h", "help"):
         say(_overview(), sys.stdout)
         return 0

@@ -7,6 +7,7 @@ import sys
 
 from runner.approvals.store import approvals_folder
 from runner.contracts.registry import all_host_places, find_contract
+from runner.late_site import complete_search_path
 from runner.launch.acquire import Held, Sources
 from runner.launch.approve import allow_command
 from runner.launch.command import Command
@@ -188,6 +189,8 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
     state_dir = decided.state_dir
     chosen = state_dir is not None and decided.loaded.invocation.state_dir is not None
     hosts = chosen or writes_outside(decided)
+    if hosts:
+        complete_search_path()  # what .pth files add to it is ours too: see _own_code
     return Denylist(
         mounts,
         homes=decided.homes,

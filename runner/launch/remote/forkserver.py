@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from runner.contracts.registry import all_contracts
+from runner.late_site import LateSite, is_site_waiting
 from runner.launch.remote import monitor
 from runner.launch.remote.monitor import Gear, LaunchOrder
 from runner.launch.stages import Invocation
@@ -44,6 +45,8 @@ _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 
 def main(fd: int) -> NoReturn:
     """The process that `start_by_exec` starts."""
+    if sys.flags.no_site:  # as its host
+        sys.meta_path.append(LateSite())
     try:
         serve(socket.socket(fileno=fd))
     except Exception:  # noqa: BLE001 -- nobody reads it, unless RUNNER_DEBUG is set
@@ -212,6 +215,7 @@ def start_by_exec() -> ForkServer:
             argv = [
                 sys.executable,
                 "-I",
+                *(("-S",) if is_site_waiting() else ()),
                 "-X",
                 f"utf8={sys.flags.utf8_mode}",
                 "-c",

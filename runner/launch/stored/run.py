@@ -33,11 +33,10 @@ def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
 
 def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
     """Every class that a kept plan has outside of its `rest`."""
+    from sandbox import spec
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.file_identity import FileIdentity
-
-    from sandbox import spec
     from sandbox.plan import plan
     from sandbox.plan.layers import Layer, Layers
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.plan.bare import command_line
+from sandbox.plan.bare import bare_command, command_line
 from sandbox.plan.plan import Bind, PlanRefused, ReadOnly, Tmpfs
 from sandbox.spec import DEFAULT_SCRATCH_BYTES, Grant, Limits, MemoryFile, Scratch
 from tests.sandbox import cages

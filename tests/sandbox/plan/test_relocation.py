@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox.paths.executable import ProgramFault
-from sandbox.plan.bare import command_line
+from sandbox.plan.bare import bare_command, command_line
 from sandbox.plan.plan import Bind, LaunchPlan, PlanRefused, ShownPath
 from sandbox.plan.sources import reopen
 from tests.conftest import Caller
