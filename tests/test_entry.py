@@ -1,4 +1,4 @@
-"""The command `runner`: bin/runner and bin/runner-start, in virtual environments and elsewhere."""
+"""The command `runner`: scripts/entry/runner and runner-start, in virtual environments and elsewhere."""
 
 from __future__ import annotations
 
@@ -354,8 +354,8 @@ def test_the_script_uses_no_word_of_bash_alone() -> None:
     for shell in ("dash", "bash"):
         sh = shutil.which(shell, path=SYSTEM_PATH)
         assert sh is not None
-        assert run(sh, "-n", ROOT / "bin/runner").stderr == ""
-    assert (ROOT / "bin/runner").read_text().startswith("#!/bin/sh\n")
+        assert run(sh, "-n", ROOT / "scripts/entry/runner").stderr == ""
+    assert (ROOT / "scripts/entry/runner").read_text().startswith("#!/bin/sh\n")
 
 
 # --- Python's `site`, late ----------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def entry() -> NoReturn:
 
 
 def console_entry() -> NoReturn:
-    """The console script `runner-console`, which bin/runner starts outside of virtual environments."""
+    """The console script `runner-console`, which scripts/entry/runner starts outside of virtual environments."""
     sys.argv[0] = sys.argv[0].removesuffix("-console")
     entry()
 
