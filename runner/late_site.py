@@ -1,8 +1,8 @@
 """Python's `site`, run only when something needs it.
 
-In a virtual environment the command `runner` starts without `site` (scripts/entry/runner-start). `site` reads every
-.pth file there and executes what is in it, which takes several milliseconds. No package that we depend on
-needs that. Some environments do: one with a dependency that is installed as editable, or one that also uses
+In a virtual environment the command `runner` starts without `site` (scripts/entry/runner-start). `site` reads
+every .pth file there and executes what is in it, which takes several milliseconds. No package that we depend
+on needs that. Some environments do: one with a dependency that is installed as editable, or one that also uses
 the packages of the system.
 """
 
@@ -37,7 +37,7 @@ def is_site_waiting() -> bool:
 
 
 def complete_search_path() -> None:
-    """Make sys.path what it is with `site`. Does nothing in a process that scripts/entry/runner-start did not start."""
+    """Make sys.path what it is with `site`. Does nothing in a process that was started with `site`."""
     if not is_site_waiting():
         return
     # First of all: what a .pth file imports may be missing too.

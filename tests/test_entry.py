@@ -61,7 +61,7 @@ def install(prefix: Path, code: Path, python: str = sys.executable, *, venv: boo
     made.packages.mkdir(parents=True)
     (prefix / "bin").mkdir()
     for name in ("runner", "runner-start"):
-        shutil.copy(ROOT / "bin" / name, prefix / "bin")
+        shutil.copy(ROOT / "scripts/entry" / name, prefix / "bin")
         (prefix / "bin" / name).chmod(0o755)
     console = prefix / "bin/runner-console"  # as pip writes it
     console.write_text(f"#!{python}\nimport sys\nfrom runner.cli import console_entry\nconsole_entry()\n")

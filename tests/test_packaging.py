@@ -133,7 +133,7 @@ def test_an_environment_of_its_own_needs_no_compiled_extra(
 
 
 def test_an_installation_outside_of_environments_runs(wheel: Path, tmp_path: Path) -> None:
-    """There scripts/entry/runner starts the console script that pip made for the interpreter it installed for."""
+    """There `runner` starts the console script that pip made for the interpreter it installed for."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
     target = tmp_path / "a folder"
     subprocess.run([*pip, "--no-index", "--target", str(target), str(wheel)], check=True)

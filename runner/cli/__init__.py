@@ -63,7 +63,7 @@ def entry() -> NoReturn:
 
 
 def console_entry() -> NoReturn:
-    """The console script `runner-console`, which scripts/entry/runner starts outside of virtual environments."""
+    """The console script `runner-console`. scripts/entry/runner says when it starts this one."""
     sys.argv[0] = sys.argv[0].removesuffix("-console")
     entry()
 
@@ -275,10 +275,10 @@ def _usual_exec(words: list[str]) -> argparse.Namespace | None:
     if args is not None:
         import os
 
-        from runner.launch.stored.entry import Told
+        from runner.launch.stored.entry import told_by
 
         args.arguments = words[at + 1 :]
-        args.told = Told(["exec", *words[:at]], args.arguments, os.environ)
+        args.told = told_by(["exec", *words[:at]], args.arguments, os.environ)
     return args
 
 

@@ -19,7 +19,7 @@ from runner.launch.prepare import load
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Planned, Stage, Stopwatch
-from runner.launch.stored.entry import Told, name_of
+from runner.launch.stored.entry import Told, told_by
 from runner.launch.stored.keep import SHORTEST_SECRET, keep, may_be_secret
 from runner.outcome import EXEC_REFUSED, EXIT, USAGE_ERROR, Failure, Outcome
 from sandbox import cache, look
@@ -119,19 +119,17 @@ def _told(words: list[str]) -> Told:
             next(waiting)
         elif word != "--facts" and not word.startswith("--emit="):
             own.append(word)
-    return Told(["exec", *own], words[at + 1 :], os.environ)
+    return told_by(["exec", *own], words[at + 1 :], os.environ)
 
 
 def _keep(planned: Planned, asked: look.Asked, told: Told) -> _Kept:
-    folder, name = cache.directory(), name_of(told)
+    folder, name = cache.directory(), told.name
     if folder is None:
         off = os.environ.get("RUNNER_CACHE", "").lower() == "off"
         return _Kept("", "RUNNER_CACHE=off" if off else "there is no folder for a cache")
     if read_plain(told.words[1:]) is None:
         told_only = "--policy, --contract, --server and --report"
         return _Kept("", f"runner exec decides anew with options other than {told_only}")
-    if planned.plan.memory_files:
-        return _Kept("", "it gets secrets, or files that exist only in memory")
     if why := keep(planned, asked, told):
         return _Kept("", why)
     if name is None or cache.load(name) is None:

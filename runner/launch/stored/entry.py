@@ -48,16 +48,21 @@ class PlanEntry(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the runner is told by its caller, apart from the words in front of `--`."""
+    """What the runner is told by its caller."""
 
-    words: Sequence[str]  # of the command line, the verb first
+    words: Sequence[str]  # of the command line, from the verb to `--`
     arguments: Sequence[str]  # for the plugin: behind `--`
     environ: Mapping[str, str]
+    name: str | None  # of the file; None: nothing is kept for such a caller
 
 
-def name_of(told: Told) -> str | None:
-    """The name of its file. None: nothing is kept for such a caller."""
-    environ = told.environ
+def told_by(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> Told:
+    """Called first of all: what is imported later may change where modules are looked for, which is part of
+    the name."""
+    return Told(words, arguments, environ, _name(words, arguments, environ))
+
+
+def _name(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> str | None:
     if not environ.get("HOME", "").startswith("/"):  # who has none is looked up, which is slow and can hang
         return None
     try:
@@ -70,15 +75,14 @@ def name_of(told: Told) -> str | None:
         *(f"plan {FORMAT}", __version__, CODE_ROOT, sys.executable, sys.prefix, "\0".join(sys.path)),
         *(system.release, system.machine, cwd, environ["HOME"]),
         *(repr(os.getresuid()), repr(os.getresgid()), repr(sorted(os.getgroups()))),
-        *(repr(own), repr(list(told.words)), repr(list(told.arguments))),
+        *(repr(own), repr(list(words)), repr(list(arguments))),
     )
     return "plan-" + cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
 
 
 def find(told: Told) -> PlanEntry | None:
     """The plan that was kept for this launch, if it still holds."""
-    name = name_of(told)
-    raw = None if name is None else cache.load(name)
+    raw = None if told.name is None else cache.load(told.name)
     if raw is None:
         return None
     entry = read(raw)
@@ -132,6 +136,5 @@ class Later:
 
 def forget(told: Told) -> None:
     """A launch of this plan failed: the next one is decided anew."""
-    name = name_of(told)
-    if name is not None:
-        cache.remove(name)
+    if told.name is not None:
+        cache.remove(told.name)

@@ -7,7 +7,7 @@ import os
 import sys
 
 from runner.launch.stages import tells_before
-from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Gap, PlanEntry, Told, name_of, say
+from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Gap, PlanEntry, Told, say
 from sandbox import CODE_ROOT, cache, codec
 from sandbox.look import Asked
 from sandbox.typed import TYPE_CHECKING, Any
@@ -60,8 +60,7 @@ class Keeper:
 def keep(planned: Planned, asked: Asked, told: Told) -> str:
     """Keep a plan for the next launch like this one. The answer: why it is not kept; empty if it is, as far
     as the cache can be written."""
-    name = name_of(told)
-    if name is None:
+    if told.name is None:
         return "the caller has no home or no working directory"
     try:
         _require_keepable(planned)
@@ -70,7 +69,7 @@ def keep(planned: Planned, asked: Asked, told: Told) -> str:
         return str(refused)
     if why := asked.settle():
         return why
-    cache.store(name, raw)
+    cache.store(told.name, raw)
     return ""
 
 
@@ -83,6 +82,8 @@ def _require_keepable(planned: Planned) -> None:
         raise NotKept("its package is copied and checked at each launch")
     if plan.owners is not None or plan.guards or plan.idmapped:
         raise NotKept("it writes to folders of the host, which are looked at each time")
+    if plan.memory_files:
+        raise NotKept("it gets secrets, or files that exist only in memory")
     if planned.invocation.overrides.env or planned.invocation.config:
         raise NotKept("the command line holds values that may be secret")
 

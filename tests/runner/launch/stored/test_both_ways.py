@@ -88,7 +88,7 @@ def same_plan(manifest: str, server: str | None) -> dict[str, Any]:
 
     from runner.launch.run import rehearse
     from runner.launch.stages import Invocation
-    from runner.launch.stored.entry import Told, read
+    from runner.launch.stored.entry import read, told_by
     from runner.launch.stored.keep import NotKept, written
     from runner.launch.stored.run import planned_of
     from runner.outcome import Failure
@@ -97,7 +97,7 @@ def same_plan(manifest: str, server: str | None) -> dict[str, Any]:
     from sandbox.plan.plan import Bind, Text
 
     arguments = ("--an-argument",)
-    told = Told(["exec", manifest], arguments, os.environ)
+    told = told_by(["exec", manifest], arguments, os.environ)
     try:
         with look.recording() as asked:
             planned = rehearse(
