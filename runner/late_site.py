@@ -2,8 +2,8 @@
 
 In a virtual environment the command `runner` starts without `site` (scripts/entry/runner-start). `site` reads
 every .pth file there and executes what is in it, which takes several milliseconds. No package that we depend
-on needs that. Some environments do: one with a dependency that is installed as editable, or one that also uses
-the packages of the system.
+on needs that. Some environments do: one with a dependency that is installed as editable, or one that also
+uses the packages of the system.
 """
 
 import sys  # and no `from __future__`: importing that module costs every start more than this whole file

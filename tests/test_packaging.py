@@ -30,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Built without isolation, which would download setuptools for each run of the tests.
     """
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "bin", *PACKAGES):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "scripts", *PACKAGES):
         subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
     out = tmp_path_factory.mktemp("wheel")
     argv = [
@@ -60,7 +60,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     }
     assert {"policies/default.toml", "policies/seccomp/default.toml", "runner/py.typed"} <= wanted
     scripts = f"plugin_runner-{runner.__version__}.data/scripts"
-    wanted |= {f"{scripts}/{path.name}" for path in (ROOT / "bin").iterdir()}
+    wanted |= {f"{scripts}/{path.name}" for path in (ROOT / "scripts/entry").iterdir()}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == wanted
 
@@ -74,7 +74,7 @@ def test_the_wheel_installs_the_command_and_the_licence(wheel: Path) -> None:
     # pip and setuptools change the #! line of Python scripts only.
     for name in ("runner", "runner-start"):
         packed = zipfile.Path(wheel) / f"plugin_runner-{runner.__version__}.data/scripts" / name
-        assert packed.read_bytes() == (ROOT / "bin" / name).read_bytes()
+        assert packed.read_bytes() == (ROOT / "scripts/entry" / name).read_bytes()
     assert installed.metadata["License-Expression"] == "Apache-2.0"
     assert (dist_info / "licenses/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 

@@ -78,9 +78,9 @@ def launch(args: argparse.Namespace, verb: str) -> int:
     told: Told | None = getattr(args, "told", None)
     keeper = None
     if told is not None and not secrets:
-        from runner.launch.stored.keep import Keeper
+        from runner.launch.stored.keep import PlanKeeper
 
-        keeper = Keeper(told)
+        keeper = PlanKeeper(told)
     host = CommandLineHost(
         inspect=args.inspect,
         tty=args.tty,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runner.launch.acquire import Acquired
     from runner.launch.stages import Planned, Stage, Started
     from runner.launch.stdio import Plumbing
-    from runner.launch.stored.keep import Keeper
+    from runner.launch.stored.keep import PlanKeeper
     from runner.launch.wait import End, Orders
     from sandbox.cell.contents import Contents
     from sandbox.scopes import AbstractContextManager
@@ -65,7 +65,7 @@ def run_plan(
     sources: Sources | None = None,
     watch: Stopwatch | None = None,
     contents: Contents | None = None,
-    keeper: Keeper | None = None,
+    keeper: PlanKeeper | None = None,
 ) -> Ended:
     """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now.
     `keeper`: keeps it once it runs."""

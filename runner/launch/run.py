@@ -18,7 +18,7 @@ from sandbox.scopes import ExitStack
 from sandbox.typed import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
-    from runner.launch.stored.keep import Keeper
+    from runner.launch.stored.keep import PlanKeeper
     from sandbox.cell.contents import Contents
 
 
@@ -28,7 +28,7 @@ def run(
     began: float,
     host: LaunchHost,
     contents: Contents | None = None,
-    keeper: Keeper | None = None,
+    keeper: PlanKeeper | None = None,
 ) -> Ended:
     """Raises Failure, whatever goes wrong before there is an ending.
 

@@ -41,7 +41,7 @@ class NotKept(Exception):
     """This plan is not kept; the message says why."""
 
 
-class Keeper:
+class PlanKeeper:
     """Holds the plan of a launch and what it rests on, and keeps both once the plugin runs."""
 
     planned: Planned | None = None
