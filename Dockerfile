@@ -23,7 +23,7 @@ RUN python3 -m venv /opt/runner \
 COPY runner runner
 COPY sandbox sandbox
 COPY policies policies
-COPY bin bin
+COPY scripts/entry scripts/entry
 RUN /opt/runner/bin/pip install --no-cache-dir --no-deps . \
  && /opt/runner/bin/pip uninstall -y setuptools pip
 
