@@ -25,15 +25,11 @@ if TYPE_CHECKING:
     from typing import NoReturn as NoReturn
     from typing import Protocol as Protocol
 else:
-    from _collections_abc import Callable as Callable
-    from _collections_abc import Collection as Collection
-    from _collections_abc import Container as Container
-    from _collections_abc import Generator as Generator
-    from _collections_abc import Iterable as Iterable
-    from _collections_abc import Iterator as Iterator
-    from _collections_abc import Mapping as Mapping
-    from _collections_abc import Sequence as Sequence
-    from _collections_abc import Set as Set
+    import _collections_abc as _abc
+
+    Callable, Iterable, Iterator, Generator = _abc.Callable, _abc.Iterable, _abc.Iterator, _abc.Generator
+    Collection, Container, Mapping, Sequence = _abc.Collection, _abc.Container, _abc.Mapping, _abc.Sequence
+    Set = _abc.Set
 
     _Alias = type(list[int])
 

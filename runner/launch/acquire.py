@@ -19,7 +19,6 @@ from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
 from sandbox.plan.layers import with_owner
 from sandbox.plan.plan import Bind, PlanRefused
 from sandbox.scopes import ExitStack, contextmanager
-from sandbox.spec import Denial
 from sandbox.typed import TYPE_CHECKING, Iterator, Mapping
 from sandbox.value import NamedTuple
 
@@ -160,6 +159,8 @@ def _require_same_user(planned: Planned) -> None:
     if planned.euid != os.geteuid():
         reason = f"the plan was made by uid {planned.euid}, and this is uid {os.geteuid()}"
         hint = "make the plan again: start the plugin from its manifest"
+        from sandbox.spec import Denial
+
         raise PlanRefused([Denial("plan_outdated", planned.plugin.manifest, reason, hint)])
 
 

@@ -22,7 +22,7 @@ from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.network import outside_network
-from sandbox.spawn.order import NetworkOrder
+from sandbox.spawn.network_order import NetworkOrder
 from sandbox.spec import Limits
 from sandbox.typed import Callable, Collection, Iterator, Mapping
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from sandbox.given import Limits
 from sandbox.limits.site import Site
-from sandbox.spec import Limits
 from sandbox.typed import Callable, Iterable, Iterator
 
 # bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.

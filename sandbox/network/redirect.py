@@ -13,7 +13,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from sandbox.network.wire import NLM_F_CREATE, encode_message
-from sandbox.spawn.order import NetlinkRequest
+from sandbox.spawn.network_order import NetlinkRequest
 
 if TYPE_CHECKING:
     import socket

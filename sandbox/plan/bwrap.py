@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandbox.given import MemoryFile
 from sandbox.plan.layers import INSIDE_ID
 from sandbox.plan.plan import (
     Bind,
@@ -15,7 +16,6 @@ from sandbox.plan.plan import (
     Text,
     Tmpfs,
 )
-from sandbox.spec import MemoryFile
 from sandbox.typed import Iterable, Mapping
 from sandbox.value import NamedTuple
 

@@ -7,7 +7,7 @@ variables are in it, so a plan is as secret as they are.
 
 from __future__ import annotations
 
-from sandbox.spec import APPROVED, Access, Denial, Limits, MemoryFile, Note, Project, SeccompProfile
+from sandbox.given import Limits, MemoryFile, Note, SeccompProfile
 from sandbox.typed import TYPE_CHECKING, Literal, Mapping, Sequence
 from sandbox.value import NamedTuple
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan.layers import Layers
     from sandbox.plan.owners import Decision
+    from sandbox.spec import Access, Denial, Project
 
 OWN_PLACES = ("/", "/tmp")  # which every cage has, and of its own
 
@@ -203,6 +204,8 @@ class OpenPlan(NamedTuple):
 
 
 def missing_note(path: str, origin: str = "manifest") -> Note:
+    from sandbox.spec import APPROVED
+
     who = origin if origin == APPROVED else f"the {origin}"
     message = f"{path}, which {who} asks for, does not exist on this machine"
     return Note("missing", message, "create it if the plugin needs it")

@@ -19,7 +19,8 @@ import struct
 import time
 
 from sandbox.spawn.libc import Libc, get_errno
-from sandbox.spawn.order import LEAVE, MEET_GATE, NetlinkRequest, NetworkFault, NetworkOrder, SocketRequest
+from sandbox.spawn.network_order import NetlinkRequest, NetworkOrder, SocketRequest
+from sandbox.spawn.order import LEAVE, MEET_GATE, NetworkFault
 from sandbox.typed import Sequence
 
 CLONE_NEWNET = 0x40000000

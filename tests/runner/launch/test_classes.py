@@ -23,26 +23,18 @@ from sandbox.plan.layers import Layer, Layers
 from sandbox.plan.owners import Decision
 from sandbox.plan.plan import LaunchPlan
 from sandbox.policy.policy import Policy
-from sandbox.spec import Grant, Note
+from sandbox.spec import Access, Denial, Grant, Note, Project
 
 # What modules import for type checkers only.
 NAMES: dict[str, Any] = {
-    each.__name__: each
-    for each in (
-        *(
-            Command,
-            Decision,
-            Diagnostic,
-            EgressPlan,
-            FileIdentity,
-            Grant,
-            Hierarchy,
-            LaunchPlan,
-            Layer,
-            Layers,
-        ),
-        *(Note, Plugin, Policy, Signed, Site),
-    )
+    "Access": Access,
+    **{
+        each.__name__: each
+        for each in (
+            *(Command, Decision, Denial, Diagnostic, EgressPlan, FileIdentity, Grant, Hierarchy, LaunchPlan),
+            *(Layer, Layers, Note, Plugin, Policy, Project, Signed, Site),
+        )
+    },
 }
 
 

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sandbox.spawn import init
 from sandbox.spawn.libc import open_libc
 from sandbox.spawn.order import SpawnOrder
 from tests import elsewhere
-from tests.conftest import SPARE_UID, Caller
+from tests.conftest import ROOT, SPARE_UID, Caller
 from tests.sandbox.limits.own_cgroups import make_own_cgroups
 
 LEASED = SPARE_UID + 24
@@ -933,3 +934,25 @@ def test_another_stderr(runner_as: Caller) -> None:
     assert elsewhere.run(runner_as, with_stderr, given, 0) == ["", "0 1 2"]
     for slot in (9, 77):
         assert elsewhere.run(runner_as, with_stderr, given, slot) == ["0 1 2", ""]
+
+
+@pytest.mark.parametrize(
+    ("change", "needed"),
+    [
+        ("", set()),
+        ("network='x'", {"sandbox.spawn.network"}),
+        ("guards=('x',)", {"sandbox.spawn.guards"}),
+        ("binds=((3, '/x'),)", {"sandbox.spawn.guards"}),
+    ],
+)
+def test_what_an_order_needs_is_loaded_before_the_clone(change: str, needed: set[str]) -> None:
+    """The clone has another uid, and perhaps no right to read our code."""
+    program = (
+        "import sys; sys.path[:0] = [sys.argv[1]]; from sandbox.spawn import spawner, order\n"
+        "told = order.SpawnOrder('', (), 0, 0, False, (), (), False)\n"
+        f"spawner._load_steps(told._replace({change})); print(*sys.modules)"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT)]
+    loaded = set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
+    assert "sandbox.spawn.init" in loaded
+    assert loaded & {"sandbox.spawn.network", "sandbox.spawn.guards"} == needed
