@@ -12,7 +12,7 @@ from runner.launch.acquire import Sources, acquire
 from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import settle, start
 from runner.launch.wait import wait
-from runner.outcome import EXEC_DEADLINE, Failure, Outcome
+from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
 from sandbox.typed import TYPE_CHECKING, Mapping, Protocol
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def run_plan(
 def judge_end(end: End, limits: Limits) -> tuple[Outcome, int]:
     """What an ending means, and the exit status `runner exec` passes on."""
     if end.exit.code == 0 and _is_unremarkable(end):
-        return Outcome("ok", "run", "the plugin ended with status 0"), 0
+        return GOOD, 0
     from runner.launch.verdict import judge
 
     return judge(end, limits)

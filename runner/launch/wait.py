@@ -48,13 +48,6 @@ class End(NamedTuple):
     rang: Literal["deadline", "teardown"] | None = None  # the clock that made the runner kill it
     breach: Breach | None = None  # of its contract, if the plugin was inspected
 
-    @property
-    def is_good(self) -> bool:
-        """Whether the plugin ended by itself, with status 0, and nothing else is to be said about it."""
-        quiet = self.reason is None and self.breach is None and self.limit is None and not self.late
-        ended = self.exit
-        return quiet and ended.code == 0 and ended.unexecuted is None and not ended.counters.oom_kills
-
 
 class Clocks(NamedTuple):
     """Times on the monotonic clock. `teardown` is in seconds, from the moment the plugin is asked to end."""

@@ -10,10 +10,11 @@ import select
 import stat
 import sys
 
+from runner.launch.carry_out import judge_end
 from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of, tells_before
 from runner.launch.stdio import Plumbing, connect_caller
 from runner.launch.wait import End, Signals, watch_caller, watch_signals
-from runner.outcome import EXEC_REFUSED, GOOD, Failure, Outcome, has_failed
+from runner.outcome import EXEC_REFUSED, Failure, Outcome, has_failed
 from sandbox.scopes import AbstractContextManager, suppress
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 
@@ -105,11 +106,7 @@ def launch(
         with watch_caller() as host.caller:
             refuse_directories()
             stage = ended = begin(host)
-        outcome, status = GOOD, 0
-        if not ended.end.is_good:
-            from runner.launch.verdict import judge
-
-            outcome, status = judge(ended.end, ended.started.planned.plan.limits)
+        outcome, status = judge_end(ended.end, ended.started.planned.plan.limits)
     except Exception as error:
         from runner.launch.verdict import judge_error
 

@@ -33,7 +33,7 @@ def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
 
 def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
     """Every class that a kept plan has outside of its `rest`."""
-    from sandbox import spec
+    from sandbox.given import Limits, Note
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.file_identity import FileIdentity
@@ -42,7 +42,7 @@ def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
 
     return (
         *(Provision, AssignedLimits, AssignedLimit, Site, Hierarchy, Layer, Layers),
-        *(plan.LaunchPlan, plan.ShownPath, FileIdentity, spec.Limits, spec.Note),
+        *(plan.LaunchPlan, plan.ShownPath, FileIdentity, Limits, Note),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )
 
