@@ -1,7 +1,7 @@
 """The process that forks monitors. It has everything imported, no threads, and nothing of the host's.
 
 Each host process has one. It gets its orders as messages of one byte and seven descriptors (the Gear of
-monitor.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
+messages.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
 plugin outlives the fork server it came from, and the next launch starts another one.
 """
 
@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from runner.contracts.registry import all_contracts
 from runner.launch.remote import monitor
-from runner.launch.remote.monitor import Gear, LaunchOrder
+from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.stages import Invocation
 from sandbox import CODE_ROOT
 from sandbox.cell.contents import Contents

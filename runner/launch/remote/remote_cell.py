@@ -18,7 +18,7 @@ import trio
 
 from runner.launch.remote import forkserver
 from runner.launch.remote.forkserver import LaunchTicket
-from runner.launch.remote.monitor import MESSAGES, Audited, Born, Launched, Message, MonitorEnd, Terms
+from runner.launch.remote.messages import MESSAGES, Audited, Born, Launched, Message, MonitorEnd, Terms
 from runner.launch.remote.pipe import PipeReader
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
