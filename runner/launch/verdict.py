@@ -9,23 +9,19 @@ import errno
 import os
 from collections.abc import Iterator
 
-from runner.approvals.store import ApprovalsUnusable
 from runner.launch.stages import Stage, decided_of, loaded_of
-from runner.launch.wait import End
 from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
 from sandbox.document.diagnostic import Diagnostic, DocumentError
-from sandbox.identity.state import StateRefused
-from sandbox.identity.uids import UidsUnavailable
-from sandbox.paths.access import Unreadable
-from sandbox.paths.executable import ProgramFault
-from sandbox.plan.find_bwrap import BwrapUnusable
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
 from sandbox.scopes import contextmanager
-from sandbox.spawn.launcher import Verdict
-from sandbox.spawn.order import SpawnError
 from sandbox.spec import APPROVED, Denial, Limits
-from sandbox.typed import Literal
+from sandbox.typed import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from runner.launch.wait import End
+    from sandbox.paths.executable import ProgramFault
+    from sandbox.spawn.launcher import Verdict
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
@@ -36,6 +32,14 @@ _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
 @contextmanager
 def failing(stage: Stage | None) -> Iterator[None]:
     """Turn what the stages raise into Failure, with the last stage that was reached."""
+    # Here and not above: the host of a session imports this module too, and launches nothing itself.
+    from runner.approvals.store import ApprovalsUnusable
+    from sandbox.identity.state import StateRefused
+    from sandbox.identity.uids import UidsUnavailable
+    from sandbox.paths.access import Unreadable
+    from sandbox.paths.executable import ProgramFault
+    from sandbox.plan.find_bwrap import BwrapUnusable
+
     try:
         yield
     except Failure as failure:
@@ -109,6 +113,8 @@ def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
 
 def judge_error(error: Exception) -> tuple[Outcome, int]:
     """What an error means that kept the plugin from running, and the exit status of `runner exec`."""
+    from sandbox.spawn.order import SpawnError
+
     match error:
         case Failure():
             return error.outcome, error.exec_status

@@ -23,7 +23,7 @@ from runner.launch.remote.pipe import PipeReader
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
-from sandbox.cell.cell import KILL_SECONDS
+from sandbox.cell import KILL_SECONDS
 from sandbox.cell.contents import Contents
 from sandbox.codec import decode
 from sandbox.network.egress import AuditLine
