@@ -567,3 +567,53 @@ def test_carrying_out_a_plan_loads_nothing_that_makes_one() -> None:
     assert {name for name in loaded if any(_matches(name, f"{each}.*") for each in MAKES_PLANS)} == set()
     modules = {name for package in PACKAGES for name, _ in _modules(ROOT, package)}
     assert set(MAKES_PLANS) <= modules  # or nothing is forbidden
+
+
+# --- What `runner call` really loads -----------------------------------------------------------------------
+
+
+def test_a_call_loads_nothing_of_the_launch(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    """A fork of it launches the plugin, and imports the launch while this process imports trio."""
+    server = plugin_dir / "server.py"
+    write_file(server, (ROOT / "runner/contracts/mcp/example/server.py").read_text())
+    server.chmod(0o755)
+    manifest = write_file(
+        plugin_dir / "mcp.json", '{"mcpServers": {"words": {"command": "./server.py", "args": []}}}'
+    )
+    words = ("call", manifest, "greet", "--input", '{"name": "you"}')
+    first = runner_as(*words)  # reads, validates and remembers
+    assert "Hello, you!" in first.stdout, first.stderr
+    loaded = _loaded(runner_as(*words, env={"PYTHONPROFILEIMPORTTIME": "1"}).stderr)
+    assert {"runner.session.session", "trio"} <= loaded  # or nothing was measured
+    assert _slow(loaded, ("cryptography", "jsonschema_rs", "pydantic", "psutil", "pyroute2", "yaml")) == set()
+    launching = {
+        *("runner.launch.remote.monitor", "runner.launch.run", "runner.launch.acquire"),
+        *("runner.launch.plan", "runner.launch.prepare", "runner.launch.report", "runner.launch.wait"),
+        *("sandbox.cell.cell", "sandbox.cell.launch", "sandbox.plan.compile", "sandbox.spawn.spawner"),
+    }
+    assert loaded & launching == set()
+
+
+_STARTS = """
+import sys
+started = []
+sys.addaudithook(lambda event, args: started.append(event) if event == "subprocess.Popen" else None)
+{0}
+print(started)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "starts"),
+    [
+        ("from runner.cli.call import import_session; import_session(); import trio", False),
+        ("import trio", True),  # it looks for a library with ldconfig
+    ],
+    ids=["call", "trio"],
+)
+def test_importing_a_session_for_a_call_starts_no_process(code: str, starts: bool) -> None:
+    argv = [sys.executable, "-c", _STARTS.format(code)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == ("['subprocess.Popen']\n" if starts else "[]\n"), done.stderr

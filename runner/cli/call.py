@@ -368,11 +368,17 @@ def request_launch(invocation: Invocation, contents: Contents | None = None) -> 
 def import_session() -> None:
     """Import what a session needs. What is imported stays, so the collector would find nothing each time it
     looks for what can be freed: that would be a tenth of the time."""
+    import ctypes.util
+
+    search = ctypes.util.find_library
+    # trio looks for the function that names its threads, and so runs ldconfig: 5 ms. It is in the C library.
+    ctypes.util.find_library = lambda name: "libc.so.6"
     gc.disable()
     try:
         import runner.cli.live.session  # noqa: F401 -- to have it imported
     finally:
         gc.enable()
+        ctypes.util.find_library = search
 
 
 def _seconds(word: str | None) -> float | None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
-from runner.approvals.store import ApprovalsUnusable
 from runner.launch.stages import Stage, decided_of, loaded_of
-from runner.launch.wait import End
 from runner.outcome import (
     EXEC_DEADLINE,
     EXEC_NO_CAGE,
@@ -22,17 +20,15 @@ from runner.outcome import (
     Phase,
 )
 from sandbox.document.diagnostic import Diagnostic, DocumentError
-from sandbox.identity.leases import UidsUnavailable
-from sandbox.identity.state import StateRefused
-from sandbox.paths.access import Unreadable
-from sandbox.paths.executable import ProgramFault
-from sandbox.plan.find_bwrap import BwrapUnusable
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
-from sandbox.spawn.launcher import Verdict
-from sandbox.spawn.order import SpawnError
 from sandbox.spec import APPROVED, Denial, Limits
-from sandbox.typed import Literal
+from sandbox.typed import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from runner.launch.wait import End
+    from sandbox.paths.executable import ProgramFault
+    from sandbox.spawn.launcher import Verdict
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
@@ -42,6 +38,14 @@ _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
 
 def failure_of(error: Exception, stage: Stage | None) -> Failure | None:
     """What an error of the stages before the start means; None if it is none of theirs."""
+    # Here and not above: the host of a session imports this module too, and launches nothing itself.
+    from runner.approvals.store import ApprovalsUnusable
+    from sandbox.identity.leases import UidsUnavailable
+    from sandbox.identity.state import StateRefused
+    from sandbox.paths.access import Unreadable
+    from sandbox.paths.executable import ProgramFault
+    from sandbox.plan.find_bwrap import BwrapUnusable
+
     match error:
         case DocumentError():
             return Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage)
@@ -113,6 +117,8 @@ def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
 
 def judge_error(error: Exception) -> tuple[Outcome, int]:
     """What an error means that kept the plugin from running, and the exit status of `runner exec`."""
+    from sandbox.spawn.order import SpawnError
+
     match error:
         case Failure():
             return error.outcome, error.exec_status

@@ -71,7 +71,8 @@ class Peer:
         request failed. Otherwise that is an echo."""
         self._passes_errors = passes_errors
         self._first = self._next = first_id
-        self._pending: dict[int, tuple[Hashable, str, Any]] = {}  # our id -> token, method and params
+        # Our id -> token, method, params, and the members of params that were encoded already.
+        self._pending: dict[int, tuple[Hashable, str, Any, bytes]] = {}
         self._numbers: dict[Hashable, int] = {}  # token -> our id
         self._errors: deque[tuple[int, Any]] = deque(maxlen=MOST_ERRORS)  # the plugin's id, our error
         self._asked: dict[int, Any] = {}  # ticket -> the plugin's id
@@ -85,14 +86,21 @@ class Peer:
 
     # ValueError: the value is not JSON. Then a request is not made, but the ticket of an answer is closed.
 
-    def request(self, token: Hashable, method: str, params: Any = None) -> bytes:
-        message = {"jsonrpc": "2.0", "id": self._next, "method": method}
+    def request(self, token: Hashable, method: str, params: Any = None, members: bytes = b"") -> bytes:
+        """`members`: further ones of params, which is then an object or None: JSON, without braces. For what
+        is the same in every request, and so is encoded once."""
+        number = self._next
+        message = {"jsonrpc": "2.0", "id": number, "method": method}
         if params is not None:
             message["params"] = params
+        elif members:
+            message["params"] = {}
         raw = wire.encode(message)
-        self._pending[self._next] = token, method, params
-        self._numbers[token] = self._next
-        self._next += 1
+        if members:
+            raw = b"%b%b%b}}" % (raw[:-2], b"," if params else b"", members)
+        self._pending[number] = token, method, params, members
+        self._numbers[token] = number
+        self._next = number + 1
         return raw
 
     def notification(self, method: str, params: Any = None) -> bytes:
@@ -173,7 +181,7 @@ class Peer:
         # Without params it may be the plugin's own request: both sides may send a ping, and both count from
         # one.
         ours = self._pending.get(plugin_id) if type(plugin_id) is int and params else None
-        if ours is not None and ours[1:] == (method, params):
+        if ours is not None and ours[1] == method and _whole(*ours[2:]) == params:
             return RpcStray("echo", "our own question came back")
         key = wire.encode(plugin_id)
         if len(self._asked) >= MOST_TICKETS:
@@ -216,3 +224,7 @@ class Peer:
             text if isinstance(text, str) else "",
             error.get("data"),
         )
+
+
+def _whole(params: Any, members: bytes) -> Any:
+    return params if not members else {**(params or {}), **wire.decode(b"{%b}" % members)}

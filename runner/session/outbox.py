@@ -40,6 +40,8 @@ MOST_REPLY_BYTES = 4 << 20
 class Letter:
     """A frame on its way to the plugin."""
 
+    __slots__ = ("frame", "written")
+
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
         self.written = False

@@ -14,8 +14,6 @@ from typing import Any
 from runner.contracts.contract import Contract, Prepared
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.launch.prepare import secret_contents
-from runner.launch.read import read_invocation
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_diagnostics
 from runner.outcome import Outcome
@@ -164,6 +162,8 @@ def _refused(
 def cage_contents(prepared: PreparedCall) -> Contents:
     """What its cage gets in memory: the files of the call, and those secrets that the cage has a file for. It
     reads the manifest. Raises PluginFailure."""
+    from runner.launch.prepare import secret_contents  # most contracts prepare no calls
+
     wanted = {file.secret for file in read_plugin(prepared.invocation).spec.memory_files if file.secret}
     given = {name: prepared.secrets[name] for name in wanted if name in prepared.secrets}
     try:
@@ -176,6 +176,8 @@ def cage_contents(prepared: PreparedCall) -> Contents:
 
 def read_plugin(invocation: Invocation) -> Plugin:
     """The plugin as its manifest and the options describe it. Raises PluginFailure if it has a fault."""
+    from runner.launch.read import read_invocation
+
     read = read_invocation(invocation)
     if read.plugin is None:
         outcome = judge_diagnostics(read.diagnostics, "manifest")

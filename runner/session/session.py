@@ -16,7 +16,7 @@ import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
-from runner.launch.remote.monitor import MonitorEnd, Terms
+from runner.launch.remote.messages import MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
 from runner.protocol.dialect import (
@@ -116,8 +116,7 @@ class Session:
         `deadline`: of a call that was accepted before its session was opened, instead of `seconds`.
         """
         state = self.state
-        self._tokens += 1
-        token = self._tokens
+        token = self._tokens = self._tokens + 1
         self.end = None
         if state.is_over:
             await trio.lowlevel.checkpoint()
@@ -130,7 +129,7 @@ class Session:
             raise self._error(refused.event, asked=False) from None
         waiter = state.waiters[token] = Waiter(on_progress, state.dialect.grace(call))
         state.phase = "call"
-        began = trio.current_time()
+        began = state.now()
         try:
             if waiter.grace > 0:
                 dropped = state.dialect.counters.get(DROPPED_EVENTS, 0)
@@ -153,7 +152,7 @@ class Session:
                 self._expire(token, waiter, waiter.letters, most)
             return self._result(waiter)
         finally:
-            state.last_active = trio.current_time()
+            state.last_active = state.now()
             state.record.took("call", state.last_active - began)
             del state.waiters[token]
             state.note_quiet()
@@ -200,8 +199,8 @@ class Session:
         if dialect.one_shot:
             return math.inf  # one clock counts for everything (tasks.py)
         seconds = dialect.seconds(call) if asked is None else asked
-        granted = self.terms.limits.call
-        return seconds if granted is None else min(seconds, granted)
+        granted = self.state.terms.limits.call
+        return seconds if granted is None or granted > seconds else granted
 
     def _clock(self, deadline: Deadline | None, seconds: float) -> tuple[Deadline, Outcome, bool]:
         """The clock of a call whose plugin has a grace, the outcome if it passes, and whether it is the

@@ -7,13 +7,15 @@ the signal.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from runner.launch.wait import Reason
 from runner.outcome import Outcome, Phase
 
-# "cancelled": the caller that opened the session gave it up.
-SessionReason = Reason | Literal["cancelled"]
+if TYPE_CHECKING:
+    from runner.launch.wait import Reason
+
+    # "cancelled": the caller that opened the session gave it up.
+    SessionReason = Reason | Literal["cancelled"]
 
 
 def without_verdict(left: Outcome | None, ready: bool, phase: Phase) -> Outcome:

@@ -11,7 +11,7 @@ from runner.session.cancellation import SHUTDOWN, tell_and_wait
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import LINGER_SECONDS
 from runner.session.waiter import first_of
-from sandbox.cell.cell import KILL_SECONDS
+from sandbox.cell import KILL_SECONDS
 
 _SIGTERM = 15
 # For what is still to be written when a session is closed.

@@ -174,12 +174,12 @@ class SessionTasks:
 
     async def _take(self, frames: Iterable[bytes], nursery: trio.Nursery) -> None:
         state = self._state
-        turn = now = trio.current_time()
+        turn = now = state.now()
         for number, frame in enumerate(frames):
-            if number and (now := trio.current_time()) - turn > _TURN_SECONDS:
+            if number and (now := state.now()) - turn > _TURN_SECONDS:
                 # One read can hold 64 thousand empty lines, which no other session should have to wait for.
                 await trio.lowlevel.checkpoint()
-                turn = now = trio.current_time()
+                turn = now = state.now()
             if state.verdict is not None:
                 return  # it arrived together with the frame that ended the session, and is too late
             state.record.frames += 1
@@ -187,7 +187,7 @@ class SessionTasks:
                 self._note_unasked("frames", 1, _UNASKED_FRAMES)
             if len(frame) > _THREAD_BYTES:
                 message = await trio.to_thread.run_sync(state.dialect.read, frame)
-                now = trio.current_time()
+                now = state.now()
             else:
                 message = state.dialect.read(frame)
             state.frame_read.set()
@@ -198,7 +198,7 @@ class SessionTasks:
                 # "busy": else a plugin with many questions in one write would look like one that never waits
                 # for an answer. The caller of a long answer takes it before the next one is read.
                 await trio.lowlevel.checkpoint()
-                turn = trio.current_time()
+                turn = state.now()
             if state.outbox.is_full:
                 await state.outbox.room()
 

@@ -16,6 +16,8 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 class Waiter:
     """One call that waits for its answer."""
 
+    __slots__ = ("_on_progress", "answer", "events", "fault", "grace", "late", "letters", "told", "woken")
+
     def __init__(self, on_progress: OnProgress | None, grace: float = 0.0) -> None:
         """`grace`: seconds that the plugin has to answer after the call was cancelled."""
         self.grace = grace

@@ -6,6 +6,7 @@ import os
 import select
 import time
 
+from sandbox.cell import KILL_SECONDS as KILL_SECONDS
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit
 from sandbox.scopes import suppress
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 _STATUS_BYTES = 64 << 10  # of bwrap's status output, which has two lines
 _COMPLAINT_BYTES = 4 << 10  # of bwrap's error message
 
-# How long a whole tree may take to die of SIGKILL. A fork bomb of some hundreds takes one to three seconds. A
-# process that takes longer hangs in the kernel, on a dead disk or server, and cannot be killed.
-KILL_SECONDS = 10.0
 _STRAY_SECONDS = 1.0
 _CROWD_PROCESSES = 32
 

@@ -12,6 +12,7 @@ from runner.contracts.mcp import CONTRACT, pending_call, versions
 from runner.contracts.mcp.handshake import DISCOVER, INITIALIZE, Handshake
 from runner.contracts.mcp.pending_call import Ask, More, PendingCall, Step
 from runner.contracts.mcp.tools import Catalogue
+from runner.contracts.mcp.versions import Era
 from runner.outcome import Code
 from runner.protocol import wire
 from runner.protocol.dialect import (
@@ -98,7 +99,9 @@ class McpDialect(Dialect):
         # requests up.
         self._inputs: dict[int, tuple[int, str, str]] = {}  # ticket -> token, key, method
         self._tickets = 0
-        self._envelope: dict[str, Any] | None = None  # of a modern request
+        # What requests say in `_meta`, as JSON without braces. The second: after the token, of those with
+        # progress.
+        self._envelopes: tuple[bytes, bytes] | None = None
         self._call_seconds = dict(setting.plugin.timeouts).get("call", CALL_SECONDS)
         self._counted = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
 
@@ -209,23 +212,29 @@ class McpDialect(Dialect):
         """Raises ValueError if the params are not JSON."""
         agreed = self._handshake.era
         assert agreed is not None
-        meta: dict[str, Any] = {}
+        if self._envelopes is None:
+            self._envelopes = self._make_envelopes(agreed)
+        common, with_progress = self._envelopes
         if started.shows_progress:
-            meta["progressToken"] = started.token
-        if agreed.modern:
-            if self._envelope is None:  # the same for each request
-                self._envelope = versions.envelope(agreed.protocol, self._setting.services)
-            meta.update(self._envelope)
-            if started.shows_progress:
-                meta[_LOG_LEVEL] = versions.LOG_LEVEL
-        if meta:
-            given = None if params is None else params.get("_meta")
-            params = {**(params or {}), "_meta": {**given, **meta} if isinstance(given, dict) else meta}
-        return self._sent(self._peer.request(started.token, started.method, params or None))
+            member = b'"_meta":{"progressToken":%d%b}' % (started.token, with_progress)
+        else:
+            member = b'"_meta":{%b}' % common if common else b""
+        if member and params and "_meta" in params:  # the caller's own, which is kept
+            given, meta = params["_meta"], wire.decode(b"{%b}" % member)["_meta"]
+            params = {**params, "_meta": {**given, **meta} if isinstance(given, dict) else meta}
+            member = b""
+        return self._sent(self._peer.request(started.token, started.method, params or None, member))
+
+    def _make_envelopes(self, agreed: Era) -> tuple[bytes, bytes]:
+        if not agreed.modern:
+            return b"", b""
+        envelope = versions.envelope(agreed.protocol, self._setting.services)
+        leveled = {**envelope, _LOG_LEVEL: versions.LOG_LEVEL}
+        return wire.encode(envelope)[1:-1], b"," + wire.encode(leveled)[1:-1]
 
     @staticmethod
     def _sent(frame: bytes, lane: Lane = "request") -> Send:
-        return Send(line(frame), lane)
+        return Send._make((line(frame), lane))
 
     # --- incoming messages --------------------------------------------------------------------------------
 

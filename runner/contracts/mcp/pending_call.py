@@ -6,7 +6,8 @@ first": then the request is sent again with the input. The server decides how of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeGuard
 
 from runner.contracts.mcp.versions import Era
@@ -114,24 +115,23 @@ def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, An
 class PendingCall:
     """A call that was sent and has no answer yet."""
 
+    # Most calls are one request, and these stay as they are: setting them in each would take a while.
+    stale = False  # the server has announced a change since the request
+    weight = 0  # bytes of memory kept until the answer
+    _items: Sequence[Any] = ()
+    _cursors: frozenset[str] = frozenset()
+    _pages = _rounds = 0
+    _open: frozenset[str] = frozenset()  # keys of inputs without an answer
+    _inputs: Mapping[str, Any] = MappingProxyType({})
+    _state: str | None = None
+
     def __init__(self, token: int, call: Call, era: Era, standing: Share) -> None:
         self.token = token
         self.call = call
         self.method, self.params = question(token, call, era.modern)
-        self.stale = False  # the server has announced a change since the request
-        self.weight = 0  # bytes of memory kept until the answer
+        self.shows_progress = call.kind != "list" and self.method not in ("ping", "server/discover")
         self._standing = standing
         self._modern = era.modern
-        self._items: list[Any] = []
-        self._cursors: set[str] = set()
-        self._pages = self._rounds = 0
-        self._open: set[str] = set()  # keys of inputs without an answer
-        self._inputs: dict[str, Any] = {}
-        self._state: str | None = None
-
-    @property
-    def shows_progress(self) -> bool:
-        return self.call.kind != "list" and self.method not in ("ping", "server/discover")
 
     def failed(self, code: int, message: str, data: Any) -> Refusal:
         return Refusal(self.token, str(code), message, _MEANINGS.get(code, ""), data)
@@ -162,14 +162,15 @@ class PendingCall:
         """Add an input that the server asked for. After the last one, the request is sent again."""
         if key not in self._open:
             return None
-        self._open.discard(key)
-        self._inputs[key] = value
+        self._open -= {key}
+        self._inputs = {**self._inputs, key: value}
         return None if self._open else self._again()
 
     def release(self) -> None:
         """Release the memory it keeps."""
-        self._standing.give_back(self.weight)
-        self.weight = 0
+        if self.weight:
+            self._standing.give_back(self.weight)
+            self.weight = 0
 
     def _keeps(self, weight: int) -> bool:
         """Whether there is room for it. All calls of a session share one limit."""
@@ -197,7 +198,7 @@ class PendingCall:
         if not self._modern and not isinstance(value.get("structuredContent"), dict | None):
             return self.malformed("bad_type", f"the structuredContent of {self._name} is not an object")
         if not error:
-            return Reply(self.token, value)
+            return Reply._make((self.token, value, ""))
         texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
         message = "\n".join(texts)
         if len(message) > MESSAGE_LIMIT:
@@ -222,7 +223,7 @@ class PendingCall:
             most = self._standing.most >> 20
             message = f"{self.method} takes, with other lists on their way, more than {most} MiB of memory"
             return self.malformed("list_too_large", message)
-        self._items += items
+        self._items = [*self._items, *items]
         self._pages += 1
         if len(self._items) > MOST_ITEMS:
             return self.malformed("too_many_items", f"{self.method} has more than {MOST_ITEMS} items")
@@ -233,7 +234,7 @@ class PendingCall:
             return self.malformed("cursor_repeats", message)
         if self._pages >= MOST_PAGES:
             return self.malformed("too_many_pages", f"{self.method} has more than {MOST_PAGES} pages")
-        self._cursors.add(cursor)
+        self._cursors |= {cursor}
         return More({"cursor": cursor})
 
     # --- input first --------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ class PendingCall:
                 )
             inputs.append(Input(key, method, request.get("params")))
         self._state, self._inputs = state, {}
-        self._open = {one.key for one in inputs}
+        self._open = frozenset(one.key for one in inputs)
         return Ask(tuple(inputs)) if inputs else self._again()
 
     def _again(self) -> More:

@@ -1,7 +1,7 @@
 """The process that forks monitors. It has everything imported, no threads, and nothing of the host's.
 
 Each host process has one. It gets its orders as messages of one byte and seven descriptors (the Gear of
-monitor.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
+messages.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
 plugin outlives the fork server it came from, and the next launch starts another one.
 """
 
@@ -20,10 +20,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import NoReturn
 
-from runner.contracts.registry import all_contracts
 from runner.late_site import LateSite, is_site_waiting
-from runner.launch.remote import monitor
-from runner.launch.remote.monitor import Gear, LaunchOrder
+from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.stages import Invocation
 from sandbox import CODE_ROOT
 from sandbox.cell.contents import Contents
@@ -43,12 +41,12 @@ _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 # --- in the fork server -------------------------------------------------------------------------------------
 
 
-def main(fd: int) -> NoReturn:
-    """The process that `start_by_exec` starts."""
+def main(fd: int, *, preload: bool = True) -> NoReturn:
+    """The process that is started."""
     if sys.flags.no_site:  # as its host
         sys.meta_path.append(LateSite())
     try:
-        serve(socket.socket(fileno=fd))
+        serve(socket.socket(fileno=fd), preload)
     except Exception:  # noqa: BLE001 -- nobody reads it, unless RUNNER_DEBUG is set
         if os.environ.get("RUNNER_DEBUG"):
             sys.excepthook(*sys.exc_info())
@@ -56,10 +54,13 @@ def main(fd: int) -> NoReturn:
         os._exit(0)
 
 
-def serve(orders: socket.socket) -> None:
-    """Fork a monitor for each order, until the host has ended."""
+def serve(orders: socket.socket, preload: bool) -> None:
+    """Fork a monitor for each order, until the host has ended. `preload`: there will be many."""
     _detach(orders)
-    _preload()
+    # Here and not above: the host imports this module too, and launches nothing itself.
+
+    if preload:
+        _preload()
     if gc.isenabled():  # a host that disabled it is in a hurry, and this is its copy
         gc.collect()
     gc.freeze()  # memory stays shared with all monitors as long as no collection touches it
@@ -82,6 +83,8 @@ def serve(orders: socket.socket) -> None:
 
 
 def _fork(gear: Gear, orders: socket.socket) -> None:
+    from runner.launch.remote import monitor
+
     try:
         pid = os.fork()
     except OSError as error:
@@ -126,6 +129,8 @@ def _preload() -> None:
     """Import what launches import lazily. Not the models of manifests: they are large, and a manifest that
     was read once is in the cache."""
     from importlib import import_module
+
+    from runner.contracts.registry import all_contracts
 
     for name in ("hashlib", "sandbox.plan.bwrap", "sandbox.limits.disk", "sandbox.units"):
         import_module(name)
@@ -244,8 +249,9 @@ def start_by_exec() -> ForkServer:
 
 
 def start_by_fork() -> ForkServer | None:
-    """Start one as a copy of this process: at once, with everything imported. Only for a process without
-    threads that has not started trio. None: this one has. Afterwards `current` gives the copy."""
+    """Start one as a copy of this process: at once. It imports the launch while this process goes on. Only
+    for a process without threads that has not started trio. None: this one has. Afterwards `current` gives
+    the copy."""
     global _current
     if threading.active_count() != 1 or "trio" in sys.modules:
         return None
@@ -261,7 +267,7 @@ def start_by_fork() -> ForkServer | None:
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1) if os.environ.get("RUNNER_DEBUG") else (0, 1, 2):
                 os.dup2(null, number)
-            main(theirs.fileno())
+            main(theirs.fileno(), preload=False)
         finally:
             os._exit(1)
     theirs.close()

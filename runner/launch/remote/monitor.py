@@ -8,8 +8,8 @@ monitor share a control socket:
     host -> monitor    bytes, each the number of a signal for the program, as if `runner exec` had got it. The
                        program gets the signal and has its grace. A second signal, or SIGKILL, ends
                        everything at once. At the end of the file the host has ended, and everything ends.
-    monitor -> host    values of the classes in MESSAGES, one on each line: Born, then as far as the launch
-                       comes Terms and Launched, and always last MonitorEnd.
+    monitor -> host    values of the classes in MESSAGES (messages.py), one on each line: Born, then as far as
+                       the launch comes Terms and Launched, and always last MonitorEnd.
 
 The monitor raises and prints nothing: whatever goes wrong is in MonitorEnd. It ignores signals from others,
 because only the session may end its plugin. SIGKILL of a monitor ends its plugin: the cell's init follows it.
@@ -28,33 +28,31 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Literal, NoReturn
+from typing import NoReturn
 
 from runner.launch.acquire import Acquired
-from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.launch.carry_out import CalledOff
-from runner.launch.command import Command
+from runner.launch.remote.messages import (
+    Audited,
+    Born,
+    Gear,
+    Launched,
+    Message,
+    MonitorEnd,
+    Terms,
+    decode_order,
+)
 from runner.launch.report import explained, make_scene, notes, report
 from runner.launch.run import run
-from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Started, ended_of
+from runner.launch.stages import Decided, Ended, Planned, Stage, Started, ended_of
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.verdict import diagnose, judge, judge_error
-from runner.manifest.cache import PLUGIN_CLASSES
 from runner.outcome import Failure, Outcome
-from runner.plugin import Allowance, Plugin
+from runner.plugin import Allowance
 from sandbox.cell.contents import read_contents
-from sandbox.codec import decode, encode
-from sandbox.network.egress import AuditLine
-from sandbox.policy.policy import ApprovalRule
-from sandbox.spec import (
-    Denial,
-    Limits,
-    Note,
-    Overrides,
-)
-from sandbox.value import NamedTuple
+from sandbox.codec import encode
 
 # How long a host that does not read its control socket may keep us.
 TELL_SECONDS = 10.0
@@ -63,94 +61,6 @@ _MOST_UNREAD_BYTES = 64 << 10
 
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NUMBERS = frozenset(signal.valid_signals())
-
-
-# --- what host and monitor tell each other ------------------------------------------------------------------
-
-
-class LaunchOrder(NamedTuple):
-    """What a monitor is to do."""
-
-    invocation: Invocation
-    environ: Mapping[str, str]  # the operator's
-    cwd: str
-    began: float  # on the monotonic clock: when the session asked. Its deadline runs from then
-    grace: float | None = None  # seconds to end in after a signal, where no teardown limit says
-
-
-# Every class that can occur in an order.
-_ORDER_CLASSES = (
-    *(LaunchOrder, Invocation, Overrides, Command),
-    *PLUGIN_CLASSES,
-)
-
-
-def decode_order(raw: bytes) -> LaunchOrder:
-    order = decode(raw, _ORDER_CLASSES)
-    assert isinstance(order, LaunchOrder)
-    return order
-
-
-class Born(NamedTuple):
-    pid: int  # of the monitor
-
-
-class Terms(NamedTuple):
-    """Nothing runs yet, and everything is decided: what the plugin will run under."""
-
-    plugin: Plugin
-    limits: Limits  # as granted
-    declare: tuple[str, ...]  # by the policy: patterns of capabilities the plugin may declare
-    host: tuple[str, ...]  # by the policy: patterns of methods it may ask of its host
-    policy: str
-    unsandboxed: bool
-    notes: tuple[Note, ...] = ()
-    on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
-    allowance: Allowance = Allowance()
-
-
-class Launched(NamedTuple):
-    timings: Mapping[str, float]  # seconds by phase
-
-
-class Audited(NamedTuple):
-    """A connection or a DNS question of the plugin, as it ended. Some are left out for a host that is slow to
-    read; the report counts them all."""
-
-    line: AuditLine
-
-
-class MonitorEnd(NamedTuple):
-    outcome: Outcome
-    status: int  # the exit status that `runner exec` would have
-    explanation: tuple[str, ...] = ()  # lines for people
-    report_json: str = ""  # empty: there was nobody to write a report
-    scene: Scene | None = None  # of a plugin that was started: its session has its stderr
-
-    @property
-    def report(self) -> dict[str, Any] | None:
-        document: dict[str, Any] | None = json.loads(self.report_json) if self.report_json else None
-        return document
-
-
-Message = Born | Terms | Launched | Audited | MonitorEnd
-MESSAGES = (
-    *(Born, Terms, Allowance, Launched, Audited, AuditLine, MonitorEnd),
-    *(Outcome, Denial, Note, Scene, Mention, RefusedHost, ApprovalRule),
-    *PLUGIN_CLASSES,
-)
-
-
-class Gear(NamedTuple):
-    """The descriptors a monitor is born with, in the order they are sent."""
-
-    order: int
-    contents: int  # of the cage's memory files
-    stdin: int
-    stdout: int
-    stderr: int
-    control: int
-    host: int  # a pidfd: a process that outlives the host may have inherited the control socket
 
 
 class Control:

@@ -215,6 +215,18 @@ def test_every_message_is_classified(several: list[Any]) -> None:
     assert [token for token in range(3) if peer.waits_for(token) is None] == sorted(map(int, map(str, ended)))
 
 
+@pytest.mark.parametrize("params", [None, {}, {"a": 1}])
+def test_members_that_are_encoded_already_are_part_of_the_params(params: Any) -> None:
+    peer = Peer()
+    whole = {**(params or {}), "b": {"c": [2]}, "d": "}"}
+    raw = peer.request("a", "m", params, b'"b":{"c":[2]},"d":"}"')
+    assert json.loads(raw) == {"jsonrpc": "2.0", "id": 1, "method": "m", "params": whole}
+    echo = {"jsonrpc": "2.0", "id": 1, "method": "m", "params": whole}
+    assert peer.receive(echo) == RpcStray("echo", "our own question came back")
+    assert isinstance(peer.receive({**echo, "params": {**whole, "d": "{"}}), RpcRequest)
+    assert isinstance(peer.receive({**echo, "params": {"a": 1}}), RpcRequest)
+
+
 def test_an_echo_is_not_an_answer() -> None:
     """A program that sends back what it receives. The ids of both sides may still be equal."""
 

@@ -52,6 +52,7 @@ async def read_all(data: bytes, ended: Outcome | None, *, closing: bool = False)
         stdout_eof=trio.Event(),
         fail=failed.append,
         ends_if_chatty=False,
+        now=trio.current_time,
     )
     async with trio.open_nursery() as nursery:
         await SessionTasks(cast("SessionState", state), None)._read(nursery)

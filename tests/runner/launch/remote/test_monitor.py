@@ -16,7 +16,8 @@ import pytest
 
 from runner.launch.carry_out import CalledOff
 from runner.launch.remote import monitor
-from runner.launch.remote.monitor import Born, Control, Launched, LaunchOrder, decode_order
+from runner.launch.remote.messages import Born, Launched, LaunchOrder, decode_order
+from runner.launch.remote.monitor import Control
 from runner.launch.stages import Invocation
 from sandbox.codec import encode
 from sandbox.spec import Limits, Overrides
@@ -137,7 +138,7 @@ def spoken(given: dict[str, Any]) -> list[Any]:
     import os
 
     from runner.launch.remote import forkserver
-    from runner.launch.remote.monitor import MESSAGES
+    from runner.launch.remote.messages import MESSAGES
     from sandbox.codec import decode
 
     ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
@@ -176,7 +177,7 @@ def test_an_order_that_is_none(box: Box) -> None:
 def faulty(given: dict[str, Any]) -> list[Any]:
     """A monitor whose own code fails, when all is over but the telling."""
     from runner.launch.remote import forkserver, monitor
-    from runner.launch.remote.monitor import MESSAGES
+    from runner.launch.remote.messages import MESSAGES
     from sandbox.codec import decode
 
     def report(*_: object) -> Any:
