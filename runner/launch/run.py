@@ -4,13 +4,16 @@
     run_plan    from a plan, which may have been stored: everything it names is opened anew
     rehearse    up to the plan, for `runner explain`: nothing on the machine is changed
 
+`run_steps` and `plan_steps` are the same as generators (runner/launch/wait.py), for a process that waits for
+several plugins at once.
+
 What `runner exec` and the monitor do differently is in their LaunchHost.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from runner.launch.acquire import Acquired, acquire
 from runner.launch.plan import Sources, plan, require_contents, require_room
@@ -19,7 +22,7 @@ from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Sta
 from runner.launch.start import settle, start
 from runner.launch.stdio import Plumbing
 from runner.launch.verdict import TIMEOUT, failing, judge_error
-from runner.launch.wait import Orders, wait
+from runner.launch.wait import Orders, Steps, drive, wait_steps
 from runner.outcome import EXEC_DEADLINE, Failure
 from sandbox.scopes import AbstractContextManager, ExitStack
 from sandbox.typed import TYPE_CHECKING, Protocol
@@ -53,6 +56,10 @@ class LaunchHost(Protocol):
         ...
 
 
+# Told of a plan that was just made, with its sources held open, before anything on the machine is changed.
+SeePlanned = Callable[[Planned, Sources], None]
+
+
 class CalledOff(BaseException):
     """Raised by a host that wants no launch any more, at any moment before the start."""
 
@@ -71,6 +78,18 @@ def run(
     `began`: on the monotonic clock, when the operator asked. The deadline runs from then. `contents`: of the
     cage's memory files.
     """
+    return drive(run_steps(invocation, environ, began, host, contents))
+
+
+def run_steps(
+    invocation: Invocation,
+    environ: Mapping[str, str],
+    began: float,
+    host: LaunchHost,
+    contents: Contents | None = None,
+    see_planned: SeePlanned | None = None,
+) -> Steps[Ended]:
+    """`run`, step by step."""
     watch = Stopwatch()
     stage: Stage | None = None
     with ExitStack() as stack:
@@ -85,6 +104,8 @@ def run(
                 stage = decided = decided._replace(timings=watch.lap("policy"))
             stack.enter_context(sources)
             stage = planned = plan(decided, environ, watch, sources)
+            if see_planned is not None:
+                see_planned(planned, sources)
         except CalledOff as called:
             called.stage = stage
             raise
@@ -92,7 +113,7 @@ def run(
             raise
         except Exception as error:
             raise Failure(*judge_error(error), stage) from error
-        return run_plan(planned, environ, began, host, sources, watch, contents)
+        return (yield from plan_steps(planned, environ, began, host, sources, watch, contents))
 
 
 def _must_be_signed(decided: Decided) -> bool:
@@ -109,6 +130,19 @@ def run_plan(
     contents: Contents | None = None,
 ) -> Ended:
     """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now."""
+    return drive(plan_steps(planned, environ, began, host, sources, watch, contents))
+
+
+def plan_steps(
+    planned: Planned,
+    environ: Mapping[str, str],
+    began: float,
+    host: LaunchHost,
+    sources: Sources | None = None,
+    watch: Stopwatch | None = None,
+    contents: Contents | None = None,
+) -> Steps[Ended]:
+    """`run_plan`, step by step."""
     watch = watch or Stopwatch()
     stage: Stage = planned
     try:
@@ -123,7 +157,7 @@ def run_plan(
                 raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took that long
             with host.watch_orders() as orders, start(acquired, began, host.connect, contents) as started:
                 stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
-                end = wait(started.cell, orders, host.caller, started.clocks, started.meters)
+                end = yield from wait_steps(started.cell, orders, host.caller, started.clocks, started.meters)
                 stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
                 end, writable = settle(started, end, stop)
                 watch.lap("run")
