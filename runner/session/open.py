@@ -11,7 +11,7 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.remote.forkserver import LaunchTicket
-from runner.launch.remote.monitor import MonitorEnd
+from runner.launch.remote.messages import MonitorEnd
 from runner.launch.remote.remote_cell import open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome

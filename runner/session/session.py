@@ -16,7 +16,7 @@ import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch import verdict
-from runner.launch.remote.monitor import MonitorEnd, Terms
+from runner.launch.remote.messages import MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
 from runner.protocol.dialect import (

@@ -10,7 +10,7 @@ import math
 
 import trio
 
-from runner.launch.remote.monitor import Terms
+from runner.launch.remote.messages import Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.outcome import Outcome, Phase, outcome_document
 from runner.protocol.dialect import (

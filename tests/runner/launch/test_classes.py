@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.launch.remote import monitor
+from runner.launch.remote import messages
 from runner.launch.stages import Planned, _planned_classes
 from runner.manifest.cache import PLUGIN_CLASSES
 from runner.package.signature import Signed
@@ -47,10 +47,10 @@ def named_tuples(hint: Any) -> Iterator[type]:
     ("roots", "listed"),
     [
         ((Plugin,), PLUGIN_CLASSES),
-        ((monitor.LaunchOrder,), monitor._ORDER_CLASSES),
+        ((messages.LaunchOrder,), messages.ORDER_CLASSES),
         (
-            (monitor.Born, monitor.Terms, monitor.Launched, monitor.Audited, monitor.MonitorEnd),
-            monitor.MESSAGES,
+            (messages.Born, messages.Terms, messages.Launched, messages.Audited, messages.MonitorEnd),
+            messages.MESSAGES,
         ),
         ((Planned,), _planned_classes()),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from runner.launch.remote.monitor import Terms
+from runner.launch.remote.messages import Terms
 from runner.plugin import Plugin
 from runner.protocol import frames, wire
 from runner.protocol.dialect import (

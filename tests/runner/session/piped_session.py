@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from runner.contracts.kaged.dialect import KagedDialect
-from runner.launch.remote.monitor import MonitorEnd, Terms
+from runner.launch.remote.messages import MonitorEnd, Terms
 from runner.launch.remote.pipe import PipeReader
 from runner.outcome import Outcome
 from runner.protocol.dialect import Setting

@@ -16,7 +16,7 @@ import trio.testing
 from runner.contracts.ainb.dialect import AinbDialect
 from runner.contracts.ainb.messages import RULES
 from runner.exceptions import PluginFailure
-from runner.launch.remote.monitor import Terms
+from runner.launch.remote.messages import Terms
 from runner.protocol.dialect import Answer, Call, Setting
 from runner.protocol.header_frames import HeaderFramer, header_frame
 from runner.protocol.host_services import Emit, Gate, Services, Tell, Why

@@ -1,0 +1,105 @@
+"""What a host and the monitors of its plugins tell each other: values, as bytes by sandbox/codec.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from runner.launch.advice.scene import Mention, RefusedHost, Scene
+from runner.launch.command import Command
+from runner.launch.stages import Invocation
+from runner.manifest.cache import PLUGIN_CLASSES
+from runner.outcome import Outcome
+from runner.plugin import Allowance, Plugin
+from sandbox.codec import decode
+from sandbox.network.egress import AuditLine
+from sandbox.policy.grant import Overrides
+from sandbox.policy.policy import ApprovalRule
+from sandbox.spec import Denial, Limits, Note
+from sandbox.value import NamedTuple
+
+
+class LaunchOrder(NamedTuple):
+    """What a monitor is to do."""
+
+    invocation: Invocation
+    environ: Mapping[str, str]  # the operator's
+    cwd: str
+    began: float  # on the monotonic clock: when the session asked. Its deadline runs from then
+    grace: float | None = None  # seconds to end in after a signal, where no teardown limit says
+
+
+# Every class that can occur in an order.
+ORDER_CLASSES = (
+    *(LaunchOrder, Invocation, Overrides, Command),
+    *PLUGIN_CLASSES,
+)
+
+
+def decode_order(raw: bytes) -> LaunchOrder:
+    order = decode(raw, ORDER_CLASSES)
+    assert isinstance(order, LaunchOrder)
+    return order
+
+
+class Born(NamedTuple):
+    pid: int  # of the monitor
+
+
+class Terms(NamedTuple):
+    """Nothing runs yet, and everything is decided: what the plugin will run under."""
+
+    plugin: Plugin
+    limits: Limits  # as granted
+    declare: tuple[str, ...]  # by the policy: patterns of capabilities the plugin may declare
+    host: tuple[str, ...]  # by the policy: patterns of methods it may ask of its host
+    policy: str
+    unsandboxed: bool
+    notes: tuple[Note, ...] = ()
+    on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
+    allowance: Allowance = Allowance()
+
+
+class Launched(NamedTuple):
+    timings: Mapping[str, float]  # seconds by phase
+
+
+class Audited(NamedTuple):
+    """A connection or a DNS question of the plugin, as it ended. Some are left out for a host that is slow to
+    read; the report counts them all."""
+
+    line: AuditLine
+
+
+class MonitorEnd(NamedTuple):
+    outcome: Outcome
+    status: int  # the exit status that `runner exec` would have
+    explanation: tuple[str, ...] = ()  # lines for people
+    report_json: str = ""  # empty: there was nobody to write a report
+    scene: Scene | None = None  # of a plugin that was started: its session has its stderr
+
+    @property
+    def report(self) -> dict[str, Any] | None:
+        document: dict[str, Any] | None = json.loads(self.report_json) if self.report_json else None
+        return document
+
+
+Message = Born | Terms | Launched | Audited | MonitorEnd
+MESSAGES = (
+    *(Born, Terms, Allowance, Launched, Audited, AuditLine, MonitorEnd),
+    *(Outcome, Denial, Note, Scene, Mention, RefusedHost, ApprovalRule),
+    *PLUGIN_CLASSES,
+)
+
+
+class Gear(NamedTuple):
+    """The descriptors a monitor is born with, in the order they are sent."""
+
+    order: int
+    contents: int  # of the cage's memory files
+    stdin: int
+    stdout: int
+    stderr: int
+    control: int
+    host: int  # a pidfd: a process that outlives the host may have inherited the control socket
