@@ -83,6 +83,12 @@ class Sources:
         self._held = Held(opened, limits, found.sites, found.own, lambda: found, lambda: denylist)
         return self._held
 
+    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
+        """Open the sources of a plan that was made earlier, and judge each again."""
+        from runner.launch.plan import hold_again
+
+        return hold_again(planned, environ, self)
+
     def hold_known(self, planned: Planned) -> None:
         """Open the sources of a kept plan, all facts of which hold. Raises PlanOutdated."""
         from sandbox.cell.reopened import reopen_known
@@ -122,9 +128,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     _require_same_user(planned)
     held = sources.held
     if held is None:
-        from runner.launch.plan import hold_again
-
-        held = hold_again(planned, environ, sources)
+        held = sources.hold_again(planned, environ)
     provision, owners = planned.provision, planned.plan.owners
     owner = _claim(planned, provision, stack)
     if owners is not None and owners.left:

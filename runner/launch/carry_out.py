@@ -11,7 +11,7 @@ import time
 from runner.launch.acquire import Sources, acquire
 from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import settle, start
-from runner.launch.wait import wait
+from runner.launch.wait import drive, wait_steps
 from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
 from sandbox.typed import TYPE_CHECKING, Mapping, Protocol
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner.launch.stages import Planned, Stage, Started
     from runner.launch.stdio import Plumbing
     from runner.launch.stored.keep import PlanKeeper
-    from runner.launch.wait import End, Orders
+    from runner.launch.wait import End, Orders, Steps
     from sandbox.cell.contents import Contents
     from sandbox.scopes import AbstractContextManager
     from sandbox.spec import Limits
@@ -69,6 +69,20 @@ def run_plan(
 ) -> Ended:
     """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now.
     `keeper`: keeps it once it runs."""
+    return drive(plan_steps(planned, environ, began, host, sources, watch, contents, keeper))
+
+
+def plan_steps(
+    planned: Planned,
+    environ: Mapping[str, str],
+    began: float,
+    host: LaunchHost,
+    sources: Sources | None = None,
+    watch: Stopwatch | None = None,
+    contents: Contents | None = None,
+    keeper: PlanKeeper | None = None,
+) -> Steps[Ended]:
+    """`run_plan` as a generator (runner/launch/wait.py), for a process that waits for several plugins."""
     watch = watch or Stopwatch()
     stage: Stage = planned
     try:
@@ -89,7 +103,7 @@ def run_plan(
                 stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
                 if keeper is not None:
                     keeper.keep()
-                end = wait(started.cell, orders, host.caller, started.clocks, started.meters)
+                end = yield from wait_steps(started.cell, orders, host.caller, started.clocks, started.meters)
                 stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
                 end, writable = settle(started, end, stop)
                 watch.lap("run")

@@ -1,25 +1,32 @@
 """One launch from the manifest to the end of the plugin's last process, for `runner exec` and the monitor.
 
-run         from a manifest: makes a plan and carries it out (runner/launch/carry_out.py)
-rehearse    up to the plan, for `runner explain`: nothing on the machine is changed
+    run         from a manifest: makes a plan and carries it out (runner/launch/carry_out.py)
+    rehearse    up to the plan, for `runner explain`: nothing on the machine is changed
+
+`run_steps` is `run` as a generator (runner/launch/wait.py), for a process that waits for several plugins.
 """
 
 from __future__ import annotations
 
 from runner.launch.acquire import Sources
-from runner.launch.carry_out import CalledOff, LaunchHost, run_plan
+from runner.launch.carry_out import CalledOff, LaunchHost, plan_steps
 from runner.launch.plan import plan
 from runner.launch.prepare import decide, load
 from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Stopwatch, failing
 from runner.launch.verdict import judge_error
+from runner.launch.wait import Steps, drive
 from runner.outcome import Failure
 from sandbox import look
 from sandbox.scopes import ExitStack
-from sandbox.typed import TYPE_CHECKING, Mapping
+from sandbox.typed import TYPE_CHECKING, Callable, Mapping
 
 if TYPE_CHECKING:
     from runner.launch.stored.keep import PlanKeeper
     from sandbox.cell.contents import Contents
+
+
+# Told of a plan that was just made, with its sources held open, before anything on the machine is changed.
+SeePlanned = Callable[[Planned, Sources], None]
 
 
 def run(
@@ -35,6 +42,19 @@ def run(
     `began`: on the monotonic clock, when the operator asked. The deadline runs from then. `contents`: of the
     cage's memory files. `keeper`: keeps the plan for the next launch, once it runs.
     """
+    return drive(run_steps(invocation, environ, began, host, contents, keeper))
+
+
+def run_steps(
+    invocation: Invocation,
+    environ: Mapping[str, str],
+    began: float,
+    host: LaunchHost,
+    contents: Contents | None = None,
+    keeper: PlanKeeper | None = None,
+    see_planned: SeePlanned | None = None,
+) -> Steps[Ended]:
+    """`run`, step by step."""
     watch = Stopwatch()
     stage: Stage | None = None
     with ExitStack() as stack:
@@ -53,6 +73,8 @@ def run(
                     stage = decided = decided._replace(timings=watch.lap("policy"))
                 stack.enter_context(sources)
                 stage = planned = plan(decided, noted, watch, sources)
+                if see_planned is not None:
+                    see_planned(planned, sources)
         except CalledOff as called:
             called.stage = stage
             raise
@@ -62,7 +84,8 @@ def run(
             raise Failure(*judge_error(error), stage) from error
         if keeper is not None:
             keeper.planned = planned
-        return run_plan(planned, environ, began, host, sources, watch, contents, keeper)
+        steps = plan_steps(planned, environ, began, host, sources, watch, contents, keeper)
+        return (yield from steps)
 
 
 def _must_be_signed(decided: Decided) -> bool:

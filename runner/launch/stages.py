@@ -68,9 +68,10 @@ class Invocation(NamedTuple):
 class Stopwatch:
     """Measures the phases of one launch. A stage keeps what was measured when it was reached."""
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._laps: Timings = ()
+    def __init__(self, laps: Timings = (), since: float | None = None) -> None:
+        """`laps` and `since`: of another process's, which this one goes on with."""
+        self._last = time.monotonic() if since is None else since
+        self._laps = laps
 
     def lap(self, phase: str) -> Timings:
         """End a phase, or a further part of the last one. The answer: all phases so far."""

@@ -3,6 +3,9 @@
 Reasons are orders (signals to the runner, or bytes from a session), clocks, limits that were exceeded, and
 the end of the process that started the runner. There are no threads and no sleeps: one poll over all
 descriptors, so that nothing is missed between two looks.
+
+A wait is a generator: it yields what it needs, and is sent what is ready. `drive` polls for one of them;
+runner/launch/remote/keeper.py polls for all sessions of a host at once.
 """
 
 from __future__ import annotations
@@ -16,11 +19,15 @@ from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.scopes import contextmanager
 from sandbox.signals import signal
-from sandbox.typed import TYPE_CHECKING, Callable, Iterator, Literal, Protocol, Sequence
+from sandbox.typed import TYPE_CHECKING, Callable, Generator, Iterator, Literal, Mapping, Protocol, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from runner.launch.inspect.inspection import Breach
+
+    Result = TypeVar("Result")
 
 # How long a plugin may take to end after it got a signal, before all its processes are killed. Its `teardown`
 # limit may say otherwise.
@@ -35,6 +42,47 @@ _LONGEST_POLL_SECONDS = 86400.0  # poll(2) counts milliseconds in an int: 24 day
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 Reason = Literal["deadline", "launch", "limit", "violation", "signal", "caller_died"]
+
+
+class Need(NamedTuple):
+    """What a wait goes on with: one of these descriptors is ready, or the time has come."""
+
+    fds: Mapping[int, int]  # with the events to poll for
+    until: float = math.inf  # on the monotonic clock
+
+
+Ready = Mapping[int, int]  # the descriptors that are ready, with their events
+Steps = Generator[Need, Ready, "Result"]
+
+
+def milliseconds_until(until: float) -> int | None:
+    """How long poll(2) may wait; None: for ever."""
+    if until == math.inf:
+        return None
+    return math.ceil(min(max(0.0, until - time.monotonic()), _LONGEST_POLL_SECONDS) * 1000)
+
+
+def drive(steps: Steps[Result]) -> Result:
+    """Wait for this alone, to its end."""
+    try:
+        need = next(steps)
+        while True:
+            try:
+                ready = _poll(need)
+            except BaseException as error:  # noqa: BLE001 -- raised where it was waited
+                need = steps.throw(error)
+            else:
+                need = steps.send(ready)
+    except StopIteration as stop:
+        result: Result = stop.value
+        return result
+
+
+def _poll(need: Need) -> Ready:
+    poll = select.poll()
+    for fd, events in need.fds.items():
+        poll.register(fd, events)
+    return dict(poll.poll(milliseconds_until(need.until)))
 
 
 class End(NamedTuple):
@@ -182,7 +230,14 @@ def watch_caller() -> Iterator[int | None]:
 
 def wait(cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter] = ()) -> End:
     """Until all processes of the cell have ended, or nothing more can be done about them."""
-    return _Watch(cell, orders, caller, clocks, meters).wait()
+    return drive(wait_steps(cell, orders, caller, clocks, meters))
+
+
+def wait_steps(
+    cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter] = ()
+) -> Steps[End]:
+    """`wait`, step by step."""
+    return _Watch(cell, orders, caller, clocks, meters).watch()
 
 
 class _Watch:
@@ -206,9 +261,9 @@ class _Watch:
         self.forced = False
         self.over = cell.over_fd
 
-    def wait(self) -> End:
+    def watch(self) -> Steps[End]:
         while True:
-            ready = self._poll()
+            ready = yield self._need()
             now = time.monotonic()
             if self.cell.pidfd in ready:
                 return self._end(self.cell.wait())
@@ -260,8 +315,7 @@ class _Watch:
         """Whether the program ended by itself: whatever comes now is not the reason."""
         return self.over is None and self.cell.over_fd is not None and self.reason is None
 
-    def _poll(self) -> dict[int, int]:
-        poll = select.poll()
+    def _need(self) -> Need:
         wanted = {self.cell.pidfd: select.POLLIN}
         if self.orders is not None:
             wanted[self.orders.fd] = select.POLLIN
@@ -271,14 +325,8 @@ class _Watch:
             wanted[self.over] = 0  # poll reports a hang-up without being asked
         for meter in self.meters:
             wanted.update(meter.interest())
-        for fd, events in wanted.items():
-            poll.register(fd, events)
         next_look = min((meter.due for meter in self.meters), default=math.inf)
-        until = min(self.until or math.inf, self.launch or math.inf, next_look)
-        if until == math.inf:
-            return dict(poll.poll())
-        left = min(max(0.0, until - time.monotonic()), _LONGEST_POLL_SECONDS)
-        return dict(poll.poll(math.ceil(left * 1000)))
+        return Need(wanted, min(self.until or math.inf, self.launch or math.inf, next_look))
 
     def _asked(self, arrived: Sequence[int], now: float) -> None:
         """Signals arrived. A second signal, SIGKILL, or a program that does not run yet: then the plugin is

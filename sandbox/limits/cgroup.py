@@ -25,7 +25,7 @@ from sandbox.value import NamedTuple
 
 _NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core may hold some in reserve
 _REMOVE_SECONDS = 2.0
-_NAMES_TRIED = 100
+_NAMES_TRIED = 1000  # a process that waits for many plugins has a group for each
 
 
 class CgroupFault(Exception):
@@ -276,6 +276,10 @@ def _is_own_oom(memory: CgroupDirectory) -> bool:
     return limit is not None and most is not None and most >= _NEARLY_FULL_SHARE * limit
 
 
+# The groups that this process has made and still has.
+_held: set[str] = set()
+
+
 # --- making and removing ------------------------------------------------------------------------------------
 
 
@@ -320,7 +324,9 @@ def _make(site: Site) -> CgroupDirectory:
                 raise  # a passing shortage of our own: no reason to go without the group
             raise CgroupFault(site, site.controllers, site.directory, error.errno or errno.EIO) from None
         if held is not None:
-            return CgroupDirectory(site, name, held)
+            group = CgroupDirectory(site, name, held)
+            _held.add(group.path)
+            return group
     raise CgroupFault(site, site.controllers, site.directory, errno.EEXIST)
 
 
@@ -357,6 +363,7 @@ def _remove(group: CgroupDirectory) -> None:
     until = time.monotonic() + _REMOVE_SECONDS
     while not _rmdir(group.path) and time.monotonic() < until:
         time.sleep(0.002)
+    _held.discard(group.path)
     os.close(group.fd)
 
 
@@ -402,9 +409,9 @@ def sweep(directory: str) -> None:
     except OSError:
         return  # nothing of ours can be there
     for name in names:
-        if not _is_ours(name):
-            continue
         path = f"{directory}/{name}"
+        if not _is_ours(name) or path in _held:
+            continue
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:

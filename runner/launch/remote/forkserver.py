@@ -1,8 +1,11 @@
 """The process that forks monitors. It has everything imported, no threads, and nothing of the host's.
 
-Each host process has one. It gets its orders as messages of one byte and seven descriptors (the Gear of
-messages.py), forks a monitor for each, and ends with its host. A monitor does not need it: a
-plugin outlives the fork server it came from, and the next launch starts another one.
+Each host process has one. It gets its orders as messages of one byte and seven descriptors (Gear), forks a
+monitor for each, and ends with its host. A monitor does not need it: a plugin outlives the fork server it
+came from, and the next launch starts another one.
+
+One of the monitors has a door, by which the next ones may hand their launches over
+(runner/launch/remote/keeper.py). When it has ended, or has enough of them, the next monitor gets a new door.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from runner.late_site import LateSite, is_site_waiting
+from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
 from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.stages import Invocation
 from sandbox import CODE_ROOT
@@ -65,9 +69,14 @@ def serve(orders: socket.socket, preload: bool) -> None:
         gc.collect()
     gc.freeze()  # memory stays shared with all monitors as long as no collection touches it
     gc.disable()
+    door: _Door | None = None
     while True:
+        if door is not None and not _wait(orders, door):
+            door.close()
+            door = None
+            continue
         try:
-            word, fds, _, _ = socket.recv_fds(orders, 1, _GEAR_COUNT, socket.MSG_CMSG_CLOEXEC)
+            word, fds = receive_descriptors(orders, 1, _GEAR_COUNT)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 continue
@@ -76,29 +85,81 @@ def serve(orders: socket.socket, preload: bool) -> None:
             return
         try:
             if len(fds) == _GEAR_COUNT:  # else some could not be received; the host sees its socket closed
-                _fork(Gear(*fds), orders)
+                door = _fork(Gear(*fds), orders, door)
         finally:
             for fd in fds:
                 os.close(fd)
 
 
-def _fork(gear: Gear, orders: socket.socket) -> None:
-    from runner.launch.remote import monitor
+class _Door:
+    """The way to the monitor that others hand their launches over to."""
 
+    def __init__(self, socket_: socket.socket) -> None:
+        self.socket = socket_
+        self.launches = 1  # that it has, or may get; the first is its own
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _wait(orders: socket.socket, door: _Door) -> bool:
+    """Until there is an order. False: the door's keeper has closed it."""
+    watch = select.poll()
+    watch.register(orders, select.POLLIN)
+    watch.register(door.socket, select.POLLIN)
+    while True:
+        ready = dict(watch.poll())
+        if door.socket.fileno() in ready:
+            try:
+                if not door.socket.recv(1, socket.MSG_DONTWAIT):
+                    return False
+            except BlockingIOError:
+                continue
+            except OSError:
+                return False
+            door.launches -= 1
+        elif ready:
+            return True
+
+
+def _fork(gear: Gear, orders: socket.socket, door: _Door | None) -> _Door | None:
+    """Fork a monitor. The door for the next one."""
+    from runner.launch.remote import keeper, monitor
+
+    if door is not None and door.launches >= keeper.MOST_LAUNCHES:
+        door.close()
+        door = None
+    inside: socket.socket | None = None
+    if door is None:
+        with suppress(OSError):  # without descriptors there is no door
+            outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            door = _Door(outside)
+    else:
+        door.launches += 1
     try:
         pid = os.fork()
     except OSError as error:
         monitor.refuse(gear.control, error)
-        return
+        if inside is not None:
+            inside.close()
+        elif door is not None:
+            door.launches -= 1
+        return door
     if pid == 0:
         try:
             orders.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             _set_name("runner-monitor")
-            monitor.keep(gear)
+            if inside is not None and door is not None:
+                door.close()
+                keeper.keep(gear, door=inside)
+            keeper.keep(gear, keeper=None if door is None else door.socket)
         finally:
             os._exit(1)
+    if inside is not None:
+        inside.close()
+    return door
 
 
 def _detach(orders: socket.socket) -> None:
@@ -321,7 +382,7 @@ class LaunchTicket:
     def send(self, forkserver: ForkServer) -> None:
         """Raises BlockingIOError if there is no room yet, OSError if the fork server cannot take it."""
         assert self._given is not None
-        socket.send_fds(forkserver.orders, [b"o"], self._given)
+        send_descriptors(forkserver.orders, b"o", self._given)
         self.forkserver = forkserver
         self.give_away()
 

@@ -34,14 +34,14 @@ class LaunchOrder(NamedTuple):
 
 
 # Every class that can occur in an order.
-_ORDER_CLASSES = (
+ORDER_CLASSES = (
     *(LaunchOrder, Invocation, Overrides, Command),
     *PLUGIN_CLASSES,
 )
 
 
 def decode_order(raw: bytes) -> LaunchOrder:
-    order = decode(raw, _ORDER_CLASSES)
+    order = decode(raw, ORDER_CLASSES)
     assert isinstance(order, LaunchOrder)
     return order
 

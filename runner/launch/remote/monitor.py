@@ -1,172 +1,104 @@
-"""The process between a session and its plugin: it launches the plugin, watches it, and reports how it ended.
+"""One plugin of a session: it is launched and watched here, and here is reported how it ended.
 
-A session lives in a host with threads, and a launch must not (see sandbox/spawn/spawner.py). So each plugin
-of a session has a monitor: one process with one thread, which does what `runner exec` does. The plugin's
-streams are pipes whose other ends the host holds; no byte of them passes through the monitor. Host and
-monitor share a control socket:
+A session lives in a host with threads, and a launch must not (see sandbox/spawn/spawner.py). So each launch
+has a monitor: a process with one thread, which does what `runner exec` does. When the plugin is planned, its
+monitor may pass it on to one that watches other plugins of the host already
+(runner/launch/remote/handover.py). The plugin's streams are pipes whose other ends the host holds; no byte
+of them passes through a monitor. Host and monitor share a control socket:
 
     host -> monitor    bytes, each the number of a signal for the program, as if `runner exec` had got it. The
                        program gets the signal and has its grace. A second signal, or SIGKILL, ends
                        everything at once. At the end of the file the host has ended, and everything ends.
-    monitor -> host    values of the classes in MESSAGES (messages.py), one on each line: Born, then as far as
-                       the launch comes Terms and Launched, and always last MonitorEnd.
+    monitor -> host    values of the classes in MESSAGES, one on each line: Born (again by a monitor it was
+                       passed on to), then as far as the launch comes Terms and Launched, and always
+                       last MonitorEnd.
 
 The monitor raises and prints nothing: whatever goes wrong is in MonitorEnd. It ignores signals from others,
-because only the session may end its plugin. SIGKILL of a monitor ends its plugin: the cell's init follows it.
+because only the session may end its plugin. SIGKILL of a monitor ends its plugins: their cells' inits follow
+it.
 """
 
 from __future__ import annotations
 
-import array
-import fcntl
 import gc
 import json
 import os
 import select
 import signal
-import socket
-import sys
-import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import NoReturn
 
-from runner.launch.acquire import Acquired
-from runner.launch.carry_out import CalledOff
+from runner.launch.acquire import Acquired, Sources
+from runner.launch.carry_out import CalledOff, plan_steps
+from runner.launch.remote.control import Control, Interruptible
+from runner.launch.remote.handover import GivenSources, PassedOn, decode_handover
 from runner.launch.remote.messages import (
+    MESSAGES,
     Audited,
     Born,
     Gear,
     Launched,
-    Message,
+    LaunchOrder,
     MonitorEnd,
     Terms,
     decode_order,
 )
 from runner.launch.report import explained, make_scene, notes, report
-from runner.launch.run import run
-from runner.launch.stages import Decided, Ended, Planned, Stage, Started, ended_of
+from runner.launch.run import SeePlanned, run_steps
+from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.verdict import diagnose, judge, judge_error
+from runner.launch.wait import Need, Steps
 from runner.outcome import Failure, Outcome
 from runner.plugin import Allowance
 from sandbox.cell.contents import read_contents
-from sandbox.codec import encode
+from sandbox.codec import decode, encode
+from sandbox.files import write_all
+from sandbox.value import NamedTuple
 
-# How long a host that does not read its control socket may keep us.
-TELL_SECONDS = 10.0
-# Of what a host has not read yet. With more, it is told only what it has to know.
-_MOST_UNREAD_BYTES = 64 << 10
+# How long a process that watches other plugins too may take to acquire what a launch needs. It takes some
+# milliseconds, unless another runner was stopped while it held a lock.
+_ACQUIRE_SECONDS = 5.0
 
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_NUMBERS = frozenset(signal.valid_signals())
+# How long it may take to find out what refused a launch.
+_DIAGNOSE_SECONDS = 10.0
 
-
-class Control:
-    """The socket to the session."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.over = False
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(False)
-
-    def arrived(self) -> list[int]:
-        try:
-            said = self._socket.recv(64)
-        except BlockingIOError:
-            return []
-        except OSError:  # closed with something of ours unread
-            said = b""
-        self.over = not said
-        return [number for number in said if number in _NUMBERS]
-
-    def is_called(self) -> bool:
-        """Whether the host has written something, or has ended."""
-        try:
-            self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-        return True
-
-    def mention(self, message: Message) -> None:
-        """Tell it, if that takes no waiting."""
-        unread = array.array("i", [0])
-        try:
-            fcntl.ioctl(self.fd, termios.TIOCOUTQ, unread)
-        except OSError:
-            return
-        if unread[0] <= _MOST_UNREAD_BYTES:  # a message has a tenth of that at most: the rest has room for it
-            self.tell(message)
-
-    def tell(self, message: Message) -> bool:
-        """False if the host has ended, or does not read."""
-        left = memoryview(encode(message) + b"\n")
-        until = time.monotonic() + TELL_SECONDS
-        room = select.poll()
-        room.register(self.fd, select.POLLOUT)
-        while left:
-            try:
-                left = left[self._socket.send(left, socket.MSG_NOSIGNAL) :]
-            except BlockingIOError:
-                if not room.poll(max(0.0, until - time.monotonic()) * 1000):
-                    return False
-            except OSError:
-                return False
-        return True
+# Asked when there is a plan, which another process may carry out. Raises PassedOn if one does. The last
+# argument: whether the launch brings contents of memory files.
+PassOn = Callable[[LaunchOrder, Planned, Sources, bool], None]
 
 
-class _Interruptible:
-    """As long as nothing runs, any word of the host ends the launch at once, even if the monitor hangs on a
-    slow filesystem. A signal does the same to `runner exec`."""
+class Errand(NamedTuple):
+    """A launch as a process gets it: an order and the contents of memory files; or a handover, and the
+    descriptors of its sources."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._armed = False
-        self._flags = fcntl.fcntl(control.fd, fcntl.F_GETFL)
+    gear: Gear
+    sources: tuple[int, ...] | None = None  # None: it is an order
 
-    def start(self) -> None:
-        self._armed = True
-        signal.signal(signal.SIGIO, self._interrupt)
-        fcntl.fcntl(self._control.fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags | os.O_ASYNC)
-        self._interrupt()
-
-    def _interrupt(self, *_: object) -> None:
-        # The kernel also signals that the host has read what we wrote.
-        if self._armed and self._control.is_called():
-            self._armed = False
-            raise CalledOff
-
-    def stop(self) -> None:
-        """From now on nothing interrupts. Before the start, `look` asks once more."""
-        self._armed = False
-        fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags)
-        signal.signal(signal.SIGIO, signal.SIG_IGN)
-
-    def look(self) -> None:
-        if self._control.is_called():
-            raise CalledOff
+    def close(self) -> None:
+        """What nobody else has closed."""
+        for fd in (self.gear.host, *(self.sources or ())):
+            os.close(fd)
 
 
-def keep(gear: Gear) -> NoReturn:
-    """The whole life of a monitor, in a process that was forked for it and has no other purpose."""
+def serve(errand: Errand, pass_on: PassOn | None = None) -> Steps[None]:
+    """The whole life of one launch. The first step tells the host who serves it, and does nothing else. The
+    descriptors are closed at the end."""
+    control = Control(errand.gear.control)
     try:
-        for number in _IGNORED:
-            signal.signal(number, lambda *_: None)  # not SIG_IGN: the plugin would inherit that
-        sys.stdout = sys.stderr = None
-        control = Control(gear.control)
         control.tell(Born(os.getpid()))
+        yield Need({}, 0.0)
         try:
-            ending = _keep(gear, control)
+            ending = yield from _serve(errand, control, pass_on)
+        except PassedOn:
+            return
         except Exception as error:  # noqa: BLE001 -- the account of the ending failed; this much can be told
             ending = _bare_ending(error)
-        control.tell(ending)
+        yield from control.telling(ending)
     finally:
-        os._exit(0)
+        errand.close()
+        control.close()
 
 
 def refuse(control: int, error: Exception) -> None:
@@ -174,20 +106,39 @@ def refuse(control: int, error: Exception) -> None:
     Control(os.dup(control)).tell(_bare_ending(error))
 
 
-def _keep(gear: Gear, control: Control) -> MonitorEnd:
+def _serve(errand: Errand, control: Control, pass_on: PassOn | None) -> Steps[MonitorEnd]:
     stage: Stage | None = None
+    order: LaunchOrder | None = None
     trace: list[str] = []
+    gear = errand.gear
     streams = SessionStreams(gear.stdin, gear.stdout, gear.stderr)
-    before = _Interruptible(control)
+    before = Interruptible(control)
     try:
-        order, contents = decode_order(_content(gear.order)), read_contents(gear.contents)
-        os.environ.clear()
-        os.environ.update(order.environ)
-        before.start()
-        os.chdir(order.cwd)
-        host = _SessionHost(gear.host, control, before, streams, order.grace)
-        stage = ended = run(order.invocation, order.environ, order.began, host, contents)
+        content = _content(gear.order)
+        if errand.sources is None:
+            order, contents = decode_order(content), read_contents(gear.contents)
+            _go_to(order)
+            host = _SessionHost(gear.host, control, before, streams, order.grace)
+            before.start()
+            os.chdir(order.cwd)
+            passing = None if pass_on is None else _passing(pass_on, order, bool(contents), before)
+            steps = run_steps(
+                order.invocation, order.environ, order.began, host, contents, see_planned=passing
+            )
+        else:
+            handover, planned = decode_handover(content)
+            order = handover.order
+            _go_to(order)
+            host = _SessionHost(gear.host, control, before, streams, order.grace)
+            gc.disable()  # as in the fork server, until the plugin runs
+            before.start(_ACQUIRE_SECONDS)
+            sources = GivenSources(dict(zip(handover.sources, errand.sources, strict=True)))
+            watch = Stopwatch(planned.timings, handover.since)
+            steps = plan_steps(planned, order.environ, order.began, host, sources, watch)
+        stage = ended = yield from steps
         outcome, status = judge(ended.end, ended.started.planned.grant.limits)
+    except PassedOn:
+        raise
     except CalledOff as called:
         stage = called.stage
         outcome, status = _called_off(control)
@@ -195,15 +146,72 @@ def _keep(gear: Gear, control: Control) -> MonitorEnd:
         outcome, status = judge_error(error)
         if isinstance(error, Failure):
             stage = error.stage
-        if outcome.code == "internal" and os.environ.get("RUNNER_DEBUG"):
+        if outcome.code == "internal" and order is not None and order.environ.get("RUNNER_DEBUG"):
             import traceback
 
             trace = "".join(traceback.format_exception(error)).splitlines()
     finally:
         before.stop()
         streams.give_away()
-    ending = _ending(stage, diagnose(outcome, stage), status)
+        gc.enable()
+    _go_to(order)  # others may have had their turn meanwhile
+    if outcome.code == "launch_failed":
+        outcome = yield from _diagnose_aside(outcome, stage)
+        _go_to(order)
+    ending = _ending(stage, outcome, status)
     return ending._replace(explanation=(*ending.explanation, *trace))
+
+
+def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
+    """`diagnose` in a process of its own: it tries what the machine refuses, and nobody waits for that."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read)
+        os.close(write)
+        return outcome
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(_DIAGNOSE_SECONDS))  # if there is nobody any more who ends it
+            write_all(write, encode(diagnose(outcome, stage)))
+        finally:
+            os._exit(0)
+    os.close(write)
+    said, until = b"", time.monotonic() + _DIAGNOSE_SECONDS
+    try:
+        while time.monotonic() < until:
+            if (yield Need({read: select.POLLIN}, until)):
+                part = os.read(read, 1 << 16)
+                said += part
+                if not part:
+                    break
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(read)
+    try:
+        found = decode(said, MESSAGES)
+    except ValueError:  # it did not come to an end
+        return outcome
+    assert isinstance(found, Outcome)
+    return found
+
+
+def _passing(pass_on: PassOn, order: LaunchOrder, contents: bool, before: Interruptible) -> SeePlanned:
+    def see_planned(planned: Planned, sources: Sources) -> None:
+        before.stop()  # whoever takes the launch sets up the same socket
+        pass_on(order, planned, sources, contents)
+        before.start()
+
+    return see_planned
+
+
+def _go_to(order: LaunchOrder | None) -> None:
+    """The surroundings of this process are those of one launch at a time. None: they are not known."""
+    os.environ.clear()
+    os.environ.update({} if order is None else order.environ)
 
 
 def _content(fd: int) -> bytes:
@@ -229,7 +237,7 @@ class _SessionHost:
         self,
         caller: int,
         control: Control,
-        before: _Interruptible,
+        before: Interruptible,
         streams: SessionStreams,
         grace: float | None,
     ) -> None:

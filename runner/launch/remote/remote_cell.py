@@ -1,8 +1,8 @@
 """A confined plugin, as a session sees it: three streams, messages about how far the launch came, and an end.
 
-Its monitor does the work (runner/launch/remote/monitor.py): a process of its own, which the fork server
-(runner/launch/remote/forkserver.py) forks. Here is the trio side. Nothing blocks, and whatever happens inside
-`open_cage`, nothing of the plugin is left after it.
+Its monitor does the work (runner/launch/remote/monitor.py): a process that the fork server
+(runner/launch/remote/forkserver.py) forks, and that may watch other plugins of this host too. Here is the
+trio side. Nothing blocks, and whatever happens inside `open_cage`, nothing of the plugin is left after it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ _ROOM_SECONDS = 1.0
 _KILLED = "if nobody killed it, the machine may be out of memory or of processes: see dmesg"
 
 
+# Those of this process, in all its threads.
+_open: set[RemoteCell] = set()
+
+
 class RemoteCell:
     """Made by `open_cage`."""
 
@@ -53,7 +57,8 @@ class RemoteCell:
         self._control = socket.socket(fileno=ticket.control)
         self._control.setblocking(False)
         self._asked: int | None = None
-        self._pid: int | None = None  # of the monitor
+        self._pid: int | None = None  # of the monitor, or of the one that it has passed the plugin on to
+        self._passed: int | None = None  # of the monitor that has
         self._terms: Terms | None = None
         self._launched: Mapping[str, float] | None = None
         self._ended: MonitorEnd | None = None
@@ -64,6 +69,7 @@ class RemoteCell:
         self._has_ended = trio.Event()
         self._monitor_ended = trio.Event()
         self._listening = trio.CancelScope(shield=True)
+        _open.add(self)
 
     async def prepared(self) -> Terms:
         """Wait until it is decided what the plugin gets. Raises Failure if the launch ends before."""
@@ -151,7 +157,7 @@ class RemoteCell:
         self._was_heard.set()
         match message:
             case Born():
-                self._pid = message.pid
+                self._passed, self._pid = self._pid, message.pid
             case Terms():
                 self._terms = message
                 self._was_prepared.set()
@@ -198,7 +204,7 @@ class RemoteCell:
             await self._reap()
         if not self._monitor_ended.is_set() and self._pid is not None:
             # The monitor was stopped, or is stuck. Its socket is open, so the pid is still its own. The
-            # cell's init ends with it, and the plugin with the cell's init.
+            # cell's init ends with it, and the plugin with the cell's init. So do others that it waits for.
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
             with trio.CancelScope(deadline=trio.current_time() + _MARGIN_SECONDS, shield=True):
@@ -210,12 +216,18 @@ class RemoteCell:
         taker = self._ticket.forkserver
         if self._pid is None or taker is None or taker.is_alive():
             return
-        with suppress(ChildProcessError):
-            # It is ending. WNOHANG: the pid may belong to another process by now.
-            while not os.waitpid(self._pid, os.WNOHANG)[0]:  # noqa: ASYNC110, ASYNC222
-                await trio.sleep(0.01)
+        for pid in (self._passed, self._pid):
+            if pid is None:
+                continue
+            with suppress(ChildProcessError):
+                # It is ending, unless it has other plugins. WNOHANG: the pid may be another process's by now.
+                while not os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC222
+                    if any(each._pid == pid for each in _open - {self}):
+                        break
+                    await trio.sleep(0.01)
 
     def _close(self) -> None:
+        _open.discard(self)
         for stream in (self.stdin, self.stdout, self.stderr):
             stream.close()
         self._control.close()  # a monitor that still runs sees that its host has ended

@@ -65,7 +65,7 @@ def named_tuples(hint: Any) -> Iterator[type]:
     ("roots", "listed"),
     [
         ((Plugin,), PLUGIN_CLASSES),
-        ((messages.LaunchOrder,), messages._ORDER_CLASSES),
+        ((messages.LaunchOrder,), messages.ORDER_CLASSES),
         (
             (messages.Born, messages.Terms, messages.Launched, messages.Audited, messages.MonitorEnd),
             messages.MESSAGES,

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from runner.launch.carry_out import CalledOff
+from runner.launch.remote import control as controls
 from runner.launch.remote import monitor
+from runner.launch.remote.control import Control, Interruptible
 from runner.launch.remote.messages import Born, Launched, LaunchOrder, decode_order
-from runner.launch.remote.monitor import Control
 from runner.launch.stages import Invocation
 from sandbox.codec import encode
 from sandbox.spec import Limits, Overrides
@@ -90,7 +91,7 @@ def test_a_host_that_does_not_listen(
     pair: tuple[Control, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     control, host = pair
-    monkeypatch.setattr(monitor, "TELL_SECONDS", 0.1)
+    monkeypatch.setattr(controls, "TELL_SECONDS", 0.1)
     assert control.tell(Launched({"x" * 1000: 1.0}))
     assert not control.tell(Launched({"x" * (8 << 20): 1.0}))
     host.setblocking(False)
@@ -100,7 +101,7 @@ def test_a_host_that_does_not_listen(
 def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.socket]) -> None:
     """Before the launch: whatever we wait for then, nobody else does."""
     control, host = pair
-    before = monitor._Interruptible(control)
+    before = Interruptible(control)
     old = signal.getsignal(signal.SIGIO)
     pid = 0
     try:
@@ -128,6 +129,24 @@ def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.so
     with pytest.raises(CalledOff):
         before.look()
     assert monitor._called_off(control)[0].cause == "caller_died"
+
+
+def test_a_launch_that_others_wait_for_is_bounded(pair: tuple[Control, socket.socket]) -> None:
+    control, _ = pair
+    before = Interruptible(control)
+    old = signal.getsignal(signal.SIGIO), signal.getsignal(signal.SIGALRM)
+    try:
+        before.start(0.1)
+        with pytest.raises(TimeoutError):
+            time.sleep(60)
+        before.stop()
+        before.start(0.1)
+        before.stop()
+        time.sleep(0.2)  # nothing is raised any more
+    finally:
+        before.stop()
+        signal.signal(signal.SIGIO, old[0])
+        signal.signal(signal.SIGALRM, old[1])
 
 
 # --- without trio ------------------------------------------------------------------------------------------

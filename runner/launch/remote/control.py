@@ -1,0 +1,130 @@
+"""The socket between a session and the monitor of its plugin, as the monitor sees it."""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+import termios
+import time
+
+from runner.launch.carry_out import CalledOff
+from runner.launch.remote.messages import Message
+from runner.launch.wait import Need, Steps, drive
+from sandbox.codec import encode
+
+# How long a host that does not read its control socket may keep us.
+TELL_SECONDS = 10.0
+# Of what a host has not read yet. With more, it is told only what it has to know.
+_MOST_UNREAD_BYTES = 64 << 10
+
+_NUMBERS = frozenset(signal.valid_signals())
+
+
+class Control:
+    """The socket to the session."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.over = False
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+
+    def arrived(self) -> list[int]:
+        try:
+            said = self._socket.recv(64)
+        except BlockingIOError:
+            return []
+        except OSError:  # closed with something of ours unread
+            said = b""
+        self.over = not said
+        return [number for number in said if number in _NUMBERS]
+
+    def is_called(self) -> bool:
+        """Whether the host has written something, or has ended."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def mention(self, message: Message) -> None:
+        """Tell it, if that takes no waiting."""
+        unread = array.array("i", [0])
+        try:
+            fcntl.ioctl(self.fd, termios.TIOCOUTQ, unread)
+        except OSError:
+            return
+        if unread[0] <= _MOST_UNREAD_BYTES:  # a message has a tenth of that at most: the rest has room for it
+            self.tell(message)
+
+    def tell(self, message: Message) -> bool:
+        """False if the host has ended, or does not read."""
+        return drive(self.telling(message))
+
+    def telling(self, message: Message) -> Steps[bool]:
+        """`tell`, step by step."""
+        left = memoryview(encode(message) + b"\n")
+        until = time.monotonic() + TELL_SECONDS
+        while left:
+            try:
+                left = left[self._socket.send(left, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    return False
+                yield Need({self.fd: select.POLLOUT}, until)
+            except OSError:
+                return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Interruptible:
+    """As long as nothing runs, any word of the host ends the launch at once, even if the monitor hangs on a
+    slow filesystem. A signal does the same to `runner exec`."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._armed = False
+        self._flags = fcntl.fcntl(control.fd, fcntl.F_GETFL)
+
+    def start(self, seconds: float = 0.0) -> None:
+        """`seconds`: after which TimeoutError is raised as well; 0: never."""
+        self._armed = True
+        signal.signal(signal.SIGIO, self._interrupt)
+        fcntl.fcntl(self._control.fd, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags | os.O_ASYNC)
+        if seconds:
+            signal.signal(signal.SIGALRM, self._time_out)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        self._interrupt()
+
+    def _interrupt(self, *_: object) -> None:
+        # The kernel also signals that the host has read what we wrote.
+        if self._armed and self._control.is_called():
+            self._armed = False
+            raise CalledOff
+
+    def _time_out(self, *_: object) -> None:
+        if self._armed:
+            self._armed = False
+            raise TimeoutError(errno.ETIMEDOUT, "the machine took too long to prepare the launch")
+
+    def stop(self) -> None:
+        """From now on nothing interrupts. Before the start, `look` asks once more."""
+        self._armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags)
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+    def look(self) -> None:
+        if self._control.is_called():
+            raise CalledOff

@@ -1,0 +1,192 @@
+"""A launch that one monitor has planned, and that another carries out.
+
+A plugin's monitor takes more memory than all else beside the plugin, and most of its life it waits. So one
+monitor, the keeper (runner/launch/remote/keeper.py), waits for the plugins of a host. The parent-death
+signal of a cell's init follows the process that cloned it, so the process that waits has to start the
+plugin too. What comes before the start may take long: manifest and plugin decide how much there is to read,
+and other plugins must not wait for that. So each launch has a process of its own up to its plan. That
+process offers the plan to the keeper and ends, or carries it out itself:
+
+    monitor -> keeper   one message with the descriptors of Parcel
+    keeper -> monitor   by the parcel's socket: TAKEN, and then, when it has told the host its pid, the end
+
+The keeper begins nothing before it has said TAKEN. A monitor that did not hear it, because the keeper has
+ended, or is full, or took too long, has shut that socket: then nobody can say TAKEN any more.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+
+from runner.launch.acquire import Held, Sources
+from runner.launch.carry_out import CalledOff
+from runner.launch.plan import make_denylist, writes_outside
+from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
+from runner.launch.remote.messages import ORDER_CLASSES, Gear, LaunchOrder
+from runner.launch.stages import Planned, decode_planned, encode_planned
+from sandbox.codec import decode, encode
+from sandbox.files import write_all
+from sandbox.limits.assign import assign
+from sandbox.limits.cgroup_survey import survey
+from sandbox.paths.mounts import read_mounts
+from sandbox.plan.plan import OpenPlan
+from sandbox.spawn.machine_code import executable
+from sandbox.value import NamedTuple
+
+TAKEN = b"t"
+PARCEL, KEPT = b"p", b"k"  # the first byte of a message: a parcel; a monitor that carries out its plan itself
+# How long a keeper may take to answer. It is at most starting another plugin.
+_ANSWER_SECONDS = 2.0
+_PID_SECONDS = 10.0
+# Of plan and environment. They stay in the keeper's memory, and it must not wait until a host has read them.
+_MOST_BYTES = 128 << 10
+_MOST_SOURCES = 128  # the kernel passes 253 descriptors at once
+
+
+class PlanHandover(NamedTuple):
+    order: LaunchOrder
+    sources: tuple[str, ...]  # the destinations of the descriptors, in their order
+    since: float  # on the monotonic clock: when the plan was made
+
+
+class Parcel(NamedTuple):
+    """The descriptors of a launch that is handed over, in the order they are sent. After them come those of
+    the plan's sources."""
+
+    handover: int
+    answer: int  # a socket
+    stdin: int
+    stdout: int
+    stderr: int
+    control: int
+    host: int
+
+
+class PassedOn(CalledOff):
+    """Another process carries out the plan."""
+
+
+class GivenSources(Sources):
+    """Sources that another process of ours has opened and judged just now. Whoever made this closes them."""
+
+    def __init__(self, descriptors: Mapping[str, int]) -> None:
+        super().__init__()
+        self._descriptors = descriptors
+
+    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
+        mounts = read_mounts()
+        denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
+        found = survey(mounts)
+        opened = nullcontext(OpenPlan(planned.plan, self._descriptors))
+        return self.hold(opened, assign(planned.grant, planned.policy, found), found, denylist)
+
+
+def can_be_shared(planned: Planned) -> bool:
+    """Whether a process may carry out this plan beside others: it never waits for long for this plugin, has
+    no secret of it, and changes nothing about itself.
+
+    Folders that a plugin writes are measured for a disk limit, and searched for files that it has left:
+    that takes as long as the plugin likes. A gate is forked, and would have the memory of other sessions.
+    Without a cage the process inherits the plugin's orphans. Where no nameless file can be executed, the
+    cell's init stays a copy of the process.
+    """
+    decided, plan = planned.decided, planned.plan
+    return (
+        not planned.grant.unsandboxed
+        and decided.signed is None
+        and plan.egress is None
+        and plan.limits.disk is None
+        and not plan.memory_files
+        and not plan.guards
+        and not writes_outside(decided)
+        and _executes_nameless_files()
+    )
+
+
+def _executes_nameless_files() -> bool:
+    try:
+        os.close(executable("runner-probe"))
+    except OSError:
+        return False
+    return True
+
+
+# --- in the monitor that has a plan -------------------------------------------------------------------------
+
+
+def offer(
+    keeper: socket.socket, handover: PlanHandover, planned: Planned, sources: Sequence[int], gear: Gear
+) -> bool:
+    """Offer a launch to the keeper. True: it is the keeper's now, and nothing of it may be touched any more.
+
+    A word of the host, or its end, ends the waiting: then the caller has to look for it.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        content = encode(handover) + b"\n" + encode_planned(planned)
+        if len(content) > _MOST_BYTES or len(sources) > _MOST_SOURCES:
+            return False
+        memory = os.memfd_create("runner-handover", os.MFD_CLOEXEC)
+        try:
+            write_all(memory, content)
+            parcel = Parcel(
+                memory, theirs.fileno(), gear.stdin, gear.stdout, gear.stderr, gear.control, gear.host
+            )
+            send_descriptors(keeper, PARCEL, (*parcel, *sources))
+        except OSError:  # it has ended, or has no room for messages
+            return False
+        finally:
+            os.close(memory)
+        theirs.close()
+        return _is_taken(ours, gear.control)
+
+
+def _is_taken(answer: socket.socket, control: int) -> bool:
+    wait = select.poll()
+    wait.register(answer, select.POLLIN)
+    wait.register(control, select.POLLIN)
+    wait.poll(_ANSWER_SECONDS * 1000)
+    # What has arrived can still be read. From now on nothing can arrive.
+    answer.shutdown(socket.SHUT_RD)
+    if answer.recv(1) != TAKEN:
+        return False
+    # The host knows our pid, and may kill it, until the keeper has told its own.
+    told = select.poll()
+    told.register(answer, 0)  # poll reports a hang-up without being asked
+    told.poll(_PID_SECONDS * 1000)
+    return True
+
+
+def keep_it(keeper: socket.socket) -> None:
+    """Tell the keeper that this launch is none of its."""
+    with suppress(OSError):
+        keeper.send(KEPT, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+# --- in the keeper ------------------------------------------------------------------------------------------
+
+
+def receive(door: socket.socket) -> tuple[bytes, tuple[int, ...]]:
+    """The next message: its word, and its descriptors if all have arrived. Raises OSError. No word: nobody
+    can send any more."""
+    return receive_descriptors(door, 1, len(Parcel._fields) + _MOST_SOURCES, socket.MSG_DONTWAIT)
+
+
+def take(parcel: Parcel) -> bool:
+    """Say that this launch is ours now. False: its monitor carries it out itself, or has ended."""
+    with socket.socket(fileno=os.dup(parcel.answer)) as answer:
+        try:
+            return answer.send(TAKEN, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(TAKEN)
+        except OSError:
+            return False
+
+
+def decode_handover(raw: bytes) -> tuple[PlanHandover, Planned]:
+    head, _, body = raw.partition(b"\n")
+    handover = decode(head, (PlanHandover, *ORDER_CLASSES))
+    assert isinstance(handover, PlanHandover)
+    return handover, decode_planned(body)
