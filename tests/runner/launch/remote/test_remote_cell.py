@@ -456,6 +456,7 @@ def many(given: dict[str, Any], count: int, at_once: int) -> list[Any]:
         after = len(os.listdir("/proc/self/fd"))
         (forkserver,) = children(os.getpid())
         assert not settled(lambda: children(forkserver))
+        settled(lambda: len(os.listdir(f"/proc/{forkserver}/fd")) > 4)  # the door of the last keeper
         held = sorted(os.listdir(f"/proc/{forkserver}/fd"), key=int)
         await aclose_forkserver()
         return [sorted(said, key=lambda word: int(word.split()[1])), after - before, held[:3], len(held)]
