@@ -36,6 +36,25 @@ class Inside(NamedTuple):
     path: str
 
 
+# Filesystems that keep the time of each change themselves. A server behind another one may tell any time.
+KEEP_TIMES = frozenset(
+    (
+        "bcachefs",
+        "btrfs",
+        "erofs",
+        "ext2",
+        "ext3",
+        "ext4",
+        "f2fs",
+        "overlay",
+        "squashfs",
+        "tmpfs",
+        "xfs",
+        "zfs",
+    )
+)
+
+
 class Mount(NamedTuple):
     id: int
     parent: int

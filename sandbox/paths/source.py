@@ -17,7 +17,7 @@ from sandbox.paths.denylist import Denylist, Hit, Place, Unproven
 from sandbox.paths.denylist import Identity as Inode
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.guarded import GIT, GUARDED, LINKED, TELLS, held_name, is_guarded
-from sandbox.paths.mounts import KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
+from sandbox.paths.mounts import KEEP_TIMES, KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
 from sandbox.typed import Literal
@@ -240,6 +240,8 @@ def _judged(
     if not trusted:
         if access == "write":
             look.doubt(f"{asked} can be written: what is in it has to be looked at each time")
+        if any(shown.fstype not in KEEP_TIMES for shown in (mount, *below)):
+            look.doubt(f"{asked} is on a filesystem that may not keep the times of its files")
         scan = _Scan(asked, access, denylist, scan_limit)
         scan.names = names | {GIT} if names else names
         if access == "write" and os.geteuid() == 0:
