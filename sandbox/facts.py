@@ -1,7 +1,7 @@
 """What was found on the machine when something was decided, and whether it is still so.
 
-A fact is the answer to a question about a path, a file of the kernel's or a variable. Facts are plain tuples,
-so that they can be stored. `sandbox/look.py` notes them while a plan is made; `Facts.changed` asks each again.
+A fact is the answer to a question about a path, a file of the kernel's or a variable. Facts are plain values,
+so that they can be stored. `sandbox/look.py` notes them while a plan is made. `Facts.changed` asks each again.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def place(path: str) -> Place:
         return (kind,)
     if kind == _DIRECTORY:
         return held.st_dev, held.st_ino, mode, held.st_uid, held.st_gid
-    if path.startswith(_SYS) or kind not in (_REGULAR, _LINK):
-        return mode, held.st_uid, held.st_gid, held.st_rdev
+    if kind not in (_REGULAR, _LINK) or (kind == _REGULAR and path.startswith(_SYS)):
+        return held.st_rdev, 0, mode, held.st_uid, held.st_gid
     return held.st_dev, held.st_ino, mode, held.st_size, held.st_mtime_ns, held.st_ctime_ns
 
 

@@ -49,17 +49,21 @@ class Asked:
             while path and path not in places:
                 places[path] = found = facts.place(path)
                 above, _, _ = path.rpartition("/")
-                if len(found) > 2 and _stat.S_IFMT(_mode(found)) == _stat.S_IFLNK:
+                if len(found) > 2 and _stat.S_ISLNK(_mode(found)):
                     followed += 1
-                    try:
-                        target = os.readlink(path)
-                    except OSError:
-                        self.doubt = self.doubt or f"{path} changed"
-                        continue
-                    if followed > _LINKS:
-                        break
+                    target = self._target(path)
+                    if target is None or followed > _LINKS:
+                        self.doubt = self.doubt or f"{path} leads nowhere"
+                        return
                     waiting.append(target if target.startswith("/") else f"{above}/{target}")
                 path = above
+
+    @staticmethod
+    def _target(link: str) -> str | None:
+        try:
+            return os.readlink(link)
+        except OSError:  # it was replaced meanwhile
+            return None
 
     def settle(self) -> str:
         """Why these facts may not be kept; empty if they may. A file that was changed at nearly the same time
