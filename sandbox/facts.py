@@ -1,7 +1,7 @@
 """What was found on the machine when something was decided, and whether it is still so.
 
-A fact is the answer to a question about a path, a file of the kernel's or a variable. Facts are plain values,
-so that they can be stored. `sandbox/look.py` notes them while a plan is made. `Facts.changed` asks each again.
+A fact is the answer to a question about a path, a file of the kernel's or a variable. Facts are plain values
+and can be stored. `sandbox/look.py` notes them while a plan is made. `Facts.changed` asks each again.
 """
 
 from __future__ import annotations
