@@ -30,6 +30,7 @@ ENTRIES = 256
 FAMILY_ENTRIES = 64
 _FORMAT = b"2"  # how values are written in entries: sandbox/codec.py, pack
 ENTRY_LIMIT = 8 << 20
+_LONGEST_DIGEST = 128  # bytes in front of an entry
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_ENTRY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -49,6 +50,15 @@ def directory() -> str | None:
         return own
     uid = os.geteuid()
     return f"{_SHARED[uid != 0]}/runner-cache-{uid}"
+
+
+def every_directory(homes: Iterable[str]) -> tuple[str, ...]:
+    """Everywhere a cache of this user may be. What lies there is believed, so no plugin gets it, also not
+    while the cache is off or elsewhere. `homes`: home directories."""
+    own = _own_directory()
+    places = [f"{shared}/runner-cache-{os.geteuid()}" for shared in _SHARED]
+    places += ["/var/cache/runner", *(f"{home}/.cache/runner" for home in homes)]
+    return tuple(dict.fromkeys(places if own is None else (own, *places)))
 
 
 def unusable(path: str) -> str:
@@ -175,6 +185,8 @@ def load(name: str) -> bytes | None:
 
 def store(name: str, entry: bytes) -> None:
     """Keep an entry, if that is possible."""
+    if len(entry) > ENTRY_LIMIT - _LONGEST_DIGEST:  # it could not be read again
+        return
     folder = _open_directory(create=True)
     if folder is None:
         return

@@ -26,7 +26,7 @@ _REGULAR = 0o100000
 
 # The kernel makes up the times of what is there, and /proc/self is another folder in each process.
 _PROC, _SYS = "/proc/", "/sys/"
-_LONGEST = 4 << 20  # bytes of a file of the kernel's
+_DIGEST_BYTES = 32
 
 Place = tuple[object, ...]
 
@@ -42,6 +42,7 @@ class Facts(NamedTuple):
     alone: dict[str, bool]  # whether a cgroup has no other member
     variables: dict[str, bytes]  # digests
     accounts: dict[int | str, str]  # the homes of accounts that had to be looked up
+    identities: dict[str, Place]  # which file stands at a path, whatever is in it
 
     def changed(self, environ: Mapping[str, str]) -> str:
         """The first thing that is not as it was; empty if all of it is. Cheap questions come first."""
@@ -50,6 +51,9 @@ class Facts(NamedTuple):
                 return f"${name}"
         for path, was in self.places.items():
             if place(path) != was:
+                return path
+        for path, was in self.identities.items():
+            if identity(path) != was:
                 return path
         for path, was in self.listed.items():
             if listing(path) != was:
@@ -73,8 +77,8 @@ class Facts(NamedTuple):
 
 
 def place(path: str) -> Place:
-    """What stands at a path, through no link at its end: enough to tell it from anything that may take its
-    place. Of a folder not what is in it, of a file its content by the time of its last change."""
+    """What stands at a path, through no link at its end. Of a folder not what is in it, of a file its content
+    by the time of its last change. Below /proc only what kind of thing it is."""
     try:
         held = os.lstat(path)
     except OSError as error:
@@ -90,6 +94,15 @@ def place(path: str) -> Place:
     if kind not in (_REGULAR, _LINK) or (kind == _REGULAR and path.startswith(_SYS)):
         return held.st_rdev, 0, mode, held.st_uid, held.st_gid
     return held.st_dev, held.st_ino, mode, held.st_size, held.st_mtime_ns, held.st_ctime_ns
+
+
+def identity(path: str) -> Place:
+    """Which file or folder stands at a path, through no link at its end."""
+    try:
+        held = os.lstat(path)
+    except OSError as error:
+        return (error.errno,)
+    return held.st_dev, held.st_ino, held.st_mode, held.st_uid, held.st_gid
 
 
 def listing(path: str) -> Place:
@@ -113,14 +126,14 @@ def content(path: str) -> bytes:
     except ValueError:  # a NUL: no path
         return b""
     try:
-        raw = b""
-        while len(raw) < _LONGEST and (part := os.read(fd, 1 << 16)):
-            raw += part
+        read = blake2b(digest_size=_DIGEST_BYTES)
+        while part := os.read(fd, 1 << 16):
+            read.update(part)
     except OSError as error:
         return b"%d" % (error.errno or 0)
     finally:
         os.close(fd)
-    return digest(raw)
+    return bytes(read.digest())
 
 
 def access(path: str, mode: int, effective: bool) -> bool:
@@ -161,4 +174,4 @@ def variable(value: str | None) -> bytes:
 
 
 def digest(raw: bytes) -> bytes:
-    return bytes(blake2b(raw, digest_size=32).digest())
+    return bytes(blake2b(raw, digest_size=_DIGEST_BYTES).digest())

@@ -3,7 +3,7 @@
 While a plan is made, `recording` notes every question and its answer (sandbox/facts.py). A later launch asks
 the same questions again and takes the stored plan only if every answer is the same. So code that decides must
 not ask `os` directly about a path: a question that is not noted is a change that is not seen. A test holds
-all modules of the decision to that (tests/test_layers.py).
+all modules of the decision to that (tests/sandbox/test_look.py).
 
 Each question is noted before it is asked. If the answer changes in between, the noted one is the older, and
 the stored plan does not hold.
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sandbox.typed import Iterator, Mapping
 
 _LINKS = 40  # as many as the kernel follows
+# Below /proc: what is asked about, and is the same for every process of one user.
+_OWN_PROC_FILES = ("mountinfo", "cgroup", "uid_map", "gid_map", "ns/cgroup")
+_PROC_FOLDERS = ("sys",)
 
 _asked: Asked | None = None
 
@@ -32,20 +35,20 @@ class Asked:
     """The questions of one decision."""
 
     def __init__(self) -> None:
-        self.facts = Facts({}, {}, {}, {}, {}, {}, {}, {})
+        self.facts = Facts({}, {}, {}, {}, {}, {}, {}, {}, {})
         self.began = time.time()
         self.doubt = ""  # why nothing may be kept; empty: it may
 
     def place(self, path: str) -> None:
         """Note what stands at a path and on the way to it, links included."""
         places = self.facts.places
-        if path.startswith("/proc/"):
-            places[path] = facts.place(path)
-            return
         waiting = [path]
         followed = 0
         while waiting:
             path = waiting.pop()
+            if path.startswith("/proc/"):
+                self._kernel_place(path)
+                continue
             while path and path not in places:
                 places[path] = found = facts.place(path)
                 above, _, _ = path.rpartition("/")
@@ -57,6 +60,24 @@ class Asked:
                         return
                     waiting.append(target if target.startswith("/") else f"{above}/{target}")
                 path = above
+
+    def _kernel_place(self, path: str) -> None:
+        """Below /proc a name may mean another file to each process, and to this one at another time."""
+        first, _, rest = path.removeprefix("/proc/").partition("/")
+        fixed = rest in _OWN_PROC_FILES if first == "self" else first in _PROC_FOLDERS or not rest
+        if not fixed or first.isdecimal() or ".." in rest.split("/"):
+            self.doubt = self.doubt or f"{path} means another file to each process"
+            return
+        self.facts.places[path] = facts.place(path)
+
+    def identity(self, path: str) -> None:
+        """Note which file it is, and not what is in it. A link is noted as `place` does."""
+        found = facts.identity(path)
+        if len(found) > 2 and _stat.S_ISLNK(_mode(found)):
+            self.place(path)
+            return
+        self.facts.identities[path] = found
+        self.place(os.path.dirname(path))
 
     @staticmethod
     def _target(link: str) -> str | None:
@@ -71,7 +92,7 @@ class Asked:
         newest = int((self.began - _SETTLED_SECONDS) * 1e9)
         dated = {path: found for path, found in self.facts.places.items() if len(found) == _DATED}
         for path, found in {**dated, **self.facts.listed}.items():
-            if any(isinstance(time, int) and time > newest for time in found[-2:]):
+            if any(isinstance(when, int) and when > newest for when in found[-2:]):
                 return f"{path} was changed a moment ago"
         return self.doubt
 
@@ -109,6 +130,12 @@ def note(path: str) -> None:
     """For code that opens a path step by step itself."""
     if _asked is not None:
         _asked.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+
+
+def note_identity(path: str) -> None:
+    """For code that opens a path itself and asks only which file it is: its content may change."""
+    if _asked is not None:
+        _asked.identity(path)
 
 
 def note_below(folder: int, name: str) -> None:

@@ -268,7 +268,7 @@ def _run(verb: str, words: list[str]) -> int:
 
 def _usual_exec(words: list[str]) -> argparse.Namespace | None:
     """None: argparse has to read the words."""
-    from runner.cli.shared.plain import read_plain
+    from runner.cli.shared.plain import deciding_words, read_plain
 
     at = words.index("--") if "--" in words else len(words)
     args = read_plain(words[:at])
@@ -278,7 +278,7 @@ def _usual_exec(words: list[str]) -> argparse.Namespace | None:
         from runner.launch.stored.entry import told_by
 
         args.arguments = words[at + 1 :]
-        args.told = told_by(["exec", *words[:at]], args.arguments, os.environ)
+        args.told = told_by(deciding_words(args), args.arguments, os.environ)
     return args
 
 

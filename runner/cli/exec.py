@@ -62,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
 
 def launch(args: argparse.Namespace, verb: str) -> int:
     """Run the plugin, or the command, of the options. The answer is the exit status of `runner`."""
-    began = time.monotonic()
+    began: float = getattr(args, "began", time.monotonic())  # a kept plan may have been tried before
     try:
         if getattr(args, "config", None) == "-":
             raise ValueError("--config -: stdin is the plugin's; write --config @FILE")
         invocation = invocation_of(args)
         secrets = secrets_of(args)
         contents = _contents(secrets) if secrets else None
-        report_file = ReportFile(args.report)
+        report_file: ReportFile = getattr(args, "report_file", None) or ReportFile(args.report)
     except (ReportFileError, ValueError) as error:
         from runner.cli.shared.text import say
 

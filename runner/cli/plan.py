@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli import exec as exec_verb
 from runner.cli.shared import text as printing
 from runner.cli.shared.options import invocation_of
-from runner.cli.shared.plain import read_plain
+from runner.cli.shared.plain import deciding_words, read_plain
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.prepare import load
@@ -109,8 +109,9 @@ class _Kept(NamedTuple):
     why_not: str = ""
 
 
-def _told(words: list[str]) -> Told:
-    """What `runner exec` is told by the same words, without the options that only this verb has."""
+def _told(words: list[str]) -> Told | None:
+    """What `runner exec` is told by the same words, without the options that only this verb has. None: it
+    keeps no plan for such words."""
     at = words.index("--") if "--" in words else len(words)
     own: list[str] = []
     waiting = iter(words[:at])
@@ -119,19 +120,21 @@ def _told(words: list[str]) -> Told:
             next(waiting)
         elif word != "--facts" and not word.startswith("--emit="):
             own.append(word)
-    return told_by(["exec", *own], words[at + 1 :], os.environ)
+    args = read_plain(own)
+    return None if args is None else told_by(deciding_words(args), words[at + 1 :], os.environ)
 
 
-def _keep(planned: Planned, asked: look.Asked, told: Told) -> _Kept:
-    folder, name = cache.directory(), told.name
+def _keep(planned: Planned, asked: look.Asked, told: Told | None) -> _Kept:
+    folder = cache.directory()
     if folder is None:
         off = os.environ.get("RUNNER_CACHE", "").lower() == "off"
         return _Kept("", "RUNNER_CACHE=off" if off else "there is no folder for a cache")
-    if read_plain(told.words[1:]) is None:
+    if told is None:
         told_only = "--policy, --contract, --server and --report"
         return _Kept("", f"runner exec decides anew with options other than {told_only}")
     if why := keep(planned, asked, told):
         return _Kept("", why)
+    name = told.name
     if name is None or cache.load(name) is None:
         return _Kept("", f"{folder} cannot be used: {cache.unusable(folder) or 'it cannot be written'}")
     return _Kept(os.path.join(folder, name))

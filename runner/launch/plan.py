@@ -33,10 +33,7 @@ from sandbox.plan.plan import OWN_PLACES, LaunchPlan, PlanRequest
 from sandbox.policy.policy import Policy
 from sandbox.spawn.spawner import can_join_keyring
 from sandbox.spec import Project
-from sandbox.typed import TYPE_CHECKING, Mapping
-
-if TYPE_CHECKING:
-    pass
+from sandbox.typed import Mapping, Sequence
 
 
 def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources: Sources) -> Planned:
@@ -195,7 +192,7 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
         mounts,
         homes=decided.homes,
         policy=decided.policy.deny,
-        runner=_own_places(environ),
+        runner=_own_places(environ, decided.homes),
         protected=_own_code(bwrap),
         deciding=(
             *_deciding_files(decided.loaded.plugin, decided.policy),
@@ -208,15 +205,15 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
     )
 
 
-def _own_places(environ: Mapping[str, str]) -> tuple[str, ...]:
+def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, ...]:
     """The runner's own folders; the first holds the state directories."""
     root = state_root(environ)
-    places = [root, os.path.join(os.path.dirname(root), PACKAGES), cache.directory()]
+    places = [root, os.path.join(os.path.dirname(root), PACKAGES), *cache.every_directory(homes)]
     if (approvals := approvals_folder(environ)) is not None:
         places.append(os.path.dirname(approvals))
     if os.geteuid() == 0:
         places += [os.path.dirname(RESERVATIONS), RESERVATIONS]
-    return tuple(look.realpath(place) for place in places if place is not None)
+    return tuple(dict.fromkeys(look.realpath(place) for place in places))
 
 
 def _own_code(bwrap: str) -> tuple[str, ...]:

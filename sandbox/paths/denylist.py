@@ -190,7 +190,7 @@ class Denylist:
     def _identify(self, entry: Entry, seen: dict[str, list[Identity]]) -> None:
         self._names.add("", entry.path, entry)
         self._place(entry.path, entry)
-        look.note(entry.path)
+        look.note_identity(entry.path)  # a file that is denied may grow: a history of commands does
         try:
             fd = os.open(entry.path, os.O_PATH | os.O_CLOEXEC)
         except OSError:

@@ -255,6 +255,43 @@ def test_files_of_the_kernel_count_by_their_content() -> None:
     assert facts.changed({}) == "/proc/self/mountinfo"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [*("/proc/self/fd/3/plugin", "/proc/self/cwd", "/proc/1/root", "/proc/thread-self/cwd"), "/proc/net/tcp"],
+)
+def test_a_place_of_a_process_is_never_kept(path: str, tmp_path: Path) -> None:
+    """It means another file to the next process."""
+    with look.recording() as asked:
+        look.exists(path)
+    assert "another file to each process" in asked.settle()
+    (tmp_path / "link").symlink_to(path)
+    with look.recording() as asked:
+        look.exists(str(tmp_path / "link"))
+    assert "another file to each process" in asked.settle()
+    with look.recording() as asked:  # the control
+        look.exists("/proc/sys/kernel/overflowuid")
+        look.exists("/proc/kcore")
+    assert asked.settle() == ""
+
+
+def test_which_file_it_is_counts_and_not_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "history"
+    file.write_text("one\n")
+    facts = _noted(lambda: look.note_identity(str(file)))
+    file.write_text("one\ntwo\n")
+    assert facts.changed({}) == ""
+    _same_bytes_again(file)
+    assert facts.changed({}) == str(file)
+
+
+def test_a_link_is_followed_where_only_the_file_counts(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("")
+    (tmp_path / "link").symlink_to("one")
+    facts = _noted(lambda: look.note_identity(str(tmp_path / "link")))
+    (tmp_path / "one").unlink()
+    assert facts.changed({}) == str(tmp_path / "one")
+
+
 def test_a_path_with_a_nul_is_no_path() -> None:
     facts = _noted(lambda: look.exists("/a\0b"))
     assert facts.changed({}) == ""

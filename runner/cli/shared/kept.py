@@ -14,7 +14,6 @@ from sandbox.typed import TYPE_CHECKING
 if TYPE_CHECKING:
     import argparse
 
-    from runner.launch.carry_out import LaunchHost
     from runner.launch.stages import Ended
     from runner.launch.stored.entry import PlanEntry, Told
 
@@ -25,7 +24,7 @@ class _DecideAnew(BaseException):
 
 def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
     """The exit status of `runner`. None: there is no such plan, and the launch has to be decided."""
-    began = time.monotonic()
+    args.began = began = time.monotonic()
     entry = entries.find(told)
     if entry is None:
         return None
@@ -38,21 +37,22 @@ def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
             report_file = ReportFile(args.report)
         except ReportFileError:
             return None  # the usual way says what is wrong
+        args.report_file = report_file
     host = CommandLineHost(is_new=False, tells=entry.tells)
     try:
-        return launch("exec", lambda host: _begin(entry, told, began, host), host, report_file)
+        return launch("exec", lambda _: _begin(entry, told, began, host), host, report_file)
     except _DecideAnew:
-        entries.forget(told)
         return None
 
 
-def _begin(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ended:
+def _begin(entry: PlanEntry, told: Told, began: float, host: CommandLineHost) -> Ended:
     try:
         return run_kept(entry, told, began, host)
     except Exception as error:
-        if isinstance(error, Failure) and (
-            started_of(error.stage) is not None or error.outcome.code == "timeout"
-        ):
-            raise
+        if isinstance(error, Failure) and started_of(error.stage) is not None:
+            raise  # it ran: the plan is good
         entries.say(f"the kept plan cannot be carried out: {error!r}")
+        entries.forget(told)
+        if host.is_ready:
+            raise  # a process may have been started, and streams handed over: nothing is done twice
         raise _DecideAnew from None

@@ -35,6 +35,7 @@ class CommandLineHost:
     """The host of a launch whose caller has only streams, signals and an exit status."""
 
     caller: int | None = None  # readable when the process that started us has ended
+    is_ready = False  # everything is acquired, and the start is next
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class CommandLineHost:
         self._tells = tells
 
     def see_ready(self, planned: Planned) -> None:
+        self.is_ready = True
         if self._is_new:
             from runner.contracts.registry import find_contract
 

@@ -12,6 +12,7 @@ from sandbox.typed import TYPE_CHECKING, Any, Sequence
 if TYPE_CHECKING:
     import argparse
 
+_DECIDING = ("policy", "contract", "server")
 _WITH_VALUE = {"--report": "report", "--policy": "policy", "--contract": "contract", "--server": "server"}
 
 
@@ -62,3 +63,9 @@ def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
     if manifest is None or waiting:
         return None
     return PlainArguments(manifest=manifest, **found)  # type: ignore[return-value]  # it has the attributes of one
+
+
+def deciding_words(args: argparse.Namespace) -> list[str]:
+    """What of the words decides the plan of a launch: not where its report goes."""
+    chosen = [f"{name}={getattr(args, name)}" for name in _DECIDING if getattr(args, name) is not None]
+    return ["exec", args.manifest, *chosen]

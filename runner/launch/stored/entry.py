@@ -6,13 +6,14 @@ the command line, the working directory, the ids, and the variables that are for
 found on the machine is in the facts (sandbox/facts.py), and each of them is asked again. If one has changed,
 or anything else is unusual, there is no plan, and the launch is decided anew.
 
-No value of a variable, and no word for the plugin, is in the file: a `Gap` is, and the launch at hand fills
-it with its own.
+No value of a variable of the caller's, and no word behind `--`, is in the file: a `Gap` is, and the launch at
+hand fills it with its own. What stands in a manifest or a policy is in the file as it is there.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 
 from runner import __version__
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 FORMAT = 1
 # Variables that tell the runner itself something. Others are among the facts, if they were looked at.
 OWN_VARIABLES = ("RUNNER_", "XDG_")
+
+_DEBUG = "RUNNER_DEBUG"
+_LIMITS = (
+    *(resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE),
+    *(resource.RLIMIT_DATA, resource.RLIMIT_NPROC, resource.RLIMIT_CPU),
+)
 
 
 class Gap(NamedTuple):
@@ -69,13 +76,19 @@ def _name(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, 
         cwd = os.getcwd()
     except OSError:
         return None
-    own = sorted((name, value) for name, value in environ.items() if name.startswith(OWN_VARIABLES))
+    own = sorted(
+        (name, value)
+        for name, value in environ.items()
+        if name.startswith(OWN_VARIABLES) and name != _DEBUG  # it decides nothing
+    )
+    # A plugin gets no higher limit than the runner has.
+    limits = [resource.getrlimit(kind)[1] for kind in _LIMITS]
     system = os.uname()
     parts = (
         *(f"plan {FORMAT}", __version__, CODE_ROOT, sys.executable, sys.prefix, "\0".join(sys.path)),
         *(system.release, system.machine, cwd, environ["HOME"]),
         *(repr(os.getresuid()), repr(os.getresgid()), repr(sorted(os.getgroups()))),
-        *(repr(own), repr(list(words)), repr(list(arguments))),
+        *(repr(own), repr(limits), repr(list(words)), repr(list(arguments))),
     )
     return "plan-" + cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
 
@@ -85,10 +98,16 @@ def find(told: Told) -> PlanEntry | None:
     raw = None if told.name is None else cache.load(told.name)
     if raw is None:
         return None
-    entry = read(raw)
-    if entry is None:
+    try:
+        entry = read(raw)
+        if entry is None:
+            return None
+        changed = Facts(*entry.facts).changed(told.environ)
+    except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, the launch can be decided anew
+        say(f"the kept plan cannot be read: {error!r}")
+        forget(told)
         return None
-    if changed := Facts(*entry.facts).changed(told.environ):
+    if changed:
         say(f"the kept plan does not hold: {changed} is not as it was")
         return None
     return entry
@@ -96,7 +115,7 @@ def find(told: Told) -> PlanEntry | None:
 
 def say(text: str) -> None:
     """For who wonders why a plan is made again: RUNNER_DEBUG=1 shows it."""
-    if os.environ.get("RUNNER_DEBUG"):
+    if os.environ.get(_DEBUG):
         os.write(2, f"runner: {text}\n".encode("utf-8", "backslashreplace"))
 
 

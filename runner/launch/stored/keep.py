@@ -7,8 +7,9 @@ import os
 import sys
 
 from runner.launch.stages import tells_before
-from runner.launch.stored.entry import FORMAT, OWN_VARIABLES, Gap, PlanEntry, Told, say
+from runner.launch.stored.entry import FORMAT, Gap, PlanEntry, Told, say
 from sandbox import CODE_ROOT, cache, codec
+from sandbox.facts import Facts
 from sandbox.look import Asked
 from sandbox.typed import TYPE_CHECKING, Any
 
@@ -18,23 +19,17 @@ if TYPE_CHECKING:
 # Variables whose values are no secrets. They occur in paths.
 _PUBLIC = frozenset(
     (
-        "HOME",
-        "LANG",
-        "LANGUAGE",
-        "LOGNAME",
-        "PATH",
-        "PWD",
-        "SHELL",
-        "SUDO_USER",
-        "TERM",
-        "TMPDIR",
-        "TZ",
-        "USER",
+        *("HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "SUDO_USER", "TERM", "TMPDIR", "USER"),
+        *("LC_ALL", "LC_CTYPE", "RUNNER_BWRAP", "RUNNER_CACHE", "RUNNER_DEBUG", "RUNNER_POLICY"),
+        *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"),
     )
 )
-_PUBLIC_PREFIXES = (*OWN_VARIABLES, "LC_")
 # A shorter text is part of others by accident.
 SHORTEST_SECRET = 4
+
+
+# A plugin with many folders would fill the cache, and reading all of it takes as long as to decide anew.
+_MOST_BYTES = 1 << 20
 
 
 class NotKept(Exception):
@@ -52,7 +47,10 @@ class PlanKeeper:
 
     def keep(self) -> None:
         assert self.planned is not None and self.asked is not None
-        why = keep(self.planned, self.asked, self._told)
+        try:
+            why = keep(self.planned, self.asked, self._told)
+        except Exception as error:  # noqa: BLE001 -- the plugin runs: nothing of this may end it
+            why = repr(error)
         if why:
             say(f"the plan is not kept: {why}")
 
@@ -69,6 +67,8 @@ def keep(planned: Planned, asked: Asked, told: Told) -> str:
         return str(refused)
     if why := asked.settle():
         return why
+    if len(raw) > _MOST_BYTES:
+        return f"it rests on too much: it would have {len(raw)} bytes"
     cache.store(told.name, raw)
     return ""
 
@@ -100,15 +100,24 @@ def written(planned: Planned, asked: Asked, told: Told) -> bytes:
         if value and may_be_secret(name):
             _add(Gap("variable", name), value, gaps, numbers)
     secrets = [text for text in numbers if len(text) >= SHORTEST_SECRET]
-    for path in (*asked.facts.places, *asked.facts.listed, *asked.facts.contents):
-        if any(secret in path for secret in secrets):
-            raise NotKept("the value of a variable, or an argument, is part of a path")
+    _require_public_paths(asked.facts, secrets)
     # `decided`, the first field, is kept apart: only messages and reports need it.
     decided = _with_gaps(codec.as_plain(planned.decided), numbers, secrets)
     plan = _with_gaps(codec.as_plain(tuple(planned)[1:]), numbers, secrets)
     rest = marshal.dumps(decided, codec.MARSHAL_FORMAT)
     entry = PlanEntry(FORMAT, tuple(asked.facts), tuple(gaps), tells_before(planned), plan, rest)
     return marshal.dumps(tuple(entry), codec.MARSHAL_FORMAT)
+
+
+def _require_public_paths(facts: Facts, secrets: list[str]) -> None:
+    """No secret in a path that was asked about, and no such path out of a secret: something with slashes in
+    it is looked for as if it were a path. The names of what exists are no secrets. Raises NotKept."""
+    for path in (*facts.places, *facts.listed, *facts.contents, *facts.identities):
+        name = path.rpartition("/")[2]
+        there = len(facts.places.get(path, (0, 0))) > 1
+        for secret in secrets:
+            if secret in path or (not there and len(name) >= SHORTEST_SECRET and name in secret):
+                raise NotKept("the value of a variable, or an argument, is part of a path")
 
 
 def _add(gap: Gap, text: str, gaps: list[tuple[str, str]], numbers: dict[str, int]) -> None:
@@ -146,4 +155,4 @@ def _note_code(asked: Asked) -> None:
 
 def may_be_secret(name: str) -> bool:
     """Whether the value of this variable is never kept or shown."""
-    return name not in _PUBLIC and not name.startswith(_PUBLIC_PREFIXES)
+    return name not in _PUBLIC

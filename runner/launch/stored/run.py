@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 def planned_of(entry: PlanEntry, told: Told) -> Planned:
     """The plan, with the values of this launch in its gaps. Raises ValueError."""
     filled = fillings(entry.gaps, told)
-    fields = codec.from_plain(entry.plan, _plan_classes(), filled)
+    try:
+        fields = codec.from_plain(entry.plan, _plan_classes(), filled)
+    except ValueError:  # it has what few plans have
+        from runner.launch.stages import planned_classes
+
+        fields = codec.from_plain(entry.plan, planned_classes(), filled)
     decided: Any = Later(lambda: _decided(entry.rest, filled))
     return Planned(decided, *fields)
 
@@ -32,7 +37,7 @@ def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
 
 
 def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
-    """Every class that a kept plan has outside of its `rest`."""
+    """The classes of most kept plans, outside of `rest`."""
     from sandbox.given import Limits, Note
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits
     from sandbox.limits.site import Hierarchy, Site
@@ -50,6 +55,9 @@ def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
 def run_kept(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ended:
     """Raises Failure. If nothing was started, the launch can be decided anew."""
     planned = planned_of(entry, told)
+    plan = planned.plan
+    if planned.provision.unsandboxed or plan.owners or plan.guards or plan.idmapped or plan.memory_files:
+        raise ValueError("such a plan is never kept")
     with Sources() as sources:
         sources.hold_known(planned)
         return run_plan(planned, told.environ, began, host, sources)

@@ -221,7 +221,7 @@ def test_the_cache_directory_is_never_granted_to_a_plugin(shared: Path) -> None:
     """A plugin that could write there could write the next policy."""
     from runner.launch.plan import _own_places
 
-    assert str(shared) in _own_places(os.environ)
+    assert str(shared) in _own_places(os.environ, ())
 
 
 def test_failure_to_write_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

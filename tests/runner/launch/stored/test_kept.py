@@ -358,3 +358,85 @@ def test_a_plan_that_cannot_be_carried_out_is_made_anew_and_forgotten(plugin: Pl
     assert "cannot be carried out" in ended.stderr
     assert (ended.returncode, ended.stdout) == (3, "with s3cret-word and \ntext\n")
     assert not entry.exists() or entry.read_bytes() != before
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [
+        (("--token=wJalrSECRET/K7MDENG/bPx",), {}),
+        ((), {"WORD": "user:/wJalrSECRET/K7MDENG/bPx"}),
+    ],
+    ids=["argument", "variable"],
+)
+def test_a_secret_with_slashes_is_not_kept_as_a_path(
+    plugin: Plugin, arguments: tuple[str, ...], env: dict[str, str]
+) -> None:
+    ended = plugin.run(*arguments, env=env)
+    assert ended.returncode == 3
+    for entry in _entries(plugin):
+        assert b"SECRET" not in entry.read_bytes()
+
+
+@pytest.mark.launches
+def test_where_the_report_goes_does_not_matter(plugin: Plugin) -> None:
+    for number in range(2):
+        report = plugin.caller.home / f"report-{number}.json"
+        words = ("exec", f"--report={report}", "--policy", str(plugin.policy), str(plugin.folder))
+        ended = plugin.caller(*words, env={"RUNNER_DEBUG": "1", "WORD": "s3cret-word"}, cwd="/")
+        assert USED in ended.stderr and report.exists()
+
+
+FORGE = """\
+import marshal, sys
+from sandbox import cache
+from runner.launch.stored.entry import PlanEntry
+
+name, how = sys.argv[1:]
+entry = PlanEntry(*marshal.loads(cache.load(name)))
+if how == "unsandboxed":
+    [at] = [at for at, field in enumerate(entry.plan) if isinstance(field, list) and field[0] == "Provision"]
+    assert entry.plan[at][1] is False
+    entry.plan[at][1] = True
+elif how == "fewer facts":
+    entry = entry._replace(facts=entry.facts[:-1])
+elif how == "another class":
+    entry.plan[1][0] = "Unknown"
+elif how == "gap of a variable that is not set":
+    entry = entry._replace(gaps=(("variable", "NOT_SET"), *entry.gaps[1:]))
+cache.store(name, marshal.dumps(tuple(entry)))
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(
+    "how", ["unsandboxed", "fewer facts", "another class", "gap of a variable that is not set"]
+)
+def test_a_file_that_no_launch_wrote_is_no_plan(plugin: Plugin, how: str) -> None:
+    """Nobody else can write it. Should somebody, it is at least none without a cage, and stops no launch."""
+    [entry] = _entries(plugin)
+    before = entry.read_bytes()
+    caller = plugin.caller
+    argv = [*caller.prefix, *caller.python, "-c", FORGE, entry.name, how]
+    subprocess.run(argv, env={**caller.environ}, check=True, cwd="/")
+    assert entry.read_bytes() != before
+    ended = plugin.run()
+    assert (ended.returncode, ended.stdout) == (3, "with s3cret-word and \ntext\n")
+    assert "cannot be" in ended.stderr
+    assert USED in plugin.run().stderr  # made anew
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("cache", ["on", "off", "elsewhere"])
+def test_no_plugin_is_given_a_cache(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, cache: str
+) -> None:
+    """Not even one that is not in force: what lies there would be believed later."""
+    made = Plugin(runner_as, plugin_dir, write_file)
+    folder = Path("/var/cache/runner") if runner_as.uid == 0 else runner_as.home / ".cache/runner"
+    made.run()  # there is one
+    made.manifest.write_text(MANIFEST.format(place=folder).replace(f"{folder}/read", str(folder)))
+    made.policy.write_text(POLICY.format(place=folder))
+    env = {"on": {}, "off": {"RUNNER_CACHE": "off"}, "elsewhere": {"XDG_CACHE_HOME": str(made.place)}}[cache]
+    ended = made.run(env=env)
+    assert ended.returncode == 126 and "the runner's own" in ended.stderr, ended.stderr
