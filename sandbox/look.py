@@ -170,6 +170,13 @@ def lexists(path: str) -> bool:
     return os.path.lexists(path)
 
 
+def kernel_lexists(path: str) -> bool:
+    """For a name below /proc that exists or not by how the kernel was built, whatever process it belongs to."""
+    if _asked is not None:
+        _asked.facts.places[path] = facts.place(path)
+    return os.path.lexists(path)
+
+
 def isdir(path: str) -> bool:
     note(path)
     return os.path.isdir(path)

@@ -73,7 +73,7 @@ def operations(
 ) -> tuple[Operation, ...]:
     limits = grant.limits
     early = [bind for bind in binds if bind.dest in RUNTIME_TREES or bind.dest in RUNTIME_LINKS]
-    masks = [Mask(f"/proc/{name}") for name in PROC_MASKS if look.lexists(f"/proc/{name}")]
+    masks = [Mask(f"/proc/{name}") for name in PROC_MASKS if look.kernel_lexists(f"/proc/{name}")]
     covered = {bind.dest for bind in binds}
     concealed = [
         Mask(join(bind.dest, relative(path, bind.real)))
