@@ -171,7 +171,7 @@ def lexists(path: str) -> bool:
 
 
 def kernel_lexists(path: str) -> bool:
-    """For a name below /proc that exists or not by how the kernel was built, whatever process it belongs to."""
+    """For a name below /proc that exists, or not, by how the kernel was built."""
     if _asked is not None:
         _asked.facts.places[path] = facts.place(path)
     return os.path.lexists(path)

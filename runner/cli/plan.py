@@ -202,6 +202,7 @@ _KINDS = {
     "alone": "cgroup",
     "variables": "variable",
     "accounts": "account",
+    "identities": "identity",
 }
 
 
