@@ -216,7 +216,7 @@ def test_a_secret_inside_of_another_text_keeps_the_plan_from_the_disk(
     time.sleep(SETTLED)
     ended = made.run(env={"WORD": "text of the policy", "RUNNER_POLICY": ""})
     assert "not kept" not in ended.stderr  # the control
-    ended = made.run(env={"WORD": made.folder.name})
+    ended = made.run(env={"WORD": made.place.name})
     assert "the plan is not kept: the value of a variable" in ended.stderr
 
 
