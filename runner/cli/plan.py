@@ -130,7 +130,7 @@ def _keep(planned: Planned, asked: look.Asked, told: Told | None) -> _Kept:
         off = os.environ.get("RUNNER_CACHE", "").lower() == "off"
         return _Kept("", "RUNNER_CACHE=off" if off else "there is no folder for a cache")
     if told is None:
-        told_only = "--policy, --contract, --server and --report"
+        told_only = "--policy, --contract, --server, --state-dir and --report"
         return _Kept("", f"runner exec decides anew with options other than {told_only}")
     if why := keep(planned, asked, told):
         return _Kept("", why)

@@ -12,8 +12,14 @@ from sandbox.typed import TYPE_CHECKING, Any, Sequence
 if TYPE_CHECKING:
     import argparse
 
-_DECIDING = ("policy", "contract", "server")
-_WITH_VALUE = {"--report": "report", "--policy": "policy", "--contract": "contract", "--server": "server"}
+_DECIDING = ("policy", "contract", "server", "state_dir")
+_WITH_VALUE = {
+    "--report": "report",
+    "--policy": "policy",
+    "--contract": "contract",
+    "--server": "server",
+    "--state-dir": "state_dir",
+}
 
 
 class PlainArguments:

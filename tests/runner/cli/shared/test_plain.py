@@ -33,6 +33,7 @@ words = st.lists(
                 "--report=",
             ),
             *("--policy", "--policy=p", "--policy=-p", "--contract", "--server=s", "--server", "--polic=p"),
+            *("--state-dir", "--state-dir=/s", "--state-dir="),
             *("--env=A=1", "--tty", "--inspect", "--deadline", "3", "--help", "-h", "--secret=a=@b", "@x"),
         ]
     ),
@@ -69,6 +70,7 @@ def test_what_is_understood_means_the_same(found: list[str]) -> None:
         ["--report", "r.json", "m.toml"],
         ["m.toml", "--report=r.json", "--policy", "strict"],
         ["--contract=mcp", "--server", "a", "m.toml"],
+        ["--state-dir", "/s", "m.toml"],
     ],
 )
 def test_the_usual_words_are_understood(found: list[str]) -> None:

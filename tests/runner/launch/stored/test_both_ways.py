@@ -181,8 +181,9 @@ def test_every_end_is_told_the_same(
 
 
 @pytest.mark.launches
+@pytest.mark.parametrize("chosen", [False, True], ids=["managed", "chosen"])
 def test_a_plugin_with_state_keeps_it(
-    runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None
+    runner_as: Caller, plugin_dir: Path, write_file: Write, chosen: bool, nothing_left: None
 ) -> None:
     folder = plugin_dir / "plugin"
     manifest = MANIFEST.format(limits="", writes='["${state_dir}"]')
@@ -196,7 +197,8 @@ def test_a_plugin_with_state_keeps_it(
     time.sleep(SETTLED)
     counts, used = [], []
     for _ in range(4):
-        ended = runner_as("exec", str(folder), env={"RUNNER_DEBUG": "1"})
+        place = ("--state-dir", str(plugin_dir / "state")) if chosen else ()
+        ended = runner_as("exec", *place, str(folder), env={"RUNNER_DEBUG": "1"})
         counts.append(ended.stdout.strip())
         used.append(USED in ended.stderr)
     assert counts == ["1", "2", "3", "4"]
