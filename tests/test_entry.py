@@ -245,6 +245,28 @@ def test_a_layout_that_is_not_known_is_left_to_site(installed: Install, probe: P
     assert "site" in found["modules"]
 
 
+@pytest.mark.parametrize("content", [b"", b"import __editable___plugin_runner\n", b"code\n"])
+def test_a_file_that_holds_no_path_does_not_lead_to_the_working_directory(
+    installed: Install, tmp_path: Path, content: bytes
+) -> None:
+    (installed.packages / "__editable__.plugin_runner-0.1.0.pth").write_bytes(content)
+    folder = tmp_path / "cwd"
+    package = folder / content.decode().strip() / "runner"
+    package.mkdir(parents=True)
+    for name in ("__init__", "late_site"):
+        (package / f"{name}.py").write_text("print('hostile')")
+    done = subprocess.run([installed.command, "--version"], cwd=folder, capture_output=True, text=True)
+    assert "hostile" not in done.stdout
+
+
+def test_a_link_in_another_environment_is_followed(installed: Install, tmp_path: Path) -> None:
+    other = tmp_path / "other/bin"
+    other.mkdir(parents=True)
+    (tmp_path / "other/pyvenv.cfg").write_text("")
+    (other / "runner").symlink_to(installed.command)
+    assert said(other / "runner")["prefix"][0] == str(installed.prefix)
+
+
 def test_elsewhere_it_is_a_console_script(tmp_path: Path, probe: Path) -> None:
     made = install(tmp_path / "usr", probe, venv=False)
     (tmp_path / "link").symlink_to("usr/bin/runner")
@@ -438,7 +460,7 @@ import sys
 sys.path += sys.argv[1:]
 from runner.launch.remote import forkserver
 from runner.late_site import is_site_waiting
-forkserver.serve = lambda orders: print(is_site_waiting(), flush=True)
+forkserver.serve = lambda orders, preload: print(is_site_waiting(), flush=True)
 forkserver.main(0)
 """
     places = (ROOT, sysconfig.get_path("purelib"))

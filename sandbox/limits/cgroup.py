@@ -25,6 +25,7 @@ from sandbox.value import NamedTuple
 
 _NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core may hold some in reserve
 _REMOVE_SECONDS = 2.0
+_STUCK_SECONDS = 0.2
 _NAMES_TRIED = 1000  # a process that waits for many plugins has a group for each
 
 
@@ -360,8 +361,10 @@ def _identity() -> str:
 def _remove(group: CgroupDirectory) -> None:
     """Bounded: members that were just reaped count for a moment longer, and a process that cannot be killed
     keeps its group. The next runner tries again."""
-    until = time.monotonic() + _REMOVE_SECONDS
-    while not _rmdir(group.path) and time.monotonic() < until:
+    began = time.monotonic()
+    while not _rmdir(group.path) and time.monotonic() < began + _REMOVE_SECONDS:
+        if time.monotonic() > began + _STUCK_SECONDS and group.processes():
+            break  # they cannot be killed, and other plugins of this process must not wait for them
         time.sleep(0.002)
     _held.discard(group.path)
     os.close(group.fd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import errno
 import fcntl
 import os
 import select
@@ -15,6 +14,7 @@ import time
 from runner.launch.carry_out import CalledOff
 from runner.launch.remote.messages import Message
 from runner.launch.wait import Need, Steps, drive
+from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.codec import encode
 
 # How long a host that does not read its control socket may keep us.
@@ -87,6 +87,9 @@ class Control:
         self._socket.close()
 
 
+_BUSY_HINT = "try again when the machine is less busy"
+
+
 class Interruptible:
     """As long as nothing runs, any word of the host ends the launch at once, even if the monitor hangs on a
     slow filesystem. A signal does the same to `runner exec`."""
@@ -94,17 +97,21 @@ class Interruptible:
     def __init__(self, control: Control) -> None:
         self._control = control
         self._armed = False
+        self._started = False
         self._flags = fcntl.fcntl(control.fd, fcntl.F_GETFL)
 
     def start(self, seconds: float = 0.0) -> None:
-        """`seconds`: after which TimeoutError is raised as well; 0: never."""
-        self._armed = True
-        signal.signal(signal.SIGIO, self._interrupt)
-        fcntl.fcntl(self._control.fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags | os.O_ASYNC)
+        """`seconds`: after which Failure is raised; 0: never. With seconds no word of the host interrupts,
+        and only `look` hears it: in a process that lives on, an exception at any moment leaves descriptors
+        and locks behind."""
+        self._armed = self._started = True
         if seconds:
             signal.signal(signal.SIGALRM, self._time_out)
             signal.setitimer(signal.ITIMER_REAL, seconds)
+        else:
+            signal.signal(signal.SIGIO, self._interrupt)
+            fcntl.fcntl(self._control.fd, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags | os.O_ASYNC)
         self._interrupt()
 
     def _interrupt(self, *_: object) -> None:
@@ -116,11 +123,16 @@ class Interruptible:
     def _time_out(self, *_: object) -> None:
         if self._armed:
             self._armed = False
-            raise TimeoutError(errno.ETIMEDOUT, "the machine took too long to prepare the launch")
+            # No OSError: code on the way takes those for its own.
+            message = "the machine took too long to prepare the launch"
+            raise Failure(Outcome("launch_failed", "launch", message, "resources", _BUSY_HINT), EXEC_NO_CAGE)
 
     def stop(self) -> None:
         """From now on nothing interrupts. Before the start, `look` asks once more."""
         self._armed = False
+        if not self._started:
+            return  # whoever took the launch has set up the same socket meanwhile
+        self._started = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags)
         signal.signal(signal.SIGIO, signal.SIG_IGN)

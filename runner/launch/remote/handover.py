@@ -39,11 +39,13 @@ from sandbox.value import NamedTuple
 
 TAKEN = b"t"
 PARCEL, KEPT = b"p", b"k"  # the first byte of a message: a parcel; a monitor that carries out its plan itself
-# How long a keeper may take to answer. It is at most starting another plugin.
-_ANSWER_SECONDS = 2.0
+# How long a keeper may take to answer. It is at most starting another plugin, or planning its own first one:
+# then the launch is carried out by the monitor that has planned it.
+_ANSWER_SECONDS = 0.5
 _PID_SECONDS = 10.0
 # Of plan and environment. They stay in the keeper's memory, and it must not wait until a host has read them.
 _MOST_BYTES = 128 << 10
+_LEAST_CPU = 0.1  # processors
 _MOST_SOURCES = 128  # the kernel passes 253 descriptors at once
 
 
@@ -89,6 +91,7 @@ def can_be_shared(planned: Planned) -> bool:
     """Whether a process may carry out this plan beside others: it never waits for long for this plugin, has
     no secret of it, and changes nothing about itself.
 
+    A plugin with very little of a processor, or of a disk, starts slowly, and the others wait for that.
     Folders that a plugin writes are measured for a disk limit, and searched for files that it has left:
     that takes as long as the plugin likes. A gate is forked, and would have the memory of other sessions.
     Without a cage the process inherits the plugin's orphans. Where no nameless file can be executed, the
@@ -100,6 +103,8 @@ def can_be_shared(planned: Planned) -> bool:
         and decided.signed is None
         and plan.egress is None
         and plan.limits.disk is None
+        and plan.limits.io is None
+        and (plan.limits.cpu is None or plan.limits.cpu >= _LEAST_CPU)
         and not plan.memory_files
         and not plan.guards
         and not writes_outside(decided)

@@ -119,19 +119,27 @@ class Entrance:
             except BlockingIOError:
                 break
             except OSError:
-                self.free()  # no descriptors, or no memory: the message is lost, and its monitor sees that
-                break
+                break  # no descriptors, or no memory: the message is lost, and its monitor sees that
             if not word:
                 self.close()  # the fork server has ended
-            elif len(fds) < _PARCEL_COUNT or (steps := self._admit(fds)) is None:
-                self.free()
+            elif word == handover.KEPT:
+                self.free()  # only here: every monitor whose launch was not taken says so
+            elif len(fds) < _PARCEL_COUNT:
+                for fd in fds:
+                    os.close(fd)
             else:
-                found.append(steps)
+                with suppress(OSError):  # it was taken and cannot be served: its host sees the end
+                    steps = self._admit(fds)
+                    found += [] if steps is None else [steps]
         return found
 
     def _admit(self, fds: tuple[int, ...]) -> Steps[None] | None:
         parcel, sources = Parcel(*fds[:_PARCEL_COUNT]), fds[_PARCEL_COUNT:]
-        if not _has_room() or not handover.take(parcel):
+        try:
+            taken = _has_room() and handover.take(parcel)
+        except OSError:  # no descriptors
+            taken = False
+        if not taken:
             for fd in fds:
                 os.close(fd)
             return None
@@ -207,7 +215,7 @@ class _Crowd:
         """Let one have its turn. False: it has ended."""
         try:
             need = turn.steps.send(ready)
-        except Exception:  # noqa: BLE001 -- it has ended; or it is a bug of ours, and its session sees the end
+        except BaseException:  # noqa: BLE001 -- it has ended; or it is a bug of ours, which ends no other
             need = None
         fds = {} if need is None else need.fds
         for fd in turn.need.fds:

@@ -63,6 +63,7 @@ _ACQUIRE_SECONDS = 5.0
 
 # How long it may take to find out what refused a launch.
 _DIAGNOSE_SECONDS = 10.0
+_REAP_SECONDS = 1.0
 
 # Asked when there is a plan, which another process may carry out. Raises PassedOn if one does. The last
 # argument: whether the launch brings contents of memory files.
@@ -151,9 +152,11 @@ def _serve(errand: Errand, control: Control, pass_on: PassOn | None) -> Steps[Mo
 
             trace = "".join(traceback.format_exception(error)).splitlines()
     finally:
-        before.stop()
-        streams.give_away()
-        gc.enable()
+        try:
+            before.stop()
+        finally:  # the alarm may still come in between
+            streams.give_away()
+            gc.enable()
     _go_to(order)  # others may have had their turn meanwhile
     if outcome.code == "launch_failed":
         outcome = yield from _diagnose_aside(outcome, stage)
@@ -173,12 +176,15 @@ def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
         return outcome
     if pid == 0:
         try:
+            os.closerange(3, write)  # sockets, pipes and locks of others
+            os.closerange(write + 1, 0x7FFFFFFF)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(int(_DIAGNOSE_SECONDS))  # if there is nobody any more who ends it
             write_all(write, encode(diagnose(outcome, stage)))
         finally:
             os._exit(0)
     os.close(write)
+    ended = os.pidfd_open(pid)
     said, until = b"", time.monotonic() + _DIAGNOSE_SECONDS
     try:
         while time.monotonic() < until:
@@ -187,10 +193,13 @@ def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
                 said += part
                 if not part:
                     break
+        signal.pidfd_send_signal(ended, signal.SIGKILL)
+        yield Need({ended: select.POLLIN}, time.monotonic() + _REAP_SECONDS)
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        signal.pidfd_send_signal(ended, signal.SIGKILL)
+        os.waitpid(pid, os.WNOHANG)  # a process that cannot be killed stays; others must not wait for it
         os.close(read)
+        os.close(ended)
     try:
         found = decode(said, MESSAGES)
     except ValueError:  # it did not come to an end

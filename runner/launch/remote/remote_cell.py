@@ -31,6 +31,7 @@ from sandbox.network.egress import AuditLine
 # For the monitor to see that the processes have ended, to clean up and to tell: beyond the time they may take
 # to die.
 _MARGIN_SECONDS = 5.0
+_SHARED_MARGIN_SECONDS = 20.0
 # The longest message of a monitor. The report of the largest manifest that is read is a fraction of that.
 _LINE_LIMIT = 64 << 20
 _ATTEMPTS = 3  # to find a fork server that lives
@@ -198,7 +199,10 @@ class RemoteCell:
         """End the plugin and its monitor, in bounded time. Shielded."""
         if self._ended is None:
             self.kill()
-        until = trio.current_time() + KILL_SECONDS + _MARGIN_SECONDS
+        # Others end with a monitor that is killed: one that is only busy gets more time.
+        shared = any(each._pid == self._pid and each._ended is None for each in _open - {self})
+        margin = _SHARED_MARGIN_SECONDS if shared else _MARGIN_SECONDS
+        until = trio.current_time() + KILL_SECONDS + margin
         with trio.CancelScope(deadline=until, shield=True):
             await self._monitor_ended.wait()
             await self._reap()

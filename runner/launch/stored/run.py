@@ -58,6 +58,11 @@ def run_kept(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> En
     plan = planned.plan
     if planned.provision.unsandboxed or plan.owners or plan.guards or plan.idmapped or plan.memory_files:
         raise ValueError("such a plan is never kept")
+    if not plan.layers.session_keyring:  # whether one can be joined is tried, and is no fact
+        from sandbox.spawn.spawner import can_join_keyring
+
+        if can_join_keyring():
+            raise ValueError("this machine gives more than the plan has")
     with Sources() as sources:
         sources.hold_known(planned)
         return run_plan(planned, told.environ, began, host, sources)

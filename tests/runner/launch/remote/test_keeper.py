@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runner.launch.carry_out import CalledOff
 from runner.launch.remote import keeper
 from runner.launch.wait import Need, Steps
 from tests import elsewhere
@@ -393,13 +394,14 @@ def pipes() -> Iterator[list[tuple[int, int]]]:
             os.close(fd)
 
 
-def test_a_fault_of_one_does_not_end_the_others(pipes: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("fault", [KeyError("ours"), CalledOff()], ids=["bug", "called off"])
+def test_a_fault_of_one_does_not_end_the_others(pipes: list[tuple[int, int]], fault: BaseException) -> None:
     done = []
 
     def faulty(fd: int) -> Steps[None]:
         yield Need({}, 0.0)
         yield Need({fd: 1})
-        raise KeyError("ours")
+        raise fault
 
     def sound(fd: int) -> Steps[None]:
         yield Need({fd: 1})

@@ -20,6 +20,7 @@ from runner.launch.remote import monitor
 from runner.launch.remote.control import Control, Interruptible
 from runner.launch.remote.messages import Born, Launched, LaunchOrder, decode_order
 from runner.launch.stages import Invocation
+from runner.outcome import Failure
 from sandbox.codec import encode
 from sandbox.spec import Limits, Overrides
 from tests import elsewhere
@@ -137,7 +138,7 @@ def test_a_launch_that_others_wait_for_is_bounded(pair: tuple[Control, socket.so
     old = signal.getsignal(signal.SIGIO), signal.getsignal(signal.SIGALRM)
     try:
         before.start(0.1)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(Failure, match="too long to prepare"):
             time.sleep(60)
         before.stop()
         before.start(0.1)
