@@ -1,9 +1,9 @@
 """Results kept between launches: small files in a directory of the user's own.
 
 A directory that others can write to, or a link, is not used. A cache that cannot be written is no error. An
-entry that is damaged, or not the user's own, counts as missing. Each name is a fingerprint of everything the
-entry depends on except our own code, whose files each entry lists (`code_marks`). So no entry is ever wrong:
-when there are too many, the oldest are removed.
+entry that is damaged, or not the user's own, counts as missing. What an entry depends on is part of its name,
+or it is listed in the entry and compared when that is read: our own code (`code_marks`), the facts of a plan.
+So no entry has to be removed when something changes. When there are too many, the oldest are removed.
 
 Where the user's own directory cannot be written, as in a read-only image, one named by uid in /run (root) or
 /tmp is used. `directory` decides which one it is, and no plugin is ever given it.

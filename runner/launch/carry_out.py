@@ -11,7 +11,7 @@ import time
 from runner.launch.acquire import Sources, acquire
 from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import settle, start
-from runner.launch.wait import drive, wait_steps
+from runner.launch.wait import wait_steps
 from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
 from sandbox.typed import TYPE_CHECKING, Mapping, Protocol
 
@@ -57,21 +57,6 @@ class CalledOff(BaseException):
     stage: Stage | None = None  # the last that was reached
 
 
-def run_plan(
-    planned: Planned,
-    environ: Mapping[str, str],
-    began: float,
-    host: LaunchHost,
-    sources: Sources | None = None,
-    watch: Stopwatch | None = None,
-    contents: Contents | None = None,
-    keeper: PlanKeeper | None = None,
-) -> Ended:
-    """Carry out a plan. Raises Failure. `sources`: those of a plan that was made in this process just now.
-    `keeper`: keeps it once it runs."""
-    return drive(plan_steps(planned, environ, began, host, sources, watch, contents, keeper))
-
-
 def plan_steps(
     planned: Planned,
     environ: Mapping[str, str],
@@ -82,7 +67,10 @@ def plan_steps(
     contents: Contents | None = None,
     keeper: PlanKeeper | None = None,
 ) -> Steps[Ended]:
-    """`run_plan` as a generator (runner/launch/wait.py), for a process that waits for several plugins."""
+    """Carry out a plan. A generator: `drive` runs it to its end (runner/launch/wait.py). Raises Failure.
+
+    `sources`: those of a plan that was made in this process just now. `keeper`: keeps the plan once it runs.
+    """
     watch = watch or Stopwatch()
     stage: Stage = planned
     try:

@@ -184,7 +184,11 @@ def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
         finally:
             os._exit(0)
     os.close(write)
-    ended = os.pidfd_open(pid)
+    try:
+        ended = os.pidfd_open(pid)
+    except OSError:  # no descriptors; its own alarm ends it
+        os.close(read)
+        return outcome
     said, until = b"", time.monotonic() + _DIAGNOSE_SECONDS
     try:
         while time.monotonic() < until:
@@ -196,8 +200,9 @@ def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
         signal.pidfd_send_signal(ended, signal.SIGKILL)
         yield Need({ended: select.POLLIN}, time.monotonic() + _REAP_SECONDS)
     finally:
-        signal.pidfd_send_signal(ended, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)  # a process that cannot be killed stays; others must not wait for it
+        with suppress(OSError):
+            signal.pidfd_send_signal(ended, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)  # a process that cannot be killed stays: others do not wait for it
         os.close(read)
         os.close(ended)
     try:

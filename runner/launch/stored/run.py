@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from runner.launch.acquire import Sources
-from runner.launch.carry_out import LaunchHost, run_plan
+from runner.launch.carry_out import LaunchHost, plan_steps
 from runner.launch.stages import Planned, Provision
 from runner.launch.stored.entry import Later, PlanEntry, Told, fillings
+from runner.launch.wait import drive
 from sandbox import codec
 from sandbox.typed import TYPE_CHECKING, Any
 
@@ -65,4 +66,4 @@ def run_kept(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> En
             raise ValueError("this machine gives more than the plan has")
     with Sources() as sources:
         sources.hold_known(planned)
-        return run_plan(planned, told.environ, began, host, sources)
+        return drive(plan_steps(planned, told.environ, began, host, sources))

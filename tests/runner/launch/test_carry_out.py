@@ -52,10 +52,10 @@ def carried_out(plan: str) -> dict[str, Any]:
     import time
 
     from runner.launch.acquire import Held, Sources
-    from runner.launch.carry_out import judge_end, run_plan
+    from runner.launch.carry_out import judge_end, plan_steps
     from runner.launch.stages import Planned, Provision
     from runner.launch.stdio import connect_caller
-    from runner.launch.wait import watch_signals
+    from runner.launch.wait import drive, watch_signals
     from sandbox.codec import unpack
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits
     from sandbox.limits.site import Hierarchy, Site
@@ -110,7 +110,7 @@ def carried_out(plan: str) -> dict[str, Any]:
         saved = os.dup(1)
         os.dup2(output.fileno(), 1)
         try:
-            ended = run_plan(planned, os.environ, time.monotonic(), Host(), sources)
+            ended = drive(plan_steps(planned, os.environ, time.monotonic(), Host(), sources))
         finally:
             os.dup2(saved, 1)
             os.close(saved)

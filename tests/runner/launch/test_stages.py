@@ -113,10 +113,11 @@ def launched_plan(text: str, lie: dict[str, Any]) -> dict[str, Any]:
     import time
 
     from runner.cli.shared.launching import CommandLineHost
-    from runner.launch.carry_out import run_plan
+    from runner.launch.carry_out import plan_steps
     from runner.launch.report import report
     from runner.launch.stages import decode_planned
     from runner.launch.verdict import judge
+    from runner.launch.wait import drive
     from runner.outcome import Failure
 
     planned = decode_planned(text.encode())._replace(**lie)
@@ -125,7 +126,7 @@ def launched_plan(text: str, lie: dict[str, Any]) -> dict[str, Any]:
         saved = [os.dup(fd) for fd in (0, 1)]
         os.dup2(output.fileno(), 1)
         try:
-            ended = run_plan(planned, os.environ, time.monotonic(), CommandLineHost())
+            ended = drive(plan_steps(planned, os.environ, time.monotonic(), CommandLineHost()))
         except Failure as failure:
             outcome, status, stage = failure.outcome, failure.exec_status, failure.stage
         else:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sandbox import look
 from sandbox.paths import source as sources
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.paths.denylist import Denylist
@@ -727,3 +728,19 @@ def test_a_removed_source_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(sources, "_walk", late)
     assert ask(tmp_path / "source").rule == "source_changed"
+
+
+def test_no_plan_is_kept_where_another_machine_tells_the_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that was scanned is watched by its time: a server of FUSE or NFS could tell any."""
+    with look.recording() as asked:
+        opened(tmp_path).close()
+    assert asked.doubt == ""  # the control
+    monkeypatch.setattr(sources, "KEEP_TIMES", frozenset())
+    with look.recording() as asked:
+        opened(tmp_path).close()
+    assert "may not keep the times" in asked.doubt
+    with look.recording() as asked:
+        opened("/usr/bin", trusted=True).close()  # is not scanned
+    assert asked.doubt == ""

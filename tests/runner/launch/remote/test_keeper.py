@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from runner.launch.carry_out import CalledOff
-from runner.launch.remote import keeper
+from runner.launch.remote import handover, keeper
+from runner.launch.remote.descriptors import send_descriptors
+from runner.launch.remote.handover import Parcel
 from runner.launch.wait import Need, Steps
 from tests import elsewhere
 from tests.conftest import Caller
@@ -436,3 +439,28 @@ def test_a_fault_of_one_does_not_end_the_others(pipes: list[tuple[int, int]], fa
     assert entrance.freed == 2
     for fd in entrance._ends:
         os.close(fd)
+
+
+def test_a_launch_that_is_not_taken_is_counted_once() -> None:
+    """Its monitor says that it keeps it. That it was offered before does not count."""
+    outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    entrance = keeper.Entrance(inside)
+    with outside:
+        ours, theirs = socket.socketpair()
+        ours.close()  # the monitor waits no longer for an answer
+        fds = [theirs.detach(), *(os.open("/dev/null", os.O_RDONLY) for _ in Parcel._fields[1:])]
+        fds[0], fds[1] = fds[1], fds[0]
+        before = len(os.listdir("/proc/self/fd"))
+        send_descriptors(outside, handover.PARCEL, fds)
+        assert entrance.arrivals() == []
+        with pytest.raises(BlockingIOError):
+            outside.recv(16, socket.MSG_DONTWAIT)
+        outside.send(handover.KEPT)
+        assert entrance.arrivals() == []
+        assert outside.recv(16) == keeper.FREED
+        with pytest.raises(BlockingIOError):
+            outside.recv(16, socket.MSG_DONTWAIT)
+        assert len(os.listdir("/proc/self/fd")) == before  # nothing of it is held
+        for fd in fds:
+            os.close(fd)
+        entrance.close()

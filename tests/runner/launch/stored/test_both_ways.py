@@ -205,3 +205,21 @@ def test_a_plugin_with_state_keeps_it(
     assert used[0] is False and used[-1] is True
     removed = runner_as("state", "remove", "--orphaned")
     assert removed.returncode == 0
+
+
+@pytest.mark.launches
+def test_a_plugin_with_hosts_runs_the_same(
+    runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None
+) -> None:
+    """Its plan has what most plans have not: what the gate lets through."""
+    folder, place = plugin_dir / "plugin", plugin_dir / "reports"
+    hosts = '[]\nnetwork = "allowlist"\nnetwork_allowlist = ["nowhere.example.com:443"]'
+    write_file(folder / "nexo-plugin.toml", MANIFEST.format(limits="", writes=hosts))
+    write_file(folder / "plugin", "#!/bin/sh\nls /sys/class/net 2>/dev/null; cat /etc/resolv.conf\n", 0o755)
+    text = 'version = 1\n[network]\nceiling = "allowlist"\nhosts = ["*:*"]\n'
+    policy = write_file(plugin_dir / "policy.toml", text)
+    place.mkdir()
+    runner_as.give(plugin_dir)
+    time.sleep(SETTLED)
+    ended, told_of = twice(runner_as, place, "--policy", str(policy), str(folder))
+    assert "nameserver" in ended.stdout and told_of["network"] is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import socket
@@ -398,6 +399,10 @@ if how == "unsandboxed":
     [at] = [at for at, field in enumerate(entry.plan) if isinstance(field, list) and field[0] == "Provision"]
     assert entry.plan[at][1] is False
     entry.plan[at][1] = True
+elif how == "no keyring":
+    layers = next(field for field in entry.plan[1] if isinstance(field, list) and field[0] == "Layers")
+    assert layers[4] is True
+    layers[4] = False
 elif how == "fewer facts":
     entry = entry._replace(facts=entry.facts[:-1])
 elif how == "another class":
@@ -410,7 +415,7 @@ cache.store(name, marshal.dumps(tuple(entry)))
 
 @pytest.mark.launches
 @pytest.mark.parametrize(
-    "how", ["unsandboxed", "fewer facts", "another class", "gap of a variable that is not set"]
+    "how", ["unsandboxed", "no keyring", "fewer facts", "another class", "gap of a variable that is not set"]
 )
 def test_a_file_that_no_launch_wrote_is_no_plan(plugin: Plugin, how: str) -> None:
     """Nobody else can write it. Should somebody, it is at least none without a cage, and stops no launch."""
@@ -440,3 +445,28 @@ def test_no_plugin_is_given_a_cache(
     env = {"on": {}, "off": {"RUNNER_CACHE": "off"}, "elsewhere": {"XDG_CACHE_HOME": str(made.place)}}[cache]
     ended = made.run(env=env)
     assert ended.returncode == 126 and "the runner's own" in ended.stderr, ended.stderr
+
+
+@pytest.mark.launches
+def test_a_lower_limit_of_the_runner_is_another_launch(plugin: Plugin) -> None:
+    """What a plugin gets depends on it, and the report says so."""
+    prefix = ("sh", "-c", 'ulimit -n 300 && exec "$@"', "sh", *plugin.caller.prefix)
+    plugin.caller = dataclasses.replace(plugin.caller, prefix=prefix)
+    ended = plugin.run()
+    assert USED not in ended.stderr and ended.returncode == 3
+    assert USED in plugin.run().stderr
+
+
+@pytest.mark.launches
+def test_a_plugin_with_very_many_folders_is_decided_each_time(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """Its plan would fill the cache."""
+    made = Plugin(runner_as, plugin_dir, write_file)
+    for number in range(5000):
+        (made.read / f"{'x' * 200}{number}").mkdir()
+    time.sleep(SETTLED)
+    for _ in range(2):
+        ended = made.run()
+        assert ended.returncode == 3 and USED not in ended.stderr
+        assert "not kept: it rests on too much" in ended.stderr
