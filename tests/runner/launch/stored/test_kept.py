@@ -304,19 +304,33 @@ def test_another_mount_makes_the_plan_anew(
     time.sleep(SETTLED)
     made.run()
     assert USED in made.run().stderr
-    mounted = f"mount -t tmpfs none {made.read} && echo hidden > {made.read}/file && exec"
-    aside = Caller(
-        runner_as_root.name,
-        runner_as_root.uid,
-        runner_as_root.home,
-        ("unshare", "--mount", "sh", "-c", f'{mounted} "$@"', "sh", *runner_as_root.prefix),
-        runner_as_root.python,
-        runner_as_root.environ,
-    )
-    made.caller = aside
+    made.caller = _with_mount(made, f"mount -t tmpfs none {made.read} && echo hidden > {made.read}/file")
     ended = made.run()
     assert USED not in ended.stderr
     assert ended.stdout == "with s3cret-word and \nhidden\n"
+
+
+@pytest.mark.launches
+@pytest.mark.needs("root")
+def test_a_mount_where_nothing_was_looked_at_is_seen(
+    runner_as_root: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    """The system's folders are shown without a scan. A filesystem of the kernel's that is mounted there would
+    be shown with them."""
+    made = Plugin(runner_as_root, plugin_dir, write_file)
+    time.sleep(SETTLED)
+    made.run()
+    assert USED in made.run().stderr
+    made.caller = _with_mount(made, "mount -t proc none /usr/share/doc")
+    ended = made.run()
+    assert USED not in ended.stderr
+    assert ended.returncode == 126 and "kernel_filesystem" in ended.stderr
+
+
+def _with_mount(made: Plugin, command: str) -> Caller:
+    """Its caller, in a mount namespace of its own after this command."""
+    prefix = ("unshare", "--mount", "sh", "-c", f'{command} && exec "$@"', "sh", *made.caller.prefix)
+    return dataclasses.replace(made.caller, prefix=prefix)
 
 
 @pytest.mark.launches
