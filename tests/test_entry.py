@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,9 +106,11 @@ def said(*argv: str | Path, env: Mapping[str, str] | None = None, cwd: str | Pat
 
 
 def baseline(python: Path) -> list[str]:
-    """What the interpreter itself has loaded before it runs anything."""
-    argv = (python, "-I", "-S", "-c", "import sys; print(*sorted(sys.modules))")
-    return run(*argv).stdout.split()
+    """What the interpreter itself has loaded before it runs a file. For -c it may load more."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write("import sys; print(*sorted(sys.modules))")
+        file.flush()
+        return run(python, "-I", "-S", file.name).stdout.split()
 
 
 # --- What a start loads -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from sandbox.value import NamedTuple
 _NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core may hold some in reserve
 _REMOVE_SECONDS = 2.0
 _STUCK_SECONDS = 0.2
-_NAMES_TRIED = 1000  # a process that waits for many plugins has a group for each
+_NAMES_TRIED = 100
 
 
 class CgroupFault(Exception):
@@ -279,6 +279,9 @@ def _is_own_oom(memory: CgroupDirectory) -> bool:
 
 # The groups that this process has made and still has.
 _held: set[str] = set()
+# The number of the next group in each directory. No name is used twice: a sweeper that opened a group just
+# before it was removed would otherwise take the next one of this name for it, and remove or kill that.
+_next_number: dict[str, int] = {}
 
 
 # --- making and removing ------------------------------------------------------------------------------------
@@ -316,7 +319,9 @@ def make_cgroup(
 
 
 def _make(site: Site) -> CgroupDirectory:
-    for number in range(_NAMES_TRIED):
+    for _ in range(_NAMES_TRIED):
+        number = _next_number.get(site.directory, 0)
+        _next_number[site.directory] = number + 1
         name = f"{PREFIX}{_identity()}-{number}"
         try:
             held = _made_and_locked(f"{site.directory}/{name}")
@@ -421,6 +426,8 @@ def sweep(directory: str) -> None:
             continue  # removed since it was listed, or another user's
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(path).st_ino != os.fstat(fd).st_ino:
+                continue  # another group of this name by now
             if not _rmdir(path) and not name.endswith(LEAF):
                 Cgroup([CgroupDirectory(Site(_version(path), frozenset(), directory, ""), name, fd)]).kill()
                 _rmdir(path)  # if it fails, the next runner removes it: its members take a moment to end

@@ -453,7 +453,7 @@ def nested() -> list[Any]:
 
 
 def test_several_at_once(inside: OwnCgroups) -> None:
-    assert elsewhere.run(inside.caller, nested) == [0, 1, 2, False, 0]
+    assert elsewhere.run(inside.caller, nested) == [0, 1, 2, False, 3]
     assert inside.groups() == []
 
 
@@ -830,6 +830,42 @@ def test_groups_of_root_in_a_users_directory(
 # --- two at once -------------------------------------------------------------------------------------------
 
 
+def following(path: str) -> str:
+    """The name with the next number."""
+    rest, _, number = path.rpartition("-")
+    return f"{rest}-{int(number) + 1}"
+
+
+def test_no_name_is_used_twice(place: Path) -> None:
+    """A sweeper that opened the first group just before it was removed would remove the second."""
+    names = []
+    for _ in range(3):
+        with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
+            names.append(cgroup.groups[0].path)
+    assert names[1:] == [following(names[0]), following(names[1])]
+
+
+def test_a_group_that_replaces_the_one_to_be_swept(
+    place: Path, monkeypatch: pytest.MonkeyPatch, sleeper: Callable[[Path], subprocess.Popen[bytes]]
+) -> None:
+    path = leftover(place)
+    real, processes = os.open, list[subprocess.Popen[bytes]]()
+
+    def replaced(opened: str, *how: Any) -> int:
+        fd = real(opened, *how)
+        if opened == str(path) and not processes:
+            path.rmdir()
+            path.mkdir()
+            processes.append(sleeper(path))
+        return fd
+
+    monkeypatch.setattr(os, "open", replaced)
+    sweep(str(place))
+    assert path.exists() and survives(processes[0])
+    sweep(str(place))  # the control: it is swept if it is the one that was opened
+    assert processes[0].wait(10) == -signal.SIGKILL
+
+
 def test_a_sweeper_between_mkdir_and_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweeper cannot know that the group is new. Then the next name is taken."""
     real, moments = os.open, list[str]()
@@ -843,7 +879,7 @@ def test_a_sweeper_between_mkdir_and_lock(place: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "open", slow)
     with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         assert moments and not os.path.exists(moments[0])
-        assert cgroup.groups[0].path == moments[0].removesuffix("-0") + "-1"
+        assert cgroup.groups[0].path == following(moments[0])
         assert os.path.samestat(os.fstat(cgroup.groups[0].fd), os.stat(cgroup.groups[0].path))
     assert not list(place.glob("runner-*"))
 
@@ -862,7 +898,7 @@ def test_a_sweeper_between_open_and_lock(place: Path, monkeypatch: pytest.Monkey
     before = len(os.listdir("/proc/self/fd"))
     with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
         assert not os.path.exists(moments[0])
-        assert cgroup.groups[0].path == moments[0].removesuffix("-0") + "-1"
+        assert cgroup.groups[0].path == following(moments[0])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -878,7 +914,7 @@ def test_a_sweeper_that_has_the_lock(place: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(fcntl, "flock", late)
     with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
-        assert cgroup.groups[0].path.endswith("-1")
+        assert cgroup.groups[0].path == following(os.readlink(f"/proc/self/fd/{held[0]}"))
         os.close(held[0])
     sweep(str(place))
     assert not list(place.glob("runner-*"))

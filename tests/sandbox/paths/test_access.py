@@ -21,6 +21,7 @@ except Unreadable as fault:
 """
 
 
+@pytest.mark.launches
 @pytest.mark.parametrize(
     ("bind", "said"),
     [
