@@ -104,8 +104,8 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
         planned = plan(decided, environ, watch, sources)
         disk, held = planned.plan.limits.disk, sources.held
         if disk is not None and held is not None and not planned.grant.unsandboxed:
-            from runner.launch.provide.room import require_room
+            from runner.launch.provide.room import measured_room
 
-            with failing(planned):
-                require_room(held.opened.writable, disk)
+            with failing(planned), measured_room(held.opened.writable, disk):
+                pass
         return planned

@@ -110,8 +110,8 @@ def whole_disks(devices: Iterable[int]) -> tuple[tuple[int, int], ...]:
             if os.path.exists(f"{place}/partition"):
                 place = os.path.dirname(os.path.realpath(place))
             try:
-                with open(f"{place}/dev", encoding="ascii") as file:
-                    major, minor = file.read().strip().split(":")
+                with open(f"{place}/dev", "rb") as file:  # not as text: see CgroupDirectory.read
+                    major, minor = file.read().strip().split(b":")
             except (OSError, ValueError):
                 continue
             found[int(major), int(minor)] = None

@@ -33,15 +33,15 @@ in a container without CAP_SYS_PTRACE), deleted files do not count at all: `blin
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
+import sys
 import time
 
 from sandbox.limits import deleted_files, disk_usage
 from sandbox.limits.freeze import Halt
 from sandbox.limits.meter import Meter
-from sandbox.paths.mounts import contains
+from sandbox.spawn.libc import open_libc, writable
 from sandbox.typed import Callable, Generator, Iterable, Mapping
 from sandbox.value import NamedTuple
 
@@ -65,6 +65,7 @@ _HELD_SHARE = 10  # the plugin is held still for at most a tenth of the time
 _UNSEEN_SECONDS = 0.5  # after this time, missing space that no file explains counts
 _UNCOUNTED = "it holds deleted files that cannot be measured, and the free space fell by as much"
 
+_WORD_BYTES = 8 if sys.maxsize > 1 << 32 else 4  # of a C long
 _EXT, _XFS, _TMPFS = 0xEF53, 0x58465342, 0x01021994
 # The free space of these is correct at once, including delayed allocations.
 _PROMPT = (_EXT, _XFS, _TMPFS)
@@ -106,7 +107,11 @@ class _Folder:
         libraries are deleted files on the same device, too."""
         if file.device is not None and file.device not in self.devices:
             return False
-        return file.path is None or contains(self.path, file.path)
+        if file.path is None:
+            return True
+        from sandbox.paths.mounts import contains  # late: most plugins hold no deleted file
+
+        return contains(self.path, file.path)
 
 
 class _Reference(NamedTuple):
@@ -123,15 +128,15 @@ class _Reference(NamedTuple):
 class DiskMeter(Meter):
     """Measures folders, given by their path in the cage and a descriptor, which stays the caller's.
 
-    `processes`: the plugin's current processes. `freeze`: stops them (True) and continues them (False);
-    without it they are sent SIGSTOP and SIGCONT.
+    `processes` and `freeze`: see `guard`. Without them there are no processes yet: what is measured is what
+    was there before the plugin.
     """
 
     def __init__(
         self,
         folders: Mapping[str, int],
         limit: int,
-        processes: Callable[[], Iterable[int]],
+        processes: Callable[[], Iterable[int]] = tuple,
         freeze: Callable[[bool], None] | None = None,
     ) -> None:
         self.limit = limit
@@ -140,8 +145,7 @@ class DiskMeter(Meter):
         self.blind = False
         self.due = 0.0 if folders else math.inf
         self._peak = 0
-        self._processes = processes
-        self._freeze = freeze or Halt(processes)
+        self.guard(processes, freeze)
         self._folders: list[_Folder] = []
 
         self._measuring: Generator[None, None, None] | None = None
@@ -167,6 +171,17 @@ class DiskMeter(Meter):
         except BaseException:
             self.close()
             raise
+
+    def guard(
+        self, processes: Callable[[], Iterable[int]], freeze: Callable[[bool], None] | None = None
+    ) -> None:
+        """From now on these processes may write.
+
+        `processes`: the plugin's current processes. `freeze`: stops them (True) and continues them (False);
+        without it they are sent SIGSTOP and SIGCONT.
+        """
+        self._processes = processes
+        self._freeze = freeze or Halt(processes)
 
     # --- the Meter interface ---
 
@@ -418,7 +433,7 @@ def _pause(room: int, writing: bool) -> float:
 
 def _filesystem(fd: int) -> int:
     """The magic number from statfs(2), which Python does not offer."""
-    answer = ctypes.create_string_buffer(256)
-    if ctypes.CDLL(None).fstatfs(fd, answer) != 0:
+    answer = writable(256)
+    if open_libc().fstatfs(fd, answer) != 0:
         return 0
-    return int.from_bytes(answer.raw[: ctypes.sizeof(ctypes.c_long)], "little")
+    return int.from_bytes(answer.raw[:_WORD_BYTES], "little")
