@@ -46,12 +46,7 @@ def start(
     planned, opened, cgroup = acquired.planned, acquired.opened, acquired.cgroup
     limits, unsandboxed = opened.plan.limits, planned.provision.unsandboxed
     clocks = _clocks(limits, began)
-    live: list[Cell] = []
     with ExitStack() as stack:
-        disk = acquired.disk
-        if disk is not None:
-            freeze = cgroup.freeze if cgroup is not None and cgroup.can_freeze else None
-            disk.guard(lambda: live[0].processes() if live else (), freeze)
         plumbing = stack.enter_context(connect(acquired))
         bounds = Bounds(
             rlimits(limits, planned.limits.fallbacks),
@@ -67,8 +62,10 @@ def start(
         else:
             with failing(planned):
                 cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds, contents))
-        live.append(cell)
         plumbing.give_away()
+        disk = acquired.disk
+        if disk is not None:
+            disk.guard(cell.processes, cgroup.freeze if cgroup is not None and cgroup.can_freeze else None)
         meters: list[Meter] = []
         if cell.gate is not None:
             from sandbox.cell.egress import GateMeter

@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 
-from sandbox.files import write_once
+from sandbox.files import kernel_text, write_once
 from sandbox.given import Limits
 from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
 from sandbox.limits.site import LEAF, PREFIX, Hierarchy, Site, is_leaf
@@ -66,9 +66,7 @@ class CgroupDirectory:
     def read(self, file: str) -> str | None:
         """None if this kernel has no such file, or the group was removed."""
         try:
-            # Not as text: for that Python would import a module for the encoding.
-            with open(f"{self.path}/{file}", "rb") as opened:
-                return opened.read().decode("ascii")
+            return kernel_text(f"{self.path}/{file}")
         except OSError:
             return None
 
@@ -258,8 +256,7 @@ class OomAround:
 
     def _count(self) -> int | None:
         try:
-            with open(self._file, "rb") as file:
-                words = file.read().decode("ascii").split()
+            words = kernel_text(self._file).split()
         except OSError:  # no such group, or the root group, which has no counters
             return None
         told = dict(zip(words[::2], words[1::2], strict=False))
@@ -297,11 +294,12 @@ def make_cgroup(
     """
     with ExitStack() as stack:
         groups: list[CgroupDirectory] = []
+        owner = _identity()
         for site in sites:
             sweep(site.directory)
             if site.enable:
                 _hand_down(site)
-            group = _make(site)
+            group = _make(site, owner)
             stack.callback(_remove, group)
             groups.append(group)
         cgroup = Cgroup(groups)
@@ -318,11 +316,11 @@ def make_cgroup(
         yield cgroup
 
 
-def _make(site: Site) -> CgroupDirectory:
+def _make(site: Site, owner: str) -> CgroupDirectory:
     for _ in range(_NAMES_TRIED):
         number = _next_number.get(site.directory, 0)
         _next_number[site.directory] = number + 1
-        name = f"{PREFIX}{_identity()}-{number}"
+        name = f"{PREFIX}{owner}-{number}"
         try:
             held = _made_and_locked(f"{site.directory}/{name}")
         except OSError as error:
@@ -358,7 +356,7 @@ def _made_and_locked(path: str) -> int | None:
 
 def _identity() -> str:
     """A name that no other process ever has, even with the same pid. For people: only the lock counts."""
-    with open("/proc/self/stat", "rb") as file:
+    with open("/proc/self/stat", "rb") as file:  # it has our own name, which need not be ASCII
         started = file.read().rpartition(b") ")[2].split()[19].decode("ascii")
     return f"{os.getpid()}-{started}"
 

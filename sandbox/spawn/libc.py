@@ -48,8 +48,12 @@ class Libc:
         return function
 
 
+# One for all: it and its functions refer to each other, and would be left to the garbage collector.
+_LIBC = Libc()
+
+
 def open_libc() -> Libc:
-    return Libc()
+    return _LIBC
 
 
 def writable(size: int) -> Any:

@@ -536,7 +536,7 @@ def test_a_cgroup_is_frozen_while_it_is_measured_and_never_after(
             if ending == "measured":
                 assert watched(made, lambda: made._measuring is None) is None
             elif ending == "failed":
-                monkeypatch.setattr("sandbox.limits.deleted_files.search", _fails)
+                monkeypatch.setattr(made, "_search", _fails)
                 with pytest.raises(RuntimeError):
                     watched(made, lambda: False)
             else:
