@@ -19,7 +19,7 @@ def planned_of(entry: PlanEntry, told: Told) -> Planned:
     """The plan, with the values of this launch in its gaps. Raises ValueError."""
     filled = fillings(entry.gaps, told)
     try:
-        fields = codec.from_plain(entry.plan, _plan_classes(), filled)
+        fields = codec.from_plain(entry.plan, _plan_classes(entry.plan), filled)
     except ValueError:  # it has what few plans have
         from runner.launch.stages import planned_classes
 
@@ -37,8 +37,8 @@ def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
     return decided
 
 
-def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
-    """The classes of most kept plans, outside of `rest`."""
+def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
+    """The classes of most kept plans, outside of `rest`. `plain`: the plan as it was kept."""
     from sandbox.given import Limits, Note
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits
     from sandbox.limits.site import Hierarchy, Site
@@ -46,7 +46,13 @@ def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
     from sandbox.plan import plan
     from sandbox.plan.layers import Layer, Layers
 
+    egress: tuple[type[tuple[Any, ...]], ...] = ()
+    if plain[1][1 + plan.LaunchPlan._fields.index("egress")] is not None:
+        from sandbox.network.egress import EgressLimits, EgressPlan
+
+        egress = EgressLimits, EgressPlan
     return (
+        *egress,
         *(Provision, AssignedLimits, AssignedLimit, Site, Hierarchy, Layer, Layers),
         *(plan.LaunchPlan, plan.ShownPath, FileIdentity, Limits, Note),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
