@@ -587,7 +587,8 @@ def _every_limit() -> str:
 
 
 def _named_hosts() -> str:
-    return bench_policy({}) + '[network]\nceiling = "allowlist"\nhosts = ["*:*"]\n'
+    closed, listed = 'ceiling = "none"\nhosts = []', 'ceiling = "allowlist"\nhosts = ["*:*"]'
+    return bench_policy({}).replace(closed, listed)
 
 
 @pytest.mark.parametrize(
@@ -618,7 +619,12 @@ def test_a_launch_from_a_kept_plan_loads_nothing_slow(
     start = ("-S", "-X", "importtime", "-c", "from runner.cli import entry; entry()")
     words = ("exec", "--policy", str(chosen), "--state-dir", str(plugin_dir / "state"), str(manifest))
     argv = [*runner_as.prefix, *runner_as.python, *start, *words]
-    environ = {**runner_as.environ, "RUNNER_DEBUG": "1"}
+    where = "import os, pydantic; print(os.path.dirname(os.path.dirname(pydantic.__file__)))"
+    packages = subprocess.check_output(
+        [*runner_as.prefix, *runner_as.python, "-c", where], env=runner_as.environ, text=True
+    ).strip()
+    python_path = f"{runner_as.environ['PYTHONPATH']}:{packages}"  # for the launches that decide
+    environ = {**runner_as.environ, "PYTHONPATH": python_path, "RUNNER_DEBUG": "1"}
     for _ in range(4):  # a plan that rests on a file of this moment is not kept
         done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
