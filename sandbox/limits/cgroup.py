@@ -294,14 +294,13 @@ def make_cgroup(
     """
     with ExitStack() as stack:
         groups: list[CgroupDirectory] = []
+        stack.callback(_remove, groups)
         owner = _identity()
         for site in sites:
             sweep(site.directory)
             if site.enable:
                 _hand_down(site)
-            group = _make(site, owner)
-            stack.callback(_remove, group)
-            groups.append(group)
+            groups.append(_make(site, owner))
         cgroup = Cgroup(groups)
         for group in groups:
             for controller, file, text in settings(group.site, limits, devices):
@@ -361,16 +360,20 @@ def _identity() -> str:
     return f"{os.getpid()}-{started}"
 
 
-def _remove(group: CgroupDirectory) -> None:
-    """Bounded: members that were just reaped count for a moment longer, and a process that cannot be killed
-    keeps its group. The next runner tries again."""
+def _remove(groups: Sequence[CgroupDirectory]) -> None:
+    """Bounded, for all of them together: members that were just reaped count for a moment longer, and a
+    process that cannot be killed keeps its groups. The next runner tries again."""
     began = time.monotonic()
-    while not _rmdir(group.path) and time.monotonic() < began + _REMOVE_SECONDS:
-        if time.monotonic() > began + _STUCK_SECONDS and group.processes():
-            break  # they cannot be killed, and other plugins of this process must not wait for them
+    left = [group for group in groups if not _rmdir(group.path)]
+    while left and time.monotonic() < began + _REMOVE_SECONDS:
+        if time.monotonic() > began + _STUCK_SECONDS:
+            # Members cannot be killed, and other plugins of this process must not wait for them.
+            left = [group for group in left if not group.processes()]
         time.sleep(0.002)
-    _held.discard(group.path)
-    os.close(group.fd)
+        left = [group for group in left if not _rmdir(group.path)]
+    for group in groups:
+        _held.discard(group.path)
+        os.close(group.fd)
 
 
 def _rmdir(path: str) -> bool:
