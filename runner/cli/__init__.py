@@ -59,6 +59,9 @@ def entry() -> NoReturn:
             # The status of exec, call and tools is the plugin's, and they notice by themselves when their
             # result cannot be written. Every other verb has failed if its output is lost.
             status = status if sys.argv[1:2] in (["exec"], ["run"], ["call"], ["tools"]) else status or 1
+    from runner.bundle import renew
+
+    renew()
     os._exit(status)
 
 
