@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,16 @@ class Spy:
     def find_spec(self, name, path=None, target=None):
         asked.append(name)
 sys.meta_path.insert(0, Spy())
-bundle.load()
-loaded = [name for name in bundle.MODULES if name in sys.modules and name != "runner"]
+listed = [name for part in bundle.PARTS.values() for name in part]
+for part in sys.argv[2:]:
+    bundle.load(part)
+loaded = [name for name in listed if name in sys.modules and name != "runner"]
 early = list(asked)
 bundle.renew()
 from importlib import import_module
 import json
 told = {}
-modules = {name: import_module(name) for name in bundle.MODULES}
+modules = {name: import_module(name) for name in listed}
 for name, module in modules.items():
     spec = module.__spec__
     told[name] = [module.__name__, module.__file__, module.__package__, repr(module.__loader__)[:60],
@@ -58,18 +60,19 @@ class Checkout:
         for path in root.rglob("*.py"):
             os.utime(path, (hour_ago, hour_ago))
 
-    def run(self, *options: str) -> dict[str, Any]:
-        argv = [sys.executable, *(options or ("-I",)), "-S", "-c", _LOADS, str(self.root)]
+    def run(self, *options: str, parts: Sequence[str] = ("launch",)) -> dict[str, Any]:
+        argv = [sys.executable, *(options or ("-I",)), "-S", "-c", _LOADS, str(self.root), *parts]
         done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd="/")
         told: dict[str, Any] = json.loads(done.stdout)
         return told
 
-    def uses(self, *options: str) -> bool:
-        """Whether the modules of a launch come from the bundle."""
-        told = self.run(*options)
+    def uses(self, *options: str, parts: Sequence[str] = ("launch",)) -> bool:
+        """Whether all modules of these parts come from the bundles. If not, none does."""
+        told = self.run(*options, parts=parts)
+        listed = [name for part in parts for name in bundle.PARTS[part] if name != "runner"]
         # In their order, or one would be looked for by another.
-        assert not set(bundle.MODULES) & set(told["asked"])
-        assert len(told["loaded"]) in (0, len(bundle.MODULES) - 1)
+        assert not set(listed) & set(told["asked"])
+        assert told["loaded"] in ([], listed)
         return bool(told["loaded"])
 
     @property
@@ -87,10 +90,21 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_modules_are_as_if_imported(checkout: Checkout) -> None:
-    from_bundle = checkout.run()["told"]
-    checkout.file.unlink()
-    imported = checkout.run()["told"]
-    assert from_bundle == imported
+    parts = tuple(bundle.PARTS)
+    checkout.run(parts=parts)
+    assert checkout.uses(parts=parts)
+    assert checkout.run(parts=parts)["told"] == checkout.run("-I", "-X", "importtime", parts=parts)["told"]
+
+
+def test_a_part_alone(checkout: Checkout) -> None:
+    """A source of the other part has changed: its modules are imported as usual."""
+    parts = tuple(bundle.PARTS)
+    checkout.run(parts=parts)
+    source = checkout.root / "sandbox/spawn/init.py"
+    _append(source, "# more\n", source.stat().st_mtime + 1)
+    told = checkout.run(parts=parts)
+    assert "sandbox.typed" in told["asked"] and "sandbox.plan.compile" not in told["asked"]
+    assert "sandbox.plan.compile" in told["loaded"]
 
 
 def _append(path: Path, text: str, changed: float) -> None:
@@ -173,11 +187,15 @@ def test_a_module_that_fails_is_left_to_the_import_statement(checkout: Checkout)
 
 # --- What a launch loads ----------------------------------------------------------------------------------
 
-# Root leases a uid; a user has no cgroup here that counts the memory of sockets.
-_BY_CALLER = {"sandbox.identity.leases", "sandbox.identity.uid_range", "sandbox.limits.socket_tables"}
+# Root leases a uid; a user has no cgroup here that counts the memory of sockets. And -X importtime does not
+# tell what importlib.import_module imports.
+_NOT_TOLD = {
+    *("sandbox.identity.leases", "sandbox.identity.uid_range", "sandbox.limits.socket_tables"),
+    *("runner.late_site", "runner.cli.exec"),
+}
 
 
-def test_the_bundle_has_what_a_launch_loads(
+def test_the_bundles_have_what_a_launch_loads(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> None:
     manifest = write_file(
@@ -191,18 +209,19 @@ def test_the_bundle_has_what_a_launch_loads(
     argv = [*runner_as.prefix, *runner_as.python, *start, "exec", str(manifest)]
     env = {**runner_as.environ, "PYTHONPATH": str(ROOT), "RUNNER_DEBUG": "1"}
 
-    def launch() -> str:
-        done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, cwd="/")
-        assert done.returncode == 0, done.stderr
-        return done.stderr
+    def launch(is_kept: bool) -> set[str]:
+        for _ in range(5):
+            done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, cwd="/")
+            assert done.returncode == 0, done.stderr
+            if ("a kept plan is used" in done.stderr) is is_kept:
+                break
+            time.sleep(1)  # what has just changed is not kept
+        else:
+            pytest.fail(done.stderr)
+        names = {name for name in _loaded(done.stderr) if name.partition(".")[0] in ("runner", "sandbox")}
+        return names - {"runner.bundle"}
 
-    for _ in range(5):
-        told = launch()
-        if "a kept plan is used" in told:
-            break
-        time.sleep(1)  # what has just changed is not kept
-    assert "a kept plan is used" in told
-    loaded = {name for name in _loaded(told) if name.partition(".")[0] in ("runner", "sandbox")}
-    loaded -= {"runner.bundle"}
-    assert loaded - set(bundle.MODULES) == set()
-    assert set(bundle.MODULES) - loaded <= _BY_CALLER | {"runner.late_site"}
+    decided, kept = launch(is_kept=False), launch(is_kept=True)
+    first, both = set(bundle.PARTS["launch"]), {name for part in bundle.PARTS.values() for name in part}
+    assert (kept - first, first - kept - _NOT_TOLD) == (set(), set())
+    assert (decided - both, both - first - decided - _NOT_TOLD) == (set(), set())
