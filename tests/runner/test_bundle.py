@@ -50,15 +50,10 @@ print(json.dumps({"loaded": loaded, "asked": early, "told": told}))
 
 
 class Checkout:
-    """A copy of our code, with a bundle of its own."""
+    """A copy of our code, with bundles of its own."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("runner", "sandbox"):
-            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-        hour_ago = time.time() - 3600  # sources that were just written are not put into a bundle
-        for path in root.rglob("*.py"):
-            os.utime(path, (hour_ago, hour_ago))
 
     def run(self, *options: str, parts: Sequence[str] = ("launch",)) -> dict[str, Any]:
         argv = [sys.executable, *(options or ("-I",)), "-S", "-c", _LOADS, str(self.root), *parts]
@@ -81,8 +76,22 @@ class Checkout:
         return file
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our code, compiled once for all tests. They copy it."""
+    root = tmp_path_factory.mktemp("code")
+    for name in ("runner", "sandbox"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    hour_ago = time.time() - 3600  # sources that were just written are not put into a bundle
+    for path in root.rglob("*.py"):
+        os.utime(path, (hour_ago, hour_ago))
+    Checkout(root).run("-s", parts=())
+    return root
+
+
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
+def checkout(tmp_path: Path, compiled: Path) -> Checkout:
+    shutil.copytree(compiled, tmp_path / "checkout")
     made = Checkout(tmp_path / "checkout")
     assert not made.uses()  # and writes the bundle
     assert made.uses()
@@ -138,8 +147,7 @@ def test_a_source_that_just_changed_is_not_kept(checkout: Checkout) -> None:
 
 def test_a_copy_does_not_use_the_bundle_of_the_original(checkout: Checkout, tmp_path: Path) -> None:
     shutil.copytree(checkout.root, tmp_path / "copy")
-    other = Checkout.__new__(Checkout)
-    other.root = tmp_path / "copy"
+    other = Checkout(tmp_path / "copy")
     assert not other.uses()
     assert other.run()["told"]["sandbox"][1] == str(other.root / "sandbox/__init__.py")
     assert other.uses()
