@@ -45,10 +45,17 @@ _PARCEL_COUNT = len(Parcel._fields)
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def keep(gear: Gear, *, door: socket.socket | None = None, keeper: socket.socket | None = None) -> NoReturn:
+def keep(
+    gear: Gear,
+    *,
+    door: socket.socket | None = None,
+    keeper: socket.socket | None = None,
+    code: str | None = None,
+) -> NoReturn:
     """The whole life of a monitor, in a process that was forked for it and has no other purpose.
 
-    `door`: others come in by it. `keeper`: the other side of such a door.
+    `door`: others come in by it. `keeper`: the other side of such a door. `code`: names the code that this
+    process has imported.
     """
     try:
         for number in _IGNORED:
@@ -56,7 +63,7 @@ def keep(gear: Gear, *, door: socket.socket | None = None, keeper: socket.socket
         sys.stdout = sys.stderr = None
         entrance = None if door is None else Entrance(door)
         passage = _Passage(gear, entrance, keeper)
-        wait_for_all(serve(Errand(gear), passage.offer), entrance)
+        wait_for_all(serve(Errand(gear), passage.offer, code), entrance)
         passage.close()
     finally:
         os._exit(0)
@@ -79,11 +86,14 @@ class _Passage:
             return
         if shared and held is not None:
             descriptors = held.opened.descriptors
-            told = PlanHandover(order, tuple(descriptors), time.monotonic())
-            if handover.offer(self._keeper, told, planned, tuple(descriptors.values()), self._gear):
+            where = handover.surroundings()
+            told = PlanHandover(order, tuple(descriptors), time.monotonic(), where)
+            try:
+                handover.offer(self._keeper, told, planned, tuple(descriptors.values()), self._gear)
+            except PassedOn:
                 self._keeper.close()
                 self._keeper = None
-                raise PassedOn
+                raise
         self.close()
 
     def close(self) -> None:
@@ -144,11 +154,10 @@ class Entrance:
                 os.close(fd)
             return None
         streams = parcel.stdin, parcel.stdout, parcel.stderr
-        steps = serve(Errand(Gear(parcel.handover, -1, *streams, parcel.control, parcel.host), sources))
-        try:
-            next(steps)
-        finally:
-            os.close(parcel.answer)  # now the monitor it came from may end
+        gear = Gear(parcel.handover, -1, *streams, parcel.control, parcel.host)
+        steps = serve(Errand(gear, sources, parcel.answer))
+        next(steps)
+        handover.answer(parcel.answer, handover.TOLD)
         return steps
 
     def free(self) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import marshal
-import os
-import sys
 
 from runner.launch.stages import tells_before
+from runner.launch.stored.code import own_files
 from runner.launch.stored.entry import FORMAT, Gap, PlanEntry, Told, say
-from sandbox import CODE_ROOT, cache, codec
+from sandbox import cache, codec
 from sandbox.facts import Facts
 from sandbox.look import Asked
 from sandbox.typed import TYPE_CHECKING, Any
@@ -148,11 +147,8 @@ def _with_gaps(plain: Any, numbers: dict[str, int], secrets: list[str]) -> Any:
 
 def _note_code(asked: Asked) -> None:
     """Our own code decided it: in a checkout it changes without a new version."""
-    for name, module in tuple(sys.modules.items()):
-        if name.partition(".")[0] in ("runner", "sandbox", "policies"):
-            file = getattr(module, "__file__", None)
-            if file and file.startswith(f"{CODE_ROOT}{os.sep}"):
-                asked.place(file)
+    for file in own_files():
+        asked.place(file)
 
 
 def may_be_secret(name: str) -> bool:
