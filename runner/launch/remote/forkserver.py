@@ -27,6 +27,7 @@ from runner.late_site import LateSite, is_site_waiting
 from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
 from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.stages import Invocation
+from runner.launch.stored.code import OwnCode, own_code, process_began
 from sandbox import CODE_ROOT
 from sandbox.cell.contents import Contents
 from sandbox.codec import encode
@@ -69,11 +70,10 @@ def serve(orders: socket.socket, preload: bool, since: float | None) -> None:
     _detach(orders)
     # Here and not above: the host imports this module too, and launches nothing itself.
     from runner.launch.remote import keeper  # noqa: F401 -- to have it imported
-    from runner.launch.stored.code import mark, process_began
 
     if preload:
         _preload()
-    code = mark(process_began() if since is None else since)
+    code = own_code(process_began() if since is None else since)
     if gc.isenabled():  # a host that disabled it is in a hurry, and this is its copy
         gc.collect()
     gc.freeze()  # memory stays shared with all monitors as long as no collection touches it
@@ -131,7 +131,7 @@ def _wait(orders: socket.socket, door: _Door) -> bool:
             return True
 
 
-def _fork(gear: Gear, orders: socket.socket, door: _Door | None, code: str | None) -> _Door | None:
+def _fork(gear: Gear, orders: socket.socket, door: _Door | None, code: OwnCode | None) -> _Door | None:
     """Fork a monitor. The door for the next one."""
     from runner.launch.remote import keeper, monitor
 
@@ -327,8 +327,6 @@ def start_by_fork() -> ForkServer | None:
     global _current
     if threading.active_count() != 1 or "trio" in sys.modules:
         return None
-    from runner.launch.stored.code import process_began
-
     since = process_began()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -30,6 +30,7 @@ from runner.launch.remote.handover import Parcel, PassedOn, PlanHandover, can_be
 from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.remote.monitor import Errand, serve
 from runner.launch.stages import Planned
+from runner.launch.stored.code import OwnCode
 from runner.launch.wait import Need, Ready, Steps, milliseconds_until
 
 # Launches that a fork server sends to one door. More plugins than these should not end with one process.
@@ -50,12 +51,12 @@ def keep(
     *,
     door: socket.socket | None = None,
     keeper: socket.socket | None = None,
-    code: str | None = None,
+    code: OwnCode | None = None,
 ) -> NoReturn:
     """The whole life of a monitor, in a process that was forked for it and has no other purpose.
 
-    `door`: others come in by it. `keeper`: the other side of such a door. `code`: names the code that this
-    process has imported.
+    `door`: others come in by it. `keeper`: the other side of such a door. `code`: that this process has
+    imported.
     """
     try:
         for number in _IGNORED:

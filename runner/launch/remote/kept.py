@@ -14,6 +14,7 @@ from runner.launch.remote.handover import PassedOn
 from runner.launch.remote.messages import LaunchOrder
 from runner.launch.run import SeePlanned, run_steps
 from runner.launch.stages import Ended, Stopwatch
+from runner.launch.stored.code import OwnCode
 from runner.launch.stored.entry import Told, find, forget, say, told_by
 from runner.launch.stored.keep import PlanKeeper
 from runner.launch.stored.run import DecideAnew, kept_steps
@@ -22,10 +23,10 @@ from sandbox.cell.contents import Contents
 from sandbox.codec import as_plain
 
 
-def told_of(order: LaunchOrder, code: str | None) -> Told | None:
+def told_of(order: LaunchOrder, code: OwnCode | None) -> Told | None:
     """What names the plan of this order. None: nothing is kept for it. Asked in its working directory.
 
-    `code`: of this process (runner/launch/stored/code.py); None: it is not known for sure.
+    `code`: of this process; None: it is not known for sure.
     """
     invocation = order.invocation
     # Values that may be secret, or are others at each call. A plan with them is not kept.
@@ -33,7 +34,7 @@ def told_of(order: LaunchOrder, code: str | None) -> Told | None:
     if code is None or unnamed:
         return None
     asked = repr(as_plain(invocation._replace(args=())))
-    told = told_by(("session", code, asked), invocation.args, order.environ)
+    told = told_by(("session", code.mark, asked), invocation.args, order.environ, code.files)
     return None if told.name is None else told
 
 
@@ -41,7 +42,7 @@ def launch_steps(
     order: LaunchOrder,
     host: LaunchHost,
     contents: Contents | None,
-    code: str | None,
+    code: OwnCode | None,
     see_planned: SeePlanned | None = None,
 ) -> Steps[Ended]:
     """One launch in a process that was forked for it. Raises Failure, and CalledOff. If it is PassedOn, the

@@ -49,6 +49,7 @@ from runner.launch.report import explained, make_scene, notes, report
 from runner.launch.run import SeePlanned
 from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of, started_of
 from runner.launch.stdio import Plumbing, connect_session
+from runner.launch.stored.code import OwnCode
 from runner.launch.verdict import diagnose, judge, judge_error
 from runner.launch.wait import Need, Steps
 from runner.outcome import Failure, Outcome
@@ -90,9 +91,9 @@ class Errand(NamedTuple):
                 answer(self.answer, word)
 
 
-def serve(errand: Errand, pass_on: PassOn | None = None, code: str | None = None) -> Steps[None]:
+def serve(errand: Errand, pass_on: PassOn | None = None, code: OwnCode | None = None) -> Steps[None]:
     """The whole life of one launch. The first step tells the host who serves it, and does nothing else. The
-    descriptors are closed at the end. `code`: names the code that this process has imported."""
+    descriptors are closed at the end. `code`: that this process has imported."""
     control = Control(errand.gear.control)
     passed: PassedOn | None = None
     try:
@@ -118,7 +119,9 @@ def refuse(control: int, error: Exception) -> None:
     Control(os.dup(control)).tell(_bare_ending(error))
 
 
-def _serve(errand: Errand, control: Control, pass_on: PassOn | None, code: str | None) -> Steps[MonitorEnd]:
+def _serve(
+    errand: Errand, control: Control, pass_on: PassOn | None, code: OwnCode | None
+) -> Steps[MonitorEnd]:
     stage: Stage | None = None
     order: LaunchOrder | None = None
     trace: list[str] = []

@@ -14,6 +14,7 @@ import time
 from sandbox import CODE_ROOT, cache, facts
 from sandbox.look import SETTLED_SECONDS
 from sandbox.typed import Iterator
+from sandbox.value import NamedTuple
 
 _PACKAGES = ("runner", "sandbox", "policies")
 
@@ -27,17 +28,23 @@ def own_files() -> Iterator[str]:
                 yield file
 
 
-def mark(since: float) -> str | None:
-    """Names the code that was imported since that time, in seconds since 1970. None: one of the files changed
-    so late that another text may have been imported than stands there now."""
+class OwnCode(NamedTuple):
+    files: frozenset[str]
+    mark: str  # depends on all of them
+
+
+def own_code(since: float) -> OwnCode | None:
+    """The code that was imported since that time, in seconds since 1970. None: one of the files changed so
+    late that another text may have been imported than stands there now."""
     newest = int((since - SETTLED_SECONDS) * 1e9)
     parts: list[bytes] = []
-    for file in sorted(own_files()):
+    files = frozenset(own_files())
+    for file in sorted(files):
         found = facts.place(file)
         if len(found) != facts.DATED or any(isinstance(when, int) and when > newest for when in found[-2:]):
             return None
         parts += (os.fsencode(file), repr(found).encode())
-    return cache.fingerprint(*parts)
+    return OwnCode(files, cache.fingerprint(*parts))
 
 
 def process_began() -> float:

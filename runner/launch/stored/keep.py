@@ -90,7 +90,7 @@ def _require_keepable(planned: Planned) -> None:
 
 def written(planned: Planned, asked: Asked, told: Told) -> bytes:
     """The file. Raises NotKept if a secret would be in it."""
-    _note_code(asked)
+    _note_code(asked, told)
     gaps: list[tuple[str, str]] = []
     numbers: dict[str, int] = {}
     for number, word in enumerate(told.arguments):
@@ -145,10 +145,11 @@ def _with_gaps(plain: Any, numbers: dict[str, int], secrets: list[str]) -> Any:
     return plain
 
 
-def _note_code(asked: Asked) -> None:
+def _note_code(asked: Asked, told: Told) -> None:
     """Our own code decided it: in a checkout it changes without a new version."""
     for file in own_files():
-        asked.place(file)
+        if file not in told.code:
+            asked.place(file)
 
 
 def may_be_secret(name: str) -> bool:
