@@ -31,6 +31,7 @@ from tests.runner.launch.stored.kept_plugin import (
     entries,
     swap,
 )
+from tests.tables import wait_for
 
 HELD = "#!/bin/sh\necho runs\nexec cat\n"
 
@@ -247,6 +248,7 @@ def test_a_change_makes_the_plan_anew(plugin: Plugin, change: str) -> None:
 def test_everything_that_an_order_says_names_the_plan(plugin: Plugin) -> None:
     ended = plugin.keep("an argument")
     assert ended["said"] == "with s3cret-word and an argument\ntext\n"
+    assert USED in plugin.open(env={"SESSION": "17"})["log"]  # the control: nobody looks at it
     others: list[dict[str, Any]] = [
         {"env": {"WORD": "another"}},
         {"env": {"PATH": "/usr/bin"}},
@@ -254,14 +256,13 @@ def test_everything_that_an_order_says_names_the_plan(plugin: Plugin) -> None:
         {"env": {"RUNNER_POLICY": "dev"}},
         {"env": {"HOME": "/srv"}},
         {"cwd": "/tmp"},
-        {"limits": {"pids": 7}},
+        {"limits": {"open_files": 64}},
         {"limits": {"deadline": 50.0}},
     ]
     for other in others:
         ended = plugin.open(**other)
         assert USED not in ended["log"] and ended["outcome"][2] == 3, other
     assert plugin.open(env={"WORD": "another"})["said"].startswith("with another and")
-    assert USED in plugin.open(env={"SESSION": "17"})["log"]  # the control: nobody looks at it
 
 
 @pytest.mark.launches
@@ -309,20 +310,53 @@ def test_the_cache_can_be_switched_off(plugin: Plugin) -> None:
 @pytest.mark.launches
 def test_a_plan_that_cannot_be_carried_out_is_made_anew(plugin: Plugin) -> None:
     """Its sources are looked at once more when they are opened. Here the facts are kept from seeing it."""
-    [entry] = entries(plugin)
-    code = (
-        "import sys, marshal; from sandbox import cache; from runner.launch.stored.entry import PlanEntry\n"
-        "name, real = sys.argv[1:]\n"
-        "entry = PlanEntry(*marshal.loads(cache.load(name)))\n"
-        "facts = [{k: v for k, v in part.items() if real not in str(k)} for part in entry.facts]\n"
-        "cache.store(name, marshal.dumps(tuple(entry._replace(facts=tuple(facts)))))\n"
-    )
-    caller, before = plugin.caller, entry.read_bytes()
-    argv = [*caller.prefix, *caller.python, "-c", code, entry.name, str(plugin.read)]
-    subprocess.run(argv, env={**caller.environ}, check=True, cwd="/")
-    assert entry.read_bytes() != before
+    facts = "[{k: v for k, v in part.items() if sys.argv[2] not in str(k)} for part in entry.facts]"
+    forge(plugin, f"entry = entry._replace(facts=tuple({facts}))")
     assert USED in plugin.open()["log"]  # the control: it is a plan
     swap(plugin)
+    ended = plugin.open()
+    assert "cannot be carried out" in ended["log"]
+    assert (ended["outcome"][2], ended["said"]) == (3, "with s3cret-word and \ntext\n")
+
+
+def forge(plugin: Plugin, change: str) -> Path:
+    [file] = entries(plugin)
+    code = (
+        "import sys, marshal; from sandbox import cache; from runner.launch.stored.entry import PlanEntry\n"
+        "entry = PlanEntry(*marshal.loads(cache.load(sys.argv[1])))\n"
+        f"{change}\n"
+        "cache.store(sys.argv[1], marshal.dumps(tuple(entry)))\n"
+    )
+    caller, before = plugin.caller, file.read_bytes()
+    argv = [*caller.prefix, *caller.python, "-c", code, file.name, str(plugin.read)]
+    subprocess.run(argv, env={**caller.environ}, check=True, cwd="/")
+    assert file.read_bytes() != before
+    return file
+
+
+@pytest.mark.launches
+def test_a_plan_that_cannot_be_started_is_forgotten(plugin: Plugin) -> None:
+    """The host has its terms by then, and nothing is done twice. Who planned the launch learns of it from
+    the process that it was handed to."""
+    file = forge(plugin, "entry.plan[2] = '/nowhere/bwrap'")
+    ended = plugin.open()
+    assert USED in ended["log"] and ended["outcome"][0] == "launch_failed", ended
+    assert wait_for(lambda: not file.exists())
+    ended = plugin.open()
+    assert USED not in ended["log"] and ended["outcome"][2] == 3
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize("how", ["unsandboxed", "keyring"])
+def test_a_file_that_no_launch_wrote_is_no_plan(plugin: Plugin, how: str) -> None:
+    """Nobody else can write it. Should somebody, it is at least none without a cage."""
+    change = {
+        "unsandboxed": ("entry.plan", "Provision", 1, True),
+        "keyring": ("entry.plan[1]", "Layers", 4, False),
+    }[how]
+    where, kind, field, value = change
+    found = f"next(each for each in {where} if isinstance(each, list) and each[0] == {kind!r})"
+    forge(plugin, f"found = {found}; assert found[{field}] is not {value}; found[{field}] = {value}")
     ended = plugin.open()
     assert "cannot be carried out" in ended["log"]
     assert (ended["outcome"][2], ended["said"]) == (3, "with s3cret-word and \ntext\n")
