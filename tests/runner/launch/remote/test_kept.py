@@ -17,6 +17,12 @@ from typing import Any
 
 import pytest
 
+from runner.launch.command import Command
+from runner.launch.remote.kept import told_of
+from runner.launch.remote.messages import LaunchOrder
+from runner.launch.stages import Invocation
+from runner.launch.stored.code import OwnCode
+from sandbox.given import Limits, Overrides
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.stored.kept_plugin import (
@@ -373,6 +379,55 @@ def test_a_session_and_exec_have_plans_of_their_own(plugin: Plugin) -> None:
     assert USED not in first.stderr and first.returncode == 3
     assert USED in plugin.caller(*words, env=env).stderr
     assert len(entries(plugin)) == 2
+
+
+def order(**changed: Any) -> LaunchOrder:
+    given = {"manifest": "/srv/plugin", **changed}
+    return LaunchOrder(Invocation(**given), {"HOME": "/root"}, "/", 0.0)
+
+
+CODE = OwnCode(frozenset(), "1")
+
+
+def test_other_code_has_other_plans() -> None:
+    told = told_of(order(), CODE)
+    assert told is not None and told == told_of(order(), CODE)
+    other = told_of(order(), CODE._replace(mark="2"))
+    assert other is not None and other.name != told.name
+    assert told_of(order(), None) is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"overrides": Overrides(env=(("NAME", "value"),))},
+        {"config": "{}"},
+        {"options": (("name", "value"),)},
+        {"command": Command(("true",), "/")},
+    ],
+    ids=["env", "config", "options", "command"],
+)
+def test_what_may_be_secret_or_differs_at_each_call_has_no_plan(field: dict[str, Any]) -> None:
+    assert told_of(order(), CODE) is not None
+    assert told_of(order(**field), CODE) is None
+
+
+def test_every_field_of_an_invocation_names_the_plan() -> None:
+    """But for those that have none."""
+    fields = {
+        "manifest": "/srv/other",
+        "contract": "nexo",
+        "server": "one",
+        "policy": "dev",
+        "state_dir": "/srv/state",
+        "args": ("word",),
+        "overrides": Overrides(pass_env=("NAME",)),
+    }
+    unnamed = {"options", "config", "command"}
+    assert {*fields, *unnamed} == set(Invocation._fields)
+    names = [told_of(order(**{name: value}), CODE) for name, value in fields.items()]
+    names += [told_of(order(overrides=Overrides(limits=Limits(pids=9))), CODE), told_of(order(), CODE)]
+    assert len({told.name for told in names if told is not None}) == len(names) == len(fields) + 2
 
 
 @pytest.mark.launches
