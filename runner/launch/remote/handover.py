@@ -241,19 +241,35 @@ def receive(door: socket.socket) -> tuple[bytes, tuple[int, ...]]:
     return receive_descriptors(door, 1, len(Parcel._fields) + _MOST_SOURCES, socket.MSG_DONTWAIT)
 
 
-def take(parcel: Parcel) -> bool:
-    """Say that this launch is ours now. False: its monitor carries it out itself, or has ended."""
-    try:
-        return answer(parcel.answer, TAKEN)
-    except OSError:
-        return False
+class Planner:
+    """The monitor that made a plan, as the keeper that carries it out sees it. Nothing here waits."""
 
+    def __init__(self, answer: int) -> None:
+        self._answer: socket.socket | None = socket.socket(fileno=answer)
 
-def answer(fd: int, word: bytes) -> bool:
-    """Tell the monitor that a launch came from. Never waits. Raises OSError without a free descriptor."""
-    with socket.socket(fileno=os.dup(fd)) as sending:
+    def take(self) -> bool:
+        """Say that this launch is ours now. False: its monitor carries it out itself, or has ended."""
+        return self._tell(TAKEN)
+
+    def has_told(self) -> None:
+        """The host knows who serves the launch."""
+        self._tell(TOLD)
+
+    def conclude(self, word: bytes) -> None:
+        """STARTED or FAILED. The monitor ends then."""
+        self._tell(word)
+        self.close()
+
+    def close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+    def _tell(self, word: bytes) -> bool:
+        if self._answer is None:
+            return False
         try:
-            return sending.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(word)
+            return self._answer.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(word)
         except OSError:
             return False
 

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from runner.launch.acquire import Sources
 from runner.launch.remote import handover
-from runner.launch.remote.handover import Parcel, PassedOn, PlanHandover, can_be_shared
+from runner.launch.remote.handover import Parcel, PassedOn, PlanHandover, Planner, can_be_shared
 from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.remote.monitor import Errand, serve
 from runner.launch.stages import Planned
@@ -146,19 +146,18 @@ class Entrance:
 
     def _admit(self, fds: tuple[int, ...]) -> Steps[None] | None:
         parcel, sources = Parcel(*fds[:_PARCEL_COUNT]), fds[_PARCEL_COUNT:]
-        try:
-            taken = _has_room() and handover.take(parcel)
-        except OSError:  # no descriptors
-            taken = False
-        if not taken:
+        planner = Planner(parcel.answer)
+        if not _has_room() or not planner.take():
+            planner.close()
             for fd in fds:
-                os.close(fd)
+                if fd != parcel.answer:
+                    os.close(fd)
             return None
         streams = parcel.stdin, parcel.stdout, parcel.stderr
         gear = Gear(parcel.handover, -1, *streams, parcel.control, parcel.host)
-        steps = serve(Errand(gear, sources, parcel.answer))
+        steps = serve(Errand(gear, sources, planner))
         next(steps)
-        handover.answer(parcel.answer, handover.TOLD)
+        planner.has_told()
         return steps
 
     def free(self) -> None:

@@ -32,7 +32,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from runner.launch.acquire import Acquired, Sources
 from runner.launch.carry_out import CalledOff, plan_steps
 from runner.launch.remote.control import Control, Interruptible
-from runner.launch.remote.handover import FAILED, STARTED, GivenSources, PassedOn, answer, decode_handover
+from runner.launch.remote.handover import FAILED, STARTED, GivenSources, PassedOn, Planner, decode_handover
 from runner.launch.remote.kept import launch_steps
 from runner.launch.remote.messages import (
     MESSAGES,
@@ -78,17 +78,19 @@ class Errand(NamedTuple):
 
     gear: Gear
     sources: tuple[int, ...] | None = None  # None: it is an order
-    answer: int = -1  # of a handover: the socket to the monitor that made the plan
+    planner: Planner | None = None  # of a handover
 
     def close(self) -> None:
         """What nobody else has closed."""
-        for fd in (self.gear.host, *(self.sources or ()), *(() if self.answer < 0 else (self.answer,))):
+        for fd in (self.gear.host, *(self.sources or ())):
             os.close(fd)
+        if self.planner is not None:
+            self.planner.close()
 
-    def tell_planner(self, word: bytes) -> None:
-        if self.answer >= 0:
-            with suppress(OSError):  # no descriptors: it does not learn of this
-                answer(self.answer, word)
+    def conclude(self, word: bytes) -> None:
+        """Tell the process that made the plan what became of it: STARTED or FAILED."""
+        if self.planner is not None:
+            self.planner.conclude(word)
 
 
 def serve(errand: Errand, pass_on: PassOn | None = None, code: OwnCode | None = None) -> Steps[None]:
@@ -161,7 +163,7 @@ def _serve(
         if isinstance(error, Failure):
             stage = error.stage
         if started_of(stage) is None:
-            errand.tell_planner(FAILED)
+            errand.conclude(FAILED)
         if outcome.code == "internal" and order is not None and order.environ.get("RUNNER_DEBUG"):
             import traceback
 
@@ -231,7 +233,11 @@ def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
 def _passing(pass_on: PassOn, order: LaunchOrder, contents: bool, before: Interruptible) -> SeePlanned:
     def see_planned(planned: Planned, sources: Sources) -> None:
         before.stop()  # whoever takes the launch sets up the same socket
-        pass_on(order, planned, sources, contents)
+        try:
+            pass_on(order, planned, sources, contents)
+        except Exception:
+            before.start()
+            raise
         before.start()
 
     return see_planned
@@ -294,7 +300,7 @@ class _SessionHost:
 
     def see_started(self, started: Started) -> Started:
         self._control.tell(Launched(dict(started.timings)))
-        self._errand.tell_planner(STARTED)
+        self._errand.conclude(STARTED)
         if started.audit is not None:
             started.audit.on_line = lambda line: self._control.mention(Audited(line))
         gc.enable()  # the fork server does without; a plugin may live for months
