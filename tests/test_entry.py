@@ -81,7 +81,8 @@ def probe(tmp_path: Path) -> Path:
     """A checkout whose command line is PROBE."""
     (tmp_path / "checkout/runner/cli").mkdir(parents=True)
     (tmp_path / "checkout/runner/__init__.py").touch()
-    shutil.copy(ROOT / "runner/late_site.py", tmp_path / "checkout/runner")
+    for name in ("bundle.py", "late_site.py"):
+        shutil.copy(ROOT / "runner" / name, tmp_path / "checkout/runner")
     (tmp_path / "checkout/runner/cli/__init__.py").write_text(PROBE)
     return tmp_path / "checkout"
 
@@ -118,7 +119,7 @@ def baseline(python: Path) -> list[str]:
 
 def test_nothing_is_loaded_before_our_first_module(installed: Install) -> None:
     found = said(installed.command)
-    ours = ["runner", "runner.cli", "runner.late_site"]
+    ours = ["runner", "runner.bundle", "runner.cli", "runner.late_site"]
     assert found["modules"] == sorted([*baseline(installed.prefix / "bin/python"), *ours])
     assert not {"site", "re", "os", "sysconfig", "__future__"} & set(found["modules"])
 
@@ -193,10 +194,12 @@ def test_it_works_below_any_name(tmp_path: Path, probe: Path, name: str, shell: 
     (links / f"second {name}").symlink_to("relative")
     (links / f"third {name}").symlink_to(links / f"second {name}")
     (home / "folder").symlink_to("venv")
+    (home / "programs").mkdir()
+    (home / "programs/bin").symlink_to("../venv/bin")
     sh = shutil.which(shell, path=SYSTEM_PATH)
     assert sh is not None  # bash: scripts/setup is written in it; dash: essential on Debian
-    ways = [made.command, *links.iterdir(), home / "folder/bin/runner"]
-    assert len(ways) == 6
+    ways = [made.command, *links.iterdir(), home / "folder/bin/runner", home / "programs/bin/runner"]
+    assert len(ways) == 7
     for way in ways:
         for typed, cwd in (
             (way, Path("/")),

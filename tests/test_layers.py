@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),
     ("runner.protocol.*",),
-    ("runner.plugin", "runner.outcome", "runner.late_site"),
+    ("runner.plugin", "runner.outcome", "runner.late_site", "runner.bundle"),
     ("runner",),
     ("sandbox.doctor.*",),
     ("sandbox.cell.*",),

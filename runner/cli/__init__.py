@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from runner.bundle import load, renew
 from sandbox.typed import Callable, NoReturn, Sequence
 
 TYPE_CHECKING = False
@@ -59,6 +60,7 @@ def entry() -> NoReturn:
             # The status of exec, call and tools is the plugin's, and they notice by themselves when their
             # result cannot be written. Every other verb has failed if its output is lost.
             status = status if sys.argv[1:2] in (["exec"], ["run"], ["call"], ["tools"]) else status or 1
+    renew()
     os._exit(status)
 
 
@@ -250,7 +252,12 @@ def _run(verb: str, words: list[str]) -> int:
         from runner.cli.shared.kept import launch_kept
 
         status = launch_kept(usual, usual.told)
-        return verb_module(verb).run(usual) if status is None else status
+        if status is None:
+            load("decide")
+            return verb_module(verb).run(usual)
+        return status
+    if verb in ("exec", "run"):
+        load("decide")
     module = verb_module(verb)
     parser = verb_parser(verb)
     if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:

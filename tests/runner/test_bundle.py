@@ -1,0 +1,235 @@
+"""The compiled modules of a launch in one file: made as by imports, and not used if something has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import bundle
+from tests.conftest import ROOT, Caller
+from tests.test_layers import _loaded
+
+# Loads the bundle of the checkout argv[1]. Tells what the import statement was asked for meanwhile, and what
+# all modules of the launch are like. (`__cached__` is deprecated, and `__spec__` has the same.)
+_LOADS = """
+import sys
+sys.path.append(sys.argv[1])
+import runner.bundle as bundle
+asked = []
+class Spy:
+    def find_spec(self, name, path=None, target=None):
+        asked.append(name)
+sys.meta_path.insert(0, Spy())
+listed = [name for part in bundle.PARTS.values() for name in part]
+for part in sys.argv[2:]:
+    bundle.load(part)
+loaded = [name for name in listed if name in sys.modules and name != "runner"]
+early = list(asked)
+bundle.renew()
+from importlib import import_module
+import json
+told = {}
+modules = {name: import_module(name) for name in listed}
+for name, module in modules.items():
+    spec = module.__spec__
+    told[name] = [module.__name__, module.__file__, module.__package__, repr(module.__loader__)[:60],
+        list(getattr(module, "__path__", ())), spec.name, spec.origin, spec.parent, spec.has_location,
+        spec.cached, spec.submodule_search_locations, repr(spec.loader)[:60], module.__doc__,
+        sorted(set(vars(module)) - {"__cached__"}), module is sys.modules[name]]
+print(json.dumps({"loaded": loaded, "asked": early, "told": told}))
+"""
+
+
+class Checkout:
+    """A copy of our code, with bundles of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def run(self, *options: str, parts: Sequence[str] = ("launch",)) -> dict[str, Any]:
+        argv = [sys.executable, *(options or ("-I",)), "-S", "-c", _LOADS, str(self.root), *parts]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd="/")
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    def uses(self, *options: str, parts: Sequence[str] = ("launch",)) -> bool:
+        """Whether all modules of these parts come from the bundles. If not, none does."""
+        told = self.run(*options, parts=parts)
+        listed = [name for part in parts for name in bundle.PARTS[part] if name != "runner"]
+        # In their order, or one would be looked for by another.
+        assert not set(listed) & set(told["asked"])
+        assert told["loaded"] in ([], listed)
+        return bool(told["loaded"])
+
+    @property
+    def file(self) -> Path:
+        [file] = (self.root / "runner/__pycache__").glob("launch.*bundle")
+        return file
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our code, compiled once for all tests. They copy it."""
+    root = tmp_path_factory.mktemp("code")
+    for name in ("runner", "sandbox"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    hour_ago = time.time() - 3600  # sources that were just written are not put into a bundle
+    for path in root.rglob("*.py"):
+        os.utime(path, (hour_ago, hour_ago))
+    Checkout(root).run("-s", parts=())
+    return root
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, compiled: Path) -> Checkout:
+    shutil.copytree(compiled, tmp_path / "checkout")
+    made = Checkout(tmp_path / "checkout")
+    assert not made.uses()  # and writes the bundle
+    assert made.uses()
+    return made
+
+
+def test_modules_are_as_if_imported(checkout: Checkout) -> None:
+    parts = tuple(bundle.PARTS)
+    checkout.run(parts=parts)
+    assert checkout.uses(parts=parts)
+    assert checkout.run(parts=parts)["told"] == checkout.run("-I", "-X", "importtime", parts=parts)["told"]
+
+
+def test_a_part_alone(checkout: Checkout) -> None:
+    """A source of the other part has changed: its modules are imported as usual."""
+    parts = tuple(bundle.PARTS)
+    checkout.run(parts=parts)
+    source = checkout.root / "sandbox/spawn/init.py"
+    _append(source, "# more\n", source.stat().st_mtime + 1)
+    told = checkout.run(parts=parts)
+    assert "sandbox.typed" in told["asked"] and "sandbox.plan.compile" not in told["asked"]
+    assert "sandbox.plan.compile" in told["loaded"]
+
+
+def _append(path: Path, text: str, changed: float) -> None:
+    path.write_text(path.read_text() + text)
+    os.utime(path, (changed, changed))
+
+
+@pytest.mark.parametrize("name", ["sandbox/spawn/init.py", "runner/launch/stored/__init__.py"])
+def test_a_source_that_changed(checkout: Checkout, name: str) -> None:
+    source = checkout.root / name
+    before = source.stat().st_mtime
+    _append(source, "", before + 1)
+    assert not checkout.uses()
+    assert checkout.uses()  # a new one was written
+    _append(source, "# more\n", before + 1)
+    assert not checkout.uses()
+
+
+def test_a_source_that_is_gone(checkout: Checkout) -> None:
+    (checkout.root / "sandbox/spawn/init.py").rename(checkout.root / "sandbox/spawn/other.py")
+    with pytest.raises(subprocess.CalledProcessError):  # as without a bundle: an ImportError
+        checkout.run()
+
+
+def test_a_source_that_just_changed_is_not_kept(checkout: Checkout) -> None:
+    _append(checkout.root / "sandbox/spawn/init.py", "", time.time())
+    old = checkout.file.read_bytes()
+    assert not checkout.uses()
+    assert checkout.file.read_bytes() == old
+
+
+def test_a_copy_does_not_use_the_bundle_of_the_original(checkout: Checkout, tmp_path: Path) -> None:
+    shutil.copytree(checkout.root, tmp_path / "copy")
+    other = Checkout(tmp_path / "copy")
+    assert not other.uses()
+    assert other.run()["told"]["sandbox"][1] == str(other.root / "sandbox/__init__.py")
+    assert other.uses()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[:-1],
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: b"",
+        lambda raw: raw[:10] + b"X" + raw[11:],
+        lambda raw: raw[:16] + bytes([raw[16] ^ 1]) + raw[17:],  # of another Python
+        lambda raw: raw[:20] + b"N",  # None
+        lambda raw: raw[:20] + b"\xff" * 100,
+    ],
+    ids=["cut by one", "half", "empty", "other format", "other Python", "none", "garbage"],
+)
+def test_a_damaged_bundle(checkout: Checkout, damage: Callable[[bytes], bytes]) -> None:
+    checkout.file.write_bytes(damage(checkout.file.read_bytes()))
+    assert not checkout.uses()
+    assert checkout.uses()  # it was replaced
+
+
+def test_who_tells_python_how_to_import_gets_no_bundle(checkout: Checkout) -> None:
+    for options in (["-s"], ["-I", "-X", "importtime"]):
+        assert not checkout.uses(*options)
+    assert checkout.uses("-I")
+
+
+def test_nothing_is_written_where_python_may_not(checkout: Checkout) -> None:
+    checkout.file.unlink()
+    assert not checkout.uses("-I", "-B")
+    assert not list((checkout.root / "runner/__pycache__").glob("launch.*"))
+
+
+def test_a_module_that_fails_is_left_to_the_import_statement(checkout: Checkout) -> None:
+    source = checkout.root / "sandbox/spawn/libc.py"
+    _append(source, '\nraise RuntimeError("ours")\n', source.stat().st_mtime + 1)
+    for _ in range(2):
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            checkout.run()
+        assert "RuntimeError: ours" in failed.value.stderr
+
+
+# --- What a launch loads ----------------------------------------------------------------------------------
+
+# Root leases a uid; a user has no cgroup here that counts the memory of sockets. And -X importtime does not
+# tell what importlib.import_module imports.
+_NOT_TOLD = {
+    *("sandbox.identity.leases", "sandbox.identity.uid_range", "sandbox.limits.socket_tables"),
+    *("runner.late_site", "runner.cli.exec"),
+}
+
+
+def test_the_bundles_have_what_a_launch_loads(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    manifest = write_file(
+        plugin_dir / "nexo-plugin.toml",
+        '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
+        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n',
+    )
+    assert runner_as("exec", manifest).returncode == 0  # reads, validates and remembers
+    # Neither -m nor site, which import more.
+    start = ("-S", "-X", "importtime", "-c", "from runner.cli import entry; entry()")
+    argv = [*runner_as.prefix, *runner_as.python, *start, "exec", str(manifest)]
+    env = {**runner_as.environ, "PYTHONPATH": str(ROOT), "RUNNER_DEBUG": "1"}
+
+    def launch(is_kept: bool) -> set[str]:
+        for _ in range(5):
+            done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, cwd="/")
+            assert done.returncode == 0, done.stderr
+            if ("a kept plan is used" in done.stderr) is is_kept:
+                break
+            time.sleep(1)  # what has just changed is not kept
+        else:
+            pytest.fail(done.stderr)
+        names = {name for name in _loaded(done.stderr) if name.partition(".")[0] in ("runner", "sandbox")}
+        return names - {"runner.bundle"}
+
+    decided, kept = launch(is_kept=False), launch(is_kept=True)
+    first, both = set(bundle.PARTS["launch"]), {name for part in bundle.PARTS.values() for name in part}
+    assert (kept - first, first - kept - _NOT_TOLD) == (set(), set())
+    assert (decided - both, both - first - decided - _NOT_TOLD) == (set(), set())
