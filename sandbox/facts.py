@@ -29,6 +29,7 @@ _PROC, _SYS = "/proc/", "/sys/"
 _DIGEST_BYTES = 32
 
 Place = tuple[object, ...]
+DATED = 6  # fields of a place that has times
 
 
 class Facts(NamedTuple):

@@ -98,11 +98,11 @@ class Sources:
         provision = planned.provision
         opened = self._stack.enter_context(reopen_known(planned.plan))
         self._held = Held(
-            opened, planned.limits, provision.sites, provision.own_groups, _survey_again, denylist=None
+            opened, planned.limits, provision.sites, provision.own_groups, survey_again, denylist=None
         )
 
 
-def _survey_again() -> Survey:
+def survey_again() -> Survey:
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
 
