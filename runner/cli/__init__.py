@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Verb
 
+    ReadUsual = Callable[[list[str]], argparse.Namespace | None]
+
     class CommandVerb(Verb, Protocol):
         """The module of a verb that takes a command in place of a manifest."""
 
@@ -252,6 +254,10 @@ def _run(verb: str, words: list[str]) -> int:
         status = launch_kept(usual, usual.told)
         return verb_module(verb).run(usual) if status is None else status
     module = verb_module(verb)
+    read_usual: ReadUsual | None = getattr(module, "read_usual", None)
+    if read_usual is not None and (usual := read_usual(words)) is not None:
+        usual.words = words
+        return module.run(usual)
     parser = verb_parser(verb)
     if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:
         # Split here: what follows -- is for the plugin, even if it looks like an option of ours.
