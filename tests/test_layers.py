@@ -592,7 +592,8 @@ def test_a_call_loads_nothing_of_the_launch(
         *("runner.launch.remote.monitor", "runner.launch.run", "runner.launch.acquire"),
         *("runner.launch.plan", "runner.launch.prepare", "runner.launch.report", "runner.launch.wait"),
         *("sandbox.cell.cell", "sandbox.cell.launch", "sandbox.plan.compile", "sandbox.spawn.spawner"),
-        *("sandbox.plan.operations", "sandbox.plan.mentions", "sandbox.policy.grant", "sandbox.policy.parse"),
+        *("sandbox.plan.operations", "sandbox.plan.mentions", "sandbox.policy.policy"),
+        *("sandbox.paths.source", "runner.approvals.record", "runner.launch.advice.scene"),
     }
     assert loaded & launching == set()
     # Its usual words need no argparse, and who has no secrets needs no rules about their disguises.

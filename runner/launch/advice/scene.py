@@ -56,6 +56,10 @@ class Scene(NamedTuple):
     allow: tuple[str, ...] = ()
 
 
+# Every class that can occur in one.
+SCENE_CLASSES = (Scene, Mention, RefusedHost, ApprovalRule)
+
+
 def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedHost, ...] = ()) -> Scene:
     from sandbox.plan.operations import shown_places  # a host that is told of a scene makes none
 
