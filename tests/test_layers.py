@@ -674,8 +674,17 @@ def test_a_call_loads_nothing_of_the_launch(
         *("runner.launch.remote.monitor", "runner.launch.run", "runner.launch.acquire"),
         *("runner.launch.plan", "runner.launch.prepare", "runner.launch.report", "runner.launch.wait"),
         *("sandbox.cell.cell", "sandbox.cell.launch", "sandbox.plan.compile", "sandbox.spawn.spawner"),
+        *("sandbox.plan.operations", "sandbox.plan.mentions", "sandbox.policy.policy"),
+        *("sandbox.paths.source", "runner.approvals.record", "runner.launch.advice.scene"),
     }
     assert loaded & launching == set()
+    # Its usual words need no argparse, and who has no secrets needs no rules about their disguises.
+    assert loaded & {"argparse", "gettext", "runner.cli.shared.command"} == set()
+    assert {name for name in loaded if name.startswith("runner.protocol.disguise")} == set()
+    with_secret = runner_as(
+        *words, "--secrets", "-", input='{"key": "a long secret"}', env={"PYTHONPROFILEIMPORTTIME": "1"}
+    )
+    assert {"argparse", "runner.protocol.secrets"} <= _loaded(with_secret.stderr)
 
 
 _STARTS = """

@@ -44,6 +44,7 @@ from runner.launch.remote.messages import (
     MonitorEnd,
     Terms,
     decode_order,
+    write_scene,
 )
 from runner.launch.report import explained, make_scene, notes, report
 from runner.launch.run import SeePlanned
@@ -372,7 +373,8 @@ def _ending(stage: Stage | None, outcome: Outcome, status: int) -> MonitorEnd:
     if isinstance(stage, Decided | Planned):  # a launch that started has counted them so already
         stage = stage._replace(limits=stage.limits.in_session())
     document = json.dumps(report(stage, outcome, status))
-    return MonitorEnd(outcome, status, tuple(_explanation(stage, outcome)), document, make_scene(stage))
+    scene = write_scene(make_scene(stage))
+    return MonitorEnd(outcome, status, tuple(_explanation(stage, outcome)), document, scene)
 
 
 def _bare_ending(error: Exception) -> MonitorEnd:
