@@ -26,6 +26,7 @@ _REGULAR = 0o100000
 
 # The kernel makes up the times of what is there, and /proc/self is another folder in each process.
 _PROC, _SYS = "/proc/", "/sys/"
+_CGROUPS = "/sys/fs/cgroup/"
 _DIGEST_BYTES = 32
 
 Place = tuple[object, ...]
@@ -91,6 +92,8 @@ def place(path: str) -> Place:
     if path.startswith(_PROC):
         return (kind,)
     if kind == _DIRECTORY:
+        if path.startswith(_CGROUPS):  # one that was made again is the same, if all questions about it are
+            return held.st_dev, 0, mode, held.st_uid, held.st_gid
         return held.st_dev, held.st_ino, mode, held.st_uid, held.st_gid
     if kind not in (_REGULAR, _LINK) or (kind == _REGULAR and path.startswith(_SYS)):
         return held.st_rdev, 0, mode, held.st_uid, held.st_gid

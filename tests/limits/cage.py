@@ -216,8 +216,9 @@ class Box:
     ) -> Path:
         """Write a plugin that runs `code` (Python, unless it starts with #!) and return its folder."""
         folder = self.folder / name
-        folder.mkdir(exist_ok=True)
-        folder.chmod(0o755)
+        if not folder.exists():
+            folder.mkdir()
+            folder.chmod(0o755)
         self._write(folder / "plugin", code if code.startswith("#!") else PYTHON + code, 0o755)
         asked = "\n".join(f"{limit} = {_toml(value)}" for limit, value in (limits or {}).items())
         text = MANIFEST.format(id=name, read=_toml(read), write=_toml(write), limits=asked)

@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,10 +44,13 @@ class InUnit(NamedTuple):
     runner: int
 
     def go_on(self) -> dict[str, Any]:
+        return self.go_on_and_tell()[0]
+
+    def go_on_and_tell(self) -> tuple[dict[str, Any], str]:
+        """The report, and what was written to stderr."""
         out, err = self.process.communicate(b"\n", timeout=120)
         assert self.report.exists(), (out, err)
-        document: dict[str, Any] = json.loads(self.report.read_bytes())
-        return document
+        return json.loads(self.report.read_bytes()), err.decode()
 
 
 @contextmanager
@@ -57,8 +61,9 @@ def in_unit(box: Box, code: str, *unit: str, host: bool = False, mode: str = "pr
     command = box.caller.command("exec", *box.policy_options(policy(mode)), "--report", report, folder)
     if host:
         command = ["/bin/sh", "-c", f"{shlex.join(command)}; exit $?"]
-    environ = {**os.environ, **box.caller.environ}
-    given = [f"--setenv={name}={value}" for name, value in box.caller.environ.items()]
+    variables = {**box.caller.environ, "RUNNER_DEBUG": "1"}
+    environ = {**os.environ, **variables}
+    given = [f"--setenv={name}={value}" for name, value in variables.items()]
     if "--scope" in unit:
         given = []  # a scope inherits our environment
     with subprocess.Popen(
@@ -165,3 +170,50 @@ def test_mode_require_without_usable_controllers(box: Box) -> None:
     outcome = report["outcome"]
     assert (outcome["code"], outcome["cause"]) == ("sandbox_unavailable", "memory")
     assert "while processes are in it: sh (" in outcome["message"] and "Delegate" in outcome["hint"]
+
+
+# --- kept plans ---------------------------------------------------------------------------------------------
+
+USED = "runner: a kept plan is used"
+SETTLED = 2.3  # seconds: what changed later than that is not kept
+
+
+@pytest.mark.parametrize("unit", [SCOPE, SERVICE], ids=["scope", "service"])
+def test_a_plan_is_for_the_next_unit_too(box: Box, unit: tuple[str, ...]) -> None:
+    """Each launch has a unit of its own, and limits in it. The questions are asked about that unit."""
+    with in_unit(box, WAITS, *unit):
+        pass  # what it needs is written now
+    time.sleep(SETTLED)
+    with in_unit(box, WAITS, *unit) as first:
+        before = unit_of(group_of(first.runner, "memory"))
+        _, told = first.go_on_and_tell()
+    assert USED not in told and "not kept" not in told
+    with in_unit(box, WAITS, *unit) as second:
+        own, plugin = group_of(second.runner, "memory"), group_of(program_of(second.runner), "memory")
+        assert plugin.parent == own.parent == unit_of(own) != before
+        assert (plugin / "memory.max").read_text() == f"{64 << 20}\n"
+        report, told = second.go_on_and_tell()
+    assert USED in told
+    assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
+    with in_unit(box, WAITS, *unit, "-p", "MemoryMax=500M") as bounded:
+        report, told = bounded.go_on_and_tell()
+    assert USED not in told and "memory.max is not as it was" in told
+    assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
+
+
+def test_a_plan_is_not_for_a_unit_with_another_process(box: Box) -> None:
+    with in_unit(box, WAITS, *SCOPE):
+        pass
+    time.sleep(SETTLED)
+    for expected in (False, True):  # the control
+        with in_unit(box, WAITS, *SCOPE) as alone:
+            assert (USED in alone.go_on_and_tell()[1]) == expected
+    with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M", host=True) as running:
+        report, told = running.go_on_and_tell()
+    assert USED not in told
+    assert enforced(report) == {"memory": "RLIMIT_DATA", "pids": "RLIMIT_NPROC"}
+    with in_unit(box, WAITS, *SCOPE, host=True) as running:
+        plugin = group_of(program_of(running.runner), "memory")
+        assert plugin.parent in unit_of(group_of(running.runner, "memory")).parents
+        _, told = running.go_on_and_tell()
+    assert USED not in told

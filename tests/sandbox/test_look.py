@@ -14,6 +14,7 @@ import pytest
 from sandbox import look
 from sandbox.facts import Facts
 from tests.conftest import ROOT
+from tests.sandbox.limits.own_cgroups import make_parent_cgroup
 
 # --- no question is asked past `look` -----------------------------------------------------------------------
 
@@ -231,6 +232,31 @@ def test_a_folder_whose_content_does_not_count_may_change(tmp_path: Path) -> Non
     facts = _noted(lambda: look.isdir(str(tmp_path)))
     (tmp_path / "file").write_text("")
     assert facts.changed({}) == ""
+
+
+def test_a_cgroup_that_was_made_again_is_the_same() -> None:
+    """All that counts about a cgroup is in its files, which are asked about themselves."""
+    with make_parent_cgroup() as parent:
+        group = parent / "unit.scope"
+        group.mkdir()
+        before = group.stat().st_ino
+        facts = _noted(lambda: look.isdir(str(group)))
+        group.rmdir()
+        assert facts.changed({}) == str(group)
+        group.mkdir()
+        assert group.stat().st_ino != before
+        assert facts.changed({}) == ""
+        group.chmod(0o700)
+        assert facts.changed({}) == str(group)
+
+
+def test_another_folder_that_was_made_again_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "unit.scope"
+    folder.mkdir()
+    facts = _noted(lambda: look.isdir(str(folder)))
+    folder.rename(tmp_path / "aside")
+    folder.mkdir()
+    assert facts.changed({}) == str(folder)
 
 
 def test_a_relative_path_is_one_of_the_working_directory(

@@ -30,10 +30,17 @@ FORMAT = 1
 OWN_VARIABLES = ("RUNNER_", "XDG_")
 
 _DEBUG = "RUNNER_DEBUG"
+# The number of a login is another each time. If a plugin is given it, it is among the facts.
+_DECIDE_NOTHING = (_DEBUG, "XDG_SESSION_ID")
 _LIMITS = (
     *(resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE),
     *(resource.RLIMIT_DATA, resource.RLIMIT_NPROC, resource.RLIMIT_CPU),
 )
+
+
+# Kinds of gaps beside "variable" and "word": a name of the systemd unit that the runner is in, and a text
+# that is known by now (runner/launch/stored/unit.py).
+UNIT, TEXT = "unit", "text"
 
 
 class Gap(NamedTuple):
@@ -82,7 +89,7 @@ def _name(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, 
     own = sorted(
         (name, value)
         for name, value in environ.items()
-        if name.startswith(OWN_VARIABLES) and name != _DEBUG  # it decides nothing
+        if name.startswith(OWN_VARIABLES) and name not in _DECIDE_NOTHING
     )
     # A plugin gets no higher limit than the runner has.
     limits = [resource.getrlimit(kind)[1] for kind in _LIMITS]
@@ -103,6 +110,12 @@ def find(told: Told) -> PlanEntry | None:
         return None
     try:
         entry = read(raw)
+        if entry is not None and any(kind == UNIT for kind, _ in entry.gaps):
+            from runner.launch.stored.unit import in_own_unit
+
+            entry = in_own_unit(entry)
+            if entry is None:
+                say("the kept plan does not hold: it is for another kind of systemd unit")
         if entry is None:
             return None
         changed = Facts(*entry.facts).changed(told.environ)
@@ -135,9 +148,13 @@ def read(raw: bytes) -> PlanEntry | None:
 
 def fillings(gaps: Sequence[tuple[str, str]], told: Told) -> tuple[str, ...]:
     """What belongs into each gap of this launch."""
-    return tuple(
-        told.environ[name] if kind == "variable" else told.arguments[int(name)] for kind, name in gaps
-    )
+    texts = []
+    for kind, name in gaps:
+        if kind == TEXT:
+            texts.append(name)
+        else:
+            texts.append(told.environ[name] if kind == "variable" else told.arguments[int(name)])
+    return tuple(texts)
 
 
 class Later:

@@ -7,6 +7,7 @@ import marshal
 from runner.launch.stages import tells_before
 from runner.launch.stored.code import own_files
 from runner.launch.stored.entry import FORMAT, Gap, PlanEntry, Told, say
+from runner.launch.stored.unit import GAPS, Unit, facts_without_unit, marks, unit_of_plan, without_unit
 from sandbox import cache, codec
 from sandbox.facts import Facts
 from sandbox.look import Asked
@@ -91,6 +92,16 @@ def _require_keepable(planned: Planned) -> None:
 def written(planned: Planned, asked: Asked, told: Told) -> bytes:
     """The file. Raises NotKept if a secret would be in it."""
     _note_code(asked, told)
+    unit = unit_of_plan(planned, asked.facts)
+    if unit is not None:
+        raw = _written(planned, asked, told, unit)
+        if unit.name.encode() not in raw:
+            return raw
+        # A message tells it, or the manifest: the plan is for this unit only.
+    return _written(planned, asked, told, None)
+
+
+def _written(planned: Planned, asked: Asked, told: Told, unit: Unit | None) -> bytes:
     gaps: list[tuple[str, str]] = []
     numbers: dict[str, int] = {}
     for number, word in enumerate(told.arguments):
@@ -101,11 +112,16 @@ def written(planned: Planned, asked: Asked, told: Told) -> bytes:
             _add(Gap("variable", name), value, gaps, numbers)
     secrets = [text for text in numbers if len(text) >= SHORTEST_SECRET]
     _require_public_paths(asked.facts, secrets)
+    facts = asked.facts
+    if unit is not None:
+        planned, facts = without_unit(planned, unit), facts_without_unit(facts, unit)
+        numbers.update(marks(len(gaps)))
+        gaps += GAPS
     # `decided`, the first field, is kept apart: only messages and reports need it.
     decided = _with_gaps(codec.as_plain(planned.decided), numbers, secrets)
     plan = _with_gaps(codec.as_plain(tuple(planned)[1:]), numbers, secrets)
     rest = marshal.dumps(decided, codec.MARSHAL_FORMAT)
-    entry = PlanEntry(FORMAT, tuple(asked.facts), tuple(gaps), tells_before(planned), plan, rest)
+    entry = PlanEntry(FORMAT, tuple(facts), tuple(gaps), tells_before(planned), plan, rest)
     return marshal.dumps(tuple(entry), codec.MARSHAL_FORMAT)
 
 

@@ -93,7 +93,23 @@ def test_other_words_variables_and_folders_are_other_launches(plugin: Plugin) ->
 
 @pytest.mark.launches
 def test_a_variable_that_nobody_looks_at_may_change(plugin: Plugin) -> None:
-    assert USED in plugin.run(env={"SESSION": "17"}).stderr
+    for name in ("SESSION", "XDG_SESSION_ID"):
+        assert USED in plugin.run(env={name: "17"}).stderr
+
+
+@pytest.mark.launches
+def test_the_number_of_a_login_counts_if_the_plugin_is_given_it(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    made = Plugin(runner_as, plugin_dir, write_file)
+    made.policy.write_text(POLICY.format(place=made.place).replace('"WORD"', '"WORD", "XDG_SESSION_ID"'))
+    made.program.write_text(f'#!{made.folder}/shell\necho "$XDG_SESSION_ID"\n')
+    time.sleep(SETTLED)
+    one = made.run(env={"XDG_SESSION_ID": "17"})
+    assert USED in made.run(env={"XDG_SESSION_ID": "17"}).stderr  # the control
+    two = made.run(env={"XDG_SESSION_ID": "18"})
+    assert USED not in two.stderr
+    assert (one.stdout, two.stdout) == ("17\n", "18\n")
 
 
 @pytest.mark.launches
