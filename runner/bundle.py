@@ -1,5 +1,5 @@
-"""The modules of a launch, compiled, in one or two files: to find and read sixty takes longer than to run
-what is in them.
+"""The modules of a launch or a call, compiled, in one or two files: to find and read sixty takes longer than
+to run what is in them.
 
 Python keeps the compiled code of a module in a folder `__pycache__` beside it. A bundle is in that folder
 too, and is believed for the same reason: who can write there can also change the sources. It is used only if
@@ -13,144 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
 
-# Each part is a file of its own. Each module stands behind those that it imports.
-PARTS: "dict[str, tuple[str, ...]]" = {
-    # What a launch from a kept plan loads: all that carries out a plan.
-    "launch": (
-        "runner",
-        "runner.late_site",
-        "sandbox",
-        "sandbox.typed",
-        "runner.cli",
-        "runner.cli.shared",
-        "runner.cli.shared.plain",
-        "runner.launch",
-        "runner.launch.stored",
-        "sandbox.value",
-        "sandbox.cache",
-        "sandbox.facts",
-        "runner.launch.stored.entry",
-        "runner.outcome",
-        "sandbox.given",
-        "sandbox.limits",
-        "sandbox.limits.assigned",
-        "sandbox.scopes",
-        "runner.launch.stages",
-        "sandbox.identity",
-        "sandbox.identity.owner",
-        "sandbox.files",
-        "sandbox.limits.site",
-        "sandbox.limits.cgroup_settings",
-        "sandbox.signals",
-        "sandbox.spawn",
-        "sandbox.spawn.order",
-        "sandbox.limits.cgroup",
-        "sandbox.plan",
-        "sandbox.plan.layers",
-        "sandbox.plan.plan",
-        "runner.launch.acquire",
-        "sandbox.limits.meter",
-        "sandbox.streams",
-        "sandbox.streams.descriptor_flags",
-        "sandbox.streams.handover",
-        "runner.launch.stdio",
-        "sandbox.cell",
-        "sandbox.limits.rlimits",
-        "sandbox.spawn.machine_code",
-        "sandbox.spawn.launcher",
-        "sandbox.cell.cell",
-        "runner.launch.wait",
-        "sandbox.plan.bwrap",
-        "sandbox.spawn.reaper",
-        "sandbox.spawn.libc",
-        "sandbox.spawn.init",
-        "sandbox.spawn.spawner",
-        "sandbox.cell.launch",
-        "sandbox.limits.cgroup_meters",
-        "runner.launch.start",
-        "runner.launch.carry_out",
-        "runner.cli.shared.launching",
-        "sandbox.codec",
-        "runner.launch.stored.run",
-        "runner.cli.shared.kept",
-        "sandbox.paths",
-        "sandbox.paths.file_identity",
-        "sandbox.cell.reopened",
-        "sandbox.identity.uid_range",
-        "sandbox.identity.leases",
-        "sandbox.limits.socket_meter",
-        "sandbox.limits.socket_tables",
-    ),
-    # What `runner exec` loads besides if no plan holds, for a manifest and a policy that it knows.
-    "decide": (
-        "runner.contracts",
-        "sandbox.spec",
-        "runner.plugin",
-        "runner.contracts.contract",
-        "sandbox.look",
-        "runner.contracts.registry",
-        "sandbox.document",
-        "sandbox.document.diagnostic",
-        "sandbox.policy",
-        "sandbox.network",
-        "sandbox.network.egress",
-        "sandbox.paths.mounts",
-        "sandbox.paths.denied_paths",
-        "sandbox.paths.guarded",
-        "sandbox.paths.denylist",
-        "sandbox.paths.walk",
-        "sandbox.paths.source",
-        "sandbox.policy.policy",
-        "runner.cli.shared.options",
-        "runner.cli.shared.report_file",
-        "runner.approvals",
-        "sandbox.policy.approval",
-        "runner.approvals.record",
-        "runner.approvals.store",
-        "sandbox.document.read",
-        "sandbox.paths.executable",
-        "sandbox.policy.load",
-        "runner.launch.approve",
-        "runner.launch.command",
-        "runner.manifest",
-        "runner.manifest.cache",
-        "runner.manifest.load",
-        "runner.launch.read",
-        "runner.launch.verdict",
-        "sandbox.identity.removal",
-        "sandbox.identity.host_side",
-        "sandbox.identity.reservations",
-        "sandbox.identity.uids",
-        "sandbox.identity.state",
-        "sandbox.paths.homes",
-        "sandbox.policy.grant",
-        "runner.launch.prepare",
-        "sandbox.limits.cgroup_survey",
-        "sandbox.limits.assign",
-        "sandbox.seccomp",
-        "sandbox.seccomp.filter",
-        "sandbox.plan.available_layers",
-        "sandbox.paths.packages",
-        "sandbox.paths.shims",
-        "sandbox.paths.installation",
-        "sandbox.paths.program",
-        "sandbox.paths.access",
-        "sandbox.plan.mentions",
-        "sandbox.plan.egress",
-        "sandbox.plan.operations",
-        "sandbox.plan.relocation",
-        "sandbox.plan.places",
-        "sandbox.plan.compile",
-        "sandbox.plan.find_bwrap",
-        "runner.launch.plan",
-        "runner.launch.run",
-        "runner.cli.exec",
-        "runner.launch.stored.code",
-        "runner.launch.stored.unit",
-        "runner.launch.stored.keep",
-    ),
-}
-
+# What a verb loads first.
+_FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call"}
 _FORMAT = b"runner bundle 1\n"
 # A source that changed so recently could change again without another time.
 _SETTLED_SECONDS = 2.0
@@ -160,6 +24,12 @@ _ROOT = __file__.removesuffix("/runner/bundle.py")
 _Entry = tuple[str, bool, str, int, int, "CodeType"]  # name, is it a package, its file, size, time, code
 
 _wanted: "list[str]" = []  # parts of which there is no bundle that fits
+
+
+def load_for(verb: str) -> None:
+    """Import what every start of this verb needs."""
+    if verb in _FIRST:
+        load(_FIRST[verb])
 
 
 def load(part: str) -> None:
@@ -241,6 +111,8 @@ def _write(part: str) -> None:
     import time
     from importlib.util import find_spec
     from marshal import dumps
+
+    from runner.bundle_parts import PARTS
 
     entries = list[_Entry]()
     temporary = f"{_path(part)}.{os.getpid()}"

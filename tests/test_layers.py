@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.contracts.contract",),
     ("runner.protocol.*",),
     ("runner.plugin", "runner.outcome", "runner.late_site", "runner.bundle"),
+    ("runner.bundle_parts",),
     ("runner",),
     ("sandbox.doctor.*",),
     ("sandbox.cell.*",),

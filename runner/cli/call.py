@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from runner.bundle import load
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.options import add_invocation, contract_at_args, invocation_of, is_command, secrets_of
 from runner.cli.shared.plain import read_plain_call
@@ -383,6 +384,7 @@ def import_session() -> None:
     ctypes.util.find_library = lambda name: "libc.so.6"
     gc.disable()
     try:
+        load("session")
         import runner.cli.live.session  # noqa: F401 -- to have it imported
     finally:
         ctypes.util.find_library = search

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from runner import bundle
+from runner.bundle_parts import PARTS
 from tests.conftest import ROOT, Caller
 from tests.test_layers import _loaded
 
@@ -23,16 +24,18 @@ from tests.test_layers import _loaded
 _LOADS = """
 import sys
 sys.path.append(sys.argv[1])
+sys.path += sys.argv[2].split(":")
 import runner.bundle as bundle
+from runner.bundle_parts import PARTS
 asked = []
 class Spy:
     def find_spec(self, name, path=None, target=None):
         asked.append(name)
 sys.meta_path.insert(0, Spy())
-listed = [name for part in bundle.PARTS.values() for name in part]
-for part in sys.argv[2:]:
+listed = [name for part in sys.argv[3:] or ("launch", "decide") for name in PARTS[part]]
+for part in sys.argv[3:]:
     bundle.load(part)
-loaded = [name for name in listed if name in sys.modules and name != "runner"]
+loaded = [name for part in sys.argv[3:] for name in PARTS[part] if name in sys.modules and name != "runner"]
 early = list(asked)
 bundle.renew()
 from importlib import import_module
@@ -56,7 +59,9 @@ class Checkout:
         self.root = root
 
     def run(self, *options: str, parts: Sequence[str] = ("launch",)) -> dict[str, Any]:
-        argv = [sys.executable, *(options or ("-I",)), "-S", "-c", _LOADS, str(self.root), *parts]
+        # trio, for sessions, and without the finders of an editable install.
+        places = [sysconfig.get_path("purelib")]
+        argv = [sys.executable, *(options or ("-I",)), "-S", "-c", _LOADS, str(self.root), *places, *parts]
         done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd="/")
         told: dict[str, Any] = json.loads(done.stdout)
         return told
@@ -64,7 +69,7 @@ class Checkout:
     def uses(self, *options: str, parts: Sequence[str] = ("launch",)) -> bool:
         """Whether all modules of these parts come from the bundles. If not, none does."""
         told = self.run(*options, parts=parts)
-        listed = [name for part in parts for name in bundle.PARTS[part] if name != "runner"]
+        listed = [name for part in parts for name in PARTS[part] if name != "runner"]
         # In their order, or one would be looked for by another.
         assert not set(listed) & set(told["asked"])
         assert told["loaded"] in ([], listed)
@@ -98,8 +103,8 @@ def checkout(tmp_path: Path, compiled: Path) -> Checkout:
     return made
 
 
-def test_modules_are_as_if_imported(checkout: Checkout) -> None:
-    parts = tuple(bundle.PARTS)
+@pytest.mark.parametrize("parts", [("launch", "decide"), ("call", "session")], ids=["launch", "call"])
+def test_modules_are_as_if_imported(checkout: Checkout, parts: tuple[str, ...]) -> None:
     checkout.run(parts=parts)
     assert checkout.uses(parts=parts)
     assert checkout.run(parts=parts)["told"] == checkout.run("-I", "-X", "importtime", parts=parts)["told"]
@@ -107,7 +112,7 @@ def test_modules_are_as_if_imported(checkout: Checkout) -> None:
 
 def test_a_part_alone(checkout: Checkout) -> None:
     """A source of the other part has changed: its modules are imported as usual."""
-    parts = tuple(bundle.PARTS)
+    parts = ("launch", "decide")
     checkout.run(parts=parts)
     source = checkout.root / "sandbox/spawn/init.py"
     _append(source, "# more\n", source.stat().st_mtime + 1)
@@ -230,6 +235,25 @@ def test_the_bundles_have_what_a_launch_loads(
         return names - {"runner.bundle"}
 
     decided, kept = launch(is_kept=False), launch(is_kept=True)
-    first, both = set(bundle.PARTS["launch"]), {name for part in bundle.PARTS.values() for name in part}
+    first, both = set(PARTS["launch"]), {*PARTS["launch"], *PARTS["decide"]}
     assert (kept - first, first - kept - _NOT_TOLD) == (set(), set())
     assert (decided - both, both - first - decided - _NOT_TOLD) == (set(), set())
+
+
+def test_the_bundles_have_what_a_call_loads(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    server = plugin_dir / "server.py"
+    write_file(server, (ROOT / "runner/contracts/mcp/example/server.py").read_text(), 0o755)
+    manifest = write_file(
+        plugin_dir / "mcp.json", '{"mcpServers": {"words": {"command": "./server.py", "args": []}}}'
+    )
+    words = ("call", manifest, "greet", "--input", '{"name": "you"}')
+    first = runner_as(*words)  # reads, validates and remembers
+    assert "Hello, you!" in first.stdout, first.stderr
+    told = runner_as(*words, env={"PYTHONPROFILEIMPORTTIME": "1"}).stderr
+    loaded = {name for name in _loaded(told) if name.partition(".")[0] in ("runner", "sandbox")}
+    listed = {*PARTS["call"], *PARTS["session"]}
+    more = {name for name in loaded - listed if not name.startswith("runner.contracts.mcp")}
+    assert more - {"runner.bundle", "runner.__main__"} == set()
+    assert listed - loaded - {"runner.late_site", "runner.cli.call"} == set()
