@@ -145,6 +145,7 @@ PARTS: "dict[str, tuple[str, ...]]" = {
         "runner.launch.plan",
         "runner.launch.run",
         "runner.cli.exec",
+        "runner.launch.stored.code",
         "runner.launch.stored.unit",
         "runner.launch.stored.keep",
     ),

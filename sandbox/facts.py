@@ -30,6 +30,7 @@ _CGROUPS = "/sys/fs/cgroup/"
 _DIGEST_BYTES = 32
 
 Place = tuple[object, ...]
+DATED = 6  # fields of a place that has times
 
 
 class Facts(NamedTuple):

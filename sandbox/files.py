@@ -1,4 +1,4 @@
-"""Reading the beginning of a file, and writing all of it."""
+"""Reading the beginning of a file, or a file of the kernel's, and writing all of one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import select
 import stat
 
 _READER_SECONDS = 10
+_PIECE_BYTES = 16 << 10
 
 
 def text_at(path: str, limit: int) -> str:
@@ -25,6 +26,21 @@ def text_at(path: str, limit: int) -> str:
         return os.read(fd, limit).decode("utf-8", "replace")
     except OSError:
         return ""
+    finally:
+        os.close(fd)
+
+
+def kernel_text(path: str) -> str:
+    """A whole file of the kernel's (procfs, cgroups), all of which is ASCII. Raises OSError.
+
+    With three system calls, where a file object makes eight, and imports a module to decode text.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while piece := os.read(fd, _PIECE_BYTES):
+            pieces.append(piece)
+        return b"".join(pieces).decode("ascii")
     finally:
         os.close(fd)
 

@@ -89,8 +89,8 @@ class Asked:
     def settle(self) -> str:
         """Why these facts may not be kept; empty if they may. A file that was changed at nearly the same time
         as it was looked at may change once more without another time."""
-        newest = int((self.began - _SETTLED_SECONDS) * 1e9)
-        dated = {path: found for path, found in self.facts.places.items() if len(found) == _DATED}
+        newest = int((self.began - SETTLED_SECONDS) * 1e9)
+        dated = {path: found for path, found in self.facts.places.items() if len(found) == facts.DATED}
         for path, found in {**dated, **self.facts.listed}.items():
             if any(isinstance(when, int) and when > newest for when in found[-2:]):
                 return f"{path} was changed a moment ago"
@@ -98,8 +98,7 @@ class Asked:
 
 
 # The times of files are as coarse as the kernel's tick, on some filesystems two seconds.
-_SETTLED_SECONDS = 2.0
-_DATED = 6  # fields of a place that has times
+SETTLED_SECONDS = 2.0
 
 
 def _mode(found: facts.Place) -> int:

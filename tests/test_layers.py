@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +19,9 @@ from typing import NamedTuple
 
 import pytest
 
+from sandbox.limits.cgroup_settings import whole_disks
+from scripts.benches.launch import FULL, MANIFEST, STDERR
+from scripts.benches.launch import policy as bench_policy
 from tests.conftest import PACKAGES, ROOT, Caller
 
 # From the roof down. A module may import those of the lines below its own. A name ending in ".*" is a package
@@ -569,6 +574,83 @@ def test_carrying_out_a_plan_loads_nothing_that_makes_one() -> None:
     assert set(MAKES_PLANS) <= modules  # or nothing is forbidden
 
 
+# What a kept plan may need of these, with a disk limit and with a state directory.
+NEEDED_WITH_LIMITS = ("runner.launch.provide", "runner.launch.provide.room", "sandbox.paths.mounts")
+# What a gate needs: no file can be opened once it is confined, so it loads all of it before. It is a fork of
+# the launch, and its imports are among those that are shown.
+NEEDED_BY_GATES = ("array", "collections", "enum", "re")
+
+
+def _every_limit() -> str:
+    io = () if whole_disks([os.stat("/usr").st_dev]) else ("io",)  # without a disk the policy is asked again
+    return bench_policy({name: value for name, value in (FULL | STDERR).items() if name not in io})
+
+
+def _named_hosts() -> str:
+    closed, listed = 'ceiling = "none"\nhosts = []', 'ceiling = "allowlist"\nhosts = ["*:*"]'
+    return bench_policy({}).replace(closed, listed)
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "needed"),
+    [
+        pytest.param(lambda: bench_policy({}), "", (), id="no limits"),
+        pytest.param(_every_limit, "", (), id="every limit"),
+        pytest.param(
+            _named_hosts,
+            'network = "allowlist"\nnetwork_allowlist = ["api.example.com:443"]\n',
+            NEEDED_BY_GATES,
+            id="named hosts",
+        ),
+    ],
+)
+def test_a_launch_from_a_kept_plan_loads_nothing_slow(
+    runner_as: Caller,
+    plugin_dir: Path,
+    write_file: Callable[..., Path],
+    policy: Callable[[], str],
+    asked: str,
+    needed: Sequence[str],
+) -> None:
+    manifest = write_file(plugin_dir / "plugin/nexo-plugin.toml", MANIFEST + asked)
+    chosen = write_file(plugin_dir / "policy.toml", policy())
+    runner_as.give(plugin_dir)
+    # Neither -m nor site, which import some of these themselves.
+    start = ("-S", "-X", "importtime", "-c", "from runner.cli import entry; entry()")
+    words = ("exec", "--policy", str(chosen), "--state-dir", str(plugin_dir / "state"), str(manifest))
+    argv = [*runner_as.prefix, *runner_as.python, *start, *words]
+    where = "import os, pydantic; print(os.path.dirname(os.path.dirname(pydantic.__file__)))"
+    packages = subprocess.check_output(
+        [*runner_as.prefix, *runner_as.python, "-c", where], env=runner_as.environ, text=True
+    ).strip()
+    python_path = f"{runner_as.environ['PYTHONPATH']}:{packages}"  # for the launches that decide
+    environ = {**runner_as.environ, "PYTHONPATH": python_path, "RUNNER_DEBUG": "1"}
+    for _ in range(4):  # a plan that rests on a file of this moment is not kept
+        done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if "runner: a kept plan is used" in done.stderr:
+            break
+        time.sleep(2.3)
+    else:
+        pytest.fail(done.stderr)
+    loaded = _loaded(done.stderr)
+    assert ("sandbox.limits.disk" in loaded) == (policy is _every_limit)  # or something else was measured
+    assert ("sandbox.gate.gate" in loaded) == bool(asked)
+    assert _slow(loaded) <= set(needed) | {name for name in loaded if name.partition(".")[0] in needed}
+    makers = {name for name in loaded if any(_matches(name, f"{each}.*") for each in MAKES_PLANS)}
+    assert makers <= set(NEEDED_WITH_LIMITS)
+
+
+def test_starting_a_gate_loads_nothing_slow() -> None:
+    """In the process that launches the plugin, which waits for the gate. The gate itself loads more."""
+    program = "import sys; sys.path[:0] = [sys.argv[1]]; import sandbox.cell.egress; print(*sys.modules)"
+    argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT)]
+    loaded = set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
+    assert "sandbox.network.recipe" in loaded
+    assert _slow(loaded) == set()
+    assert not loaded & {"sandbox.network.rules", "sandbox.network.hosts", "ipaddress", "idna"}
+
+
 # --- What `runner call` really loads -----------------------------------------------------------------------
 
 
@@ -592,8 +674,17 @@ def test_a_call_loads_nothing_of_the_launch(
         *("runner.launch.remote.monitor", "runner.launch.run", "runner.launch.acquire"),
         *("runner.launch.plan", "runner.launch.prepare", "runner.launch.report", "runner.launch.wait"),
         *("sandbox.cell.cell", "sandbox.cell.launch", "sandbox.plan.compile", "sandbox.spawn.spawner"),
+        *("sandbox.plan.operations", "sandbox.plan.mentions", "sandbox.policy.policy"),
+        *("sandbox.paths.source", "runner.approvals.record", "runner.launch.advice.scene"),
     }
     assert loaded & launching == set()
+    # Its usual words need no argparse, and who has no secrets needs no rules about their disguises.
+    assert loaded & {"argparse", "gettext", "runner.cli.shared.command"} == set()
+    assert {name for name in loaded if name.startswith("runner.protocol.disguise")} == set()
+    with_secret = runner_as(
+        *words, "--secrets", "-", input='{"key": "a long secret"}', env={"PYTHONPROFILEIMPORTTIME": "1"}
+    )
+    assert {"argparse", "runner.protocol.secrets"} <= _loaded(with_secret.stderr)
 
 
 _STARTS = """

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Verb
 
+    ReadUsual = Callable[[list[str]], argparse.Namespace | None]
+
     class CommandVerb(Verb, Protocol):
         """The module of a verb that takes a command in place of a manifest."""
 
@@ -259,6 +261,10 @@ def _run(verb: str, words: list[str]) -> int:
     if verb in ("exec", "run"):
         load("decide")
     module = verb_module(verb)
+    read_usual: ReadUsual | None = getattr(module, "read_usual", None)
+    if read_usual is not None and (usual := read_usual(words)) is not None:
+        usual.words = words
+        return module.run(usual)
     parser = verb_parser(verb)
     if getattr(module, "PASSES_ARGUMENTS", False) and "--" in words:
         # Split here: what follows -- is for the plugin, even if it looks like an option of ours.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.shared.command import add_command_invocation
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.options import add_invocation, contract_at_args, invocation_of, is_command, secrets_of
+from runner.cli.shared.plain import read_plain_call
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import all_kinds, find_contract
@@ -34,6 +34,11 @@ _MOST_CALLS = 10_000_000
 _MOST_SESSIONS = 1000
 
 
+def read_usual(words: Sequence[str]) -> argparse.Namespace | None:
+    """The words without argparse. None: argparse has to read them."""
+    return None if "--" in words else read_plain_call(words)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_invocation(parser, launching=True)
     _add_call(parser)
@@ -42,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_command_arguments(parser: argparse.ArgumentParser) -> None:
+    from runner.cli.shared.command import add_command_invocation
+
     add_command_invocation(parser)
     _add_call(parser)
 
@@ -367,7 +374,8 @@ def request_launch(invocation: Invocation, contents: Contents | None = None) -> 
 
 def import_session() -> None:
     """Import what a session needs. What is imported stays, so the collector would find nothing each time it
-    looks for what can be freed: that would be a tenth of the time."""
+    looks for what can be freed: that would be a tenth of the time. `run_on_trio` switches it on again, after
+    it has told the collector that all of this stays."""
     import ctypes.util
 
     search = ctypes.util.find_library
@@ -377,7 +385,6 @@ def import_session() -> None:
     try:
         import runner.cli.live.session  # noqa: F401 -- to have it imported
     finally:
-        gc.enable()
         ctypes.util.find_library = search
 
 

@@ -16,6 +16,7 @@ import os
 from runner.launch.stages import failing
 from sandbox.identity.owner import Owner, Writing, owned_state
 from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
+from sandbox.limits.cgroup_settings import whole_disks
 from sandbox.plan.layers import with_owner
 from sandbox.plan.plan import Bind, PlanRefused
 from sandbox.scopes import ExitStack, contextmanager
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from sandbox.limits.assigned import AssignedLimits
     from sandbox.limits.cgroup import Cgroup
     from sandbox.limits.cgroup_survey import Survey
+    from sandbox.limits.disk import DiskMeter
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.denylist import Denylist
     from sandbox.plan.owners import Decision
@@ -96,11 +98,11 @@ class Sources:
         provision = planned.provision
         opened = self._stack.enter_context(reopen_known(planned.plan))
         self._held = Held(
-            opened, planned.limits, provision.sites, provision.own_groups, _survey_again, denylist=None
+            opened, planned.limits, provision.sites, provision.own_groups, survey_again, denylist=None
         )
 
 
-def _survey_again() -> Survey:
+def survey_again() -> Survey:
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
 
@@ -113,6 +115,7 @@ class Acquired(NamedTuple):
     owner: Owner
     cgroup: Cgroup | None = None
     oom_around: OomAround | None = None
+    disk: DiskMeter | None = None  # of the folders it may write, which were measured before it starts
 
 
 @contextmanager
@@ -139,15 +142,16 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     _require_same_state(owner, opened.plan)
     if provision.state_dir is not None and (owners is None or not owners.maps_state):
         _require_reachable(provision.state_dir, owner)
+    disk = None
     if not provision.unsandboxed:
         if held.opened.plan.guards:
             from runner.launch.provide.guards import hold_guarded
 
             hold_guarded(held.opened, stack)
         if opened.plan.limits.disk is not None and (writable := opened.writable):
-            from runner.launch.provide.room import require_room
+            from runner.launch.provide.room import measured_room
 
-            require_room(writable, opened.plan.limits.disk)
+            disk = stack.enter_context(measured_room(writable, opened.plan.limits.disk))
     cgroup, limits = _make_cgroup(planned, held, opened.plan, stack)
     own_count = cgroup is not None and cgroup.counts_memory
     identity = owners.identity() if owners is not None else ""
@@ -155,7 +159,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
         plan=opened.plan, layers=with_owner(planned.layers, owner.uid, identity), limits=limits
     )
     oom_around = None if own_count else OomAround(held.own_groups)
-    return Acquired(completed, opened, owner, cgroup, oom_around)
+    return Acquired(completed, opened, owner, cgroup, oom_around, disk)
 
 
 def _require_same_user(planned: Planned) -> None:
@@ -257,12 +261,17 @@ def _make_cgroup(
     for site in held.sites:
         if site not in assigned.sites:  # there make_cgroup does it
             sweep(site.directory)  # the next launch that makes a group here may be long in coming
-    if plan.limits.io is None:
+    disks = () if plan.limits.io is None else whole_disks(_devices(plan))
+    if plan.limits.io is None or disks:  # as it was assumed when means were assigned to limits
         try:
-            cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits))
+            cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits, disks))
             return cgroup, assigned.confirmed(cgroup.effective)
         except CgroupFault as failed:
             fault = failed
     from runner.launch.provide.groups import make_groups
 
-    return make_groups(planned, held.survey(), plan, stack, fault)
+    return make_groups(planned, held.survey(), plan, stack, disks, fault)
+
+
+def _devices(plan: LaunchPlan) -> Iterator[int]:
+    return iter({operation.identity.dev for operation in plan.operations if isinstance(operation, Bind)})

@@ -38,6 +38,11 @@ class LaunchHost(Protocol):
         """Everything is decided and acquired; nothing runs yet."""
         ...
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has seen that."""
+        ...
+
     def watch_orders(self) -> AbstractContextManager[Orders]:
         """From just before the start: orders to end the plugin."""
         ...

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 
-from runner.approvals.record import arguments_digest, starts_below
 from runner.plugin import Entrypoint, Plugin
 from sandbox import look
 from sandbox.cache import fingerprint
-from sandbox.paths.executable import is_executable
 from sandbox.spec import STATE_DIR_TOKEN, PathRequest, SandboxSpec
 from sandbox.value import NamedTuple
 
@@ -27,6 +25,8 @@ class Command(NamedTuple):
 
 def plugin_of(command: Command, contract: str) -> Plugin:
     """The command as a plugin of a contract whose plugins are other people's programs."""
+    from runner.approvals.record import arguments_digest  # who only passes a command on needs no approvals
+
     program = command.argv[0]
     spec = command.spec
     if command.name:
@@ -56,6 +56,8 @@ def plugin_of(command: Command, contract: str) -> Plugin:
 def _depends_on_folder(command: Command) -> bool:
     """A project that was cloned may have a program of the same name: it is another one. A command that names
     nothing of its folder is the same one wherever a person stands."""
+    from runner.approvals.record import starts_below
+
     return command.named_directory or starts_below(command.argv, command.directory)
 
 
@@ -70,6 +72,8 @@ def _on_path(name: str) -> str | None:
     """As shutil.which finds it, which a launch would have to import: an empty entry of PATH is the current
     folder, an empty PATH has no entries, and without PATH the C library's takes its place. One difference: a
     file counts as executable by its mode bits alone, as in the launch itself."""
+    from sandbox.paths.executable import is_executable
+
     search_path = look.environment(os.environ).get("PATH")
     if search_path is None:
         search_path = os.confstr("CS_PATH")

@@ -73,8 +73,10 @@ def run_steps(
                     stage = decided = decided._replace(timings=watch.lap("policy"))
                 stack.enter_context(sources)
                 stage = planned = plan(decided, noted, watch, sources)
-                if see_planned is not None:
-                    see_planned(planned, sources)
+            if keeper is not None:
+                keeper.planned = planned
+            if see_planned is not None:
+                see_planned(planned, sources)
         except CalledOff as called:
             called.stage = stage
             raise
@@ -82,8 +84,6 @@ def run_steps(
             raise
         except Exception as error:
             raise Failure(*judge_error(error), stage) from error
-        if keeper is not None:
-            keeper.planned = planned
         steps = plan_steps(planned, environ, began, host, sources, watch, contents, keeper)
         return (yield from steps)
 
@@ -104,8 +104,8 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
         planned = plan(decided, environ, watch, sources)
         disk, held = planned.plan.limits.disk, sources.held
         if disk is not None and held is not None and not planned.grant.unsandboxed:
-            from runner.launch.provide.room import require_room
+            from runner.launch.provide.room import measured_room
 
-            with failing(planned):
-                require_room(held.opened.writable, disk)
+            with failing(planned), measured_room(held.opened.writable, disk):
+                pass
         return planned

@@ -13,19 +13,17 @@ from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
 from sandbox.given import Limits
-from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager
 from sandbox.signals import signal
-from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, Sequence
+from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator
 
 if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection
     from sandbox.cell.contents import Contents
     from sandbox.cell.egress import GateProcess
-    from sandbox.limits.disk import DiskMeter
 
 # The cell's init has a deadline of its own, this much after the runner's. It ends the plugin if the runner
 # did not.
@@ -48,12 +46,7 @@ def start(
     planned, opened, cgroup = acquired.planned, acquired.opened, acquired.cgroup
     limits, unsandboxed = opened.plan.limits, planned.provision.unsandboxed
     clocks = _clocks(limits, began)
-    live: list[Cell] = []
     with ExitStack() as stack:
-        disk = None
-        if limits.disk is not None and not unsandboxed and (writable := opened.writable):
-            disk = _disk_meter(writable, limits.disk, cgroup, live)
-            stack.callback(disk.close)
         plumbing = stack.enter_context(connect(acquired))
         bounds = Bounds(
             rlimits(limits, planned.limits.fallbacks),
@@ -69,8 +62,10 @@ def start(
         else:
             with failing(planned):
                 cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds, contents))
-        live.append(cell)
         plumbing.give_away()
+        disk = acquired.disk
+        if disk is not None:
+            disk.guard(cell.processes, cgroup.freeze if cgroup is not None and cgroup.can_freeze else None)
         meters: list[Meter] = []
         if cell.gate is not None:
             from sandbox.cell.egress import GateMeter
@@ -211,20 +206,6 @@ def _socket_meter(stack: ExitStack, acquired: Acquired, limit: int, cell: Cell) 
     tables = SocketTables(cell.member, limit)
     stack.callback(tables.close)
     return SocketMeter(limit, tables.held)
-
-
-def _disk_meter(
-    writable: Mapping[str, int], limit: int, cgroup: Cgroup | None, live: Sequence[Cell]
-) -> DiskMeter:
-    """For the folders the plugin may write."""
-    from sandbox.limits.disk import DiskMeter
-
-    return DiskMeter(
-        writable,
-        limit,
-        lambda: live[0].processes() if live else (),
-        cgroup.freeze if cgroup is not None and cgroup.can_freeze else None,
-    )
 
 
 def _clocks(limits: Limits, began: float) -> Clocks:

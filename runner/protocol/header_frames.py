@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from runner.protocol.frames import Cause, Cut, FrameFault
+from runner.protocol.frames import Cause, Cut, FrameFault, Pieces
 from sandbox.document.diagnostic import quoted
 from sandbox.value import NamedTuple
 
@@ -70,7 +70,7 @@ class HeaderFramer:
         self._header = bytearray()  # of the frame that is being read: the lines so far
         self._line = 0  # where in it the last line begins
         self._announced: int | None = None
-        self._body: bytearray | None = None  # None: the header is being read
+        self._body: Pieces | None = None  # None: the header is being read
         self._ended = False
         self.taken = 0  # bytes of the stream up to the last frame's end, or to a refused body
         self.refused: int | None = None  # bytes of a body that is too long
@@ -78,7 +78,7 @@ class HeaderFramer:
 
     @property
     def pending(self) -> int:
-        return len(self._header) + (0 if self._body is None else len(self._body))
+        return len(self._header) + (0 if self._body is None else self._body.size)
 
     def feed(self, data: bytes) -> list[bytes]:
         return [cut.frame for cut in self.cut(data)]
@@ -111,14 +111,14 @@ class HeaderFramer:
 
     def _read_body(self, data: bytes, start: int, cuts: list[Cut]) -> int:
         assert self._body is not None and self._announced is not None
-        end = start + self._announced - len(self._body)
+        end = start + self._announced - self._body.size
         if end > len(data):
-            self._body += data[start:] if start else data
+            self._body.add(data[start:] if start else data)
             return len(data)
         body = data[start:end]
-        if self._body:  # most bodies arrive in one piece, and need no second copy
-            self._body += body
-            body = bytes(self._body)
+        if self._body.size:  # most bodies arrive in one piece, and need no second copy
+            self._body.add(body)
+            body = self._body.take()
         cuts.append(Cut(body, bytes(self._header)))
         self.taken += len(self._header) + len(body)
         self._forget()
@@ -188,7 +188,7 @@ class HeaderFramer:
             message = f"a frame announces {length} bytes, and the least is {rules.least_body}"
             self._refuse("bad_header", message)
         else:
-            self._body = bytearray()
+            self._body = Pieces()
 
     # --- faults ---------------------------------------------------------------------------------------------
 

@@ -20,17 +20,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.protocol.disguise.forms import Forms, number_texts
-from runner.protocol.disguise.needles import Needles, Span
-from runner.protocol.disguise.views import hex_view, views_of
+if TYPE_CHECKING:
+    from runner.protocol.disguise.finder import SecretFinder
+    from runner.protocol.disguise.needles import Span
 
 MARK = "[secret]"  # not longer than the shortest text it replaces
 _MARK = MARK.encode()
-
-# Bytes that are searched at once, which bounds the memory that this takes.
-_BLOCK_BYTES = 256 << 10
 
 
 class Secrets(Mapping[str, Any]):
@@ -38,10 +35,14 @@ class Secrets(Mapping[str, Any]):
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values = dict(values or {})
-        # Secrets are often handed on, and seldom looked for.
-        self._finder: _SecretFinder = (
-            values._finder if isinstance(values, Secrets) else _SecretFinder(self._values)
-        )
+        # None: there are no secrets, as for most plugins. Those do not pay for the rules about disguises.
+        self._finder: SecretFinder | None = None
+        if isinstance(values, Secrets):
+            self._finder = values._finder  # secrets are often handed on, and seldom looked for
+        elif self._values:
+            from runner.protocol.disguise.finder import SecretFinder
+
+            self._finder = SecretFinder(self._values)
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -58,28 +59,28 @@ class Secrets(Mapping[str, Any]):
     @property
     def longest(self) -> int:
         """Bytes that have to be seen together to find a text: a longer one is found in parts."""
-        return self._finder.longest if self._values else 0
+        return 0 if self._finder is None else self._finder.longest
 
     def hide(self, text: str) -> str:
-        if not self._values:
+        if self._finder is None:
             return text
         return _decode(self.hide_in_bytes(text.encode("utf-8", "surrogatepass")))
 
     def hide_in_bytes(self, data: bytes) -> bytes:
-        return _replaced(data, self._finder.find(data)) if self._values else data
+        return data if self._finder is None else _replaced(data, self._finder.find(data))
 
     def hide_in_tail(self, data: bytes, *, cut: bool) -> bytes:
         """The same for the end of a longer text. `cut`: something stood before it, perhaps the beginning of a
         secret; as many bytes as the longest one has are left out then. What the text breaks off in is hidden
         too: its writer may have been ended there."""
-        if not self._values:
+        if self._finder is None:
             return data
         data = _replaced(data, self._finder.find(data, at_end=True))
         return data[self.longest :] if cut else data
 
     def hide_in(self, value: Any) -> Any:
         """The same for JSON, with its keys."""
-        if not self._values:
+        if self._finder is None:
             return value
         if isinstance(value, str):
             return self.hide(value)
@@ -91,46 +92,6 @@ class Secrets(Mapping[str, Any]):
         if len(hidden) != max(len(texts), 1):  # a text that was too much work, and the rest with it
             hidden = [MARK] * len(texts)
         return _rebuilt(value, zip(texts, hidden, strict=False))
-
-
-class _SecretFinder:
-    """Made when it is first used."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-        self._made: tuple[Needles, Needles, int] | None = None
-
-    def _make(self) -> tuple[Needles, Needles, int]:
-        if self._made is None:
-            forms = Forms(self._values)
-            self._made = Needles(forms.texts), Needles(forms.hexes), forms.longest
-        return self._made
-
-    @property
-    def longest(self) -> int:
-        return self._make()[2]
-
-    def find(self, data: bytes, *, at_end: bool = False) -> list[Span]:
-        """Where secrets stand, in order, none over another."""
-        texts, hexes, longest = self._make()
-        if not longest:
-            return []
-        found: list[Span] = []
-        for start in range(0, len(data), _BLOCK_BYTES):
-            block = data[start : start + _BLOCK_BYTES + longest]
-            is_last = at_end and start + len(block) == len(data)
-            digits = b""
-            for view in views_of(block, at_end=is_last):
-                reads = [(view, texts)]
-                in_hex = hex_view(view)
-                if in_hex.text != digits:  # without line ends it is the same
-                    digits = in_hex.text
-                    reads.append((in_hex, hexes))
-                for read, needles in reads:
-                    for span in needles.find(read.text, at_end=is_last):
-                        begin, end = read.place(*span)
-                        found.append((start + begin, start + end))
-        return found
 
 
 def _replaced(data: bytes, spans: list[Span]) -> bytes:
@@ -157,6 +118,8 @@ def _texts_of(value: Any) -> Iterator[str]:
         for each in value:
             yield from _texts_of(each)
     elif isinstance(value, int | float):
+        from runner.protocol.disguise.forms import number_texts
+
         yield from number_texts(value)
 
 
@@ -169,6 +132,8 @@ def _rebuilt(value: Any, texts: Iterator[tuple[str, str]]) -> Any:
     if isinstance(value, list | tuple):
         return [_rebuilt(each, texts) for each in value]
     if isinstance(value, int | float):
+        from runner.protocol.disguise.forms import number_texts
+
         shown = [next(texts) for _ in number_texts(value)]
         return MARK if any(before != after for before, after in shown) else value
     return value

@@ -69,21 +69,21 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
     outline = _outline(raw)
     if len(outline.rest) > MOST_VALUES and sum(map(outline.rest.count, (b",", b"[", b"{"))) > MOST_VALUES:
         raise WireFault("too_many_values", f"more than {MOST_VALUES} values in one message")
-    keys = unique or _may_repeat(raw, outline.strings, identity)
+    keys = unique or _may_repeat(raw, outline, identity)
     if len(raw) <= _SHORT_BYTES:
         weight, meanwhile = len(raw) * _MOST_MEMORY_PER_BYTE, 0
     else:
-        weight, meanwhile = _weighed(raw, outline.rest, keys)
+        weight, meanwhile = _weighed(raw, outline, keys)
     if weight + meanwhile > MOST_MEMORY:
         raise WireFault("too_many_values", f"its values take more than {MOST_MEMORY >> 20} MiB of memory")
     if _too_deep(outline.rest):
         raise WireFault("too_deep", f"nested more than {MOST_DEPTH} deep")
     hooks = _Hooks()
-    numbers = _may_have_bad_numbers(outline.rest)
+    numbers, escapes = _may_have_bad_numbers(outline.rest), outline.escapes
     del outline  # it is as long as the message
     decoder = hooks.decoder(numbers=numbers, keys=keys)
     try:
-        value = decoder.decode(_without_lone_surrogates(raw).decode("utf-8", "replace"))
+        value = decoder.decode(_text_of(raw, escapes))  # nothing else may hold the text: it is long
     except json.JSONDecodeError as error:
         raise WireFault("bad_json", f"{error.msg} at character {error.pos}") from None
     except RecursionError:  # the caller's stack is nearly full: ours needs 128 levels
@@ -270,20 +270,22 @@ _LONG_STRING = 256
 class _Outline(NamedTuple):
     rest: bytes  # the text outside strings, or all of it if there are many. No quote in it is escaped
     strings: list[bytes] | None  # if they are few; without escaped quotes and backslashes
+    escapes: bool  # whether there is a backslash
 
 
 def _outline(raw: bytes) -> _Outline:
-    if b"\\" in raw:
+    escapes = b"\\" in raw
+    if escapes:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     if len(raw) > _CHUNK_BYTES:
-        return _long_outline(raw)
+        return _long_outline(raw, escapes)
     pieces = raw.split(b'"', 2 * _FEW_STRINGS)
     if len(pieces) > 2 * _FEW_STRINGS:
-        return _Outline(raw, None)
-    return _Outline(b'""'.join(pieces[::2]), pieces[1::2])
+        return _Outline(raw, None, escapes)
+    return _Outline(b'""'.join(pieces[::2]), pieces[1::2], escapes)
 
 
-def _long_outline(raw: bytes) -> _Outline:
+def _long_outline(raw: bytes, escapes: bool) -> _Outline:
     """The same without a copy of long strings. No key that is looked for is one."""
     outside: list[bytes] = []
     strings: list[bytes] = []
@@ -292,13 +294,13 @@ def _long_outline(raw: bytes) -> _Outline:
         begin = raw.find(b'"', end + 1)
         outside.append(raw[end + 1 :] if begin < 0 else raw[end + 1 : begin])
         if begin < 0:
-            return _Outline(b'""'.join(outside), strings)
+            return _Outline(b'""'.join(outside), strings, escapes)
         end = raw.find(b'"', begin + 1)
         after = len(raw) if end < 0 else end
         strings.append(raw[begin + 1 : after] if after - begin <= _LONG_STRING else b"")
         if end < 0:
-            return _Outline(b'""'.join(outside), strings)
-    return _Outline(raw, None)
+            return _Outline(b'""'.join(outside), strings, escapes)
+    return _Outline(raw, None, escapes)
 
 
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
@@ -346,9 +348,10 @@ _SHORT_BYTES, _MOST_MEMORY_PER_BYTE = 1024, 64
 _BEYOND_16_BIT = tuple(bytes((lead,)) for lead in range(0xF0, 0xF5))
 
 
-def _weighed(raw: bytes, rest: bytes, pairs: bool) -> tuple[int, int]:
+def _weighed(raw: bytes, outline: _Outline, pairs: bool) -> tuple[int, int]:
     """Bytes of the values, and bytes needed only while they are parsed."""
-    width = _width(raw)
+    rest = outline.rest
+    width = _width(raw, outline.escapes)
     text = width * len(raw)
     quote = _QUOTE if width == 1 else _WIDE_QUOTE
     keys = rest.count(b":")
@@ -364,9 +367,9 @@ def _weighed(raw: bytes, rest: bytes, pairs: bool) -> tuple[int, int]:
     return weight, meanwhile
 
 
-def _width(raw: bytes) -> int:
+def _width(raw: bytes, escapes: bool) -> int:
     """Bytes for each character. One wide character makes its whole string wide."""
-    escapes = b"\\" in raw and b"\\u" in raw
+    escapes = escapes and b"\\u" in raw
     if escapes and (b"\\ud" in raw or b"\\uD" in raw):
         return 4
     if raw.isascii():
@@ -385,9 +388,10 @@ def _may_have_bad_numbers(rest: bytes) -> bool:
     return b"0" * 19 in plain or b"e000" in plain or b"e+000" in plain
 
 
-def _may_repeat(raw: bytes, strings: list[bytes] | None, identity: frozenset[str]) -> bool:
-    if b"\\" in raw and b"\\u00" in raw:  # a key may be escaped. Looking for one byte first is faster
+def _may_repeat(raw: bytes, outline: _Outline, identity: frozenset[str]) -> bool:
+    if outline.escapes and b"\\u00" in raw:  # a key may be escaped
         return bool(identity)
+    strings = outline.strings
     keys = (key.encode() for key in identity)
     if strings is None:
         return any(raw.count(b'"%b"' % key) > 1 for key in keys)
@@ -406,8 +410,12 @@ _MENDED = rb"\\ufffd"  # a template; the result has the same length as the match
 _AROUND_BYTES = 12
 
 
+def _text_of(raw: bytes, escapes: bool) -> str:
+    return (_without_lone_surrogates(raw) if escapes else raw).decode("utf-8", "replace")
+
+
 def _without_lone_surrogates(raw: bytes) -> bytes:
-    if b"\\" not in raw or (b"\\ud" not in raw and b"\\uD" not in raw):
+    if b"\\ud" not in raw and b"\\uD" not in raw:
         return raw
     if b"\x01" in raw:
         return raw  # not JSON, which never contains this byte. Otherwise the byte can serve as a mark

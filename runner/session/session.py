@@ -386,14 +386,15 @@ class Session:
         """What the cage has to do with a failure, of the plugin or of a call. Each failure takes what fits it
         (`with_outcome`)."""
         record = self.state.record
-        if ended is None or ended.scene is None:
-            return ()
         failed = has_failed(outcome) or bool(record.calls["failed"])
         if not failed and not record.calls["refused"]:
             return ()
+        scene = None if ended is None else ended.scene
+        if scene is None:
+            return ()
         from runner.launch.advice.advice import advise
 
-        found = advise(ended.scene, record.stderr)
+        found = advise(scene, record.stderr)
         return found if failed else tuple(each for each in found if each.kind == "host")
 
 

@@ -27,6 +27,8 @@ from runner.session.waiter import first_of
 LINGER_SECONDS = 2.0
 
 _READ_BYTES = 64 << 10  # of a stream, for one read
+# For one read of a frame of which _LONG_FRAME_BYTES have come. The plugin's pipe then holds as much, too.
+_LONG_READ_BYTES, _LONG_FRAME_BYTES = 256 << 10, 128 << 10
 _THREAD_BYTES = 256 << 10  # a longer frame is decoded in a thread: it would hold up all other sessions
 _PIPE_SECONDS = 0.2  # for an answer that has arrived, and was not read yet
 _TURN_SECONDS = 0.005  # for the frames of one plugin, before other tasks run
@@ -135,7 +137,8 @@ class SessionTasks:
         state = self._state
         framer = state.dialect.framer()
         try:
-            while data := await state.cell.stdout.receive_some(_READ_BYTES):
+            most = _READ_BYTES
+            while data := await state.cell.stdout.receive_some(most):
                 if state.phase == "launch":  # it runs, and may be faster than the monitor's word of it
                     state.phase = "handshake"
                 self._count("stdout", data)
@@ -145,6 +148,7 @@ class SessionTasks:
                     await self._take(frames, nursery)
                 if framer.fault is not None:
                     break
+                most = _READ_BYTES if framer.pending < _LONG_FRAME_BYTES else _LONG_READ_BYTES
             await self._take(framer.finish(), nursery)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass

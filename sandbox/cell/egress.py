@@ -11,20 +11,21 @@ from __future__ import annotations
 import _socket
 import os
 import select
-import signal
 import time
-from contextlib import ExitStack, contextmanager, suppress
-from typing import NoReturn
 
 from sandbox.limits.meter import Meter
 from sandbox.network.audit import AuditLog
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
 from sandbox.plan.layers import LayerUnavailable
+from sandbox.scopes import ExitStack, contextmanager, suppress
+from sandbox.signals import signal
 from sandbox.spawn.network import outside_network
 from sandbox.spawn.network_order import NetworkOrder
-from sandbox.spec import Limits
-from sandbox.typed import Callable, Collection, Iterator, Mapping
+from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, NoReturn
+
+if TYPE_CHECKING:
+    from sandbox.given import Limits
 
 # How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
 # part of it, and a server may read slowly. The gate ends as soon as it has nothing to deliver.

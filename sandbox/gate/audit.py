@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 
 from sandbox.gate.loop import BROKEN, WRITE, Loop
 from sandbox.network.egress import AuditLine
+from sandbox.typed import Mapping
+
+try:
+    from _json import encode_basestring_ascii as _quote
+except ImportError:  # another Python than CPython
+    from json.encoder import encode_basestring_ascii as _quote
 
 # A pipe takes so many bytes at once or none of them, so a line never arrives in part (PIPE_BUF).
 MOST_LINE_BYTES = 4096
 _MOST_TEXT_CHARACTERS = 300  # of a name, a rule or a reason
 _MOST_REPEATED = 1024  # lines that may come again, whose repetitions are counted
+
+
+def encode_line(fields: Mapping[str, str | float]) -> bytes:
+    """One line of JSON. Importing json takes as long as half of what a gate imports."""
+    pairs = (
+        f"{_quote(key)}:{_quote(value) if isinstance(value, str) else repr(value)}"
+        for key, value in fields.items()
+    )
+    return f"{{{','.join(pairs)}}}\n".encode("ascii")
 
 
 class ReaderGone(Exception):
@@ -70,7 +84,8 @@ class AuditPipe:
 
     def tell_totals(self) -> None:
         """How many there were of each kind, also of those that have no line."""
-        self._put({"kind": "totals", **self._counts})
+        if self._counts:
+            self._put({"kind": "totals", **self._counts})
 
     def _on_room(self, mask: int) -> None:
         if mask & BROKEN:
@@ -84,8 +99,8 @@ class AuditPipe:
             return True
         return False
 
-    def _put(self, fields: dict[str, object]) -> bool:
-        line = json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
+    def _put(self, fields: Mapping[str, str | float]) -> bool:
+        line = encode_line(fields)
         try:
             return len(line) <= MOST_LINE_BYTES and os.write(self._fd, line) == len(line)
         except BlockingIOError:

@@ -6,16 +6,16 @@ the filter of system calls alone leaves no file system: Landlock, and as root an
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import resource
-import signal
 import struct
-from collections.abc import Callable, Collection
 
 from sandbox.gate.calls import gate_filter
 from sandbox.seccomp.filter import machine_arch
+from sandbox.signals import signal
+from sandbox.spawn.libc import Libc, addressof, get_errno, memory_at, open_libc, writable
+from sandbox.typed import Callable, Collection
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _PR_GET_DUMPABLE, _PR_GET_SECCOMP, _PR_GET_NO_NEW_PRIVS = 3, 21, 39
@@ -58,7 +58,7 @@ def close_others(kept: Collection[int]) -> None:
     for fd in (0, 1, 2):
         if fd not in kept and fd != null:
             os.dup2(null, fd)
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = open_libc()
     low = 3
     for fd in sorted(fd for fd in kept if fd > 2):
         if fd > low and libc.syscall(_CLOSE_RANGE, low, fd - 1, 0) < 0:
@@ -75,7 +75,7 @@ def forget_environment() -> None:
         words = file.read().rpartition(b") ")[2].split()
     start, end = (int(words[field - 3]) for field in (_STAT_ENV_START, _STAT_ENV_END))
     if 0 < start < end:
-        ctypes.memset(start, 0, end - start)
+        memory_at(start, end - start).raw = bytes(end - start)
 
 
 def follow_parent(alive: Callable[[], bool]) -> None:
@@ -83,7 +83,7 @@ def follow_parent(alive: Callable[[], bool]) -> None:
 
     A change of the uid resets it.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = open_libc()
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
         _raise("follow the death of the launching process")
     if not alive():
@@ -92,7 +92,7 @@ def follow_parent(alive: Callable[[], bool]) -> None:
 
 def confine(identity: tuple[int, int] | None, descriptors: int, alive: Callable[[], bool]) -> None:
     """`identity`: the uid and the gid to take. `descriptors`: how many may be open."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = open_libc()
     program = gate_filter(machine_arch())
     ruleset = _make_ruleset(libc)
     _set_limits(descriptors)
@@ -114,8 +114,9 @@ def confine(identity: tuple[int, int] | None, descriptors: int, alive: Callable[
         if libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0) < 0:
             _raise("use Landlock")
         os.close(ruleset)
-    code = ctypes.create_string_buffer(program)
-    head = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
+    code = writable(len(program))
+    code.raw = program
+    head = struct.pack("@HP", len(program) // 8, addressof(code))
     if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0) < 0:
         _raise("filter system calls")
 
@@ -163,7 +164,7 @@ def _leave_root_directory() -> None:
             os.chdir("/")
 
 
-def _make_ruleset(libc: ctypes.CDLL) -> int:
+def _make_ruleset(libc: Libc) -> int:
     """A Landlock ruleset that allows nothing; -1 where the kernel has no Landlock."""
     version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
     if version < 1:
@@ -181,7 +182,7 @@ def _make_ruleset(libc: ctypes.CDLL) -> int:
     return ruleset
 
 
-def _prctl(libc: ctypes.CDLL, step: str, option: int, value: int, getter: int, expected: int) -> None:
+def _prctl(libc: Libc, step: str, option: int, value: int, getter: int, expected: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) < 0:
         _raise(step)
     if libc.prctl(getter, 0, 0, 0, 0) != expected:
@@ -189,5 +190,5 @@ def _prctl(libc: ctypes.CDLL, step: str, option: int, value: int, getter: int, e
 
 
 def _raise(step: str) -> None:
-    code = ctypes.get_errno() or errno.EPERM
+    code = get_errno() or errno.EPERM
     raise ConfinementError(f"could not {step}: {os.strerror(code)}")

@@ -6,7 +6,6 @@ import _socket as socket
 import errno
 import ipaddress
 import struct
-from collections.abc import Callable, Sequence
 
 from sandbox.gate.audit import AuditPipe
 from sandbox.gate.dial import Dial
@@ -20,6 +19,7 @@ from sandbox.network.addresses import vet
 from sandbox.network.egress import AuditLine, EgressPlan
 from sandbox.network.hosts import Host, read_address
 from sandbox.network.rules import HostRule, judge
+from sandbox.typed import Callable, Sequence
 from sandbox.value import NamedTuple
 
 _CONNECTIONS_PER_SECOND = 1000

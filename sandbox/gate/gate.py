@@ -14,13 +14,10 @@ import _socket as socket
 import encodings.ascii
 import encodings.utf_8  # noqa: F401 -- these are loaded when first used, and by then no file can be opened
 import gc
-import json
 import os
 import select
-import signal
-from typing import NoReturn
 
-from sandbox.gate.audit import AuditPipe, ReaderGone
+from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
 from sandbox.gate.confine import (
     ConfinementError,
     close_others,
@@ -40,6 +37,8 @@ from sandbox.network.addresses import refusal
 from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
 from sandbox.network.rules import parse_rules
 from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, tell_ready
+from sandbox.signals import signal
+from sandbox.typed import NoReturn
 
 # Of the gate's process.
 EXIT_ENDED = 0  # `alive` said so, or nobody reads the audit lines
@@ -179,13 +178,13 @@ def _load_what_is_lazy() -> None:
     refusal("93.184.216.34")
     refusal("2606:2800:220:1::1")
     str(OSError(1, os.strerror(1)))
-    json.dumps({"number": 1.5, "text": "\u00e9"})
+    encode_line({"number": 1.5, "text": "\u00e9"})
 
 
 def _report_fault(audit: int, reason: str) -> None:
-    line = {"kind": "fault", "reason": reason[:_MOST_FAULT_CHARACTERS]}
+    line = encode_line({"kind": "fault", "reason": reason[:_MOST_FAULT_CHARACTERS]})
     try:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        os.write(audit, json.dumps(line).encode("ascii") + b"\n")
+        os.write(audit, line)
     except OSError:
         pass

@@ -11,7 +11,8 @@ import heapq
 import itertools
 import select
 import time
-from collections.abc import Callable
+
+from sandbox.typed import Callable
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sandbox.gate.loop import Loop
+from sandbox.typed import Callable
 
 # What may be moved at once after a pause, in seconds of the rate. Also how long a connection waits at most
 # before it may try again.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable
+
+from sandbox.typed import Callable
 
 # Processor time that may be used at once after a rest, however low the limit is.
 _BURST_SECONDS = 0.1

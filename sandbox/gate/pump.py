@@ -13,10 +13,10 @@ import _socket as socket
 import fcntl
 import os
 import struct
-from collections.abc import Callable
 
 from sandbox.gate.loop import READ, WRITE, Loop, Timer
 from sandbox.gate.meter import ByteMeter
+from sandbox.typed import Callable
 from sandbox.value import NamedTuple
 
 # What is moved at once. A pipe holds 64 KiB by default; with 256 KiB a gigabyte takes 0.2 instead of 0.35

@@ -9,11 +9,11 @@ from __future__ import annotations
 import _socket as socket
 import errno
 import os
-from collections.abc import Callable
 
 from sandbox.gate import dns
 from sandbox.gate.loop import READ, WRITE, Loop, Timer
 from sandbox.gate.upstream import NameServer, Upstream
+from sandbox.typed import Callable
 from sandbox.value import NamedTuple
 
 MOST_TRIES = 3  # of one question, that may still be answered

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import _socket as socket
 import os
-from collections.abc import Callable
 
 from sandbox.network.hosts import parse_host, read_address
+from sandbox.typed import Callable
 from sandbox.value import NamedTuple
 
 RESOLV_CONF = "/etc/resolv.conf"

@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 
-from sandbox.files import write_once
+from sandbox.files import kernel_text, write_once
 from sandbox.given import Limits
 from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
 from sandbox.limits.site import LEAF, PREFIX, Hierarchy, Site, is_leaf
@@ -66,9 +66,7 @@ class CgroupDirectory:
     def read(self, file: str) -> str | None:
         """None if this kernel has no such file, or the group was removed."""
         try:
-            # Not as text: for that Python would import a module for the encoding.
-            with open(f"{self.path}/{file}", "rb") as opened:
-                return opened.read().decode("ascii")
+            return kernel_text(f"{self.path}/{file}")
         except OSError:
             return None
 
@@ -258,8 +256,7 @@ class OomAround:
 
     def _count(self) -> int | None:
         try:
-            with open(self._file, "rb") as file:
-                words = file.read().decode("ascii").split()
+            words = kernel_text(self._file).split()
         except OSError:  # no such group, or the root group, which has no counters
             return None
         told = dict(zip(words[::2], words[1::2], strict=False))
@@ -297,13 +294,13 @@ def make_cgroup(
     """
     with ExitStack() as stack:
         groups: list[CgroupDirectory] = []
+        stack.callback(_remove, groups)
+        owner = _identity()
         for site in sites:
             sweep(site.directory)
             if site.enable:
                 _hand_down(site)
-            group = _make(site)
-            stack.callback(_remove, group)
-            groups.append(group)
+            groups.append(_make(site, owner))
         cgroup = Cgroup(groups)
         for group in groups:
             for controller, file, text in settings(group.site, limits, devices):
@@ -318,11 +315,11 @@ def make_cgroup(
         yield cgroup
 
 
-def _make(site: Site) -> CgroupDirectory:
+def _make(site: Site, owner: str) -> CgroupDirectory:
     for _ in range(_NAMES_TRIED):
         number = _next_number.get(site.directory, 0)
         _next_number[site.directory] = number + 1
-        name = f"{PREFIX}{_identity()}-{number}"
+        name = f"{PREFIX}{owner}-{number}"
         try:
             held = _made_and_locked(f"{site.directory}/{name}")
         except OSError as error:
@@ -358,21 +355,25 @@ def _made_and_locked(path: str) -> int | None:
 
 def _identity() -> str:
     """A name that no other process ever has, even with the same pid. For people: only the lock counts."""
-    with open("/proc/self/stat", "rb") as file:
+    with open("/proc/self/stat", "rb") as file:  # it has our own name, which need not be ASCII
         started = file.read().rpartition(b") ")[2].split()[19].decode("ascii")
     return f"{os.getpid()}-{started}"
 
 
-def _remove(group: CgroupDirectory) -> None:
-    """Bounded: members that were just reaped count for a moment longer, and a process that cannot be killed
-    keeps its group. The next runner tries again."""
+def _remove(groups: Sequence[CgroupDirectory]) -> None:
+    """Bounded, for all of them together: members that were just reaped count for a moment longer, and a
+    process that cannot be killed keeps its groups. The next runner tries again."""
     began = time.monotonic()
-    while not _rmdir(group.path) and time.monotonic() < began + _REMOVE_SECONDS:
-        if time.monotonic() > began + _STUCK_SECONDS and group.processes():
-            break  # they cannot be killed, and other plugins of this process must not wait for them
+    left = [group for group in groups if not _rmdir(group.path)]
+    while left and time.monotonic() < began + _REMOVE_SECONDS:
+        if time.monotonic() > began + _STUCK_SECONDS:
+            # Members cannot be killed, and other plugins of this process must not wait for them.
+            left = [group for group in left if not group.processes()]
         time.sleep(0.002)
-    _held.discard(group.path)
-    os.close(group.fd)
+        left = [group for group in left if not _rmdir(group.path)]
+    for group in groups:
+        _held.discard(group.path)
+        os.close(group.fd)
 
 
 def _rmdir(path: str) -> bool:

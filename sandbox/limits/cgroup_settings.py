@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from sandbox.files import kernel_text
 from sandbox.given import Limits
 from sandbox.limits.site import Site
 from sandbox.typed import Callable, Iterable, Iterator
@@ -69,7 +70,7 @@ def is_optional(file: str, error: OSError) -> bool:
 
 def has_swap() -> bool:
     try:
-        with open("/proc/swaps", "rb") as file:
+        with open("/proc/swaps", "rb") as file:  # with names of files, which need not be ASCII
             return len(file.read().splitlines()) > 1
     except OSError:
         return False
@@ -110,8 +111,7 @@ def whole_disks(devices: Iterable[int]) -> tuple[tuple[int, int], ...]:
             if os.path.exists(f"{place}/partition"):
                 place = os.path.dirname(os.path.realpath(place))
             try:
-                with open(f"{place}/dev", encoding="ascii") as file:
-                    major, minor = file.read().strip().split(":")
+                major, minor = kernel_text(f"{place}/dev").strip().split(":")
             except (OSError, ValueError):
                 continue
             found[int(major), int(minor)] = None

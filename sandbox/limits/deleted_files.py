@@ -6,11 +6,10 @@ holds them: in its descriptor table (each *thread* can have its own), in its map
 
 from __future__ import annotations
 
-import ctypes
 import os
 import stat
-from functools import cache
 
+from sandbox.spawn.libc import open_libc
 from sandbox.typed import Generator, Iterable
 from sandbox.value import NamedTuple
 
@@ -52,19 +51,13 @@ def search(pids: Iterable[int]) -> Generator[None, None, Findings]:
     return Findings(tuple(files), (found.unseen or found.closed > 0) and not blind, blind)
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    """Made once: each CDLL makes a class of its own, a cycle that only the collector frees."""
-    return ctypes.CDLL(None)
-
-
 class _DeletedFileSearch:
     def __init__(self) -> None:
         self.files: dict[tuple[int | None, int], File] = {}
         self.unseen = False
         self.looked = 0
         self.closed = 0
-        self._libc = _libc()
+        self._libc = open_libc()
         self._kcmp = _KCMP.get(os.uname().machine)
 
     def process(self, pid: int) -> Generator[None, None, None]:

@@ -33,17 +33,17 @@ in a container without CAP_SYS_PTRACE), deleted files do not count at all: `blin
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import time
 
-from sandbox.limits import deleted_files, disk_usage
-from sandbox.limits.freeze import Halt
+from sandbox.limits import disk_usage
 from sandbox.limits.meter import Meter
-from sandbox.paths.mounts import contains
-from sandbox.typed import Callable, Generator, Iterable, Mapping
+from sandbox.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.limits.deleted_files import File, Findings
 
 # A single writer was measured at 5 GB/s into the page cache.
 _FASTEST_BYTES_PER_SECOND = 6 << 30
@@ -65,9 +65,8 @@ _HELD_SHARE = 10  # the plugin is held still for at most a tenth of the time
 _UNSEEN_SECONDS = 0.5  # after this time, missing space that no file explains counts
 _UNCOUNTED = "it holds deleted files that cannot be measured, and the free space fell by as much"
 
-_EXT, _XFS, _TMPFS = 0xEF53, 0x58465342, 0x01021994
 # The free space of these is correct at once, including delayed allocations.
-_PROMPT = (_EXT, _XFS, _TMPFS)
+_PROMPT = (disk_usage.EXT, disk_usage.XFS, disk_usage.TMPFS)
 
 
 class _Left(NamedTuple):
@@ -85,8 +84,8 @@ class _Folder:
         self.fd = os.dup(fd)
         self.device = os.fstat(fd).st_dev
         self.devices = frozenset((self.device,))  # also of the mounts below
-        kind = _filesystem(fd)
-        self.ahead = kind == _XFS
+        kind = disk_usage.filesystem(fd)
+        self.ahead = kind == disk_usage.XFS
         self.prompt = kind in _PROMPT and os.fstatvfs(fd).f_blocks > 0
         self.used = 0  # bytes, at the last measurement
         # At the start of the current measurement: bytes before it, and those plus all that was lost since.
@@ -101,12 +100,16 @@ class _Folder:
         status = os.fstatvfs(self.fd)
         return _Left(status.f_bfree * status.f_frsize, (status.f_ffree - status.f_files) * disk_usage.ENTRY)
 
-    def had(self, file: deleted_files.File) -> bool:
+    def had(self, file: File) -> bool:
         """Whether a deleted file was in here, by its path: the caller's standard streams and updated
         libraries are deleted files on the same device, too."""
         if file.device is not None and file.device not in self.devices:
             return False
-        return file.path is None or contains(self.path, file.path)
+        if file.path is None:
+            return True
+        from sandbox.paths.mounts import contains  # late: most plugins hold no deleted file
+
+        return contains(self.path, file.path)
 
 
 class _Reference(NamedTuple):
@@ -123,15 +126,15 @@ class _Reference(NamedTuple):
 class DiskMeter(Meter):
     """Measures folders, given by their path in the cage and a descriptor, which stays the caller's.
 
-    `processes`: the plugin's current processes. `freeze`: stops them (True) and continues them (False);
-    without it they are sent SIGSTOP and SIGCONT.
+    `processes` and `freeze`: see `guard`. Without them there are no processes yet: what is measured is what
+    was there before the plugin.
     """
 
     def __init__(
         self,
         folders: Mapping[str, int],
         limit: int,
-        processes: Callable[[], Iterable[int]],
+        processes: Callable[[], Iterable[int]] | None = None,
         freeze: Callable[[bool], None] | None = None,
     ) -> None:
         self.limit = limit
@@ -140,8 +143,11 @@ class DiskMeter(Meter):
         self.blind = False
         self.due = 0.0 if folders else math.inf
         self._peak = 0
-        self._processes = processes
-        self._freeze = freeze or Halt(processes)
+        self._processes: Callable[[], Iterable[int]] = tuple
+        self._search: Callable[[Iterable[int]], Generator[None, None, Findings]] | None = None
+        self._freeze: Callable[[bool], None] | None = None
+        if processes is not None:
+            self.guard(processes, freeze)
         self._folders: list[_Folder] = []
 
         self._measuring: Generator[None, None, None] | None = None
@@ -167,6 +173,22 @@ class DiskMeter(Meter):
         except BaseException:
             self.close()
             raise
+
+    def guard(
+        self, processes: Callable[[], Iterable[int]], freeze: Callable[[bool], None] | None = None
+    ) -> None:
+        """From now on these processes may write.
+
+        `processes`: the plugin's current processes. `freeze`: stops them (True) and continues them (False);
+        without it they are sent SIGSTOP and SIGCONT.
+        """
+        # Imported here, while the plugin is starting: only from now on there is somebody to search and stop.
+        from sandbox.limits.deleted_files import search
+        from sandbox.limits.freeze import Halt
+
+        self._processes = processes
+        self._search = search
+        self._freeze = freeze or Halt(processes)
 
     # --- the Meter interface ---
 
@@ -347,7 +369,8 @@ class DiskMeter(Meter):
     def _hold(self, on: bool) -> None:
         self._still = on
         try:
-            self._freeze(on)
+            if self._freeze is not None:
+                self._freeze(on)
         except OSError:
             pass  # the group does not exist any more
 
@@ -373,7 +396,10 @@ class DiskMeter(Meter):
             self._judge(each, size.used, size.fault)
             if self._is_full():
                 return
-        found = yield from deleted_files.search(self._processes())
+        if self._search is None:
+            self._explain(False, left)
+            return
+        found = yield from self._search(self._processes())
         self.blind = self.blind or found.blind
         unseen = found.unseen
         for each in self._folders:
@@ -414,11 +440,3 @@ def _pause(room: int, writing: bool) -> float:
     """Seconds until the next look. `room`: bytes up to the limit. `writing`: space is being lost."""
     seconds = room / _FASTEST_BYTES_PER_SECOND / (_WRITING_FACTOR if writing else 1)
     return min(max(seconds, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-
-
-def _filesystem(fd: int) -> int:
-    """The magic number from statfs(2), which Python does not offer."""
-    answer = ctypes.create_string_buffer(256)
-    if ctypes.CDLL(None).fstatfs(fd, answer) != 0:
-        return 0
-    return int.from_bytes(answer.raw[: ctypes.sizeof(ctypes.c_long)], "little")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 
+from sandbox.signals import signal
 from sandbox.typed import Callable, Iterable
 
 # A plugin that forks faster than we stop it goes on running; it is measured in any case.

@@ -21,12 +21,17 @@ _LOOKING_SHARE = 0.05
 _LATER_FACTOR = 4
 
 
+# A look that is not finished yet: the loop's others have their turn, and then it goes on.
+UNFINISHED = -1.0
+
+
 class SocketMeter(Meter):
-    """`held`: the bytes that count now; None if not known (yet)."""
+    """`held`: the bytes that count now; None if not known (yet); UNFINISHED."""
 
     def __init__(self, limit: int, held: Callable[[], float | None]) -> None:
         self._limit = limit
         self._held = held
+        self._took = 0.0  # by the parts of the look that is under way
         self.due = monotonic() + _SHORTEST_PAUSE_SECONDS
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
@@ -34,7 +39,11 @@ class SocketMeter(Meter):
             return None
         began = thread_time()  # not the wall clock, which runs on while a busy plugin delays us
         held = self._held() or 0
-        took = thread_time() - began
+        self._took += thread_time() - began
+        if held == UNFINISHED:
+            self.due = now
+            return None
+        took, self._took = self._took, 0.0
         filled = max(0, self._limit - held) / _FASTEST_BYTES_PER_SECOND
         wait = min(LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, filled))
         self.due = monotonic() + min(_LATER_FACTOR * wait, max(took / _LOOKING_SHARE, wait))

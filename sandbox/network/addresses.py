@@ -10,10 +10,9 @@ from __future__ import annotations
 import _socket as socket  # the module `socket` takes longer to import than all else here
 import struct
 from functools import cache
-from typing import TYPE_CHECKING
 
 from sandbox.network.hosts import read_address
-from sandbox.typed import Collection
+from sandbox.typed import TYPE_CHECKING, Collection
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network

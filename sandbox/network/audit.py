@@ -6,11 +6,8 @@ are counted. So its DNS questions cannot push its connections out.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from typing import Any
-
 from sandbox.network.egress import AuditLine
-from sandbox.typed import Callable, Iterator
+from sandbox.typed import Any, Callable, Iterator
 
 MOST_FIRST_LINES = 200  # of each kind
 MOST_LAST_LINES = 200
@@ -32,7 +29,7 @@ class KeptLines:
 
     def __init__(self) -> None:
         self._first: list[AuditLine] = []
-        self._last: deque[AuditLine] = deque()
+        self._last: list[AuditLine] = []
 
     def __iter__(self) -> Iterator[AuditLine]:
         yield from self._first
@@ -44,14 +41,21 @@ class KeptLines:
             self._first.append(line)
             return None
         self._last.append(line)
-        return self._last.popleft() if len(self._last) > MOST_LAST_LINES else None
+        return self._last.pop(0) if len(self._last) > MOST_LAST_LINES else None
+
+
+class _Counts(dict[Any, int]):
+    """collections.Counter, without what that imports."""
+
+    def __missing__(self, _: object) -> int:
+        return 0
 
 
 class AuditLog:
     def __init__(self) -> None:
         self._kept = {kind: KeptLines() for kind in _KINDS}
-        self.totals: Counter[tuple[str, str]] = Counter()  # all lines, by kind and verdict
-        self.left_out: Counter[str] = Counter()  # lines that were not kept, by verdict
+        self.totals: dict[tuple[str, str], int] = _Counts()  # all lines, by kind and verdict
+        self.left_out: dict[str, int] = _Counts()  # lines that were not kept, by verdict
         self.dropped = 0  # lines that were not read in time, or make no sense
         self.fault = ""  # why the gate could not start, or ended by itself
         # Before the plugin, or before it had delivered what the plugin sent. Connections were reset, and

@@ -7,8 +7,8 @@ resolved, and no second reader finds another host in it.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from sandbox.typed import TYPE_CHECKING
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -10,15 +10,13 @@ and the addresses that the rules name. There is no other route, so that all else
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sandbox import cache
 from sandbox.cache import CodeMark, fingerprint
 from sandbox.network.egress import DNS_ADDRESS, DNS_PORT, SYNTHETIC_IPV4, SYNTHETIC_IPV6, EgressPlan
 from sandbox.network.redirect import REDIRECT_PORT, redirect_requests
 from sandbox.network.wire import NLM_F_CREATE, NLM_F_REPLACE, encode_message
 from sandbox.spawn.network_order import NetlinkRequest, NetworkRecipe, SocketRequest
-from sandbox.typed import Iterator, Sequence
+from sandbox.typed import TYPE_CHECKING, Iterator, Sequence
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -49,18 +47,18 @@ def find_recipe(plan: EgressPlan) -> NetworkRecipe:
     """From the cache, if it is there."""
     from sandbox import codec
 
-    name = fingerprint(b"network recipe", b"%d" % plan.every_port, *(rule.encode() for rule in plan.rules))
+    name = fingerprint(b"network recipe 2", b"%d" % plan.every_port, *(rule.encode() for rule in plan.rules))
     raw = cache.load(name)
     if raw is not None:
         try:
-            entry = codec.decode(raw, (RecipeEntry, CodeMark, NetworkRecipe, NetlinkRequest, SocketRequest))
+            entry = codec.unpack(raw, (RecipeEntry, CodeMark, NetworkRecipe, NetlinkRequest, SocketRequest))
         except ValueError:
             entry = None
         if isinstance(entry, RecipeEntry) and cache.is_current(entry.code):
             return entry.recipe
     recipe = make_recipe(plan)
     marks = cache.code_marks("sandbox.network.recipe")
-    cache.store(name, codec.encode(RecipeEntry(recipe, marks)))
+    cache.store(name, codec.pack(RecipeEntry(recipe, marks)))
     return recipe
 
 

@@ -10,10 +10,10 @@ A kernel without nftables, or without NAT in it, refuses the messages. Then the 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
 
 from sandbox.network.wire import NLM_F_CREATE, encode_message
 from sandbox.spawn.network_order import NetlinkRequest
+from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import socket

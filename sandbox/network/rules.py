@@ -18,10 +18,9 @@ addresses.py, after the name was resolved.
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from sandbox.network.hosts import Host, parse_host, read_address
-from sandbox.typed import Iterable
+from sandbox.typed import Iterable, Literal
 from sandbox.value import NamedTuple
 
 MOST_PORTS = 64  # of one rule, and of all rules of a list together; not counting rules for every port

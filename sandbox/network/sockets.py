@@ -1,6 +1,6 @@
 """The sockets of a plugin's network namespace, as the gate receives them.
 
-sandbox/spawn/network.py sends one message: a JSON header with two counts, and the descriptors in the order of
+sandbox/spawn/network.py sends one message: a header with two counts, and the descriptors in the order of
 GateSockets. Nothing in it comes from the plugin, which does not run yet.
 """
 
@@ -23,7 +23,6 @@ def receive_sockets(channel: int) -> GateSockets:
     All are non-blocking. If none of the listeners is of IPv6, the plugin's namespace has no IPv6.
     """
     import _socket as socket
-    import json
 
     source = socket.socket(fileno=os.dup(channel))
     try:
@@ -40,8 +39,7 @@ def receive_sockets(channel: int) -> GateSockets:
             raise ConnectionError("the cell's init ended before it had made the sockets")
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
             raise ConnectionError("not all sockets of the plugin's network namespace arrived")
-        counts = json.loads(header)
-        listeners, redirected = int(counts["listeners"]), int(counts["redirected"])
+        listeners, redirected = (int(word) for word in header.split())
         if len(received) != 2 + listeners + redirected:
             raise ConnectionError(
                 f"{2 + listeners + redirected} sockets were announced, {len(received)} arrived"

@@ -10,13 +10,14 @@ from _ctypes import (
     FUNCFLAG_USE_ERRNO,
     CFuncPtr,
     _SimpleCData,
+    addressof,
     dlopen,
     get_errno,
 )
 
 from sandbox.typed import Any
 
-__all__ = ["Libc", "get_errno", "open_libc", "writable"]
+__all__ = ["Libc", "addressof", "get_errno", "memory_at", "open_libc", "writable"]
 
 _RTLD_NOW = 2
 
@@ -48,10 +49,19 @@ class Libc:
         return function
 
 
+# One for all: it and its functions refer to each other, and would be left to the garbage collector.
+_LIBC = Libc()
+
+
 def open_libc() -> Libc:
-    return Libc()
+    return _LIBC
 
 
 def writable(size: int) -> Any:
     """Memory for the kernel to write to; `raw` has it as bytes."""
     return (_Char * size)()
+
+
+def memory_at(address: int, size: int) -> Any:
+    """Memory of this process, wherever it is. Assigning to `raw` changes it."""
+    return (_Char * size).from_address(address)

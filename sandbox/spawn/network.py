@@ -181,7 +181,7 @@ def _hand_out(wanted: Sequence[SocketRequest], order: NetworkOrder, step: _Step)
         step.name = _HAND_OVER
         listeners = sum(each.use == "listener" for each in wanted)
         redirected = sum(each.use == "redirected" for each in wanted)
-        header = b'{"listeners":%d,"redirected":%d}' % (listeners, redirected)
+        header = b"%d %d" % (listeners, redirected)
         descriptors = struct.pack(f"{len(made)}i", *(each.fileno() for each in made))
         rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)
         channel = _socket.socket(fileno=os.dup(order.channel))

@@ -8,11 +8,10 @@ plugin's pipe. Both are as if the plugin wrote to the sink itself.
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 from sandbox.streams.endpoints import PIECE
 from sandbox.streams.pump import BUFFER, PipePump
-from sandbox.typed import Collection, Mapping
+from sandbox.typed import Collection, Mapping, Protocol
 
 _TAIL_BYTES = 8 << 10
 

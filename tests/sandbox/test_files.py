@@ -82,3 +82,16 @@ def test_a_pipe_that_takes_the_files_place_gives_nothing(
     finally:
         for fd in held:
             os.close(fd)
+
+
+def test_a_file_of_the_kernels_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes in several pieces; its size is 0, whatever is in it."""
+    whole = Path("/proc/self/smaps").read_text()
+    monkeypatch.setattr(files, "_PIECE_BYTES", 100)
+    before = len(os.listdir("/proc/self/fd"))
+    read = files.kernel_text("/proc/self/smaps")
+    assert read.split()[0] == whole.split()[0] and len(read) > 1000
+    assert files.kernel_text("/proc/sys/kernel/ostype") == "Linux\n"
+    with pytest.raises(FileNotFoundError):
+        files.kernel_text("/proc/self/absent")
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -5,21 +5,14 @@ from __future__ import annotations
 import time
 
 from runner.cli.shared.launching import CommandLineHost, launch
-from runner.launch.stages import started_of
 from runner.launch.stored import entry as entries
-from runner.launch.stored.run import run_kept
-from runner.outcome import Failure
+from runner.launch.stored.run import DecideAnew, run_kept
 from sandbox.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
 
-    from runner.launch.stages import Ended
-    from runner.launch.stored.entry import PlanEntry, Told
-
-
-class _DecideAnew(BaseException):
-    """The kept plan could not be carried out, and nothing was started. No error: it passes `launch`."""
+    from runner.launch.stored.entry import Told
 
 
 def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
@@ -40,19 +33,6 @@ def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
         args.report_file = report_file
     host = CommandLineHost(is_new=False, tells=entry.tells)
     try:
-        return launch("exec", lambda _: _begin(entry, told, began, host), host, report_file)
-    except _DecideAnew:
+        return launch("exec", lambda _: run_kept(entry, told, began, host), host, report_file)
+    except DecideAnew:
         return None
-
-
-def _begin(entry: PlanEntry, told: Told, began: float, host: CommandLineHost) -> Ended:
-    try:
-        return run_kept(entry, told, began, host)
-    except Exception as error:
-        if isinstance(error, Failure) and started_of(error.stage) is not None:
-            raise  # it ran: the plan is good
-        entries.say(f"the kept plan cannot be carried out: {error!r}")
-        entries.forget(told)
-        if host.is_ready:
-            raise  # a process may have been started, and streams handed over: nothing is done twice
-        raise _DecideAnew from None

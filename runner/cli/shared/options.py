@@ -14,7 +14,6 @@ from runner.contracts.registry import (
 )
 from runner.launch.stages import Invocation
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
-from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits, Overrides, is_variable_name
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 from sandbox.value import NamedTuple
@@ -110,7 +109,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
             option, metavar=metavar, help=about, dest="limits", action="append", default=[], type=_named(name)
         )
     have_one = [name for name, _, _ in _OPTIONS]
-    others = ", ".join(name for name in LIMIT_NAMES if name not in have_one)
+    others = ", ".join(name for name in Limits._fields if name not in have_one)
     limits.add_argument(
         "--limit",
         metavar="NAME=VALUE",
@@ -401,8 +400,8 @@ def _limits(limits: Sequence[_LimitOption]) -> Limits:
     for words, name, value in limits:
         if value is None:
             raise ValueError(f"{words}: write NAME=VALUE, as in memory=256M")
-        if name not in LIMIT_NAMES:
-            hint = did_you_mean(name, LIMIT_NAMES) or f"there are {', '.join(LIMIT_NAMES)}"
+        if name not in Limits._fields:
+            hint = did_you_mean(name, Limits._fields) or f"there are {', '.join(Limits._fields)}"
             raise ValueError(f"{words}: no limit is called {quoted(name)}; {hint}")
         if name in found:
             raise ValueError(f"{words}: {name} is given twice")

@@ -1,4 +1,4 @@
-"""The usual words of `runner exec`, read without argparse.
+"""The usual words of `runner exec` and `runner call`, read without argparse.
 
 Most hosts start `runner exec MANIFEST`, and argparse takes 9 ms of a launch with what it imports. Whatever is
 not understood here is left to argparse, which knows all options and says what is wrong. What is understood
@@ -7,7 +7,7 @@ means the same to both: tests compare them.
 
 from __future__ import annotations
 
-from sandbox.typed import TYPE_CHECKING, Any, Sequence
+from sandbox.typed import TYPE_CHECKING, Any, Mapping, Sequence
 
 if TYPE_CHECKING:
     import argparse
@@ -20,6 +20,7 @@ _WITH_VALUE = {
     "--server": "server",
     "--state-dir": "state_dir",
 }
+_CALL_WITH_VALUE = {**_WITH_VALUE, "--input": "input", "--timeout": "timeout", "--context": "context"}
 
 
 class PlainArguments:
@@ -31,7 +32,24 @@ class PlainArguments:
 
 def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
     """The arguments of `runner exec` in front of `--`; None if argparse has to read them."""
-    found: dict[str, Any] = {
+    found = _unset()
+    found.update(inspect=False, tty=False)
+    return _read(words, found, ("manifest",), _WITH_VALUE, {})
+
+
+def read_plain_call(words: Sequence[str]) -> argparse.Namespace | None:
+    """The arguments of `runner call` without `--`; None if argparse has to read them."""
+    found = _unset()
+    found.update(dict.fromkeys(("input", "kind", "timeout", "context", "secrets", "repeat", "concurrency")))
+    found.update(json=False)
+    return _read(
+        words, found, ("manifest", "name"), _CALL_WITH_VALUE, {"--json": "json", "--events": "events"}
+    )
+
+
+def _unset() -> dict[str, Any]:
+    """The options of both verbs, as they are if they are not given."""
+    return {
         "contract": None,
         "server": None,
         "policy": None,
@@ -41,12 +59,20 @@ def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
         "arguments": [],
         "config": None,
         "secret": [],
-        "inspect": False,
         "report": None,
         "events": False,
-        "tty": False,
     }
-    manifest = None
+
+
+def _read(
+    words: Sequence[str],
+    found: dict[str, Any],
+    places: tuple[str, ...],
+    with_value: Mapping[str, str],
+    flags: Mapping[str, str],
+) -> argparse.Namespace | None:
+    """`places`: the keys of the words that are no options. `with_value` and `flags`: the keys of options."""
+    given: list[str] = []
     waiting = ""  # for its value: the key of an option
     for word in words:
         if not word or (waiting and word.startswith("-")):
@@ -54,21 +80,22 @@ def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
         if waiting:
             found[waiting], waiting = word, ""
         elif not word.startswith("-"):
-            if manifest is not None:
-                return None
-            manifest = word
+            given.append(word)
+        elif word in flags:
+            found[flags[word]] = True
         else:
             option, equals, value = word.partition("=")
-            key = _WITH_VALUE.get(option)
+            key = with_value.get(option)
             if key is None or (equals and not value):
                 return None
             if equals:
                 found[key] = value
             else:
                 waiting = key
-    if manifest is None or waiting:
+    if len(given) != len(places) or waiting:
         return None
-    return PlainArguments(manifest=manifest, **found)  # type: ignore[return-value]  # it has the attributes of one
+    found.update(zip(places, given, strict=True))
+    return PlainArguments(**found)  # type: ignore[return-value]  # it has the attributes of one
 
 
 def deciding_words(args: argparse.Namespace) -> list[str]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from runner.launch.stages import Planned
-from sandbox.plan.mentions import words_of
-from sandbox.plan.operations import shown_places
-from sandbox.plan.plan import Bind, Tmpfs
 from sandbox.policy.policy import ApprovalRule, Policy
 from sandbox.spec import NetworkMode
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.launch.stages import Planned
 
 _MOST_WORDS = 64
 _LONGEST_WORD = 4096
@@ -56,7 +56,13 @@ class Scene(NamedTuple):
     allow: tuple[str, ...] = ()
 
 
+# Every class that can occur in one.
+SCENE_CLASSES = (Scene, Mention, RefusedHost, ApprovalRule)
+
+
 def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedHost, ...] = ()) -> Scene:
+    from sandbox.plan.operations import shown_places  # a host that is told of a scene makes none
+
     plan, policy, plugin = planned.plan, planned.policy, planned.plugin
     given = tuple(name for name, _ in plan.env)
     entrypoint = plugin.entrypoint
@@ -103,12 +109,16 @@ def _ceilings(policy: Policy) -> ApprovalRule:
 
 
 def _writable(planned: Planned) -> Iterator[str]:
+    from sandbox.plan.plan import Bind, Tmpfs
+
     for op in planned.plan.operations:
         if isinstance(op, Tmpfs) or (isinstance(op, Bind) and op.writable):
             yield op.dest
 
 
 def _mentions(planned: Planned) -> Iterator[Mention]:
+    from sandbox.plan.mentions import words_of
+
     count = 0
     for option, name, word in words_of(planned.plan.argv[1:], planned.grant.env):
         if name in _UNTOLD or not word or len(word) > _LONGEST_WORD or "\0" in word or "://" in word:

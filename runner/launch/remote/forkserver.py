@@ -27,6 +27,7 @@ from runner.late_site import LateSite, is_site_waiting
 from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
 from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.stages import Invocation
+from runner.launch.stored.code import OwnCode, own_code, process_began
 from sandbox import CODE_ROOT
 from sandbox.cell.contents import Contents
 from sandbox.codec import encode
@@ -38,6 +39,11 @@ _START = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from runner.launch.remote.forkserver import main; main(int(sys.argv[1]))"
 )
+# What a launch imports where it needs it: `runner exec` mostly does not.
+_PRELOADED = (
+    *("hashlib", "encodings.ascii", "runner.launch.network_report", "sandbox.cell.reopened"),
+    *("sandbox.limits.disk", "sandbox.limits.socket_meter", "sandbox.plan.bwrap", "sandbox.units"),
+)
 # These decide how file names become bytes. Host and fork server must agree.
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 
@@ -45,12 +51,13 @@ _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 # --- in the fork server -------------------------------------------------------------------------------------
 
 
-def main(fd: int, *, preload: bool = True) -> NoReturn:
-    """The process that is started."""
+def main(fd: int, *, preload: bool = True, since: float | None = None) -> NoReturn:
+    """The process that is started. `since`: when it began to import, in seconds since 1970, if that was in
+    another process."""
     if sys.flags.no_site:  # as its host
         sys.meta_path.append(LateSite())
     try:
-        serve(socket.socket(fileno=fd), preload)
+        serve(socket.socket(fileno=fd), preload, since)
     except Exception:  # noqa: BLE001 -- nobody reads it, unless RUNNER_DEBUG is set
         if os.environ.get("RUNNER_DEBUG"):
             sys.excepthook(*sys.exc_info())
@@ -58,13 +65,15 @@ def main(fd: int, *, preload: bool = True) -> NoReturn:
         os._exit(0)
 
 
-def serve(orders: socket.socket, preload: bool) -> None:
+def serve(orders: socket.socket, preload: bool, since: float | None) -> None:
     """Fork a monitor for each order, until the host has ended. `preload`: there will be many."""
     _detach(orders)
     # Here and not above: the host imports this module too, and launches nothing itself.
+    from runner.launch.remote import keeper  # noqa: F401 -- to have it imported
 
     if preload:
         _preload()
+    code = own_code(process_began() if since is None else since)
     if gc.isenabled():  # a host that disabled it is in a hurry, and this is its copy
         gc.collect()
     gc.freeze()  # memory stays shared with all monitors as long as no collection touches it
@@ -85,7 +94,7 @@ def serve(orders: socket.socket, preload: bool) -> None:
             return
         try:
             if len(fds) == _GEAR_COUNT:  # else some could not be received; the host sees its socket closed
-                door = _fork(Gear(*fds), orders, door)
+                door = _fork(Gear(*fds), orders, door, code)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -122,7 +131,7 @@ def _wait(orders: socket.socket, door: _Door) -> bool:
             return True
 
 
-def _fork(gear: Gear, orders: socket.socket, door: _Door | None) -> _Door | None:
+def _fork(gear: Gear, orders: socket.socket, door: _Door | None, code: OwnCode | None) -> _Door | None:
     """Fork a monitor. The door for the next one."""
     from runner.launch.remote import keeper, monitor
 
@@ -153,8 +162,8 @@ def _fork(gear: Gear, orders: socket.socket, door: _Door | None) -> _Door | None
             _set_name("runner-monitor")
             if inside is not None and door is not None:
                 door.close()
-                keeper.keep(gear, door=inside)
-            keeper.keep(gear, keeper=None if door is None else door.socket)
+                keeper.keep(gear, door=inside, code=code)
+            keeper.keep(gear, keeper=None if door is None else door.socket, code=code)
         finally:
             os._exit(1)
     if inside is not None:
@@ -192,9 +201,11 @@ def _preload() -> None:
     from importlib import import_module
 
     from runner.contracts.registry import all_contracts
+    from runner.launch.stages import planned_classes
 
-    for name in ("hashlib", "sandbox.plan.bwrap", "sandbox.limits.disk", "sandbox.units"):
+    for name in _PRELOADED:
         import_module(name)
+    planned_classes()
     all_contracts()
 
 
@@ -316,6 +327,7 @@ def start_by_fork() -> ForkServer | None:
     global _current
     if threading.active_count() != 1 or "trio" in sys.modules:
         return None
+    since = process_began()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         pid = os.fork()
@@ -328,7 +340,7 @@ def start_by_fork() -> ForkServer | None:
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1) if os.environ.get("RUNNER_DEBUG") else (0, 1, 2):
                 os.dup2(null, number)
-            main(theirs.fileno(), preload=False)
+            main(theirs.fileno(), preload=False, since=since)
         finally:
             os._exit(1)
     theirs.close()

@@ -8,7 +8,9 @@ and other plugins must not wait for that. So each launch has a process of its ow
 process offers the plan to the keeper and ends, or carries it out itself:
 
     monitor -> keeper   one message with the descriptors of Parcel
-    keeper -> monitor   by the parcel's socket: TAKEN, and then, when it has told the host its pid, the end
+    keeper -> monitor   by the parcel's socket: TAKEN; TOLD, when it has told the host its pid; and when it
+                        is known, STARTED or FAILED. The monitor keeps the plan of a launch that was started,
+                        and forgets a kept one that could not be
 
 The keeper begins nothing before it has said TAKEN. A monitor that did not hear it, because the keeper has
 ended, or is full, or took too long, has shut that socket: then nobody can say TAKEN any more.
@@ -19,30 +21,33 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 
-from runner.launch.acquire import Held, Sources
+from runner.launch.acquire import Held, Sources, survey_again
 from runner.launch.carry_out import CalledOff
 from runner.launch.plan import make_denylist, writes_outside
 from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
 from runner.launch.remote.messages import ORDER_CLASSES, Gear, LaunchOrder
 from runner.launch.stages import Planned, decode_planned, encode_planned
+from sandbox import facts
 from sandbox.codec import decode, encode
 from sandbox.files import write_all
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import survey
+from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
 from sandbox.plan.plan import OpenPlan
 from sandbox.spawn.machine_code import executable
 from sandbox.value import NamedTuple
 
-TAKEN = b"t"
+TAKEN, TOLD, STARTED, FAILED = b"t", b"p", b"s", b"f"
 PARCEL, KEPT = b"p", b"k"  # the first byte of a message: a parcel; a monitor that carries out its plan itself
 # How long a keeper may take to answer. It is at most starting another plugin, or planning its own first one:
 # then the launch is carried out by the monitor that has planned it.
 _ANSWER_SECONDS = 0.5
 _PID_SECONDS = 10.0
+_START_SECONDS = 30.0  # then its plan is neither kept nor forgotten
 # Of plan and environment. They stay in the keeper's memory, and it must not wait until a host has read them.
 _MOST_BYTES = 128 << 10
 _LEAST_CPU = 0.1  # processors
@@ -53,6 +58,7 @@ class PlanHandover(NamedTuple):
     order: LaunchOrder
     sources: tuple[str, ...]  # the destinations of the descriptors, in their order
     since: float  # on the monotonic clock: when the plan was made
+    where: tuple[bytes, ...]  # the process that made it: `surroundings`
 
 
 class Parcel(NamedTuple):
@@ -71,20 +77,56 @@ class Parcel(NamedTuple):
 class PassedOn(CalledOff):
     """Another process carries out the plan."""
 
+    on_start: Callable[[], None] | None = None  # called when the plugin runs
+    on_failure: Callable[[], None] | None = None  # called when it could not be started
+
+    def __init__(self, answer: socket.socket) -> None:
+        """`answer`: by it the other process says what became of the start. Closed by `conclude`."""
+        super().__init__()
+        self._answer = answer
+
+    def conclude(self) -> None:
+        """Wait for the start. The caller has nothing of the launch open any more: it does not end with us."""
+        with self._answer:
+            if self.on_start is None and self.on_failure is None:
+                return
+            word = _next_word(self._answer, _START_SECONDS)
+        act = {STARTED: self.on_start, FAILED: self.on_failure}.get(word)
+        if act is not None:
+            act()
+
+
+def surroundings() -> tuple[bytes, ...]:
+    """What this process sees of mounts and cgroups. Equal for two processes: what one has found out about
+    them is true for the other."""
+    return facts.content("/proc/self/mountinfo"), facts.content("/proc/self/cgroup")
+
 
 class GivenSources(Sources):
     """Sources that another process of ours has opened and judged just now. Whoever made this closes them."""
 
-    def __init__(self, descriptors: Mapping[str, int]) -> None:
+    def __init__(self, descriptors: Mapping[str, int], where: tuple[bytes, ...]) -> None:
+        """`where`: the surroundings of that process."""
         super().__init__()
         self._descriptors = descriptors
+        self._where = where
 
     def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
-        mounts = read_mounts()
-        denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
-        found = survey(mounts)
-        opened = nullcontext(OpenPlan(planned.plan, self._descriptors))
-        return self.hold(opened, assign(planned.grant, planned.policy, found), found, denylist)
+        """The cgroups are looked at again only if they may be others than the plan was made with: if this
+        process is in another one, or if the plan relies on who else is in it."""
+        opened, limits = OpenPlan(planned.plan, self._descriptors), planned.limits
+        sites, own, look_again = planned.provision.sites, planned.provision.own_groups, survey_again
+        if self._where != surroundings() or any(site.enable for site in sites):
+            found = survey(read_mounts())
+            limits, sites, own = assign(planned.grant, planned.policy, found), found.sites, found.own
+            look_again = lambda: found  # noqa: E731 -- the same function with an answer that is known
+
+        def denylist() -> Denylist:
+            # Of what this process opens itself: the state directory.
+            return make_denylist(planned.decided, planned.bwrap, read_mounts(), environ)
+
+        self._held = Held(opened, limits, sites, own, look_again, denylist)
+        return self._held
 
 
 def can_be_shared(planned: Planned) -> bool:
@@ -125,16 +167,19 @@ def _executes_nameless_files() -> bool:
 
 def offer(
     keeper: socket.socket, handover: PlanHandover, planned: Planned, sources: Sequence[int], gear: Gear
-) -> bool:
-    """Offer a launch to the keeper. True: it is the keeper's now, and nothing of it may be touched any more.
+) -> None:
+    """Offer a launch to the keeper. Raises PassedOn: it is the keeper's now, and nothing of it may be touched
+    any more.
 
     A word of the host, or its end, ends the waiting: then the caller has to look for it.
     """
+    content = encode(handover) + b"\n" + encode_planned(planned)
+    if len(content) > _MOST_BYTES or len(sources) > _MOST_SOURCES:
+        return
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        content = encode(handover) + b"\n" + encode_planned(planned)
-        if len(content) > _MOST_BYTES or len(sources) > _MOST_SOURCES:
-            return False
+    with ExitStack() as stack:
+        stack.enter_context(ours)
+        stack.enter_context(theirs)
         memory = os.memfd_create("runner-handover", os.MFD_CLOEXEC)
         try:
             write_all(memory, content)
@@ -143,11 +188,13 @@ def offer(
             )
             send_descriptors(keeper, PARCEL, (*parcel, *sources))
         except OSError:  # it has ended, or has no room for messages
-            return False
+            return
         finally:
             os.close(memory)
         theirs.close()
-        return _is_taken(ours, gear.control)
+        if _is_taken(ours, gear.control):
+            stack.pop_all()
+            raise PassedOn(ours)
 
 
 def _is_taken(answer: socket.socket, control: int) -> bool:
@@ -155,15 +202,28 @@ def _is_taken(answer: socket.socket, control: int) -> bool:
     wait.register(answer, select.POLLIN)
     wait.register(control, select.POLLIN)
     wait.poll(_ANSWER_SECONDS * 1000)
-    # What has arrived can still be read. From now on nothing can arrive.
+    if _next_word(answer) == TAKEN:
+        # The host knows our pid, and may kill it, until the keeper has told its own.
+        _next_word(answer, _PID_SECONDS)
+        return True
+    # What has arrived meanwhile can still be read. From now on nothing can arrive.
     answer.shutdown(socket.SHUT_RD)
     if answer.recv(1) != TAKEN:
         return False
-    # The host knows our pid, and may kill it, until the keeper has told its own.
-    told = select.poll()
-    told.register(answer, 0)  # poll reports a hang-up without being asked
-    told.poll(_PID_SECONDS * 1000)
+    ended = select.poll()
+    ended.register(answer, 0)  # poll reports a hang-up without being asked
+    ended.poll(_PID_SECONDS * 1000)
     return True
+
+
+def _next_word(answer: socket.socket, seconds: float = 0.0) -> bytes:
+    """Empty: there is none in this time, or the keeper has ended."""
+    wait = select.poll()
+    wait.register(answer, select.POLLIN)
+    try:
+        return answer.recv(1) if wait.poll(seconds * 1000) else b""
+    except OSError:
+        return b""
 
 
 def keep_it(keeper: socket.socket) -> None:
@@ -181,11 +241,35 @@ def receive(door: socket.socket) -> tuple[bytes, tuple[int, ...]]:
     return receive_descriptors(door, 1, len(Parcel._fields) + _MOST_SOURCES, socket.MSG_DONTWAIT)
 
 
-def take(parcel: Parcel) -> bool:
-    """Say that this launch is ours now. False: its monitor carries it out itself, or has ended."""
-    with socket.socket(fileno=os.dup(parcel.answer)) as answer:
+class Planner:
+    """The monitor that made a plan, as the keeper that carries it out sees it. Nothing here waits."""
+
+    def __init__(self, answer: int) -> None:
+        self._answer: socket.socket | None = socket.socket(fileno=answer)
+
+    def take(self) -> bool:
+        """Say that this launch is ours now. False: its monitor carries it out itself, or has ended."""
+        return self._tell(TAKEN)
+
+    def has_told(self) -> None:
+        """The host knows who serves the launch."""
+        self._tell(TOLD)
+
+    def conclude(self, word: bytes) -> None:
+        """STARTED or FAILED. The monitor ends then."""
+        self._tell(word)
+        self.close()
+
+    def close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+    def _tell(self, word: bytes) -> bool:
+        if self._answer is None:
+            return False
         try:
-            return answer.send(TAKEN, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(TAKEN)
+            return self._answer.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == len(word)
         except OSError:
             return False
 

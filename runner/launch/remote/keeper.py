@@ -26,10 +26,11 @@ from typing import NoReturn
 
 from runner.launch.acquire import Sources
 from runner.launch.remote import handover
-from runner.launch.remote.handover import Parcel, PassedOn, PlanHandover, can_be_shared
+from runner.launch.remote.handover import Parcel, PassedOn, PlanHandover, Planner, can_be_shared
 from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.remote.monitor import Errand, serve
 from runner.launch.stages import Planned
+from runner.launch.stored.code import OwnCode
 from runner.launch.wait import Need, Ready, Steps, milliseconds_until
 
 # Launches that a fork server sends to one door. More plugins than these should not end with one process.
@@ -45,10 +46,17 @@ _PARCEL_COUNT = len(Parcel._fields)
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def keep(gear: Gear, *, door: socket.socket | None = None, keeper: socket.socket | None = None) -> NoReturn:
+def keep(
+    gear: Gear,
+    *,
+    door: socket.socket | None = None,
+    keeper: socket.socket | None = None,
+    code: OwnCode | None = None,
+) -> NoReturn:
     """The whole life of a monitor, in a process that was forked for it and has no other purpose.
 
-    `door`: others come in by it. `keeper`: the other side of such a door.
+    `door`: others come in by it. `keeper`: the other side of such a door. `code`: that this process has
+    imported.
     """
     try:
         for number in _IGNORED:
@@ -56,7 +64,7 @@ def keep(gear: Gear, *, door: socket.socket | None = None, keeper: socket.socket
         sys.stdout = sys.stderr = None
         entrance = None if door is None else Entrance(door)
         passage = _Passage(gear, entrance, keeper)
-        wait_for_all(serve(Errand(gear), passage.offer), entrance)
+        wait_for_all(serve(Errand(gear), passage.offer, code), entrance)
         passage.close()
     finally:
         os._exit(0)
@@ -79,11 +87,14 @@ class _Passage:
             return
         if shared and held is not None:
             descriptors = held.opened.descriptors
-            told = PlanHandover(order, tuple(descriptors), time.monotonic())
-            if handover.offer(self._keeper, told, planned, tuple(descriptors.values()), self._gear):
+            where = handover.surroundings()
+            told = PlanHandover(order, tuple(descriptors), time.monotonic(), where)
+            try:
+                handover.offer(self._keeper, told, planned, tuple(descriptors.values()), self._gear)
+            except PassedOn:
                 self._keeper.close()
                 self._keeper = None
-                raise PassedOn
+                raise
         self.close()
 
     def close(self) -> None:
@@ -135,20 +146,18 @@ class Entrance:
 
     def _admit(self, fds: tuple[int, ...]) -> Steps[None] | None:
         parcel, sources = Parcel(*fds[:_PARCEL_COUNT]), fds[_PARCEL_COUNT:]
-        try:
-            taken = _has_room() and handover.take(parcel)
-        except OSError:  # no descriptors
-            taken = False
-        if not taken:
+        planner = Planner(parcel.answer)
+        if not _has_room() or not planner.take():
+            planner.close()
             for fd in fds:
-                os.close(fd)
+                if fd != parcel.answer:
+                    os.close(fd)
             return None
         streams = parcel.stdin, parcel.stdout, parcel.stderr
-        steps = serve(Errand(Gear(parcel.handover, -1, *streams, parcel.control, parcel.host), sources))
-        try:
-            next(steps)
-        finally:
-            os.close(parcel.answer)  # now the monitor it came from may end
+        gear = Gear(parcel.handover, -1, *streams, parcel.control, parcel.host)
+        steps = serve(Errand(gear, sources, planner))
+        next(steps)
+        planner.has_told()
         return steps
 
     def free(self) -> None:

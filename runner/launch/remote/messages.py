@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.launch.command import Command
 from runner.launch.stages import Invocation
 from runner.manifest.cache import PLUGIN_CLASSES
 from runner.outcome import Outcome
 from runner.plugin import Allowance, Plugin
-from sandbox.codec import decode
+from sandbox.codec import decode, encode
 from sandbox.given import Overrides
 from sandbox.network.egress import AuditLine
-from sandbox.policy.policy import ApprovalRule
 from sandbox.spec import Denial, Limits, Note
 from sandbox.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.launch.advice.scene import Scene
 
 
 class LaunchOrder(NamedTuple):
@@ -80,18 +81,33 @@ class MonitorEnd(NamedTuple):
     status: int  # the exit status that `runner exec` would have
     explanation: tuple[str, ...] = ()  # lines for people
     report_json: str = ""  # empty: there was nobody to write a report
-    scene: Scene | None = None  # of a plugin that was started: its session has its stderr
+    scene_json: str = ""  # of a plugin that was started: its session has its stderr
 
     @property
     def report(self) -> dict[str, Any] | None:
         document: dict[str, Any] | None = json.loads(self.report_json) if self.report_json else None
         return document
 
+    @property
+    def scene(self) -> Scene | None:
+        """Decoded when it is asked for: few plugins fail, and a host need not know the rules of policies."""
+        if not self.scene_json:
+            return None
+        from runner.launch.advice.scene import SCENE_CLASSES, Scene
+
+        scene = decode(self.scene_json.encode(), SCENE_CLASSES)
+        assert isinstance(scene, Scene)
+        return scene
+
+
+def write_scene(scene: Scene | None) -> str:
+    return "" if scene is None else encode(scene).decode()
+
 
 Message = Born | Terms | Launched | Audited | MonitorEnd
 MESSAGES = (
     *(Born, Terms, Allowance, Launched, Audited, AuditLine, MonitorEnd),
-    *(Outcome, Denial, Note, Scene, Mention, RefusedHost, ApprovalRule),
+    *(Outcome, Denial, Note),
     *PLUGIN_CLASSES,
 )
 

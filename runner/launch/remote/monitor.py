@@ -32,7 +32,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from runner.launch.acquire import Acquired, Sources
 from runner.launch.carry_out import CalledOff, plan_steps
 from runner.launch.remote.control import Control, Interruptible
-from runner.launch.remote.handover import GivenSources, PassedOn, decode_handover
+from runner.launch.remote.handover import FAILED, STARTED, GivenSources, PassedOn, Planner, decode_handover
+from runner.launch.remote.kept import launch_steps
 from runner.launch.remote.messages import (
     MESSAGES,
     Audited,
@@ -43,11 +44,13 @@ from runner.launch.remote.messages import (
     MonitorEnd,
     Terms,
     decode_order,
+    write_scene,
 )
 from runner.launch.report import explained, make_scene, notes, report
-from runner.launch.run import SeePlanned, run_steps
-from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of
+from runner.launch.run import SeePlanned
+from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of, started_of
 from runner.launch.stdio import Plumbing, connect_session
+from runner.launch.stored.code import OwnCode
 from runner.launch.verdict import diagnose, judge, judge_error
 from runner.launch.wait import Need, Steps
 from runner.outcome import Failure, Outcome
@@ -76,23 +79,33 @@ class Errand(NamedTuple):
 
     gear: Gear
     sources: tuple[int, ...] | None = None  # None: it is an order
+    planner: Planner | None = None  # of a handover
 
     def close(self) -> None:
         """What nobody else has closed."""
         for fd in (self.gear.host, *(self.sources or ())):
             os.close(fd)
+        if self.planner is not None:
+            self.planner.close()
+
+    def conclude(self, word: bytes) -> None:
+        """Tell the process that made the plan what became of it: STARTED or FAILED."""
+        if self.planner is not None:
+            self.planner.conclude(word)
 
 
-def serve(errand: Errand, pass_on: PassOn | None = None) -> Steps[None]:
+def serve(errand: Errand, pass_on: PassOn | None = None, code: OwnCode | None = None) -> Steps[None]:
     """The whole life of one launch. The first step tells the host who serves it, and does nothing else. The
-    descriptors are closed at the end."""
+    descriptors are closed at the end. `code`: that this process has imported."""
     control = Control(errand.gear.control)
+    passed: PassedOn | None = None
     try:
         control.tell(Born(os.getpid()))
         yield Need({}, 0.0)
         try:
-            ending = yield from _serve(errand, control, pass_on)
-        except PassedOn:
+            ending = yield from _serve(errand, control, pass_on, code)
+        except PassedOn as other:
+            passed = other
             return
         except Exception as error:  # noqa: BLE001 -- the account of the ending failed; this much can be told
             ending = _bare_ending(error)
@@ -100,6 +113,8 @@ def serve(errand: Errand, pass_on: PassOn | None = None) -> Steps[None]:
     finally:
         errand.close()
         control.close()
+        if passed is not None:
+            passed.conclude()
 
 
 def refuse(control: int, error: Exception) -> None:
@@ -107,7 +122,9 @@ def refuse(control: int, error: Exception) -> None:
     Control(os.dup(control)).tell(_bare_ending(error))
 
 
-def _serve(errand: Errand, control: Control, pass_on: PassOn | None) -> Steps[MonitorEnd]:
+def _serve(
+    errand: Errand, control: Control, pass_on: PassOn | None, code: OwnCode | None
+) -> Steps[MonitorEnd]:
     stage: Stage | None = None
     order: LaunchOrder | None = None
     trace: list[str] = []
@@ -119,21 +136,20 @@ def _serve(errand: Errand, control: Control, pass_on: PassOn | None) -> Steps[Mo
         if errand.sources is None:
             order, contents = decode_order(content), read_contents(gear.contents)
             _go_to(order)
-            host = _SessionHost(gear.host, control, before, streams, order.grace)
+            host = _SessionHost(errand, control, before, streams, order.grace)
             before.start()
             os.chdir(order.cwd)
             passing = None if pass_on is None else _passing(pass_on, order, bool(contents), before)
-            steps = run_steps(
-                order.invocation, order.environ, order.began, host, contents, see_planned=passing
-            )
+            steps = launch_steps(order, host, contents, code, passing)
         else:
             handover, planned = decode_handover(content)
             order = handover.order
             _go_to(order)
-            host = _SessionHost(gear.host, control, before, streams, order.grace)
+            host = _SessionHost(errand, control, before, streams, order.grace)
             gc.disable()  # as in the fork server, until the plugin runs
             before.start(_ACQUIRE_SECONDS)
-            sources = GivenSources(dict(zip(handover.sources, errand.sources, strict=True)))
+            given = dict(zip(handover.sources, errand.sources, strict=True))
+            sources = GivenSources(given, handover.where)
             watch = Stopwatch(planned.timings, handover.since)
             steps = plan_steps(planned, order.environ, order.began, host, sources, watch)
         stage = ended = yield from steps
@@ -147,6 +163,8 @@ def _serve(errand: Errand, control: Control, pass_on: PassOn | None) -> Steps[Mo
         outcome, status = judge_error(error)
         if isinstance(error, Failure):
             stage = error.stage
+        if started_of(stage) is None:
+            errand.conclude(FAILED)
         if outcome.code == "internal" and order is not None and order.environ.get("RUNNER_DEBUG"):
             import traceback
 
@@ -216,7 +234,11 @@ def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
 def _passing(pass_on: PassOn, order: LaunchOrder, contents: bool, before: Interruptible) -> SeePlanned:
     def see_planned(planned: Planned, sources: Sources) -> None:
         before.stop()  # whoever takes the launch sets up the same socket
-        pass_on(order, planned, sources, contents)
+        try:
+            pass_on(order, planned, sources, contents)
+        except Exception:
+            before.start()
+            raise
         before.start()
 
     return see_planned
@@ -247,21 +269,25 @@ def _called_off(control: Control) -> tuple[Outcome, int]:
 class _SessionHost:
     """The host of a launch whose caller speaks through the control socket."""
 
+    is_ready = False
+
     def __init__(
         self,
-        caller: int,
+        errand: Errand,
         control: Control,
         before: Interruptible,
         streams: SessionStreams,
         grace: float | None,
     ) -> None:
-        self.caller = caller
+        self.caller = errand.gear.host
+        self._errand = errand
         self._control = control
         self._before = before
         self._streams = streams
         self._grace = grace
 
     def see_ready(self, planned: Planned) -> None:
+        self.is_ready = True
         if not self._control.tell(_terms(planned)):
             raise CalledOff
 
@@ -275,6 +301,7 @@ class _SessionHost:
 
     def see_started(self, started: Started) -> Started:
         self._control.tell(Launched(dict(started.timings)))
+        self._errand.conclude(STARTED)
         if started.audit is not None:
             started.audit.on_line = lambda line: self._control.mention(Audited(line))
         gc.enable()  # the fork server does without; a plugin may live for months
@@ -346,7 +373,8 @@ def _ending(stage: Stage | None, outcome: Outcome, status: int) -> MonitorEnd:
     if isinstance(stage, Decided | Planned):  # a launch that started has counted them so already
         stage = stage._replace(limits=stage.limits.in_session())
     document = json.dumps(report(stage, outcome, status))
-    return MonitorEnd(outcome, status, tuple(_explanation(stage, outcome)), document, make_scene(stage))
+    scene = write_scene(make_scene(stage))
+    return MonitorEnd(outcome, status, tuple(_explanation(stage, outcome)), document, scene)
 
 
 def _bare_ending(error: Exception) -> MonitorEnd:

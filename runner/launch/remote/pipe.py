@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+from contextlib import suppress
 
 import trio
+
+_NEW_PIPE_BYTES = 64 << 10  # that a pipe holds, unless it is told otherwise
 
 
 class PipeReader(trio.abc.ReceiveStream):
@@ -16,9 +20,15 @@ class PipeReader(trio.abc.ReceiveStream):
         self._stream = trio.lowlevel.FdStream(fd)  # non-blocking from now on, and closed with it
         self._fd = fd  # -1: closed
         self._empty = True
+        self._holds = _NEW_PIPE_BYTES
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        most = 64 << 10 if max_bytes is None else max_bytes
+        """For more bytes than the pipe holds, the pipe is made larger. Then its writer stops less often."""
+        most = _NEW_PIPE_BYTES if max_bytes is None else max_bytes
+        if most > self._holds and self._fd >= 0:
+            self._holds = most  # not tried again: the kernel refuses it to a user whose pipes hold a lot
+            with suppress(OSError):
+                fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, most)
         if self._empty and self._fd >= 0:
             await trio.lowlevel.wait_readable(self._fd)
         else:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from runner.launch.acquire import Sources
 from runner.launch.carry_out import LaunchHost, plan_steps
-from runner.launch.stages import Planned, Provision
-from runner.launch.stored.entry import Later, PlanEntry, Told, fillings
+from runner.launch.stages import Planned, Provision, Stopwatch, started_of
+from runner.launch.stored.entry import Later, PlanEntry, Told, fillings, forget, say
 from runner.launch.wait import drive
+from runner.outcome import Failure
 from sandbox import codec
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runner.launch.run import SeePlanned
     from runner.launch.stages import Decided, Ended
+    from runner.launch.wait import Steps
     from sandbox.typed import Sequence
 
 
@@ -19,7 +22,7 @@ def planned_of(entry: PlanEntry, told: Told) -> Planned:
     """The plan, with the values of this launch in its gaps. Raises ValueError."""
     filled = fillings(entry.gaps, told)
     try:
-        fields = codec.from_plain(entry.plan, _plan_classes(), filled)
+        fields = codec.from_plain(entry.plan, _plan_classes(entry.plan), filled)
     except ValueError:  # it has what few plans have
         from runner.launch.stages import planned_classes
 
@@ -37,8 +40,8 @@ def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
     return decided
 
 
-def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
-    """The classes of most kept plans, outside of `rest`."""
+def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
+    """The classes of most kept plans, outside of `rest`. `plain`: the plan as it was kept."""
     from sandbox.given import Limits, Note
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits
     from sandbox.limits.site import Hierarchy, Site
@@ -46,15 +49,59 @@ def _plan_classes() -> tuple[type[tuple[Any, ...]], ...]:
     from sandbox.plan import plan
     from sandbox.plan.layers import Layer, Layers
 
+    egress: tuple[type[tuple[Any, ...]], ...] = ()
+    if plain[1][1 + plan.LaunchPlan._fields.index("egress")] is not None:
+        from sandbox.network.egress import EgressLimits, EgressPlan
+
+        egress = EgressLimits, EgressPlan
     return (
+        *egress,
         *(Provision, AssignedLimits, AssignedLimit, Site, Hierarchy, Layer, Layers),
         *(plan.LaunchPlan, plan.ShownPath, FileIdentity, Limits, Note),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )
 
 
+class DecideAnew(BaseException):
+    """The kept plan could not be carried out, and nothing was started. No error of the launch: whoever judges
+    those lets it pass."""
+
+
 def run_kept(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ended:
-    """Raises Failure. If nothing was started, the launch can be decided anew."""
+    """Raises Failure, and DecideAnew."""
+    return drive(kept_steps(entry, told, began, host))
+
+
+def kept_steps(
+    entry: PlanEntry,
+    told: Told,
+    began: float,
+    host: LaunchHost,
+    see_planned: SeePlanned | None = None,
+    watch: Stopwatch | None = None,
+) -> Steps[Ended]:
+    """`run_kept`, step by step. `see_planned`: as for a plan that was made now (runner/launch/run.py)."""
+    try:
+        return (yield from _carry_out(entry, told, began, host, see_planned, watch))
+    except Exception as error:
+        if isinstance(error, Failure) and started_of(error.stage) is not None:
+            raise  # it ran: the plan is good
+        say(f"the kept plan cannot be carried out: {error!r}")
+        forget(told)
+        if host.is_ready:
+            raise  # a process may have been started, and streams handed over: nothing is done twice
+        raise DecideAnew from None
+
+
+def _carry_out(
+    entry: PlanEntry,
+    told: Told,
+    began: float,
+    host: LaunchHost,
+    see_planned: SeePlanned | None,
+    watch: Stopwatch | None,
+) -> Steps[Ended]:
+    watch = watch or Stopwatch()
     planned = planned_of(entry, told)
     plan = planned.plan
     if planned.provision.unsandboxed or plan.owners or plan.guards or plan.idmapped or plan.memory_files:
@@ -66,4 +113,9 @@ def run_kept(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> En
             raise ValueError("this machine gives more than the plan has")
     with Sources() as sources:
         sources.hold_known(planned)
-        return drive(plan_steps(planned, told.environ, began, host, sources))
+        if see_planned is not None:
+            # As a plan that was made now: another process may get it.
+            decided = _decided(entry.rest, fillings(entry.gaps, told))
+            planned = planned._replace(decided=decided, timings=watch.lap("plan"))
+            see_planned(planned, sources)
+        return (yield from plan_steps(planned, told.environ, began, host, sources, watch))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runner.launch.advice import scene
 from runner.launch.command import Command
 from runner.launch.remote import messages
 from runner.launch.stages import Planned, planned_classes
@@ -70,11 +71,12 @@ def named_tuples(hint: Any) -> Iterator[type]:
             (messages.Born, messages.Terms, messages.Launched, messages.Audited, messages.MonitorEnd),
             messages.MESSAGES,
         ),
+        ((scene.Scene,), scene.SCENE_CLASSES),
         ((Planned,), planned_classes()),
     ],
-    ids=["plugin", "order", "messages", "planned"],
+    ids=["plugin", "order", "messages", "scene", "planned"],
 )
 def test_every_class_is_listed(roots: tuple[type, ...], listed: tuple[type, ...]) -> None:
     needed = set().union(*map(reachable, roots))
-    assert len(needed) > 5
+    assert len(needed) > 3
     assert {each.__name__ for each in needed.difference(listed)} == set()

@@ -332,6 +332,7 @@ def test_the_beginning_of_a_secret_at_the_end_of_a_tail(write: Write) -> None:
 
 
 def count_needles(secrets: Secrets) -> int:
+    assert secrets._finder is not None
     texts, hexes, _ = secrets._finder._make()
     return len(texts) + len(hexes)
 
@@ -406,8 +407,8 @@ def test_secrets_that_are_handed_on_are_not_read_again() -> None:
 
 
 def test_without_secrets_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.protocol.secrets.Forms", None)
-    monkeypatch.setattr("runner.protocol.secrets.views_of", None)
+    monkeypatch.setattr("runner.protocol.disguise.finder.Forms", None)
+    monkeypatch.setattr("runner.protocol.disguise.finder.views_of", None)
     none = Secrets()
     assert (none.hide("x"), none.hide_in_bytes(b"x"), none.hide_in_tail(b"x", cut=True)) == ("x", b"x", b"x")
     assert none.longest == 0 and none.hide_in(["x"]) == ["x"]

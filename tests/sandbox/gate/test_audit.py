@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.gate.audit import AuditPipe, ReaderGone
+from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
 from sandbox.gate.loop import Loop
 from sandbox.network.egress import AuditLine
 
@@ -107,3 +107,26 @@ def test_without_a_reader_there_is_nothing_to_serve_for(pipe: tuple[int, int]) -
     os.close(pipe[0])
     with pytest.raises(ReaderGone):
         audit.write(LINE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "dropped", "count": 3},
+        {"kind": 'a"b\\c/\n\r\t\x00\x1b\x7f\u2028\u00e9\U0001f600\udcff', "seconds": 0.1, "rest": -1e-07},
+        {"a": 1e300, "b": 10**18, "c": 0.0, "d": ""},
+        {},
+    ],
+)
+def test_a_line_is_what_json_would_write(fields: dict[str, str | float]) -> None:
+    assert encode_line(fields) == json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def test_totals_of_nothing_are_not_told(pipe: tuple[int, int]) -> None:
+    """Who reads them would load a reader of JSON for that."""
+    audit = AuditPipe(Loop(), pipe[1])
+    audit.tell_totals()
+    assert _read(pipe[0]) == []
+    audit.write(LINE)
+    audit.tell_totals()
+    assert _read(pipe[0])[-1] == {"kind": "totals", "connect refused": 1}

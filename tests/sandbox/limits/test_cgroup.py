@@ -997,6 +997,42 @@ def test_a_member_that_does_not_die_keeps_its_group(
     assert swept(place, path)
 
 
+class Clock:
+    """The module `time`, with a clock that only its sleepers move."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.slept
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+def test_members_that_do_not_die_are_waited_for_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch, sleeper: Callable[[Path], subprocess.Popen[bytes]]
+) -> None:
+    """Other plugins of the process wait as long: the groups of one plugin share the margin, which is shorter
+    than for a group that is only not free yet."""
+    monkeypatch.setattr(cgroups, "time", clock := Clock())
+    with make_cgroup([site(1, directory=str(place))] * 3, Limits()) as cgroup:
+        paths = [Path(group.path) for group in cgroup.groups]
+        members = [sleeper(path) for path in paths[:2]]
+    assert [path.exists() for path in paths] == [True, True, False]
+    assert cgroups._STUCK_SECONDS < clock.slept < cgroups._STUCK_SECONDS + 0.02 < cgroups._REMOVE_SECONDS
+    # The control: without members, and busy all the same, a group is waited for longer.
+    monkeypatch.setattr(cgroups, "time", clock := Clock())
+    with make_cgroup([site(1, directory=str(place))], Limits()) as cgroup:
+        paths.append(path := Path(cgroup.groups[0].path))
+        (path / "below").mkdir()
+    assert path.exists() and clock.slept == pytest.approx(cgroups._REMOVE_SECONDS, abs=0.01)
+    (path / "below").rmdir()
+    sweep(str(place))
+    assert [member.wait(20) for member in members] == [-signal.SIGKILL] * 2
+    assert all(swept(place, path) for path in paths)
+
+
 def test_a_member_that_ends_a_moment_later(
     place: Path, sleeper: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:

@@ -337,7 +337,7 @@ def test_a_plugin_in_its_cage(runner_as: Caller, plugin_dir: Path, place: Path, 
 def meter(
     folders: list[Path],
     limit: int = 16 * MIB,
-    processes: Callable[[], list[int]] = list,
+    processes: Callable[[], list[int]] | None = list,
     freeze: Callable[[bool], None] | None = None,
 ) -> Iterator[DiskMeter]:
     descriptors = {str(path): os.open(path, os.O_PATH) for path in folders}
@@ -371,6 +371,28 @@ def running(program: str, place: Path, **popen: Any) -> Iterator[subprocess.Pope
             yield process
         finally:
             process.kill()
+
+
+def test_a_plugin_is_charged_from_what_was_there_before_it(place: Path) -> None:
+    """The folder is measured before the plugin starts, and not again as soon as it runs: what it writes
+    meanwhile counts."""
+    with meter([place], processes=None) as made:
+        assert not made.measure()
+        measured, begun = made._ended, "time.sleep(600)"
+        hold = "f = open('f', 'wb'); f.write(bytes(1 << 25)); f.flush(); os.unlink('f'); os.write(1, b'.')\n"
+        with running(hold + begun, place, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.read(1) == b"."
+            made.guard(lambda: [process.pid])
+            assert made._ended == measured
+            assert watched(made, lambda: False) == "disk"
+            assert made.where == str(place)
+    # The control: without a plugin nobody looks for files that have no name.
+    with (
+        meter([place], processes=None) as made,
+        running(hold + begun, place, stdout=subprocess.PIPE) as process,
+    ):
+        assert process.stdout is not None and process.stdout.read(1) == b"."
+        assert not made.measure()
 
 
 def test_writes_beside_the_folder_do_not_count(plugin_dir: Path, place: Path) -> None:
@@ -536,7 +558,7 @@ def test_a_cgroup_is_frozen_while_it_is_measured_and_never_after(
             if ending == "measured":
                 assert watched(made, lambda: made._measuring is None) is None
             elif ending == "failed":
-                monkeypatch.setattr("sandbox.limits.deleted_files.search", _fails)
+                monkeypatch.setattr(made, "_search", _fails)
                 with pytest.raises(RuntimeError):
                     watched(made, lambda: False)
             else:

@@ -6,6 +6,8 @@ import math
 import os
 import socket
 import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,10 +33,16 @@ LINE = "   0: 0100007F:8CA0 00000000:0000 {state} {sent:08X}:{received:08X} 00:0
     ids=["none", "empty", "both queues", "listening", "three", "closed", "cut short"],
 )
 def test_a_table(lines: str, held: int) -> None:
-    assert held_in(HEAD + lines) == held
+    assert held_in((HEAD + lines).encode().split(b"\n")) == held
 
 
-def test_our_own_tables() -> None:
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks that are never interrupted."""
+    monkeypatch.setattr(socket_tables, "_SLICE_SECONDS", math.inf)
+
+
+def test_our_own_tables(at_once: None) -> None:
     tables = SocketTables(os.getpid)
     before = tables.held()
     assert before is not None
@@ -49,7 +57,7 @@ def test_our_own_tables() -> None:
     tables.close()
 
 
-def test_a_namespace_without_a_process_yet() -> None:
+def test_a_namespace_without_a_process_yet(at_once: None) -> None:
     members: list[int | None] = [None, 2**22 + 1, os.getpid()]
     tables = SocketTables(lambda: members.pop(0))
     assert [tables.held(), tables.held()] == [None, None]
@@ -91,7 +99,7 @@ def test_looking_takes_a_small_part_of_the_time_and_is_never_late(
     assert meter.due == pytest.approx(100.0 + wait)
 
 
-def test_more_sockets_than_are_looked_at_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_sockets_than_are_looked_at_are_too_many(at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_tables, "_TABLE_BYTES", 10)
     tables = SocketTables(os.getpid)
     assert tables.held() == math.inf
@@ -125,12 +133,13 @@ def test_the_tables_are_rarely_read_while_the_counters_are_low(monkeypatch: pyte
     clock = [100.0]
     read: list[int] = []
 
-    def held(fd: int) -> float:
-        read.append(fd)
+    def reads(_: SocketTables) -> Generator[None, None, float]:
+        read.append(1)
+        yield from ()
         return 0.0
 
     monkeypatch.setattr(socket_tables, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(socket_tables, "_held", held)
+    monkeypatch.setattr(SocketTables, "_read", reads)
     monkeypatch.setattr(socket_tables, "most_in", lambda text: most)
     most: int | None = 500
     tables = SocketTables(os.getpid, 1000)
@@ -147,7 +156,63 @@ def test_the_tables_are_rarely_read_while_the_counters_are_low(monkeypatch: pyte
     tables.close()
 
 
-def test_a_look_at_no_sockets_costs_little() -> None:
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[int]:
+    """As the kernel's, of a thousand sockets."""
+    file = tmp_path / "tcp"
+    file.write_text(HEAD + LINE.format(state="01", sent=1000, received=0) * 1000)
+    fd = os.open(file, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_a_look_at_many_sockets_lets_others_have_their_turn(
+    table: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process waits for all plugins of a host."""
+    monkeypatch.setattr(socket_tables, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(socket_tables, "_SLICE_SECONDS", 0)
+    tables = SocketTables(os.getpid)
+    tables._fds = (table, table)
+    for _ in range(2):  # the next look begins anew
+        said = [tables.held()]
+        while said[-1] == socket_meter.UNFINISHED:
+            said.append(tables.held())
+        assert len(said) == 2 * (os.fstat(table).st_size // 4096 + 1) + 1
+        assert said[-1] == 2 * 1000 * (4096 + 1000)
+    monkeypatch.setattr(socket_tables, "_SLICE_SECONDS", math.inf)
+    assert tables.held() == said[-1]  # the control: at once
+
+
+def test_a_look_ends_when_there_is_too_much(
+    table: int, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_tables, "_PIECE_BYTES", 4096)
+    tables = SocketTables(os.getpid, 100 * (4096 + 1000))
+    tables._fds = (table,)
+    held = tables.held()
+    assert held is not None and held > 100 * (4096 + 1000)
+    assert os.lseek(table, 0, os.SEEK_CUR) < os.fstat(table).st_size / 5
+
+
+def test_a_look_that_is_not_finished_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, left = [1.0], [socket_meter.UNFINISHED] * 3 + [1001.0]
+    monkeypatch.setattr(socket_meter, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(socket_meter, "thread_time", lambda: clock[0])
+
+    def held() -> float:
+        clock[0] += 0.001
+        return left.pop(0)
+
+    meter = SocketMeter(1000, held)
+    for now in (101.0, 102.0, 103.0):
+        assert (meter.look({}, now), meter.due) == (None, now)
+    assert meter.look({}, 104.0) == "memory"
+    # All parts count as one look, which should take a small part of the time.
+    assert meter.due == pytest.approx(100.0 + 4 * 0.001 / 0.05)
+
+
+def test_a_look_at_no_sockets_costs_little(at_once: None) -> None:
     """Reading the tables costs the same for any number of sockets."""
     tables = SocketTables(os.getpid, 1 << 40)
     tables.held()

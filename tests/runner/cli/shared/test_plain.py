@@ -1,19 +1,29 @@
-"""The usual words of `runner exec` mean the same without argparse."""
+"""The usual words of `runner exec` and `runner call` mean the same without argparse."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.cli import verb_parser
+from runner.cli.call import read_usual
 from runner.cli.shared.plain import read_plain
 
-PARSER = verb_parser("exec")
+
+class Verb(NamedTuple):
+    parser: argparse.ArgumentParser
+    read: Callable[[Sequence[str]], argparse.Namespace | None]
+
+
+EXEC = Verb(verb_parser("exec"), read_plain)
+CALL = Verb(verb_parser("call"), read_usual)
 
 words = st.lists(
     st.sampled_from(
@@ -34,28 +44,31 @@ words = st.lists(
             ),
             *("--policy", "--policy=p", "--policy=-p", "--contract", "--server=s", "--server", "--polic=p"),
             *("--state-dir", "--state-dir=/s", "--state-dir="),
+            *("greet", "--input", "--input={}", '{"a": 1}', "--json", "--json=1", "--events", "--timeout=3"),
+            *("--context={}", "--kind=tool", "--repeat", "--secrets=-", "--input=-", "--concurrency=2"),
             *("--env=A=1", "--tty", "--inspect", "--deadline", "3", "--help", "-h", "--secret=a=@b", "@x"),
         ]
     ),
-    max_size=5,
+    max_size=6,
 ).filter(lambda found: "--" not in found and not {"-h", "--help"} & set(found))
 
 
-def by_argparse(found: list[str]) -> dict[str, Any] | None:
+def by_argparse(verb: Verb, found: list[str]) -> dict[str, Any] | None:
     """None: it refuses them."""
     with contextlib.redirect_stderr(io.StringIO()):
         try:
-            return vars(PARSER.parse_args(found))
+            return vars(verb.parser.parse_args(found))
         except SystemExit:
             return None
 
 
+@pytest.mark.parametrize("verb", [EXEC, CALL], ids=["exec", "call"])
 @given(words)
-def test_what_is_understood_means_the_same(found: list[str]) -> None:
-    plain = read_plain(found)
+def test_what_is_understood_means_the_same(verb: Verb, found: list[str]) -> None:
+    plain = verb.read(found)
     if plain is None:
         return
-    full = by_argparse(found)
+    full = by_argparse(verb, found)
     assert full is not None
     # Options of contracts that were not given stand there as None, and mean nothing.
     given_ones = {key: value for key, value in full.items() if not key.startswith("contract_option_")}
@@ -64,35 +77,41 @@ def test_what_is_understood_means_the_same(found: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    ("verb", "found"),
     [
-        ["m.toml"],
-        ["--report", "r.json", "m.toml"],
-        ["m.toml", "--report=r.json", "--policy", "strict"],
-        ["--contract=mcp", "--server", "a", "m.toml"],
-        ["--state-dir", "/s", "m.toml"],
+        (EXEC, ["m.toml"]),
+        (EXEC, ["--report", "r.json", "m.toml"]),
+        (EXEC, ["m.toml", "--report=r.json", "--policy", "strict"]),
+        (EXEC, ["--contract=mcp", "--server", "a", "m.toml"]),
+        (EXEC, ["--state-dir", "/s", "m.toml"]),
+        (CALL, ["m.toml", "greet"]),
+        (CALL, ["m.toml", "greet", "--input", '{"a": "-"}', "--json"]),
+        (CALL, ["--events", "m.toml", "--report=r.json", "--policy", "strict", "greet", "--input=-"]),
+        (CALL, ["m.toml", "--timeout", "3", "greet", "--context={}", "--server", "a"]),
     ],
 )
-def test_the_usual_words_are_understood(found: list[str]) -> None:
-    plain, full = read_plain(found), by_argparse(found)
+def test_the_usual_words_are_understood(verb: Verb, found: list[str]) -> None:
+    plain, full = verb.read(found), by_argparse(verb, found)
     assert plain is not None and full is not None
     assert vars(plain).items() <= full.items()
 
 
 @pytest.mark.parametrize(
-    "found",
+    ("verb", "found"),
     [
-        *([], ["a", "b"], ["--report", "m"], ["m", "--report"], ["--report", "-r", "m"], ["--report=", "m"]),
+        *((EXEC, found) for found in ([], ["a", "b"], ["--report", "m"], ["m", "--report"], ["-m"], [""])),
+        *((EXEC, ["--report", "-r", "m"]), (EXEC, ["--report=", "m"]), (EXEC, ["m", "--tty"])),
+        *((EXEC, ["m", "--env=A=1"]), (EXEC, ["m", "--polic=p"]), (EXEC, ["m", "--unknown"])),
+        *((EXEC, ["--help"]), (EXEC, ["m", "--json"])),
+        *((CALL, found) for found in ([], ["m"], ["m", "a", "b"], ["m", ""], ["m", "a", "--input"])),
         *(
-            ["-m"],
-            ["m", "--tty"],
-            ["m", "--env=A=1"],
-            ["m", "--polic=p"],
-            [""],
-            ["m", "--unknown"],
-            ["--help"],
+            (CALL, ["m", "a", "--input", "-"]),
+            (CALL, ["m", "a", "--json=1"]),
+            (CALL, ["m", "a", "--repeat=2"]),
         ),
+        *((CALL, ["m", "a", "--kind=x"]), (CALL, ["m", "a", "--env=A=1"]), (CALL, ["m", "a", "--help"])),
+        *((CALL, ["m", "a", "--"]), (CALL, ["a", "--", "program"])),
     ],
 )
-def test_the_rest_is_left_to_argparse(found: list[str]) -> None:
-    assert read_plain(found) is None
+def test_the_rest_is_left_to_argparse(verb: Verb, found: list[str]) -> None:
+    assert verb.read(found) is None

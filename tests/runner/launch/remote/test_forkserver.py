@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tests.runner.launch.monitored_plugins import (
     settled,
     summed,
 )
+from tests.runner.launch.stored.kept_plugin import SETTLED
+from tests.tables import wait_for
 from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 
@@ -296,6 +299,63 @@ def test_what_is_short_fails_one_launch_and_no_more(box: Box, what: str, expecte
         pytest.skip("root's processes are not counted")
     told = monitored_plugins.run(box, starved, monitored_plugins.given(box, "#!/bin/sh\n"), what)
     assert told == [expected, "ok", 0]
+
+
+# --- what it has imported ----------------------------------------------------------------------------------
+
+
+def imported(given: dict[str, Any], told: str) -> list[Any]:
+    """The modules that each monitor has imported itself."""
+    import os
+
+    import trio
+
+    from runner.launch.remote import forkserver
+    from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
+
+    forkserver._START = f"""
+import os, sys
+sys.path[:] = sys.argv[2:]
+from runner.launch.remote import forkserver, keeper
+keep, leave = keeper.keep, os._exit
+def watched(*args, **more):
+    me, before = os.getpid(), set(sys.modules)
+    def tell(code):
+        if os.getpid() == me:
+            with open({told!r}, "a") as file:
+                print(*sorted(set(sys.modules) - before), file=file)
+        leave(code)
+    os._exit = tell
+    keep(*args, **more)
+keeper.keep = watched
+forkserver.main(int(sys.argv[1]))
+"""
+
+    async def main() -> None:
+        for other in ("", "", "1"):
+            environ = {**os.environ, "RUNNER_TEST": other}  # another value is another launch
+            async with open_cage(invocation(given), environ=environ) as cage:
+                await line(cage.stdout)
+                async with open_cage(invocation(given), environ=environ) as second:
+                    await line(second.stdout)
+        await aclose_forkserver()
+
+    trio.run(main)
+
+    def lines() -> list[str]:
+        with open(told) as file:
+            return file.read().splitlines()
+
+    assert wait_for(lambda: len(lines()) == 6)
+    return lines()
+
+
+def test_who_launches_imports_nothing(box: Box) -> None:
+    """Only the first reads the manifest, which is then in the cache. The next takes the plan of the first."""
+    asked, told = monitored_plugins.given(box, monitored_plugins.SLEEPS), box.folder / "told"
+    time.sleep(SETTLED)
+    found = monitored_plugins.run(box, imported, asked, str(told))
+    assert sorted(found)[:-1] == [""] * 5
 
 
 # --- what it has of its host -------------------------------------------------------------------------------

@@ -91,6 +91,7 @@ def together(given: dict[str, Any]) -> list[Any]:
 
     async def act(cages: list[Any]) -> list[Any]:
         one, two, three = cages
+        settled(lambda: children(forkserver_pid(one))[1:])  # who planned the others ends soon after
         monitors = children(forkserver_pid(one))
         same = {cage._pid for cage in cages} == set(monitors)
         inits = len(children(one._pid))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -91,3 +93,28 @@ async def test_a_close_wakes_the_reader() -> None:
             await reader.receive_some(64)
         with pytest.raises(trio.ClosedResourceError):
             await reader.receive_some(64)
+
+
+async def test_who_reads_more_than_a_pipe_holds_gets_a_larger_one() -> None:
+    read, write = os.pipe()
+    usual = fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)
+    async with PipeReader(read) as reader:
+        os.write(write, b"1")
+        assert await reader.receive_some(64 << 10) == b"1"
+        assert fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) == usual
+        os.write(write, b"2")
+        assert await reader.receive_some(256 << 10) == b"2"
+        assert fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) == 256 << 10
+        os.set_blocking(write, False)
+        assert os.write(write, bytes(256 << 10)) == 256 << 10
+        assert len(await reader.receive_some(256 << 10)) == 256 << 10
+    os.close(write)
+
+
+async def test_what_cannot_be_made_larger_is_read_all_the_same() -> None:
+    ours, theirs = socket.socketpair()  # the kernel refuses it as for a pipe of a user who has too many
+    async with PipeReader(ours.detach()) as reader:
+        theirs.send(b"said")
+        theirs.close()
+        assert await reader.receive_some(256 << 10) == b"said"
+        assert await reader.receive_some(256 << 10) == b""

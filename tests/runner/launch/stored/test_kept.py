@@ -5,64 +5,31 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Caller
-
-Write = Callable[..., Path]
-
-MANIFEST = """\
-[plugin]
-id = "kept"
-version = "1.0.0"
-name = "Kept"
-description = "Starts from a plan that was kept."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin"
-[plugin.sandbox]
-enabled = true
-fs_read_paths = ["{place}/read"]
-"""
-PROGRAM = """\
-#!{place}/plugin/shell
-echo "with $WORD and $*"
-cat {place}/read/file
-exit 3
-"""
-POLICY = """\
-version = 1
-[read]
-ceiling = ["{place}"]
-[env]
-ceiling = ["WORD"]
-pass = ["WORD"]
-"""
-USED = "runner: a kept plan is used"
-SETTLED = 2.3  # seconds: what changed later than that is not kept
+from tests.runner.launch.stored.kept_plugin import (
+    CHANGED,
+    DAMAGE,
+    MANIFEST,
+    POLICY,
+    REFUSED,
+    SETTLED,
+    USED,
+    KeptPlugin,
+    Write,
+    append,
+    entries,
+    swap,
+)
 
 
-class Plugin:
-    def __init__(self, caller: Caller, place: Path, write_file: Write) -> None:
-        self.caller = caller
-        self.place = place
-        self.folder = place / "plugin"
-        self.read = place / "read"
-        self.manifest = write_file(self.folder / "nexo-plugin.toml", MANIFEST.format(place=place))
-        self.program = write_file(self.folder / "plugin", PROGRAM.format(place=place), 0o755)
-        self.shell = self.folder / "shell"
-        shutil.copyfile("/bin/sh", self.shell)
-        self.shell.chmod(0o755)
-        self.file = write_file(self.read / "file", "text\n")
-        self.policy = write_file(place / "policy.toml", POLICY.format(place=place))
-        caller.give(place)
-
+class Plugin(KeptPlugin):
     def run(
         self, *args: str, env: Mapping[str, str] | None = None, cwd: str = "/"
     ) -> subprocess.CompletedProcess[str]:
@@ -83,66 +50,6 @@ def plugin(runner_as: Caller, plugin_dir: Path, write_file: Write) -> Plugin:
     assert (second.returncode, second.stdout) == (first.returncode, first.stdout)
     assert first.stdout == "with s3cret-word and \ntext\n"
     return made
-
-
-def _socket(plugin: Plugin) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(plugin.read / "socket"))
-
-
-def _swap(plugin: Plugin) -> None:
-    """Another folder in its place, with the same names, times and contents."""
-    held = plugin.read.stat()
-    plugin.read.rename(plugin.place / "old")
-    shutil.copytree(plugin.place / "old", plugin.read)
-    plugin.caller.give(plugin.read)
-    os.utime(plugin.read, ns=(held.st_atime_ns, held.st_mtime_ns))
-
-
-def _link(plugin: Plugin) -> None:
-    plugin.read.rename(plugin.place / "old")
-    plugin.read.symlink_to(plugin.place / "old")
-
-
-def _replace(path: Path, text: bytes | None = None) -> None:
-    copy = path.with_name("copy")
-    shutil.copy2(path, copy)
-    if text is not None:
-        copy.write_bytes(text)
-    copy.rename(path)
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
-
-
-REFUSED: dict[str, tuple[Callable[[Plugin], object], str]] = {
-    "a socket in a source": (_socket, "special_file"),
-    "a pipe in a source": (lambda plugin: os.mkfifo(plugin.read / "pipe"), "special_file"),
-    "a link in place of a source": (_link, "symlink"),
-    "the policy allows less": (
-        lambda plugin: plugin.policy.write_text(POLICY.format(place="/srv/elsewhere")),
-        "read_ceiling",
-    ),
-    "the manifest asks for more": (
-        lambda plugin: plugin.manifest.write_text(MANIFEST.format(place="/root/.ssh")),
-        "denylist",
-    ),
-    "the program is gone": (lambda plugin: plugin.program.unlink(), "not_found"),
-    "the interpreter is gone": (lambda plugin: plugin.shell.unlink(), "not_found"),
-}
-CHANGED: dict[str, Callable[[Plugin], object]] = {
-    "manifest": lambda plugin: _append(plugin.manifest, "# more\n"),
-    "manifest, another file": lambda plugin: _replace(plugin.manifest),
-    "policy": lambda plugin: _append(plugin.policy, "# more\n"),
-    "program": lambda plugin: _replace(plugin.program),
-    "interpreter": lambda plugin: _replace(plugin.shell),
-    "source swapped": _swap,
-    "a file in a source": lambda plugin: (plugin.read / "new").write_text(""),
-    "the plugin's folder": lambda plugin: (plugin.folder / "new").write_text(""),
-    "a folder on the way": lambda plugin: plugin.place.chmod(0o711),
-}
 
 
 @pytest.mark.launches
@@ -205,20 +112,12 @@ def test_the_number_of_a_login_counts_if_the_plugin_is_given_it(
     assert (one.stdout, two.stdout) == ("17\n", "18\n")
 
 
-def _entries(plugin: Plugin) -> list[Path]:
-    folder = Path("/var/cache/runner") if plugin.caller.uid == 0 else plugin.caller.home / ".cache/runner"
-    mine = str(plugin.place).encode()
-    found = [path for path in folder.glob("plan-*") if path.is_file() and mine in path.read_bytes()]
-    assert found
-    return found
-
-
 @pytest.mark.launches
 def test_neither_variables_nor_arguments_are_written(plugin: Plugin) -> None:
     plugin.run("an-0ther-secret")
-    entries = _entries(plugin)
-    assert len(entries) == 2
-    for entry in entries:
+    found = entries(plugin)
+    assert len(found) == 2
+    for entry in found:
         raw = entry.read_bytes()
         assert b"s3cret-word" not in raw and b"an-0ther-secret" not in raw
         assert b"WORD" in raw  # its name is
@@ -237,42 +136,10 @@ def test_a_secret_inside_of_another_text_keeps_the_plan_from_the_disk(
     assert "the plan is not kept: the value of a variable" in ended.stderr
 
 
-def _flip(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
-
-
-def _by_link(path: Path) -> None:
-    path.rename(path.with_name("aside"))
-    path.symlink_to("aside")
-
-
-def _by_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _by_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "empty": lambda path: os.truncate(path, 0),
-    "flipped": _flip,
-    "writable by others": lambda path: path.chmod(0o622),
-    "a link": _by_link,
-    "a folder": _by_folder,
-    "a pipe": _by_pipe,
-}
-
-
 @pytest.mark.launches
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_file_is_no_plan(plugin: Plugin, damage: str) -> None:
-    [entry] = _entries(plugin)
+    [entry] = entries(plugin)
     try:
         DAMAGE[damage](entry)
         ended = plugin.run()
@@ -285,7 +152,7 @@ def test_a_damaged_file_is_no_plan(plugin: Plugin, damage: str) -> None:
 @pytest.mark.launches
 def test_the_file_of_another_launch_is_no_plan(plugin: Plugin) -> None:
     plugin.run("other")
-    one, two = _entries(plugin)
+    one, two = entries(plugin)
     one_raw, two_raw = one.read_bytes(), two.read_bytes()
     one.write_bytes(two_raw)
     two.write_bytes(one_raw)
@@ -302,7 +169,7 @@ def test_a_file_of_another_owner_is_no_plan(
     time.sleep(SETTLED)
     made.run()
     assert USED in made.run().stderr
-    [entry] = _entries(made)
+    [entry] = entries(made)
     os.chown(entry, 12345, 12345)
     try:
         assert USED not in made.run().stderr
@@ -357,7 +224,7 @@ def test_the_cache_can_be_switched_off(plugin: Plugin) -> None:
 
 @pytest.mark.launches
 def test_what_was_changed_a_moment_ago_is_not_kept(plugin: Plugin) -> None:
-    _append(plugin.manifest, "# more\n")
+    append(plugin.manifest, "# more\n")
     ended = plugin.run()
     assert f"not kept: {plugin.manifest} was changed a moment ago" in ended.stderr
     assert USED not in plugin.run().stderr
@@ -366,7 +233,7 @@ def test_what_was_changed_a_moment_ago_is_not_kept(plugin: Plugin) -> None:
 @pytest.mark.launches
 def test_a_plan_that_cannot_be_carried_out_is_made_anew_and_forgotten(plugin: Plugin) -> None:
     """Its sources are looked at once more when they are opened. Here the facts are kept from seeing it."""
-    [entry] = _entries(plugin)
+    [entry] = entries(plugin)
     before = entry.read_bytes()
     code = (
         "import sys, marshal; from sandbox import cache; from runner.launch.stored.entry import PlanEntry\n"
@@ -384,7 +251,7 @@ def test_a_plan_that_cannot_be_carried_out_is_made_anew_and_forgotten(plugin: Pl
     )
     assert entry.read_bytes() != before
     assert USED in plugin.run().stderr  # the control: it is a plan
-    _swap(plugin)
+    swap(plugin)
     ended = plugin.run()
     assert "cannot be carried out" in ended.stderr
     assert (ended.returncode, ended.stdout) == (3, "with s3cret-word and \ntext\n")
@@ -405,7 +272,7 @@ def test_a_secret_with_slashes_is_not_kept_as_a_path(
 ) -> None:
     ended = plugin.run(*arguments, env=env)
     assert ended.returncode == 3
-    for entry in _entries(plugin):
+    for entry in entries(plugin):
         assert b"SECRET" not in entry.read_bytes()
 
 
@@ -449,7 +316,7 @@ cache.store(name, marshal.dumps(tuple(entry)))
 )
 def test_a_file_that_no_launch_wrote_is_no_plan(plugin: Plugin, how: str) -> None:
     """Nobody else can write it. Should somebody, it is at least none without a cage, and stops no launch."""
-    [entry] = _entries(plugin)
+    [entry] = entries(plugin)
     before = entry.read_bytes()
     caller = plugin.caller
     argv = [*caller.prefix, *caller.python, "-c", FORGE, entry.name, how]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from runner.cli.shared import kept
 from runner.cli.shared.launching import CommandLineHost
-from runner.launch.stored import entry
+from runner.launch.stored import run
 from runner.launch.stored.entry import PlanEntry, Told, told_by
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 
@@ -26,7 +25,7 @@ def test_nothing_is_tried_again_once_the_start_was_next(
 ) -> None:
     """A process may run by then, and have the caller's streams."""
     forgotten: list[Told] = []
-    monkeypatch.setattr(entry, "forget", forgotten.append)
+    monkeypatch.setattr(run, "forget", forgotten.append)
     host = CommandLineHost(is_new=False, tells=False)
     told = told_by(["exec", "manifest"], (), os.environ)
 
@@ -34,9 +33,9 @@ def test_nothing_is_tried_again_once_the_start_was_next(
         host.is_ready = ready
         raise error
 
-    monkeypatch.setattr(kept, "run_kept", fails)
-    with pytest.raises(type(error) if ready else kept._DecideAnew):
-        kept._begin(ENTRY, told, 0.0, host)
+    monkeypatch.setattr(run, "_carry_out", fails)
+    with pytest.raises(type(error) if ready else run.DecideAnew):
+        run.run_kept(ENTRY, told, 0.0, host)
     assert forgotten == [told]  # the next launch is decided anew in any case
 
 

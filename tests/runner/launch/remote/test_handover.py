@@ -1,0 +1,86 @@
+"""What becomes of a plan when another process has carried it out, and what that process looks at again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.launch.remote import handover
+from runner.launch.remote.handover import FAILED, STARTED, GivenSources, PassedOn, surroundings
+from runner.launch.run import rehearse
+from runner.launch.stages import Invocation
+from sandbox.limits.cgroup_survey import survey
+from sandbox.paths.mounts import read_mounts
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    ("word", "called"),
+    [(STARTED, ["started"]), (FAILED, ["failed"]), (b"", []), (b"?", [])],
+    ids=["started", "failed", "ended", "odd"],
+)
+def test_who_planned_it_learns_of_the_start(word: bytes, called: list[str]) -> None:
+    ours, theirs = socket.socketpair()
+    passed, found = PassedOn(ours), list[str]()
+    passed.on_start = lambda: found.append("started")
+    passed.on_failure = lambda: found.append("failed")
+    with theirs:
+        theirs.send(word)
+    passed.conclude()
+    assert found == called and ours.fileno() == -1
+
+
+def test_nobody_waits_for_a_start_that_changes_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        PassedOn(ours).conclude()
+    assert ours.fileno() == -1
+
+
+def test_a_start_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "_START_SECONDS", 0.0)
+    ours, theirs = socket.socketpair()
+    passed, found = PassedOn(ours), list[str]()
+    passed.on_start = passed.on_failure = lambda: found.append("called")
+    with theirs:
+        passed.conclude()
+    assert found == []
+
+
+@pytest.fixture
+def folder(plugin_dir: Path, write_file: Callable[..., Path]) -> Path:
+    example = ROOT / "runner/contracts/nexo/example"
+    for file in example.iterdir():
+        if file.is_file():
+            write_file(plugin_dir / file.name, file.read_text(), 0o755)
+    return plugin_dir
+
+
+def test_the_cgroups_are_looked_at_again_only_from_elsewhere(folder: Path) -> None:
+    planned = rehearse(Invocation(str(folder)), os.environ)
+    held = GivenSources({}, surroundings()).hold_again(planned, os.environ)
+    assert held.sites is planned.provision.sites and held.limits is planned.limits
+    for where in ((), (b"", surroundings()[1]), (surroundings()[0], b"")):
+        held = GivenSources({}, where).hold_again(planned, os.environ)
+        assert held.limits is not planned.limits
+        assert held.sites == survey(read_mounts()).sites
+
+
+def test_a_plan_that_relies_on_who_is_in_a_cgroup_is_looked_at_again(folder: Path) -> None:
+    planned = rehearse(Invocation(str(folder)), os.environ)
+    site = survey(read_mounts()).sites[0]._replace(enable=("memory",))
+    planned = planned._replace(provision=planned.provision._replace(sites=(site,)))
+    held = GivenSources({}, surroundings()).hold_again(planned, os.environ)
+    assert site not in held.sites
+
+
+def test_what_the_other_process_opens_itself_is_judged(folder: Path) -> None:
+    """Its state directory: by a denylist that is made then."""
+    planned = rehearse(Invocation(str(folder)), os.environ)
+    held = GivenSources({}, surroundings()).hold_again(planned, os.environ)
+    assert held.denylist is not None
+    assert held.denylist() is not held.denylist()

@@ -1,0 +1,159 @@
+"""A plugin whose plan is kept, and everything that may be changed under it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import Caller
+
+Write = Callable[..., Path]
+
+MANIFEST = """\
+[plugin]
+id = "kept"
+version = "1.0.0"
+name = "Kept"
+description = "Starts from a plan that was kept."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "./plugin"
+[plugin.sandbox]
+enabled = true
+fs_read_paths = ["{place}/read"]
+"""
+PROGRAM = """\
+#!{place}/plugin/shell
+echo "with $WORD and $*"
+cat {place}/read/file
+exit 3
+"""
+POLICY = """\
+version = 1
+[read]
+ceiling = ["{place}"]
+[env]
+ceiling = ["WORD"]
+pass = ["WORD"]
+"""
+USED = "runner: a kept plan is used"
+SETTLED = 2.3  # seconds: what changed later than that is not kept
+
+
+class KeptPlugin:
+    def __init__(self, caller: Caller, place: Path, write_file: Write) -> None:
+        self.caller = caller
+        self.place = place
+        self.folder = place / "plugin"
+        self.read = place / "read"
+        self.manifest = write_file(self.folder / "nexo-plugin.toml", MANIFEST.format(place=place))
+        self.program = write_file(self.folder / "plugin", PROGRAM.format(place=place), 0o755)
+        self.shell = self.folder / "shell"
+        shutil.copyfile("/bin/sh", self.shell)
+        self.shell.chmod(0o755)
+        self.file = write_file(self.read / "file", "text\n")
+        self.policy = write_file(place / "policy.toml", POLICY.format(place=place))
+        caller.give(place)
+
+
+def _socket(plugin: KeptPlugin) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(plugin.read / "socket"))
+
+
+def swap(plugin: KeptPlugin) -> None:
+    """Another folder in its place, with the same names, times and contents."""
+    held = plugin.read.stat()
+    plugin.read.rename(plugin.place / "old")
+    shutil.copytree(plugin.place / "old", plugin.read)
+    plugin.caller.give(plugin.read)
+    os.utime(plugin.read, ns=(held.st_atime_ns, held.st_mtime_ns))
+
+
+def _link(plugin: KeptPlugin) -> None:
+    plugin.read.rename(plugin.place / "old")
+    plugin.read.symlink_to(plugin.place / "old")
+
+
+def _replace(path: Path, text: bytes | None = None) -> None:
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    if text is not None:
+        copy.write_bytes(text)
+    copy.rename(path)
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+REFUSED: dict[str, tuple[Callable[[KeptPlugin], object], str]] = {
+    "a socket in a source": (_socket, "special_file"),
+    "a pipe in a source": (lambda plugin: os.mkfifo(plugin.read / "pipe"), "special_file"),
+    "a link in place of a source": (_link, "symlink"),
+    "the policy allows less": (
+        lambda plugin: plugin.policy.write_text(POLICY.format(place="/srv/elsewhere")),
+        "read_ceiling",
+    ),
+    "the manifest asks for more": (
+        lambda plugin: plugin.manifest.write_text(MANIFEST.format(place="/root/.ssh")),
+        "denylist",
+    ),
+    "the program is gone": (lambda plugin: plugin.program.unlink(), "not_found"),
+    "the interpreter is gone": (lambda plugin: plugin.shell.unlink(), "not_found"),
+}
+CHANGED: dict[str, Callable[[KeptPlugin], object]] = {
+    "manifest": lambda plugin: append(plugin.manifest, "# more\n"),
+    "manifest, another file": lambda plugin: _replace(plugin.manifest),
+    "policy": lambda plugin: append(plugin.policy, "# more\n"),
+    "program": lambda plugin: _replace(plugin.program),
+    "interpreter": lambda plugin: _replace(plugin.shell),
+    "source swapped": swap,
+    "a file in a source": lambda plugin: (plugin.read / "new").write_text(""),
+    "the plugin's folder": lambda plugin: (plugin.folder / "new").write_text(""),
+    "a folder on the way": lambda plugin: plugin.place.chmod(0o711),
+}
+
+
+def entries(plugin: KeptPlugin) -> list[Path]:
+    folder = Path("/var/cache/runner") if plugin.caller.uid == 0 else plugin.caller.home / ".cache/runner"
+    mine = str(plugin.place).encode()
+    found = [path for path in folder.glob("plan-*") if path.is_file() and mine in path.read_bytes()]
+    assert found
+    return found
+
+
+def _flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def _by_link(path: Path) -> None:
+    path.rename(path.with_name("aside"))
+    path.symlink_to("aside")
+
+
+def _by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "empty": lambda path: os.truncate(path, 0),
+    "flipped": _flip,
+    "writable by others": lambda path: path.chmod(0o622),
+    "a link": _by_link,
+    "a folder": _by_folder,
+    "a pipe": _by_pipe,
+}
