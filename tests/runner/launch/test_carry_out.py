@@ -66,6 +66,7 @@ def carried_out(plan: str) -> dict[str, Any]:
 
     class Host:
         caller = None
+        is_ready = False
 
         def see_ready(self, planned: Any) -> None: ...
 
