@@ -466,7 +466,7 @@ import sys
 sys.path += sys.argv[1:]
 from runner.launch.remote import forkserver
 from runner.late_site import is_site_waiting
-forkserver.serve = lambda orders, preload: print(is_site_waiting(), flush=True)
+forkserver.serve = lambda orders, *how: print(is_site_waiting(), flush=True)
 forkserver.main(0)
 """
     places = (ROOT, sysconfig.get_path("purelib"))
