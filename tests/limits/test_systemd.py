@@ -178,12 +178,17 @@ USED = "runner: a kept plan is used"
 SETTLED = 2.3  # seconds: what changed later than that is not kept
 
 
+def settle(box: Box) -> None:
+    """Write what `in_unit` needs, which then finds it as it is."""
+    box.plugin(WAITS, limits=LIMITS)
+    box.policy_options(policy("prefer"))
+    time.sleep(SETTLED)
+
+
 @pytest.mark.parametrize("unit", [SCOPE, SERVICE], ids=["scope", "service"])
 def test_a_plan_is_for_the_next_unit_too(box: Box, unit: tuple[str, ...]) -> None:
     """Each launch has a unit of its own, and limits in it. The questions are asked about that unit."""
-    with in_unit(box, WAITS, *unit):
-        pass  # what it needs is written now
-    time.sleep(SETTLED)
+    settle(box)
     with in_unit(box, WAITS, *unit) as first:
         before = unit_of(group_of(first.runner, "memory"))
         _, told = first.go_on_and_tell()
@@ -202,9 +207,7 @@ def test_a_plan_is_for_the_next_unit_too(box: Box, unit: tuple[str, ...]) -> Non
 
 
 def test_a_plan_is_not_for_a_unit_with_another_process(box: Box) -> None:
-    with in_unit(box, WAITS, *SCOPE):
-        pass
-    time.sleep(SETTLED)
+    settle(box)
     for expected in (False, True):  # the control
         with in_unit(box, WAITS, *SCOPE) as alone:
             assert (USED in alone.go_on_and_tell()[1]) == expected
