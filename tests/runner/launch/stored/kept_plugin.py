@@ -121,7 +121,7 @@ CHANGED: dict[str, Callable[[KeptPlugin], object]] = {
 
 def entries(plugin: KeptPlugin) -> list[Path]:
     folder = Path("/var/cache/runner") if plugin.caller.uid == 0 else plugin.caller.home / ".cache/runner"
-    mine = str(plugin.folder).encode()  # others may be beside it
+    mine = str(plugin.manifest).encode()  # others may be beside it
     found = [path for path in folder.glob("plan-*") if path.is_file() and mine in path.read_bytes()]
     assert found
     return found
