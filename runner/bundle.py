@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # What a verb loads first.
 _FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call"}
 _FORMAT = b"runner bundle 1\n"
+_WRITABLE_BY_OTHERS = 0o022
 # A source that changed so recently could change again without another time.
 _SETTLED_SECONDS = 2.0
 # The folder that holds runner/ and sandbox/.
@@ -53,10 +54,12 @@ def load(part: str) -> None:
 
 def _read(part: str) -> "tuple[_Entry, ...] | None":
     from marshal import loads
-    from posix import stat
+    from posix import fstat, stat
 
     try:
         with open(_path(part), "rb", 0) as file:
+            if fstat(file.fileno()).st_mode & _WRITABLE_BY_OTHERS:
+                return None
             raw = file.read()
         head = _head()
         if not raw.startswith(head):
@@ -100,43 +103,57 @@ def _run(name: str, is_package: bool, path: str, _size: int, _changed: int, code
 
 
 def renew() -> None:
-    """Write the bundles that this launch did not find, if Python may write its own files there."""
-    if not sys.dont_write_bytecode:
+    """Write the bundles that this launch did not find, if Python may write its own files there. Never fails,
+    and no signal ends it: the plugin's exit status is still to be passed on."""
+    if not _wanted or sys.dont_write_bytecode:
+        return
+    from posix import environ
+
+    if environ.get(b"RUNNER_CACHE", b"").lower() == b"off":
+        return
+    try:
+        from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, signal
+
+        for number in (SIGHUP, SIGINT, SIGTERM):
+            signal(number, SIG_IGN)
         for part in _wanted:
             _write(part)
+    except BaseException:  # noqa: BLE001 -- a module that cannot be compiled, no memory, a signal before
+        pass
 
 
 def _write(part: str) -> None:
+    """Raises OSError and what compiling raises."""
     import os
     import time
+    from importlib.abc import InspectLoader
     from importlib.util import find_spec
     from marshal import dumps
 
     from runner.bundle_parts import PARTS
 
-    entries = list[_Entry]()
-    temporary = f"{_path(part)}.{os.getpid()}"
-    try:
-        if not os.access(os.path.dirname(temporary), os.W_OK):
+    sources = list[tuple[str, bool, str, int, int, InspectLoader]]()
+    for name in PARTS[part]:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None or not isinstance(spec.loader, InspectLoader):
             return
-        for name in PARTS[part]:
-            spec = find_spec(name)
-            if spec is None or spec.origin is None or not spec.origin.startswith(f"{_ROOT}/"):
-                return
-            found = os.stat(spec.origin)
-            code = spec.loader.get_code(name)  # type: ignore[union-attr]  # that of a file, which has it
-            if time.time() - found.st_mtime < _SETTLED_SECONDS:
-                return
-            is_package = spec.submodule_search_locations is not None
-            entries.append((name, is_package, spec.origin, found.st_size, found.st_mtime_ns, code))
-        try:
-            with open(temporary, "xb") as file:
-                file.write(_head() + dumps((_ROOT, tuple(entries))))
-            os.rename(temporary, _path(part))
-        except OSError:
-            os.unlink(temporary)
-    except (OSError, ImportError):
-        pass
+        found = os.stat(spec.origin)
+        if not spec.origin.startswith(f"{_ROOT}/") or time.time() - found.st_mtime < _SETTLED_SECONDS:
+            return
+        is_package = spec.submodule_search_locations is not None
+        sources.append((name, is_package, spec.origin, found.st_size, found.st_mtime_ns, spec.loader))
+    entries = tuple((*source[:-1], source[-1].get_code(source[0])) for source in sources)
+    temporary = f"{_path(part)}.{os.getpid()}"
+    # Nobody may write it who cannot write the sources, whatever the umask is. Python does so with its files.
+    mode = os.stat(__file__).st_mode & 0o644
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(_head() + dumps((_ROOT, entries)))
+        os.rename(temporary, _path(part))
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _path(part: str) -> str:

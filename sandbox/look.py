@@ -49,6 +49,9 @@ class Asked:
             if path.startswith("/proc/"):
                 self._kernel_place(path)
                 continue
+            if path.startswith("/sys/") and ".." in path.split("/"):
+                self.doubt = self.doubt or f"{path} leads out of /sys"  # its facts are of another kind
+                return
             while path and path not in places:
                 places[path] = found = facts.place(path)
                 above, _, _ = path.rpartition("/")

@@ -92,6 +92,8 @@ def plan_steps(
                 from runner.launch.verdict import TIMEOUT
 
                 raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took that long
+            if keeper is not None:
+                keeper.prepare()
             with host.watch_orders() as orders, start(acquired, began, host.connect, contents) as started:
                 stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
                 if keeper is not None:

@@ -107,7 +107,7 @@ class _Folder:
             return False
         if file.path is None:
             return True
-        from sandbox.paths.mounts import contains  # late: most plugins hold no deleted file
+        from sandbox.paths.mounts import contains
 
         return contains(self.path, file.path)
 
@@ -185,10 +185,13 @@ class DiskMeter(Meter):
         # Imported here, while the plugin is starting: only from now on there is somebody to search and stop.
         from sandbox.limits.deleted_files import search
         from sandbox.limits.freeze import Halt
+        from sandbox.paths import mounts  # noqa: F401 -- `had` needs it, when our files may be gone
 
         self._processes = processes
         self._search = search
         self._freeze = freeze or Halt(processes)
+        # What was measured before had to be read from the disk. That must not put off the next measurement.
+        self._cost = 0.0
 
     # --- the Meter interface ---
 

@@ -28,6 +28,8 @@ _TABLE_BYTES = 16 << 20
 # process waits no longer than this, and the time of one piece: some five hundred sockets.
 _SLICE_SECONDS = 0.01
 _PIECE_BYTES = 64 << 10
+# Then the rest is read without a pause: between the parts, data can be moved to sockets that were read.
+_LONGEST_LOOK_SECONDS = 0.5
 
 
 class SocketTables:
@@ -64,7 +66,7 @@ class SocketTables:
         try:
             while True:
                 next(reading)
-                if monotonic() >= now + _SLICE_SECONDS:
+                if now + _SLICE_SECONDS <= monotonic() < self._read_at + _LONGEST_LOOK_SECONDS:
                     return UNFINISHED
         except StopIteration as stop:
             self._reading = None

@@ -189,6 +189,54 @@ def test_nothing_is_written_where_python_may_not(checkout: Checkout) -> None:
     assert not list((checkout.root / "runner/__pycache__").glob("launch.*"))
 
 
+def test_nobody_else_may_write_it(checkout: Checkout) -> None:
+    """Whatever the umask of the launch is. What somebody else can write is not believed."""
+    checkout.file.unlink()
+    before = os.umask(0)
+    try:
+        assert not checkout.uses()
+    finally:
+        os.umask(before)
+    assert checkout.file.stat().st_mode & 0o777 == 0o644
+    assert checkout.uses()
+    for mode in (0o664, 0o646):
+        checkout.file.chmod(mode)
+        assert not checkout.uses()
+        assert checkout.file.stat().st_mode & 0o777 == 0o644  # it was replaced
+
+
+_RENEWS = """
+import sys
+sys.path.append(sys.argv[1])
+import runner.bundle as bundle
+bundle.load("launch")
+bundle.renew()
+print("passed on")
+"""
+
+
+def renewed(checkout: Checkout, **env: str) -> list[str]:
+    argv = [sys.executable, "-I", "-S", "-c", _RENEWS, str(checkout.root)]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd="/", env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "passed on\n", "")
+    return sorted(path.name for path in (checkout.root / "runner/__pycache__").glob("launch.*"))
+
+
+def test_a_bundle_that_cannot_be_made_costs_nothing(checkout: Checkout) -> None:
+    """The exit status of the plugin is still to be passed on."""
+    source = checkout.root / "sandbox/spawn/libc.py"
+    _append(source, "\n(", source.stat().st_mtime + 1)
+    old = checkout.file.read_bytes()
+    assert len(renewed(checkout)) == 1  # the old one, and nothing half-made
+    assert checkout.file.read_bytes() == old
+
+
+def test_nothing_is_written_without_a_cache(checkout: Checkout) -> None:
+    checkout.file.unlink()
+    assert renewed(checkout, RUNNER_CACHE="off") == []
+    assert len(renewed(checkout)) == 1
+
+
 def test_a_module_that_fails_is_left_to_the_import_statement(checkout: Checkout) -> None:
     source = checkout.root / "sandbox/spawn/libc.py"
     _append(source, '\nraise RuntimeError("ours")\n', source.stat().st_mtime + 1)

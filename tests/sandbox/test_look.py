@@ -284,6 +284,18 @@ def test_files_of_the_kernel_count_by_their_content() -> None:
     assert facts.changed({}) == "/proc/self/mountinfo"
 
 
+def test_a_way_out_of_sys_is_never_kept(tmp_path: Path) -> None:
+    """Of what is below /sys less is noted: neither times nor inodes."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(f"/sys/..{tmp_path}/file")
+    with look.recording() as asked:
+        look.exists(str(tmp_path / "link"))
+    assert "leads out of /sys" in asked.doubt
+    with look.recording() as asked:  # the control
+        look.exists("/sys/kernel")
+    assert not asked.doubt
+
+
 @pytest.mark.parametrize(
     "path",
     [*("/proc/self/fd/3/plugin", "/proc/self/cwd", "/proc/1/root", "/proc/thread-self/cwd"), "/proc/net/tcp"],

@@ -86,7 +86,9 @@ def _read(
         else:
             option, equals, value = word.partition("=")
             key = with_value.get(option)
-            if key is None or (equals and not value):
+            if key is None or (
+                equals and value in ("", "--")
+            ):  # some versions of argparse take -- for nothing
                 return None
             if equals:
                 found[key] = value

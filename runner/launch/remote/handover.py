@@ -91,6 +91,8 @@ class PassedOn(CalledOff):
             if self.on_start is None and self.on_failure is None:
                 return
             word = _next_word(self._answer, _START_SECONDS)
+            if not word and _has_ended(self._answer):
+                word = FAILED  # the keeper died of it, perhaps: not once more by this plan
         act = {STARTED: self.on_start, FAILED: self.on_failure}.get(word)
         if act is not None:
             act()
@@ -214,6 +216,13 @@ def _is_taken(answer: socket.socket, control: int) -> bool:
     ended.register(answer, 0)  # poll reports a hang-up without being asked
     ended.poll(_PID_SECONDS * 1000)
     return True
+
+
+def _has_ended(answer: socket.socket) -> bool:
+    """Whether the other side was closed. Nothing is there to be read."""
+    wait = select.poll()
+    wait.register(answer, 0)
+    return bool(wait.poll(0))
 
 
 def _next_word(answer: socket.socket, seconds: float = 0.0) -> bytes:

@@ -40,10 +40,11 @@ def own_code(since: float) -> OwnCode | None:
     parts: list[bytes] = []
     files = frozenset(own_files())
     for file in sorted(files):
-        found = facts.place(file)
+        real = os.path.realpath(file)  # some installers make links to files that change in place
+        found = facts.place(real)
         if len(found) != facts.DATED or any(isinstance(when, int) and when > newest for when in found[-2:]):
             return None
-        parts += (os.fsencode(file), repr(found).encode())
+        parts += (os.fsencode(file), os.fsencode(real), repr(found).encode())
     return OwnCode(files, cache.fingerprint(*parts))
 
 

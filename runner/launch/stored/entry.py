@@ -132,7 +132,10 @@ def find(told: Told) -> PlanEntry | None:
 def say(text: str) -> None:
     """For who wonders why a plan is made again: RUNNER_DEBUG=1 shows it."""
     if os.environ.get(_DEBUG):
-        os.write(2, f"runner: {text}\n".encode("utf-8", "backslashreplace"))
+        try:
+            os.write(2, f"runner: {text}\n".encode("utf-8", "backslashreplace"))
+        except OSError:
+            pass  # nobody reads it
 
 
 def read(raw: bytes) -> PlanEntry | None:

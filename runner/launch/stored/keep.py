@@ -31,6 +31,7 @@ _SHORTEST_NAME = 4
 
 # A plugin with many folders would fill the cache, and reading all of it takes as long as to decide anew.
 _MOST_BYTES = 1 << 20
+_LEAST_BYTES = 48  # of each path that it rests on
 
 
 class NotKept(Exception):
@@ -45,33 +46,61 @@ class PlanKeeper:
 
     def __init__(self, told: Told) -> None:
         self._told = told
+        self._raw: bytes | None = None
+        self._is_prepared = False
+
+    def prepare(self) -> None:
+        """Everything but the write. Called before the start: while the plugin runs, its limits are watched,
+        and how long this takes depends on the plugin's folders."""
+        assert self.planned is not None and self.asked is not None
+        self._is_prepared = True
+        try:
+            self._raw = kept_bytes(self.planned, self.asked, self._told)
+        except NotKept as refused:
+            say(f"the plan is not kept: {refused}")
+        except Exception as error:  # noqa: BLE001 -- nothing of this may end the launch
+            say(f"the plan is not kept: {error!r}")
 
     def keep(self) -> None:
-        assert self.planned is not None and self.asked is not None
-        try:
-            why = keep(self.planned, self.asked, self._told)
-        except Exception as error:  # noqa: BLE001 -- the plugin runs: nothing of this may end it
-            why = repr(error)
-        if why:
-            say(f"the plan is not kept: {why}")
+        if not self._is_prepared:
+            self.prepare()
+        if self._raw is not None and self._told.name is not None:
+            try:
+                cache.store(self._told.name, self._raw)
+            except Exception as error:  # noqa: BLE001 -- the plugin runs: nothing of this may end it
+                say(f"the plan is not kept: {error!r}")
 
 
 def keep(planned: Planned, asked: Asked, told: Told) -> str:
     """Keep a plan for the next launch like this one. The answer: why it is not kept; empty if it is, as far
     as the cache can be written."""
-    if told.name is None:
-        return "the caller has no home or no working directory"
     try:
-        _require_keepable(planned)
-        raw = written(planned, asked, told)
-    except (NotKept, TypeError) as refused:
+        raw = kept_bytes(planned, asked, told)
+    except NotKept as refused:
         return str(refused)
-    if why := asked.settle():
-        return why
-    if len(raw) > _MOST_BYTES:
-        return f"it rests on too much: it would have {len(raw)} bytes"
-    cache.store(told.name, raw)
+    if told.name is not None:
+        cache.store(told.name, raw)
     return ""
+
+
+def kept_bytes(planned: Planned, asked: Asked, told: Told) -> bytes:
+    """The file of a plan that may be kept. Raises NotKept."""
+    if told.name is None:
+        raise NotKept("the caller has no home or no working directory")
+    if cache.directory() is None:
+        raise NotKept("the cache is off")
+    _require_keepable(planned)
+    if _LEAST_BYTES * len(asked.facts.places) > _MOST_BYTES:
+        raise NotKept(f"it rests on too much: on {len(asked.facts.places)} paths")
+    try:
+        raw = written(planned, asked, told)
+    except TypeError as refused:
+        raise NotKept(str(refused)) from None
+    if why := asked.settle():
+        raise NotKept(why)
+    if len(raw) > _MOST_BYTES:
+        raise NotKept(f"it rests on too much: it would have {len(raw)} bytes")
+    return raw
 
 
 def _require_keepable(planned: Planned) -> None:

@@ -64,6 +64,15 @@ def carried_out(plan: str) -> dict[str, Any]:
     from sandbox.plan.layers import Layer, Layers
     from sandbox.spec import Limits, Note
 
+    steps: list[str] = []
+
+    class Keeper:
+        def prepare(self) -> None:
+            steps.append("prepares")
+
+        def keep(self) -> None:
+            steps.append("keeps")
+
     class Host:
         caller = None
         is_ready = False
@@ -71,6 +80,7 @@ def carried_out(plan: str) -> dict[str, Any]:
         def see_ready(self, planned: Any) -> None: ...
 
         def watch_orders(self) -> Any:
+            steps.append("starts")
             return watch_signals()
 
         def connect(self, acquired: Any) -> Any:
@@ -111,14 +121,17 @@ def carried_out(plan: str) -> dict[str, Any]:
         saved = os.dup(1)
         os.dup2(output.fileno(), 1)
         try:
-            ended = drive(plan_steps(planned, os.environ, time.monotonic(), Host(), sources))
+            keeper: Any = Keeper()
+            began = time.monotonic()
+            ended = drive(plan_steps(planned, os.environ, began, Host(), sources, keeper=keeper))
         finally:
             os.dup2(saved, 1)
             os.close(saved)
     loaded = [name for name in sys.modules if name.partition(".")[0] in ("runner", "sandbox")]
     outcome, status = judge_end(ended.end, planned.plan.limits)
     uid = [layer.detail for layer in ended.started.planned.layers if layer.name == "uid"]
-    return {"outcome": [outcome.code, status], "loaded": loaded, "uid": uid, "euid": os.geteuid()}
+    told = {"outcome": [outcome.code, status], "loaded": loaded, "uid": uid, "euid": os.geteuid()}
+    return {**told, "steps": steps}
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -129,6 +142,7 @@ def test_nothing_that_decides_is_loaded(
     plan = elsewhere.run(runner_as, made_plan, str(plugin_dir))
     found = elsewhere.run(runner_as, carried_out, plan)
     assert found["outcome"] == (["ok", 0] if status == 0 else ["crashed", status])
+    assert found["steps"] == ["prepares", "starts", "keeps"]  # while it runs, only the write is left
     assert found["uid"] != [""] and (found["euid"] == 0 or found["uid"] == [f"uid {found['euid']}"])
     loaded = {name for name in found["loaded"] for each in MAKES_PLANS if f"{name}.".startswith(f"{each}.")}
     assert loaded == set()

@@ -669,6 +669,16 @@ def test_an_idle_plugin_is_rarely_checked(place: Path) -> None:
         assert made.due == due  # too early: not even looked at
 
 
+def test_a_slow_measurement_before_the_start_puts_off_no_other(place: Path) -> None:
+    """It had to read the disk. The plugin may have prepared that: with many names, before a restart."""
+    with meter([place], processes=None) as made:
+        assert not made.measure()
+        made._cost = 60.0
+        assert made._next_measurement() > time.monotonic() + 100  # the control
+        made.guard(list)
+        assert made._next_measurement() < time.monotonic() + 100
+
+
 def test_the_closer_to_the_end_the_more_often(place: Path) -> None:
     rooms = [(64 - size) * MIB for size in (0, 32, 56, 62)]
     pauses = [disk._pause(room, writing=False) for room in rooms]

@@ -49,6 +49,19 @@ def test_a_changed_file_is_other_code(files: list[Path]) -> None:
     assert third is not None and third.mark != second.mark
 
 
+def test_the_target_of_a_link_is_the_code(files: list[Path]) -> None:
+    """Some installers make links to files that change in place."""
+    target = files[0].with_name("target")
+    files[0].rename(target)
+    files[0].symlink_to(target)
+    since = time.time() + LATER
+    first = own_code(since)
+    target.write_text("more")
+    second = own_code(since)
+    assert first is not None and second is not None and first.mark != second.mark
+    assert own_code(target.stat().st_ctime + 1) is None
+
+
 def test_a_file_that_changed_a_moment_before_is_no_known_code(files: list[Path]) -> None:
     changed = max(file.stat().st_ctime for file in files)
     assert own_code(changed + 3) is not None
