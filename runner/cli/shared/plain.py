@@ -86,9 +86,8 @@ def _read(
         else:
             option, equals, value = word.partition("=")
             key = with_value.get(option)
-            if key is None or (
-                equals and value in ("", "--")
-            ):  # some versions of argparse take -- for nothing
+            # Some versions of argparse take the value -- for nothing.
+            if key is None or (equals and value in ("", "--")):
                 return None
             if equals:
                 found[key] = value

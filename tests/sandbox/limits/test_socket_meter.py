@@ -180,8 +180,12 @@ def test_a_look_at_many_sockets_lets_others_have_their_turn(
             said.append(tables.held())
         assert len(said) == 2 * (os.fstat(table).st_size // 4096 + 1) + 1
         assert said[-1] == 2 * 1000 * (4096 + 1000)
-    monkeypatch.setattr(socket_tables, "_SLICE_SECONDS", math.inf)
-    assert tables.held() == said[-1]  # the control: at once
+    with monkeypatch.context() as patch:
+        patch.setattr(socket_tables, "_SLICE_SECONDS", math.inf)
+        assert tables.held() == said[-1]  # the control: at once
+    # A look that has lasted long goes on without a pause: others would have time to move what was not read.
+    monkeypatch.setattr(socket_tables, "_LONGEST_LOOK_SECONDS", 0)
+    assert tables.held() == said[-1]
 
 
 def test_a_look_ends_when_there_is_too_much(
