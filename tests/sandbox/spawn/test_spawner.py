@@ -847,10 +847,13 @@ def looked_at(given: dict[str, Any]) -> dict[str, Any]:
     errors = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     given |= {"hold": [held], "ending": ending[1], "stdio": [0, 1, errors]}
     pid = spawner.spawn(SpawnOrder(**given))
-    # The program runs. The cell's init closes what it does not need at the same time.
-    until = time.monotonic() + 30
-    while not os.readlink(f"/proc/{pid}/exe").startswith("/memfd:") and time.monotonic() < until:
+    # The program runs. The cell's init closes what it does not need at the same time, and executes its own
+    # small program, which gives itself its name first.
+    until, name = time.monotonic() + 30, ""
+    while name != "runner-init" and time.monotonic() < until:
         time.sleep(0.01)
+        with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+            name = file.read().strip()
     own = {}
     for name, who in (("ours", os.getpid()), ("its", pid)):
         with open(f"/proc/{who}/smaps_rollup", encoding="ascii") as file:
