@@ -24,6 +24,7 @@ _ROOT = __file__.removesuffix("/runner/bundle.py")
 
 _Entry = tuple[str, bool, str, int, int, "CodeType"]  # name, is it a package, its file, size, time, code
 
+_asked: "set[str]" = set()  # parts that were loaded, or could not be: a monitor starts many plugins
 _wanted: "list[str]" = []  # parts of which there is no bundle that fits
 
 
@@ -37,19 +38,25 @@ def load(part: str) -> None:
     """Import the modules of a part from its bundle. If none fits, they are imported as usual later."""
     # Isolated: otherwise variables may have told Python where to find modules. And somebody who asks for the
     # times of the imports wants to see each.
-    if sys.flags.isolated and "importtime" not in sys._xoptions:
-        import gc
+    if part in _asked or not sys.flags.isolated or "importtime" in sys._xoptions:
+        return
+    _asked.add(part)
+    import gc
 
-        gc.disable()  # a launch makes little garbage, and while modules are made nothing is garbage
+    collects = gc.isenabled()
+    gc.disable()  # while modules are made, nothing is garbage
+    try:
         entries = _read(part)
         if entries is None:
             _wanted.append(part)
         for entry in entries or ():
             if entry[0] not in sys.modules:
-                try:
-                    _run(*entry)
-                except Exception:  # noqa: BLE001 -- who needs the module imports it, and sees why that fails
-                    return
+                _run(*entry)
+    except Exception:  # noqa: BLE001 -- who needs the module imports it, and sees why that fails
+        pass
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _read(part: str) -> "tuple[_Entry, ...] | None":

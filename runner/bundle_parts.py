@@ -71,6 +71,17 @@ PARTS = {
         "sandbox.limits.socket_meter",
         "sandbox.limits.socket_tables",
     ),
+    # What it loads besides for a plugin with a state directory.
+    "state": (
+        "sandbox.look",
+        "sandbox.paths.walk",
+        "sandbox.identity.removal",
+        "sandbox.identity.reservations",
+        "sandbox.identity.uids",
+        "sandbox.identity.state",
+        "sandbox.paths.mounts",
+        "sandbox.paths.access",
+    ),
     # What `runner exec` loads besides if no plan holds, for a manifest and a policy that it knows.
     "decide": (
         "runner.contracts",
@@ -131,6 +142,7 @@ PARTS = {
         "sandbox.plan.relocation",
         "sandbox.plan.places",
         "sandbox.plan.compile",
+        "sandbox.plan.sources",
         "sandbox.plan.find_bwrap",
         "runner.launch.plan",
         "runner.launch.run",

@@ -516,19 +516,23 @@ def test_importtime_is_read_rightly() -> None:
     )
 
 
+@pytest.mark.parametrize("with_state", [False, True], ids=["no state", "state"])
 def test_launching_a_known_manifest_loads_nothing_slow(
-    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], with_state: bool
 ) -> None:
+    asked = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n' if with_state else ""
     manifest = write_file(
-        plugin_dir / "nexo-plugin.toml",
+        plugin_dir / "plugin/nexo-plugin.toml",
         '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
-        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n',
+        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n' + asked,
     )
-    first = runner_as("exec", manifest)  # reads, validates and remembers
+    runner_as.give(plugin_dir)
+    words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
+    first = runner_as(*words)  # reads, validates and remembers
     assert (first.returncode, first.stderr) == (0, "")
     # Neither -m nor site, which import some of these themselves.
     start = ("-S", "-X", "importtime", "-c", "from runner.cli import entry; entry()")
-    argv = [*runner_as.prefix, *runner_as.python, *start, "exec", str(manifest)]
+    argv = [*runner_as.prefix, *runner_as.python, *start, *words]
     second = subprocess.run(argv, env=runner_as.environ, cwd="/", capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
     loaded = _loaded(second.stderr)

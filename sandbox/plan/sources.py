@@ -8,15 +8,14 @@ after the launch has claimed it. `with_state` puts what was opened into the plan
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import join
 from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanRefused
+from sandbox.scopes import ExitStack, contextmanager
 from sandbox.spec import Access, Denial, GrantedPath
-from sandbox.typed import Iterator, Mapping, Sequence
+from sandbox.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision

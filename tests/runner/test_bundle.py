@@ -103,7 +103,11 @@ def checkout(tmp_path: Path, compiled: Path) -> Checkout:
     return made
 
 
-@pytest.mark.parametrize("parts", [("launch", "decide"), ("call", "session")], ids=["launch", "call"])
+@pytest.mark.parametrize(
+    "parts",
+    [("launch", "decide"), ("launch", "state"), ("call", "session")],
+    ids=["launch", "state", "call"],
+)
 def test_modules_are_as_if_imported(checkout: Checkout, parts: tuple[str, ...]) -> None:
     checkout.run(parts=parts)
     assert checkout.uses(parts=parts)
@@ -262,20 +266,28 @@ _NOT_TOLD = {
     *("sandbox.identity.leases", "sandbox.identity.uid_range", "sandbox.limits.socket_tables"),
     *("runner.late_site", "runner.cli.exec"),
 }
+# What is decided only about a plugin with a state directory.
+_WITH_STATE = {"sandbox.plan.sources"}
 
 
+_STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
+
+
+@pytest.mark.parametrize("asked", [pytest.param("", id="no state"), pytest.param(_STATE, id="state")])
 def test_the_bundles_have_what_a_launch_loads(
-    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], asked: str
 ) -> None:
     manifest = write_file(
-        plugin_dir / "nexo-plugin.toml",
+        plugin_dir / "plugin/nexo-plugin.toml",
         '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
-        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n',
+        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n' + asked,
     )
-    assert runner_as("exec", manifest).returncode == 0  # reads, validates and remembers
+    runner_as.give(plugin_dir)
+    words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
+    assert runner_as(*words).returncode == 0  # reads, validates and remembers
     # Neither -m nor site, which import more.
     start = ("-S", "-X", "importtime", "-c", "from runner.cli import entry; entry()")
-    argv = [*runner_as.prefix, *runner_as.python, *start, "exec", str(manifest)]
+    argv = [*runner_as.prefix, *runner_as.python, *start, *words]
     env = {**runner_as.environ, "PYTHONPATH": str(ROOT), "RUNNER_DEBUG": "1"}
 
     def launch(is_kept: bool) -> set[str]:
@@ -288,10 +300,15 @@ def test_the_bundles_have_what_a_launch_loads(
         else:
             pytest.fail(done.stderr)
         names = {name for name in _loaded(done.stderr) if name.partition(".")[0] in ("runner", "sandbox")}
-        return names - {"runner.bundle"}
+        # The modules of a contract are in no bundle: no list names contracts.
+        return {name for name in names if not name.startswith("runner.contracts.mcp")} - {"runner.bundle"}
 
     decided, kept = launch(is_kept=False), launch(is_kept=True)
     first, both = set(PARTS["launch"]), {*PARTS["launch"], *PARTS["decide"]}
+    if asked:
+        first |= set(PARTS["state"])
+    else:
+        both -= _WITH_STATE
     assert (kept - first, first - kept - _NOT_TOLD) == (set(), set())
     assert (decided - both, both - first - decided - _NOT_TOLD) == (set(), set())
 
