@@ -516,16 +516,26 @@ def test_importtime_is_read_rightly() -> None:
     )
 
 
-@pytest.mark.parametrize("with_state", [False, True], ids=["no state", "state"])
+_STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        pytest.param("/bin/true", "", id="no state"),
+        pytest.param("/bin/true", _STATE, id="state"),
+        pytest.param("./plugin.py", "", id="Python"),
+    ],
+)
 def test_launching_a_known_manifest_loads_nothing_slow(
-    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], with_state: bool
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], command: str, asked: str
 ) -> None:
-    asked = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n' if with_state else ""
     manifest = write_file(
         plugin_dir / "plugin/nexo-plugin.toml",
         '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
-        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n' + asked,
+        f'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "{command}"\n{asked}',
     )
+    write_file(plugin_dir / "plugin/plugin.py", "#!/usr/bin/python3\n", 0o755)
     runner_as.give(plugin_dir)
     words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
     first = runner_as(*words)  # reads, validates and remembers
@@ -537,6 +547,7 @@ def test_launching_a_known_manifest_loads_nothing_slow(
     assert second.returncode == 0, second.stderr
     loaded = _loaded(second.stderr)
     assert "runner.cli" in loaded  # or nothing was measured
+    assert ("sandbox.plan.sources" in loaded) == bool(asked)
     assert _slow(loaded) == set()
     # Who may write to no folder of the host does not pay for the question whose the files are.
     assert not loaded & {"sandbox.plan.owners", "sandbox.identity.idmap", "sandbox.identity.accounts"}

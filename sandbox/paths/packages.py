@@ -168,11 +168,11 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 def script_behind(path: str) -> str | None:
     """The program that pnpm's own script starts: `exec node "$basedir/global/5/node_modules/x/cli.js"`."""
-    import re
-
     text = text_at(path, _TEXT_BYTES)
     if not text.startswith("#!/bin/sh") or "basedir=" not in text:
         return None
+    import re  # late: few programs are such scripts
+
     folder = os.path.dirname(look.realpath(path))
     for written in re.findall(r'"\$basedir/([^"$`\\]+)"', text):
         target = os.path.normpath(os.path.join(folder, written))
@@ -186,17 +186,21 @@ def script_behind(path: str) -> str | None:
 
 
 def is_python(file: str) -> bool:
-    import re
+    return bool(_python_version(file))
 
-    return re.fullmatch(r"python3\.\d+", os.path.basename(file)) is not None
+
+def _python_version(file: str) -> str:
+    """`3.12` of an interpreter named python3.12; empty if it has another name."""
+    version = os.path.basename(file).removeprefix("python")
+    minor = version.removeprefix("3.")
+    named = f"python3.{minor}" == os.path.basename(file) and minor.isascii() and minor.isdecimal()
+    return version if named else ""
 
 
 def user_site(base: str, interpreter: str) -> str | None:
     """The folder where `pip install --user` puts packages for an interpreter; None if there is none."""
-    import re
-
-    match = re.fullmatch(r"python(3\.\d+)", os.path.basename(interpreter))
-    path = f"{base}/lib/python{match[1]}/site-packages" if match else ""
+    version = _python_version(interpreter)
+    path = f"{base}/lib/python{version}/site-packages" if version else ""
     return path if path and look.isdir(path) and not look.islink(path) else None
 
 

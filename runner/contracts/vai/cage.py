@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from runner.contracts.contract import LaunchFault
 from runner.contracts.vai import SCRATCH, SECRETS
@@ -12,6 +10,7 @@ from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by,
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
 from sandbox.spec import EnvRequest, KeyPath, MemoryFile, Network, SandboxSpec, Scratch
+from sandbox.typed import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
     from runner.contracts.vai.binding import Binding

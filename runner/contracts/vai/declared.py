@@ -8,9 +8,9 @@ contract.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
 
 from runner.plugin import Plugin
+from sandbox.typed import Any, Literal
 from sandbox.value import NamedTuple
 
 Kind = Literal["harness", "tool", "hook", "compactor"]
