@@ -19,9 +19,14 @@ _CONNECTIONS_ONLY = (b"03", b"06", b"0C")  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
 _LISTENING = b"0A"
 _HEAD = b"sl"  # the first word of a table
 # If the machine's counters show that the sockets hold no more than this part of the limit, the tables are
-# read once in LONGEST_PAUSE_SECONDS. Reading them costs milliseconds even if they are empty, because the
-# kernel walks through the table of all its namespaces. Its counters cost microseconds.
+# rarely read. Reading them costs milliseconds even if they are empty, because the kernel walks through the
+# table of all its namespaces. Its counters cost microseconds.
 _SPARE_SHARE = 0.5
+# Since 6.0 the kernel may count so much late, for each processor.
+_LATE_BYTES = 1 << 20
+# How long the counters are believed if they show so little that it matters nothing what is counted late. Five
+# hundred idle plugins would otherwise keep two processors busy.
+_TRUSTED_SECONDS = 30.0
 # For one table: a hundred thousand sockets. A larger table counts as over the limit.
 _TABLE_BYTES = 16 << 20
 # A hundred thousand sockets take a quarter of a second to look at. Whoever waits for other plugins in this
@@ -42,6 +47,7 @@ class SocketTables:
         self._member = member
         self._limit = limit or math.inf
         self._spare = limit * _SPARE_SHARE
+        self._late = os.sysconf("SC_NPROCESSORS_CONF") * _LATE_BYTES
         self._reading: Generator[None, None, float] | None = None
         self._fds: tuple[int, ...] = ()  # they keep the namespace open: its processes may come and go
         self._counters: int | None = None
@@ -54,10 +60,12 @@ class SocketTables:
         now = monotonic()
         if self._reading is not None:
             return self._go_on(self._reading, now)
-        if now < self._read_at + LONGEST_PAUSE_SECONDS:
+        if now < self._read_at + _TRUSTED_SECONDS:
             most = self._most()
             if most is not None and most <= self._spare:
-                return most
+                is_sure = most + self._late <= self._spare
+                if is_sure or now < self._read_at + LONGEST_PAUSE_SECONDS:
+                    return most
         self._read_at = now
         self._reading = self._read()
         return self._go_on(self._reading, now)
@@ -136,8 +144,7 @@ def held_in(lines: Iterable[bytes]) -> int:
 
 def most_in(counters: str) -> int | None:
     """An upper bound of the bytes that the sockets of a /proc/net/sockstat take. It lists the sockets of one
-    namespace, but the memory in queues (in pages) of the whole machine. Since 6.0 up to 1 MiB for each
-    processor is counted late."""
+    namespace, but the memory in queues (in pages) of the whole machine. What is counted late is not in it."""
     found: dict[tuple[str, str], int] = {}
     for line in counters.splitlines():
         name, _, rest = line.partition(":")
