@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sandbox.value import NamedTuple
@@ -28,11 +29,13 @@ class Caller(NamedTuple):
     folder: str  # for plugins and their files; every user may enter it
     home: str
 
-    def start(self, argv: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
+    def start(
+        self, argv: Sequence[str], variables: Mapping[str, str] = MappingProxyType({}), **popen: Any
+    ) -> subprocess.Popen[bytes]:
         """Start a process as this user. Without setpriv, whose own start would be measured too."""
         if self.uid != os.geteuid():
             popen.update(user=self.uid, group=self.uid, extra_groups=())
-        return subprocess.Popen(argv, env=self.environ(), cwd="/", **popen)
+        return subprocess.Popen(argv, env={**self.environ(), **variables}, cwd="/", **popen)
 
     def environ(self) -> Mapping[str, str]:
         """A fresh environment: PYTHONDONTWRITEBYTECODE and similar variables change what is measured."""

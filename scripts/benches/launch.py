@@ -62,6 +62,10 @@ NONE, USUAL, ALL, RELAYED = (
     "runner exec, full limits",
     "runner exec, full, and of stderr",
 )
+# The default policy too: with a plan that does not hold, and by the script that pip makes for a command.
+ANEW, CONSOLE = "runner exec, decided anew", "runner-console exec"
+_SETTLED_SECONDS = 2.2  # a plan that rests on what changed later than that is not kept
+_LAUNCH_NUMBER = "TZ"  # plugins get this variable, so a plan with another value of it does not hold
 
 # What `runner exec` has to start at the least: bubblewrap, and an interpreter that imports nothing.
 OVER_RAW = Against("raw bwrap", (RAW,))
@@ -71,6 +75,7 @@ OVER_SUM = Against("raw bwrap + python -I -S", (RAW, PYTHON))
 class Command(NamedTuple):
     argv: list[str]
     files: dict[int, str]  # descriptor number -> the file to open as it
+    is_new: bool = False  # whether each launch has another environment than all before
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -98,7 +103,7 @@ class Sample(NamedTuple):
 def bench(caller: Caller, rounds: int) -> list[Table]:
     taken = interleave(caller, _commands(caller), rounds)
     about = f"{rounds} launches of /usr/bin/true each, interleaved"
-    over = dict.fromkeys((NONE, USUAL, ALL, RELAYED), (OVER_RAW, OVER_SUM))
+    over = dict.fromkeys((NONE, USUAL, ALL, RELAYED, ANEW, CONSOLE), (OVER_RAW, OVER_SUM))
     headlines = {USUAL: "`runner exec` of `/usr/bin/true`"}
     return tables("launch", "launch", caller, about, taken, over, headlines)
 
@@ -163,7 +168,13 @@ def _commands(caller: Caller) -> Mapping[str, Command]:
         argv = [RUNNER, "exec", "--policy", file, "--state-dir", str(state / "bench"), manifest]
         caller.output_of(argv)  # makes the state directory, which bwrap alone would not; fills the caches
         commands[name] = Command(argv, {})
+    words = commands[USUAL].argv[1:]
     commands[RAW] = raw(caller, commands[USUAL].argv)
+    commands[CONSOLE] = Command([f"{RUNNER}-console", *words], {})
+    # Under another name, so that it does not replace the plan of the others.
+    own = caller.write(f"policies/{len(commands)}.toml", found[USUAL])
+    commands[ANEW] = Command([RUNNER, *(own if word == words[2] else word for word in words)], {}, True)
+    time.sleep(_SETTLED_SECONDS)
     return commands
 
 
@@ -214,9 +225,11 @@ def without_shell(line: str, caller: Caller) -> Command:
 def measure(caller: Caller, command: Command) -> Sample:
     with command.opened():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        changed = {_LAUNCH_NUMBER: f"UTC{time.time_ns()}"} if command.is_new else {}
         start = time.perf_counter()
         with caller.start(
             command.argv,
+            changed,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
