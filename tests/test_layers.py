@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -588,6 +589,20 @@ def test_carrying_out_a_plan_loads_nothing_that_makes_one() -> None:
     assert {name for name in loaded if any(_matches(name, f"{each}.*") for each in MAKES_PLANS)} == set()
     modules = {name for package in PACKAGES for name, _ in _modules(ROOT, package)}
     assert set(MAKES_PLANS) <= modules  # or nothing is forbidden
+
+
+def test_a_fork_server_loads_nothing_of_its_host() -> None:
+    """Each session would pay for it with memory. `from runner import bundle` would load the whole library."""
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from runner.launch.remote import forkserver, keeper\n"
+        "forkserver._preload()\n"
+        "print(*sys.modules)"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", program, str(ROOT), sysconfig.get_path("purelib")]
+    loaded = set(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split())
+    assert "sandbox.limits.disk" in loaded  # or nothing was preloaded
+    assert not loaded & {"trio", "runner.library", "runner.session", "pydantic", "asyncio"}
 
 
 # What a kept plan may need of these, with a disk limit and with a state directory.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner import bundle
+from runner.bundle import load
 from runner.launch.acquire import Sources
 from runner.launch.carry_out import LaunchHost, plan_steps
 from runner.launch.stages import Planned, Provision, Stopwatch, started_of
@@ -113,7 +113,7 @@ def _carry_out(
         if can_join_keyring():
             raise ValueError("this machine gives more than the plan has")
     if planned.provision.state_dir is not None:
-        bundle.load("state")
+        load("state")
     with Sources() as sources:
         sources.hold_known(planned)
         if see_planned is not None:
