@@ -115,7 +115,8 @@ samples: 1.00 means as much as X. *raw bwrap* is bubblewrap itself with the argu
 that the runner gives it (`runner explain --format argv`), without cgroups, rlimits, the runner's init, its
 clocks and its report. *Root* and *ordinary user* are who starts the runner. Launches and sessions take
 [stored plans](plans.md) where there are some, but for the first of a kind, and where a row says
-*decided anew*."""
+*decided anew*. *runner-console* is the script that pip makes for a command: `runner` starts it where it is
+not in a virtual environment."""
 
 
 def _facts(run: Run) -> list[str]:
