@@ -9,6 +9,7 @@ from time import monotonic
 from sandbox.limits.socket_meter import LONGEST_PAUSE_SECONDS, UNFINISHED
 from sandbox.scopes import suppress
 from sandbox.typed import Callable, Generator, Iterable
+from sandbox.value import NamedTuple
 
 # An empty socket takes this much: the kernel's structures for it, its file and its inode.
 _EMPTY_SOCKET_BYTES = 4096
@@ -19,14 +20,19 @@ _CONNECTIONS_ONLY = (b"03", b"06", b"0C")  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
 _LISTENING = b"0A"
 _HEAD = b"sl"  # the first word of a table
 # If the machine's counters show that the sockets hold no more than this part of the limit, the tables are
-# rarely read. Reading them costs milliseconds even if they are empty, because the kernel walks through the
-# table of all its namespaces. Its counters cost microseconds.
+# read once in LONGEST_PAUSE_SECONDS. Reading them costs milliseconds even if they are empty, because the
+# kernel walks through the table of all its namespaces. Its counters cost microseconds.
 _SPARE_SHARE = 0.5
-# Since 6.0 the kernel may count so much late, for each processor.
-_LATE_BYTES = 1 << 20
-# How long the counters are believed if they show so little that it matters nothing what is counted late. Five
-# hundred idle plugins would otherwise keep two processors busy.
+# How long the counters are believed if there are so few sockets that all they could hold unseen by the
+# counters fits as well. Five hundred idle plugins would otherwise keep two processors busy.
 _TRUSTED_SECONDS = 30.0
+# Since 6.0 the kernel may count so much late, for each processor: 1 MiB of TCP and 1 MiB of UDP.
+_LATE_BYTES = 2 << 20
+# What the counters do not show of one socket: what it is sending (UDP counts only what arrives), its error
+# queue, and the connections to it that are not established. Each has its limit, in bytes or in connections:
+# the kernel gives a socket twice the buffer that is asked for, and a new namespace has its own somaxconn.
+_BUFFER_LIMITS = ("wmem_max", "wmem_default", "rmem_max", "rmem_default")
+_MOST_UNESTABLISHED = 4096
 # For one table: a hundred thousand sockets. A larger table counts as over the limit.
 _TABLE_BYTES = 16 << 20
 # A hundred thousand sockets take a quarter of a second to look at. Whoever waits for other plugins in this
@@ -48,6 +54,7 @@ class SocketTables:
         self._limit = limit or math.inf
         self._spare = limit * _SPARE_SHARE
         self._late = os.sysconf("SC_NPROCESSORS_CONF") * _LATE_BYTES
+        self._unseen = unseen_bytes()
         self._reading: Generator[None, None, float] | None = None
         self._fds: tuple[int, ...] = ()  # they keep the namespace open: its processes may come and go
         self._counters: int | None = None
@@ -61,11 +68,11 @@ class SocketTables:
         if self._reading is not None:
             return self._go_on(self._reading, now)
         if now < self._read_at + _TRUSTED_SECONDS:
-            most = self._most()
-            if most is not None and most <= self._spare:
-                is_sure = most + self._late <= self._spare
-                if is_sure or now < self._read_at + LONGEST_PAUSE_SECONDS:
-                    return most
+            shown = self._shown()
+            if shown is not None and shown.held <= self._spare:
+                unseen = shown.sockets * self._unseen + self._late
+                if shown.held + unseen <= self._spare or now < self._read_at + LONGEST_PAUSE_SECONDS:
+                    return shown.held
         self._read_at = now
         self._reading = self._read()
         return self._go_on(self._reading, now)
@@ -101,11 +108,11 @@ class SocketTables:
                 yield
         return total
 
-    def _most(self) -> int | None:
-        """An upper bound of the bytes held. None: the kernel does not show it."""
+    def _shown(self) -> Shown | None:
+        """None: the kernel does not show it."""
         if self._counters is None:
             return None
-        return most_in(os.pread(self._counters, 1 << 12, 0).decode("ascii", "replace"))
+        return shown_by(os.pread(self._counters, 1 << 12, 0).decode("ascii", "replace"))
 
     def _open(self) -> bool:
         pid = self._member()
@@ -142,9 +149,16 @@ def held_in(lines: Iterable[bytes]) -> int:
     return total
 
 
-def most_in(counters: str) -> int | None:
-    """An upper bound of the bytes that the sockets of a /proc/net/sockstat take. It lists the sockets of one
-    namespace, but the memory in queues (in pages) of the whole machine. What is counted late is not in it."""
+class Shown(NamedTuple):
+    """What the kernel's counters tell about a namespace."""
+
+    sockets: int  # of all kinds; also those that no process has any more, or has not accepted yet
+    held: int  # bytes: by its sockets themselves, and by the data in queues on the whole machine
+
+
+def shown_by(counters: str) -> Shown | None:
+    """`counters`: a /proc/net/sockstat. It lists the sockets of one namespace, but the memory in queues (in
+    pages) of the whole machine. None: it does not tell what we need."""
     found: dict[tuple[str, str], int] = {}
     for line in counters.splitlines():
         name, _, rest = line.partition(":")
@@ -153,6 +167,21 @@ def most_in(counters: str) -> int | None:
     try:
         pages = found["TCP", "mem"] + found["UDP", "mem"]
         closed = found["TCP", "tw"] * _EMPTY_CONNECTION_BYTES
-        return found["sockets", "used"] * _EMPTY_SOCKET_BYTES + closed + pages * os.sysconf("SC_PAGE_SIZE")
+        sockets = found["sockets", "used"]
     except KeyError:
         return None
+    return Shown(sockets, sockets * _EMPTY_SOCKET_BYTES + closed + pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def unseen_bytes() -> float:
+    """What one socket can hold at most that the counters do not show."""
+    try:
+        buffers = sum(2 * _setting(name) for name in _BUFFER_LIMITS)
+        return buffers + max(_MOST_UNESTABLISHED, _setting("somaxconn")) * _EMPTY_CONNECTION_BYTES
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _setting(name: str) -> int:
+    with open(f"/proc/sys/net/core/{name}", "rb") as file:
+        return int(file.read())

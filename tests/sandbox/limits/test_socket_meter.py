@@ -13,7 +13,7 @@ import pytest
 
 from sandbox.limits import socket_meter, socket_tables
 from sandbox.limits.socket_meter import SocketMeter
-from sandbox.limits.socket_tables import SocketTables, held_in, most_in
+from sandbox.limits.socket_tables import Shown, SocketTables, held_in, shown_by, unseen_bytes
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 LINE = "   0: 0100007F:8CA0 00000000:0000 {state} {sent:08X}:{received:08X} 00:00000000 00000000 0 0 1\n"
@@ -123,17 +123,28 @@ RAW: inuse 0
 
 def test_the_counters_of_the_machine() -> None:
     pages = 7 * os.sysconf("SC_PAGE_SIZE")
-    assert most_in(COUNTERS) == 5 * 4096 + 2 * 512 + pages
-    assert most_in(COUNTERS.replace("TCP", "SCTP")) is None
-    assert most_in("") is None
+    assert shown_by(COUNTERS) == Shown(5, 5 * 4096 + 2 * 512 + pages)
+    assert shown_by(COUNTERS.replace("TCP", "SCTP")) is None
+    assert shown_by("") is None
 
 
-@pytest.mark.parametrize("processors", [1, 1000])
+def test_what_the_counters_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that holds as much as it can, and one that waits for connections."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as largest:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            largest.setsockopt(socket.SOL_SOCKET, option, 1 << 30)
+        sizes = [largest.getsockopt(socket.SOL_SOCKET, each) for each in (socket.SO_SNDBUF, socket.SO_RCVBUF)]
+    assert sum(sizes) + 4096 * 512 <= unseen_bytes() < math.inf
+    monkeypatch.setattr(socket_tables, "_BUFFER_LIMITS", ("wmem_max", "no such setting"))
+    assert unseen_bytes() == math.inf  # then the counters are never enough
+
+
+@pytest.mark.parametrize("sockets", [0, 10, 1000])
 def test_the_tables_are_rarely_read_while_the_counters_are_low(
-    monkeypatch: pytest.MonkeyPatch, processors: int
+    monkeypatch: pytest.MonkeyPatch, sockets: int
 ) -> None:
-    """Each processor may count 1 MiB late. Where that could matter, they are still read once a second."""
-    limit = 100 << 20
+    """Sockets may hold what the counters do not show. Where it could matter, they are read once a second."""
+    limit, unseen, late = 100 << 20, 1 << 20, 10 * 2 << 20
     clock = [100.0]
     read: list[int] = []
 
@@ -143,26 +154,28 @@ def test_the_tables_are_rarely_read_while_the_counters_are_low(
         return 0.0
 
     monkeypatch.setattr(socket_tables, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(os, "sysconf", lambda name: processors)
+    monkeypatch.setattr(os, "sysconf", lambda name: 10)  # processors
+    monkeypatch.setattr(socket_tables, "unseen_bytes", lambda: unseen)
     monkeypatch.setattr(SocketTables, "_read", reads)
-    monkeypatch.setattr(socket_tables, "most_in", lambda text: most)
-    most: int | None = limit // 2
+    monkeypatch.setattr(socket_tables, "shown_by", lambda text: shown)
+    shown: Shown | None = Shown(sockets, limit // 2)
     tables = SocketTables(os.getpid, limit)
     assert tables.held() == 0.0 and read  # the first look
-    late = processors << 20
-    for seconds, most, looked in (
+    sure = limit // 2 - late - sockets * unseen
+    for seconds, held, looked in (
         (0.5, limit // 2, False),
         (0.5, limit // 2 + 1, True),
         (0.5, None, True),
-        (0.9, limit // 2 - late + 1, False),
-        (0.2, limit // 2 - late + 1, True),  # as long as what is counted late could matter
-        (29.9, max(0, limit // 2 - late), processors > 1),
-        (0.2, max(0, limit // 2 - late), processors == 1),
+        (0.9, sure + 1, False),
+        (0.2, sure + 1, True),
+        (29.9, max(0, sure), sure < 0),
+        (0.2, max(0, sure), sure >= 0),
         (30.1, 0, True),
     ):
+        shown = None if held is None else Shown(sockets, held)
         read.clear()
         clock[0] += seconds
-        assert tables.held() == (0.0 if looked else most)
+        assert tables.held() == (0.0 if looked else held)
         assert bool(read) == looked
     tables.close()
 
