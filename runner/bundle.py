@@ -34,11 +34,14 @@ def load_for(verb: str) -> None:
         load(_FIRST[verb])
 
 
-def load(part: str) -> None:
-    """Import the modules of a part from its bundle. If none fits, they are imported as usual later."""
+def load(part: str, last: str = "") -> None:
+    """Import the modules of a part from its bundle. If none fits, they are imported as usual later.
+
+    `last`: the last module of the part. If it is there already, so are the others, as in a fork server."""
     # Isolated: otherwise variables may have told Python where to find modules. And somebody who asks for the
     # times of the imports wants to see each.
-    if part in _asked or not sys.flags.isolated or "importtime" in sys._xoptions:
+    done = part in _asked or last in sys.modules
+    if done or not sys.flags.isolated or "importtime" in sys._xoptions:
         return
     _asked.add(part)
     import gc
@@ -78,7 +81,7 @@ def _read(part: str) -> "tuple[_Entry, ...] | None":
             found = stat(path)
             if found.st_mtime_ns != changed or found.st_size != size:
                 return None
-    except (OSError, EOFError, ValueError, TypeError):  # none, or one that was not written to its end
+    except (OSError, EOFError, ValueError, TypeError, MemoryError):  # none, or a damaged one
         return None
     read: tuple[_Entry, ...] = entries
     return read

@@ -18,7 +18,14 @@ from sandbox.value import NamedTuple
 
 # Asm-generic numbers, the same on both architectures; from a table and not from the errno module, so that
 # compiling does not depend on the machine it is done on.
-ERRNOS: dict[str, int] = {"EPERM": 1, "ENOSYS": 38, "EPROTONOSUPPORT": 93, "EAFNOSUPPORT": 97}
+ERRNOS: dict[str, int] = {
+    "EPERM": 1,
+    "ENOSYS": 38,
+    "ENOPROTOOPT": 92,
+    "EPROTONOSUPPORT": 93,
+    "EOPNOTSUPP": 95,
+    "EAFNOSUPPORT": 97,
+}
 
 _LOW_WORD = 0xFFFFFFFF
 

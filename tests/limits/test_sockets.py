@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from tests.limits.cage import Box, by_cgroup
@@ -122,6 +126,43 @@ def test_datagrams_that_are_held_back_count_as_memory(box: Box) -> None:
     with box.running(UNFINISHED.format(sockets=100), limits={**limits, "memory": "256M"}) as running:
         assert running.line() == "100"  # the control
         assert running.end().outcome == ("ok", "run", "")
+
+
+# Packets that open a connection and have data in them. The listener keeps each until its connection is
+# established, which none is: no answer has as many hops left as the client asks for.
+FIRST_PACKETS = """
+import errno, json, socket
+listener = socket.create_server(("::1", 0), family=socket.AF_INET6, backlog=4096)
+listener.setsockopt(41, 49, 1)  # IPV6_RECVPKTINFO
+told = []
+for _ in range({count}):
+    client = socket.socket(socket.AF_INET6)
+    client.setblocking(False)
+    client.setsockopt(41, 73, 255)  # IPV6_MINHOPCOUNT
+    for option in (34, 30):  # TCP_FASTOPEN_NO_COOKIE, TCP_FASTOPEN_CONNECT
+        try:
+            client.setsockopt(6, option, 1)
+            told.append("set")
+        except OSError as error:
+            told.append(errno.errorcode[error.errno])
+    for send in (client.sendto, lambda data, flags, to: client.sendmsg([data], [], flags, to)):
+        try:
+            send(bytes(60000), 0x20000000, listener.getsockname())  # MSG_FASTOPEN
+            told.append("sent")
+        except OSError as error:
+            told.append(errno.errorcode[error.errno])
+    client.close()
+print(json.dumps(sorted(set(told))))
+"""
+
+
+def test_no_data_in_the_first_packet_of_a_connection(box: Box) -> None:
+    """Nobody counts what such packets take: with three sockets a plugin had ten times its limit."""
+    result = box.run(FIRST_PACKETS.format(count=5), limits={"memory": "32M"})
+    assert (result.outcome, result.printed) == (("ok", "run", ""), ["ENOPROTOOPT", "ENOTSUP"])
+    outside = [sys.executable, "-c", FIRST_PACKETS.format(count=1)]  # the control
+    told = json.loads(subprocess.check_output(outside, text=True))
+    assert "set" in told and not {"ENOPROTOOPT", "ENOTSUP"} & set(told)
 
 
 def test_closed_connections_do_not_count(box: Box) -> None:

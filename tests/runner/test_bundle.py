@@ -313,6 +313,52 @@ def test_the_bundles_have_what_a_launch_loads(
     assert (decided - both, both - first - decided - _NOT_TOLD) == (set(), set())
 
 
+_STARTS = """
+import sys
+sys.path += sys.argv[1:3]
+del sys.argv[1:3]
+from runner.cli import entry
+entry()
+"""
+
+
+@pytest.mark.launches
+def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
+    checkout: Checkout, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    """Written by the first launch from a kept plan, which is the first that looks for it."""
+    shutil.copytree(ROOT / "policies", checkout.root / "policies")
+    manifest = write_file(
+        plugin_dir / "plugin/nexo-plugin.toml",
+        '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
+        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n' + _STATE,
+    )
+    start = (sys.executable, "-I", "-S", "-c", _STARTS, str(checkout.root), sysconfig.get_path("purelib"))
+    words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
+    env = {"HOME": str(plugin_dir), "PATH": os.environ["PATH"], "RUNNER_DEBUG": "1"}
+    for _ in range(5):
+        assert not list((checkout.root / "runner/__pycache__").glob("state.*bundle"))
+        done = subprocess.run((*start, *words), env=env, cwd="/", capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if "a kept plan is used" in done.stderr:
+            break
+        time.sleep(1)  # what has just changed is not kept
+    assert len(list((checkout.root / "runner/__pycache__").glob("state.*bundle"))) == 1
+
+
+def test_what_is_there_already_is_not_read_again(checkout: Checkout) -> None:
+    """A fork server has all of it, and each of its monitors starts plugins."""
+    program = (
+        "import sys; sys.path.append(sys.argv[1]); import runner.bundle as bundle\n"
+        "read = []; bundle._read = lambda part: read.append(part)\n"
+        "bundle.load('state', last='os.path'); bundle.load('state', last='sandbox.none')\n"
+        "bundle.load('state', last='sandbox.none'); print(read)"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", f"import os\n{program}", str(checkout.root)]
+    assert subprocess.check_output(argv, text=True, cwd="/") == "['state']\n"
+    assert f'last="{PARTS["state"][-1]}"' in (ROOT / "runner/launch/stored/run.py").read_text()
+
+
 def test_the_bundles_have_what_a_call_loads(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> None:

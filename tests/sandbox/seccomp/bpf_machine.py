@@ -79,7 +79,14 @@ class Machine:
 def verdict(value: int) -> str:
     """The verdict in the profiles' spelling."""
     names = {0x7FFF0000: "allow", 0x80000000: "kill"}
-    errnos = {1: "EPERM", 38: "ENOSYS", 93: "EPROTONOSUPPORT", 97: "EAFNOSUPPORT"}
+    errnos = {
+        1: "EPERM",
+        38: "ENOSYS",
+        92: "ENOPROTOOPT",
+        93: "EPROTONOSUPPORT",
+        95: "EOPNOTSUPP",
+        97: "EAFNOSUPPORT",
+    }
     if value in names:
         return names[value]
     assert value & 0xFFFF0000 == 0x00050000, hex(value)

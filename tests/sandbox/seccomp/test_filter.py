@@ -280,6 +280,7 @@ FAMILIES = range(64)
 UNIX, INET, INET6, NETLINK, VSOCK = 1, 2, 10, 16, 40
 STREAM, DGRAM, RAW, SEQPACKET = 1, 2, 3, 5
 CLOEXEC, NONBLOCK = 0o2000000, 0o4000
+FASTOPEN = 0x20000000
 
 Row = tuple[str, tuple[int, ...], str]
 
@@ -321,6 +322,17 @@ def argument_rows() -> Iterator[Row]:
             yield "socket", (family, kind, 0), "EPROTONOSUPPORT"
     for kind in (STREAM, DGRAM, SEQPACKET):
         yield "socket", (UNIX, kind, 0), "allow"
+    for call, flags in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)):
+        before = (FASTOPEN,) * flags  # of other arguments every bit is allowed
+        for more in (0, 0x4000, HIGH):
+            yield call, (*before, FASTOPEN | more), "EOPNOTSUPP"
+            yield call, (*before, more), "allow"
+        yield call, (*before, 0xFFFFFFFF & ~FASTOPEN), "allow"
+    for option, refused in ((1, False), (23, False), (30, True), (34, True), (HIGH | 30, True)):
+        yield "setsockopt", (0, 6, option), "ENOPROTOOPT" if refused else "allow"
+        yield "setsockopt", (0, HIGH | 6, option), "ENOPROTOOPT" if refused else "allow"
+        for level in (0, 1, 17, 41):
+            yield "setsockopt", (0, level, option), "allow"
     for command in (1024, 1026, HIGH | 1024):
         yield "fcntl", (0, command), "EPERM"
     for command in (0, 1, 2, 3, 4, 5, 6, 7, 1025, 1030, 1033):
@@ -434,7 +446,9 @@ def test_bytes_do_not_depend_on_the_hash_seed() -> None:
     assert outputs.pop().decode().strip() == str(expected)
 
 
-actions = st.sampled_from(["allow", "EPERM", "ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT"])
+actions = st.sampled_from(
+    ["allow", "EPERM", "ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "EOPNOTSUPP", "ENOPROTOOPT"]
+)
 words = st.integers(0, 0xFFFFFFFF)
 argument_tests = st.one_of(
     st.builds(
@@ -548,6 +562,8 @@ def test_libseccomp_makes_a_filter_with_the_same_verdicts(profile: str, arch: st
         return pyseccomp.Arg(arg, pyseccomp.MASKED_EQ, mask, value)
 
     theirs.add_rule(pyseccomp.ALLOW, "clone", low(0, 0, 0x7E020000))
+    for name, flags in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)):
+        theirs.add_rule(pyseccomp.ALLOW, name, low(flags, 0, FASTOPEN))
     for persona in (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF):
         theirs.add_rule(pyseccomp.ALLOW, "personality", low(0, persona))
     if profile == "strict":
@@ -569,11 +585,12 @@ def test_libseccomp_makes_a_filter_with_the_same_verdicts(profile: str, arch: st
         ours, their = (
             verdict(m.run(AUDIT[arch], table[name], *arguments)[0]) for m in (our_machine, their_machine)
         )
-        if ours in ("EAFNOSUPPORT", "EPROTONOSUPPORT"):  # one default for all is all that libseccomp has
+        # One default for all is all that libseccomp has.
+        if ours in ("EAFNOSUPPORT", "EPROTONOSUPPORT", "EOPNOTSUPP"):
             ours = "EPERM"
         assert ours == their, (name, arguments)
 
-    different = {"ioctl", "fcntl"}  # rules of the other sense: everything but these requests
+    different = {"ioctl", "fcntl", "setsockopt"}  # rules of the other sense: everything but these requests
     for name in sorted(compared - set(loaded.rules)):
         same(name)
     for name, arguments, _ in strict_rows() if profile == "strict" else argument_rows():

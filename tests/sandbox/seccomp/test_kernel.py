@@ -237,6 +237,11 @@ REFUSED = [
     Row("syncfs", "-1", "EPERM"),
     Row("remap_file_pages", "1,0,0,0,0", "EPERM"),
     Row("cachestat", "-1,buf,buf,0", "EPERM", since=(6, 5)),
+    Row("sendto", "-1,buf,1,0x20000000,0,0", "ENOTSUP"),  # MSG_FASTOPEN; the number of EOPNOTSUPP
+    Row("sendmsg", "-1,buf,0x20000000", "ENOTSUP"),
+    Row("sendmmsg", "-1,buf,1,0x20000000", "ENOTSUP"),
+    Row("setsockopt", "-1,6,30,buf,4", "ENOPROTOOPT"),  # TCP_FASTOPEN_CONNECT
+    Row("setsockopt", "-1,6,34,buf,4", "ENOPROTOOPT"),  # TCP_FASTOPEN_NO_COOKIE
     Row("fcntl", "0,1024,1", "EPERM"),  # F_SETLEASE, on a file that is somebody else's: EACCES
     Row("fcntl", "0,1026,0", "EPERM"),  # F_NOTIFY
 ]
