@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # What a verb loads first.
 _FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call"}
+# The last module of a part that a process may have imported before. If it is there, so are the others.
+_LAST = {"state": "sandbox.paths.access"}
 _FORMAT = b"runner bundle 1\n"
 _WRITABLE_BY_OTHERS = 0o022
 # A source that changed so recently could change again without another time.
@@ -34,14 +36,13 @@ def load_for(verb: str) -> None:
         load(_FIRST[verb])
 
 
-def load(part: str, last: str = "") -> None:
-    """Import the modules of a part from its bundle. If none fits, they are imported as usual later.
-
-    `last`: the last module of the part. If it is there already, so are the others, as in a fork server."""
+def load(part: str) -> None:
+    """Import the modules of a part from its bundle. If none fits, they are imported as usual later."""
     # Isolated: otherwise variables may have told Python where to find modules. And somebody who asks for the
     # times of the imports wants to see each.
-    done = part in _asked or last in sys.modules
-    if done or not sys.flags.isolated or "importtime" in sys._xoptions:
+    if not sys.flags.isolated or "importtime" in sys._xoptions:
+        return
+    if part in _asked or _LAST.get(part) in sys.modules:
         return
     _asked.add(part)
     import gc

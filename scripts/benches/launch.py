@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import policies
+from sandbox.look import SETTLED_SECONDS
 from sandbox.value import NamedTuple
 from scripts.benches.caller import RUNNER, Caller, Unable, failed
 from scripts.benches.rows import Against, Row, Table
@@ -64,7 +65,6 @@ NONE, USUAL, ALL, RELAYED = (
 )
 # The default policy too: with a plan that does not hold, and by the script that pip makes for a command.
 ANEW, CONSOLE = "runner exec, decided anew", "runner-console exec"
-_SETTLED_SECONDS = 2.2  # a plan that rests on what changed later than that is not kept
 _LAUNCH_NUMBER = "TZ"  # plugins get this variable, so a plan with another value of it does not hold
 
 # What `runner exec` has to start at the least: bubblewrap, and an interpreter that imports nothing.
@@ -163,18 +163,20 @@ def _commands(caller: Caller) -> Mapping[str, Command]:
         RELAYED: policy({**FULL, **STDERR}),
     }
     commands = {RAW: Command([], {}), PYTHON: Command([sys.executable, "-I", "-S", "-c", "pass"], {})}
-    for name, text in found.items():
-        file = caller.write(f"policies/{len(commands)}.toml", text)
-        argv = [RUNNER, "exec", "--policy", file, "--state-dir", str(state / "bench"), manifest]
+
+    def words(name: str) -> list[str]:
+        file = caller.write(f"policies/{len(commands)}.toml", found[name])
+        return ["exec", "--policy", file, "--state-dir", str(state / "bench"), manifest]
+
+    for name in found:
+        argv = [RUNNER, *words(name)]
         caller.output_of(argv)  # makes the state directory, which bwrap alone would not; fills the caches
         commands[name] = Command(argv, {})
-    words = commands[USUAL].argv[1:]
     commands[RAW] = raw(caller, commands[USUAL].argv)
-    commands[CONSOLE] = Command([f"{RUNNER}-console", *words], {})
-    # Under another name, so that it does not replace the plan of the others.
-    own = caller.write(f"policies/{len(commands)}.toml", found[USUAL])
-    commands[ANEW] = Command([RUNNER, *(own if word == words[2] else word for word in words)], {}, True)
-    time.sleep(_SETTLED_SECONDS)
+    commands[CONSOLE] = Command([f"{RUNNER}-console", *words(USUAL)], {})
+    # Its policy has another name, so it does not replace the plan of the others.
+    commands[ANEW] = Command([RUNNER, *words(USUAL)], {}, True)
+    time.sleep(SETTLED_SECONDS + 0.2)  # a plan that rests on what changed later is not kept
     return commands
 
 

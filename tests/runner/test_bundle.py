@@ -268,8 +268,6 @@ _NOT_TOLD = {
 }
 # What is decided only about a plugin with a state directory.
 _WITH_STATE = {"sandbox.plan.sources"}
-
-
 _STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
 
 
@@ -343,20 +341,23 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
         if "a kept plan is used" in done.stderr:
             break
         time.sleep(1)  # what has just changed is not kept
+    else:
+        pytest.fail(done.stderr)
     assert len(list((checkout.root / "runner/__pycache__").glob("state.*bundle"))) == 1
 
 
-def test_what_is_there_already_is_not_read_again(checkout: Checkout) -> None:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_is_there_already_is_not_read_again(checkout: Checkout, is_there: bool) -> None:
     """A fork server has all of it, and each of its monitors starts plugins."""
     program = (
         "import sys; sys.path.append(sys.argv[1]); import runner.bundle as bundle\n"
+        "if len(sys.argv) > 2: __import__(sys.argv[2])\n"
         "read = []; bundle._read = lambda part: read.append(part)\n"
-        "bundle.load('state', last='os.path'); bundle.load('state', last='sandbox.none')\n"
-        "bundle.load('state', last='sandbox.none'); print(read)"
+        "bundle.load('state'); bundle.load('state'); print(read)"
     )
-    argv = [sys.executable, "-I", "-S", "-c", f"import os\n{program}", str(checkout.root)]
-    assert subprocess.check_output(argv, text=True, cwd="/") == "['state']\n"
-    assert f'last="{PARTS["state"][-1]}"' in (ROOT / "runner/launch/stored/run.py").read_text()
+    last = PARTS["state"][-1:] if is_there else ()
+    argv = [sys.executable, "-I", "-S", "-c", program, str(checkout.root), *last]
+    assert subprocess.check_output(argv, text=True, cwd="/") == ("[]\n" if is_there else "['state']\n")
 
 
 def test_the_bundles_have_what_a_call_loads(

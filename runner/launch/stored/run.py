@@ -113,7 +113,7 @@ def _carry_out(
         if can_join_keyring():
             raise ValueError("this machine gives more than the plan has")
     if planned.provision.state_dir is not None:
-        load("state", last="sandbox.paths.access")
+        load("state")
     with Sources() as sources:
         sources.hold_known(planned)
         if see_planned is not None:
