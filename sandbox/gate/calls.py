@@ -56,6 +56,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
 _FIONBIO = 0x5421  # what setblocking() asks for
 _F_SETPIPE_SZ = 1031
 _PROT_EXEC = 4
+_MAP_HUGETLB = 0x40000  # pages that no memory limit counts
 _AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
 _SOCK_STREAM, _SOCK_DGRAM, _SOCK_KIND = 1, 2, 0xF
 _DEFAULT_PROTOCOL = 0  # TCP or UDP: not MPTCP, UDP-Lite or SCTP
@@ -74,8 +75,8 @@ def gate_filter(arch: str) -> bytes:
     def allow() -> int:
         return code.ret(bpf.ALLOW)
 
-    def without(argument: int, bits: int) -> int:
-        test = code.branch(bpf.JSET, bits, kill(), allow())
+    def without(argument: int, bits: int, then: int | None = None) -> int:
+        test = code.branch(bpf.JSET, bits, kill(), allow() if then is None else then)
         return code.load(bpf.argument_offset(argument), test)
 
     def among(argument: int, values: tuple[int, ...], then: int, otherwise: int, mask: int = 0) -> int:
@@ -103,7 +104,7 @@ def gate_filter(arch: str) -> bytes:
         "socket": code.load(bpf.argument_offset(0), family),
         "fcntl": among(1, (_F_SETPIPE_SZ,), allow(), kill()),
         "ioctl": among(1, (_FIONBIO,), allow(), kill()),
-        "mmap": without(2, _PROT_EXEC),
+        "mmap": without(2, _PROT_EXEC, without(3, _MAP_HUGETLB)),
         "mprotect": without(2, _PROT_EXEC),
     }
     column = _ARCHES.index(arch)

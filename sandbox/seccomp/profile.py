@@ -20,6 +20,8 @@ from sandbox.value import NamedTuple
 # compiling does not depend on the machine it is done on.
 ERRNOS: dict[str, int] = {
     "EPERM": 1,
+    "ENOMEM": 12,
+    "EINVAL": 22,
     "ENOSYS": 38,
     "ENOPROTOOPT": 92,
     "EPROTONOSUPPORT": 93,
@@ -35,12 +37,14 @@ class ProfileError(ValueError):
 
 
 class ArgumentTest(NamedTuple):
-    """About the low 32 bits of one argument: (argument & mask) in values, or argument & any_bits."""
+    """About the low 32 bits of one argument: (argument & mask) in values, argument & any_bits, or
+    argument > above, unsigned."""
 
     arg: int
     values: tuple[int, ...] = ()
     mask: int = _LOW_WORD
     any_bits: int = 0
+    above: int | None = None
 
 
 class Case(NamedTuple):
@@ -131,13 +135,17 @@ def _read_test(where: str, test: dict[str, object]) -> ArgumentTest:
         read = ArgumentTest(cast(int, test["arg"]), any_bits=cast(int, test["any"]))
         if not read.any_bits:
             raise ProfileError(f"{where}: `any` needs at least one bit")
+    elif set(test) == {"arg", "above"}:
+        read = ArgumentTest(cast(int, test["arg"]), above=cast(int, test["above"]))
+        if not 0 <= cast(int, read.above) < _LOW_WORD:
+            raise ProfileError(f"{where}: `above` needs a number below the highest of 32 bits")
     elif {"arg", "in"} <= set(test) <= {"arg", "in", "mask"}:
         values = tuple(cast("list[int]", test["in"]))
         read = ArgumentTest(cast(int, test["arg"]), values, cast(int, test.get("mask", _LOW_WORD)))
         if not values or any(value & ~read.mask for value in values):
             raise ProfileError(f"{where}: `in` needs values, and each within the mask")
     else:
-        raise ProfileError(f"{where}: a test is `arg` with `any`, or `arg` with `in` and perhaps `mask`")
+        raise ProfileError(f"{where}: a test is `arg` with `any`, `above`, or `in` and perhaps `mask`")
     if not 0 <= read.arg <= 5 or not 0 <= read.any_bits <= _LOW_WORD or not 0 < read.mask <= _LOW_WORD:
         raise ProfileError(f"{where}: arguments are 0 to 5 and values have 32 bits")
     return read
@@ -185,6 +193,8 @@ def compile_filter(profile: Profile, arch: str) -> bytes:
             for test in reversed(case.tests):
                 if test.any_bits:
                     place = code.branch(bpf.JSET, test.any_bits, place, otherwise)
+                elif test.above is not None:
+                    place = code.branch(bpf.JGE, test.above + 1, place, otherwise)
                 else:
                     found, place = place, otherwise
                     for value in reversed(test.values):

@@ -73,6 +73,8 @@ def test_another_architecture_ends_the_gate(arch: str) -> None:
         ("ioctl", (3, 0x5412), KILL_PROCESS),
         ("mmap", (0, 4096, mmap.PROT_READ | mmap.PROT_WRITE), ALLOW),
         ("mmap", (0, 4096, mmap.PROT_READ | mmap.PROT_EXEC), KILL_PROCESS),
+        ("mmap", (0, 4096, mmap.PROT_READ, 0x40022), KILL_PROCESS),  # MAP_HUGETLB
+        ("mmap", (0, 4096, mmap.PROT_READ, 0x20022), ALLOW),
         ("mprotect", (0, 4096, mmap.PROT_EXEC), KILL_PROCESS),
         ("mprotect", (0, 4096, mmap.PROT_READ), ALLOW),
     ],

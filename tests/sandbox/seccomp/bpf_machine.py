@@ -81,6 +81,8 @@ def verdict(value: int) -> str:
     names = {0x7FFF0000: "allow", 0x80000000: "kill"}
     errnos = {
         1: "EPERM",
+        12: "ENOMEM",
+        22: "EINVAL",
         38: "ENOSYS",
         92: "ENOPROTOOPT",
         93: "EPROTONOSUPPORT",

@@ -242,6 +242,19 @@ REFUSED = [
     Row("sendmmsg", "-1,buf,1,0x20000000", "ENOTSUP"),
     Row("setsockopt", "-1,6,30,buf,4", "ENOPROTOOPT"),  # TCP_FASTOPEN_CONNECT
     Row("setsockopt", "-1,6,34,buf,4", "ENOPROTOOPT"),  # TCP_FASTOPEN_NO_COOKIE
+    Row("setsockopt", "-1,1,26,buf,16", "ENOPROTOOPT"),  # SO_ATTACH_FILTER
+    Row("setsockopt", "-1,6,14,buf,216", "ENOPROTOOPT"),  # TCP_MD5SIG
+    Row("setsockopt", "-1,41,6,buf,64", "ENOPROTOOPT"),  # IPV6_2292PKTOPTIONS
+    Row("setsockopt", "-1,1,2,buf,4097", "EINVAL"),
+    Row("setxattr", "path,buf,buf,1001,0", "ENOTSUP"),
+    Row("lsetxattr", "path,path,buf,0x1000003e9,0", "ENOTSUP"),
+    Row("fsetxattr", "-1,path,buf,0xffffffff,0", "ENOTSUP"),
+    Row("setxattrat", "-1,path,0,path,buf,16", "ENOSYS", since=(6, 13)),
+    Row("mmap", "0,4096,8,0x40022,-1,0", "ENOMEM", same=True),  # MAP_HUGETLB; most machines have no huge page
+    Row("memfd_create", "path,4", "EINVAL", same=True),  # MFD_HUGETLB; the name has a /, which is allowed
+    Row("seccomp", "1,8,0", "EINVAL"),  # SECCOMP_FILTER_FLAG_NEW_LISTENER
+    Row("ppoll", "buf,1025,0,0,0", "EINVAL", same=True),
+    Row("pselect6", "1025,0,0,0,buf,0", "EINVAL"),
     Row("fcntl", "0,1024,1", "EPERM"),  # F_SETLEASE, on a file that is somebody else's: EACCES
     Row("fcntl", "0,1026,0", "EPERM"),  # F_NOTIFY
 ]
@@ -271,6 +284,10 @@ ALLOWED = [
     Row("seccomp", "2,0,buf", "ok"),  # SECCOMP_GET_ACTION_AVAIL of KILL_THREAD
     Row("close_range", "100,200,0", "ok"),
     Row("fchmod", "-1,01755", "EBADF"),
+    Row("fsetxattr", "-1,path,buf,1000,0", "EBADF"),
+    Row("fsetxattr", "-1,path,buf,0x100000001,0", "E2BIG"),  # the kernel looks at all 64 bits
+    Row("setsockopt", "-1,1,2,buf,4096", "EBADF"),
+    Row("pselect6", "1024,0,0,0,buf,0", "ok"),
     Row("openat", "-1,path,0,04755", "ENOENT"),  # nothing is made
 ]
 
