@@ -90,6 +90,69 @@ def test_system_calls_that_could_leave_the_cage(cage: ProbeCage) -> None:
     assert unfiltered == {name: row.control for name, row in TABLE.items() if row.control is not None}
 
 
+# --- Memory of the kernel that no limit counts -------------------------------------------------------------
+
+# One control message of 64,000 bytes that the kernel keeps without looking into it; a key for 127.0.0.1; a group
+# on loopback; the same with a sender.
+PACKET_OPTIONS = (64000).to_bytes(8, "little").hex() + "0600000001000000"
+MD5_KEY = "020000007f000001" + "00" * 120 + "00000400000000006b657973"
+GROUP6 = "ff12" + "00" * 13 + "01" + "01000000"
+GROUP4, SENDER4 = "e1010101" + "7f000001", "e1010101" + "7f000001" + "7f000002"
+TCP4, UDP4, UDP6 = ("2", "1"), ("2", "2"), ("10", "2")
+
+
+class Kept(NamedTuple):
+    words: tuple[str, ...]
+    expected: str | None  # None: allowed
+    control: bool = True  # False: not every kernel or machine can do it
+
+
+HUGE = "hugetlbfs" in Path("/proc/filesystems").read_text()
+IPV6 = os.path.exists("/proc/net/if_inet6")
+
+KEPT = {
+    "an attribute by path": Kept(("large_attribute", "path", "60000"), "ENOTSUP"),
+    "an attribute by link": Kept(("large_attribute", "link", "60000"), "ENOTSUP"),
+    "an attribute by descriptor": Kept(("large_attribute", "descriptor", "1004"), "ENOTSUP"),
+    "an ordinary attribute": Kept(("large_attribute", "path", "996"), None),
+    "packet options": Kept(("option", *UDP6, "41", "6", PACKET_OPTIONS, "64000"), "EINVAL"),
+    "short packet options": Kept(("option", *UDP6, "41", "6", "10" + "00" * 7 + "06", "16"), "ENOPROTOOPT"),
+    "keys": Kept(("option", *TCP4, "6", "14", MD5_KEY, "216"), "ENOPROTOOPT", control=False),
+    "tls": Kept(("option", *TCP4, "6", "31", b"tls".hex(), "3"), "ENOPROTOOPT", control=False),
+    "a filter": Kept(("socket_filter",), "ENOPROTOOPT"),
+    "a group over IPv6": Kept(("option", *UDP6, "41", "20", GROUP6, "20"), "ENOPROTOOPT"),
+    "a group": Kept(("option", *UDP4, "0", "35", GROUP4, "8"), None),
+    "a group by sender": Kept(("option", *UDP4, "0", "39", SENDER4, "12"), "ENOPROTOOPT"),
+    "a listener of a filter": Kept(("listener_of_a_filter", str(CALLS["seccomp"])), "EINVAL"),
+    "descriptors to wait for": Kept(("poll_many", "1025"), "EINVAL"),
+    "fewer of them": Kept(("poll_many", "1024"), None),
+    "a huge file": Kept(("huge_memory_file",), "EINVAL", control=HUGE),
+    "a huge page": Kept(
+        ("system_call", str(CALLS["mmap"]), "0", "4096", "3", "0x40022", "-1", "0"), "ENOMEM", False
+    ),
+    "huge shared memory": Kept(
+        ("system_call", str(CALLS["shmget"]), "0", "4096", "0x980"), "ENOMEM", control=False
+    ),
+}
+
+
+def test_memory_that_nobody_counts(cage: ProbeCage) -> None:
+    """With 64 MiB a plugin held gigabytes, by thousands of each."""
+    rows = {name: row for name, row in KEPT.items() if IPV6 or row.words[1:3] != UDP6}
+    words = [row.words for row in rows.values()]
+    inside = dict(zip(rows, cage.attacks(*words), strict=True))
+    assert {name: answer.answer.get("refused") for name, answer in inside.items()} == {
+        name: row.expected for name, row in rows.items()
+    }
+    outside = split_results(cage.without("many", json.dumps(words), remove=["--seccomp 10"]))
+    refused = {
+        name: answer.answer["refused"]
+        for (name, row), answer in zip(rows.items(), outside, strict=True)
+        if row.control and "done" not in answer.answer
+    }
+    assert refused == {}, "the kernel refuses these without any filter"
+
+
 def test_two_layers_refuse_user_namespaces(cage: ProbeCage) -> None:
     attack = ("unshare", f"{NEWUSER:#x}")
     assert cage.attack(*attack).refused == "EPERM"

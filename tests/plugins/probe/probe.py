@@ -14,6 +14,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -309,6 +310,64 @@ def echo_input():
 
 def system_call(number, *arguments):
     call(number, *(int(a, 0) for a in arguments))
+    return True
+
+
+def large_attribute(way, size):
+    """An access control list of so many bytes, on a file of its own."""
+    entries = [(1, 7, -1), *((2, 7, os.getuid()),) * ((int(size) - 36) // 8), (4, 7, -1), (16, 7, -1), (32, 7, -1)]
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    with open(f"/tmp/attribute-{os.getpid()}", "w") as file:
+        try:
+            target = file.fileno() if way == "descriptor" else file.name
+            os.setxattr(target, "system.posix_acl_access", value, follow_symlinks=way != "link")
+            return len(value)
+        finally:
+            os.unlink(file.name)
+
+
+def option(family, kind, level, name, value, length):
+    """Set an option of a new socket to a value in hexadecimal, with zeroes behind it."""
+    with socket.socket(int(family), int(kind)) as one:
+        one.setsockopt(int(level), int(name), bytes.fromhex(value).ljust(int(length), b"\0"))
+    return True
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def socket_filter():
+    program = _Program(1, struct.pack("<HBBI", 6, 0, 0, 0xFFFF))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, 26, bytes(program))  # SO_ATTACH_FILTER
+    return True
+
+
+def listener_of_a_filter(number):
+    """SECCOMP_FILTER_FLAG_NEW_LISTENER, for a filter that allows everything, in a child."""
+    child = os.fork()
+    if child == 0:
+        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+        program = _Program(1, struct.pack("<HBBI", 6, 0, 0, 0x7FFF0000))
+        made = libc.syscall(ctypes.c_long(int(number)), 1, 8, ctypes.byref(program))
+        os._exit(0 if made >= 0 else ctypes.get_errno())
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        raise OSError(code, "")
+    return True
+
+
+def poll_many(count):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if libc.poll((ctypes.c_uint64 * int(count))(), ctypes.c_ulong(int(count)), 0) < 0:
+        raise OSError(ctypes.get_errno(), "")
+    return True
+
+
+def huge_memory_file():
+    os.close(os.memfd_create("huge", 4))  # MFD_HUGETLB
     return True
 
 

@@ -6,6 +6,7 @@ Everything runs twice: as a uid that root has dropped to, and as an ordinary use
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -39,6 +40,9 @@ def programs() -> Iterator[Path]:
     try:
         source = Path(__file__).with_name("probe.c")
         subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-o", path / "probe", source], check=True)
+        (path / "attributes").touch()
+        with contextlib.suppress(OSError):  # not every filesystem has them
+            os.setxattr(path / "attributes", "user.large", bytes(2000))
         yield path
     finally:
         shutil.rmtree(path)
@@ -443,7 +447,8 @@ def test_a_32_bit_program_is_killed(cage: KernelCage, programs: Path, profile: s
 # --- What must work ----------------------------------------------------------------------------------------
 
 PYTHON = """
-import asyncio, os, sqlite3, subprocess, sys, tempfile, threading, concurrent.futures
+import asyncio, mmap, os, shutil, sqlite3, ssl, struct, subprocess, sys, tarfile, tempfile, threading
+import concurrent.futures
 results = []
 threads = [threading.Thread(target=results.append, args=(n,)) for n in range(8)]
 [t.start() for t in threads]; [t.join() for t in threads]
@@ -456,6 +461,19 @@ with tempfile.TemporaryDirectory() as where:
     base.execute("pragma journal_mode=wal"); base.execute("create table t(a)")
     base.execute("insert into t values (1)"); base.commit()
     assert base.execute("select a from t").fetchall() == [(1,)]; base.close()
+    # Its attribute is too large for the cage, and left out.
+    copied = shutil.copy2("/probe/attributes", where)
+    assert os.listxattr(copied) == []
+    rights = ((1, 7, -1), (2, 7, os.getuid()), (4, 5, -1), (16, 7, -1), (32, 5, -1))
+    rights = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in rights)
+    os.setxattr(copied, "system.posix_acl_access", rights)
+    again = shutil.copy2(copied, os.path.join(where, "again"))
+    assert os.getxattr(again, "system.posix_acl_access") == rights
+    with tarfile.open(os.path.join(where, "t.tar"), "w") as archive:
+        archive.add(again, "again")
+    with tarfile.open(os.path.join(where, "t.tar")) as archive:
+        archive.extractall(os.path.join(where, "out"))
+ssl.create_default_context(); mmap.mmap(-1, 1 << 22).close(); os.close(os.memfd_create("m"))
 async def main():
     child = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
     assert (await child.communicate())[0] == b"hello\\n"
@@ -491,6 +509,10 @@ const fs = require('fs'), http = require('http'), strict = process.argv.at(-1) =
     const got = await fetch(`http://127.0.0.1:${server.address().port}/`);
     if (await got.text() !== 'served') throw 'http';
     server.closeAllConnections(); server.close();
+    require('os').networkInterfaces();
+    const group = require('dgram').createSocket('udp4');
+    await new Promise((ok) => group.bind(0, ok));
+    group.addMembership('224.0.0.251', '127.0.0.1'); group.setRecvBufferSize(65536); group.close();
   }
   console.log('fine'); process.exit(0);
 })().catch((fault) => { console.error(fault); process.exit(1); });
@@ -523,7 +545,8 @@ int main(void)
 """
 
 SHELL = (
-    'set -e; cd /tmp; mkfifo p; (echo a; echo b) | sort -r > p & read x < p; wait; test "$x" = b; echo fine'
+    'set -e; cd /tmp; mkfifo p; (echo a; echo b) | sort -r > p & read x < p; wait; test "$x" = b;'
+    " cp -a /probe/attributes .; tar cf t attributes; tar xf t; echo fine"
 )
 
 GIT = """
