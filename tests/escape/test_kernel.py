@@ -92,8 +92,8 @@ def test_system_calls_that_could_leave_the_cage(cage: ProbeCage) -> None:
 
 # --- Memory of the kernel that no limit counts -------------------------------------------------------------
 
-# One control message of 64,000 bytes that the kernel keeps without looking into it; a key for 127.0.0.1; a group
-# on loopback; the same with a sender.
+# One control message of 64,000 bytes that the kernel keeps without looking into it; a key for 127.0.0.1; a
+# group on loopback; the same with a sender.
 PACKET_OPTIONS = (64000).to_bytes(8, "little").hex() + "0600000001000000"
 MD5_KEY = "020000007f000001" + "00" * 120 + "00000400000000006b657973"
 GROUP6 = "ff12" + "00" * 13 + "01" + "01000000"

@@ -315,7 +315,8 @@ def system_call(number, *arguments):
 
 def large_attribute(way, size):
     """An access control list of so many bytes, on a file of its own."""
-    entries = [(1, 7, -1), *((2, 7, os.getuid()),) * ((int(size) - 36) // 8), (4, 7, -1), (16, 7, -1), (32, 7, -1)]
+    users = [(2, 7, os.getuid())] * ((int(size) - 36) // 8)
+    entries = [(1, 7, -1), *users, (4, 7, -1), (16, 7, -1), (32, 7, -1)]
     value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
     with open(f"/tmp/attribute-{os.getpid()}", "w") as file:
         try:
