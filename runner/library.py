@@ -29,7 +29,7 @@ from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
-from runner.protocol.host_services import Completion, HostError, Services
+from runner.protocol.host_services import Completion, DirectoryEntry, Fetched, Granted, HostError, Services
 from runner.protocol.secrets import Secrets
 from runner.session.arguments import (
     check_context,
@@ -52,6 +52,9 @@ from sandbox.value import NamedTuple
 __all__ = [
     "BusRefused",
     "Completion",
+    "DirectoryEntry",
+    "Fetched",
+    "Granted",
     "HostError",
     "Identity",
     "InvalidCall",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from runner.outcome import EXIT
+from runner.protocol.host_services import Services
 from tests.conftest import ROOT, Caller
 from tests.test_readme import pattern
 
@@ -40,6 +41,15 @@ def _programs(page: str) -> list[Program]:
 def test_every_program_says_what_it_prints(page: str, least: int) -> None:
     text = PAGES[page]
     assert len(_programs(page)) == text.count("```python\n") == text.count("```text\n") >= least
+
+
+def test_the_page_names_every_service_and_the_gate_before_it() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \|(.+)\|([^|]*)\|$", PAGES["library"].partition("\n## Services\n")[2], re.MULTILINE
+    )
+    gates = {name: gate.strip() for name, _, gate in rows if name in Services._fields}
+    assert list(gates) == list(Services._fields)
+    assert [name for name, gate in gates.items() if not gate] == ["log_level"]
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -207,7 +207,7 @@ def verb_parser(
             if refuse is not None:
                 refuse(message)
             advice = getattr(module, "advice", None)
-            told = advice(message) if advice is not None else ""
+            told = _events_advice(message) or (advice(message) if advice is not None else "")
             told = told or _allow_advice(message) or f"try {self.prog} --help"
             from runner.cli.shared.text import say
             from sandbox.document.diagnostic import printable
@@ -235,6 +235,14 @@ def _allow_advice(message: str) -> str:
     if words == message.split() or words[0].partition("=")[0] not in ("--read", "--write", "--net"):
         return ""
     return f"{words[0]} goes with a command behind --; for a manifest use runner allow MANIFEST {words[0]} …"
+
+
+def _events_advice(message: str) -> str:
+    """For who leaves its place out, so that a manifest may be taken for it."""
+    taken = "--events" in sys.argv and message.endswith(("required: MANIFEST", "required: NAME"))
+    if not taken and not message.startswith("argument --events:"):
+        return ""
+    return "--events takes where to write: a file, or the number of an open descriptor, as in --events 3"
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

@@ -11,7 +11,7 @@ from runner.bundle import load
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.options import add_invocation, contract_at_args, invocation_of, is_command, secrets_of
 from runner.cli.shared.plain import read_plain_call
-from runner.cli.shared.report_file import ReportFile, ReportFileError
+from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
 from runner.cli.shared.text import say
 from runner.contracts.registry import all_kinds, find_contract
 from runner.outcome import USAGE_ERROR
@@ -118,7 +118,10 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
     """The options that call and tools share."""
     parser.add_argument("--json", action="store_true", help="print one line of JSON, for failures too")
     parser.add_argument(
-        "--events", action="store_true", help="print progress and notices on stderr, one line of JSON each"
+        "--events",
+        metavar="PATH|FD",
+        help="write progress, notices and connections as lines of JSON to a file or an open descriptor, in"
+        " place of the lines on stderr",
     )
     parser.add_argument(
         "--report",
@@ -155,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
         secrets = read_secrets(args)
         contents = None if _prepares(args) else contents_of(args, secrets)
         sink = ReportFile(args.report)
+        args.events = open_events(args.events)
     except (ReportFileError, ValueError) as error:
         say(f"runner call: {printable(str(error))}")
         return USAGE_ERROR
@@ -271,8 +275,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--concurrency {args.concurrency}: from 1 to {_MOST_SESSIONS}")
         if args.kind == "event":
             raise ValueError("--repeat: an event has no answer to measure; leave --repeat out")
-        for option, given in (("--report", args.report is not None), ("--events", args.events)):
-            if given:
+        for option, given in (("--report", args.report), ("--events", args.events)):
+            if given is not None:
                 raise ValueError(
                     f"{option}: it is about one call and does not go with --repeat; leave one of them out"
                 )

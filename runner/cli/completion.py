@@ -89,7 +89,7 @@ def _options(verb: str) -> list[_Option]:
 
 
 # Options whose value may be a file or a directory.
-_FILES = ("--policy", "--report", "--state-dir", "--key", "--trust")
+_FILES = ("--policy", "--report", "--events", "--state-dir", "--key", "--trust")
 
 
 def _values(option: str) -> tuple[str, ...]:

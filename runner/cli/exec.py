@@ -8,7 +8,7 @@ import time
 from runner.cli.shared.launching import CommandLineHost
 from runner.cli.shared.launching import launch as launch_plugin
 from runner.cli.shared.options import add_invocation, invocation_of, secrets_of
-from runner.cli.shared.report_file import ReportFile, ReportFileError
+from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
 from runner.launch.run import run as run_plugin
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
@@ -46,8 +46,9 @@ def add_streams(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--events",
-        action="store_true",
-        help="print each connection and each DNS question of the plugin on stderr, one line of JSON each",
+        metavar="PATH|FD",
+        help="write connections and DNS questions of the plugin as lines of JSON to a file or an open"
+        " descriptor; on 2, stderr, it can forge lines",
     )
     parser.add_argument(
         "--tty",
@@ -70,6 +71,7 @@ def launch(args: argparse.Namespace, verb: str) -> int:
         secrets = secrets_of(args)
         contents = _contents(secrets) if secrets else None
         report_file: ReportFile = getattr(args, "report_file", None) or ReportFile(args.report)
+        events = open_events(args.events)
     except (ReportFileError, ValueError) as error:
         from runner.cli.shared.text import say
 
@@ -84,7 +86,7 @@ def launch(args: argparse.Namespace, verb: str) -> int:
     host = CommandLineHost(
         inspect=args.inspect,
         tty=args.tty,
-        events=args.events,
+        events=events,
         secrets=secrets,
         keep_tail=invocation.command is not None,
     )

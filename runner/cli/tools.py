@@ -15,7 +15,7 @@ from runner.cli.call import (
     request_launch,
 )
 from runner.cli.shared.options import add_invocation, invocation_of, is_command
-from runner.cli.shared.report_file import ReportFile, ReportFileError
+from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
 from runner.cli.shared.text import print_diagnostics, say
 from runner.contracts.registry import find_contract
 from runner.launch.read import read_invocation
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         folders = () if is_command(args) else plugins_in(args.manifest, args.contract)
         if folders and args.report is not None:
             raise ValueError("--report: it is about one plugin, and this is a folder of several")
+        args.events = open_events(args.events)
         if not folders:
             return _list(args)
         return _list_all(args, folders)

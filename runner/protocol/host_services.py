@@ -1,18 +1,21 @@
 """A plugin's requests to its host: one gate in front of the services that a library user supplies.
 
 The policy decides whether a plugin may ask. The library user's Services decide whether there is an answer.
-The contract defines requests and their answers on the wire (HostMethods).
+The contract defines requests and their answers on the wire (HostMethods). It judges each request by what was
+granted (paths, hosts, topics, scopes) before it calls a service, whether that is the runner's or the user's.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import trio
 
+from runner.plugin import Plugin
 from runner.protocol.bus import SnapshotBus
 from runner.protocol.dialect import Answer, Call, HostCall, Notice
 from sandbox.value import NamedTuple
@@ -39,6 +42,38 @@ class HostError(Exception):
         super().__init__(message)
         self.code = code
         self.data = data
+
+
+class Granted(NamedTuple):
+    """Who asks a service, and what it was granted. The request has passed the contract's gate already; with
+    this a service can be stricter."""
+
+    plugin: Plugin  # what its manifest says
+    method: str = ""  # what it asks for; empty for a Gateway, which the host asks
+    folders: tuple[str, ...] = ()  # for a FileReader: each path lies in one of these, which are no links
+    hosts: tuple[str, ...] = ()  # for a Fetcher: each URL is for one of these, as in "*.example.com:443"
+
+    @staticmethod
+    def current() -> Granted:
+        """Of the request that this task, or its thread, serves. Raises LookupError outside of a service."""
+        try:
+            return _current.get()
+        except LookupError:
+            message = "Granted.current() is for services, while they serve a request of a plugin"
+            raise LookupError(message) from None
+
+
+_current: ContextVar[Granted] = ContextVar("granted")
+
+
+@contextmanager
+def granting(value: Granted) -> Iterator[None]:
+    """Let services that are called in the body find it as the current one."""
+    token = _current.set(value)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 class MemoryService(Protocol):
@@ -110,7 +145,12 @@ class DirectoryEntry(NamedTuple):
 
 
 class FileReader(Protocol):
-    """Files of the host, for a plugin that may read some of them. Each raises HostError."""
+    """Files of the host, for a plugin that may read some of them. Each raises HostError.
+
+    It is asked only for paths in `Granted.current().folders` that the plugin may read, and for names there
+    that do not exist. The path has no link in it, nor "..". The plugin cannot change what is there. If others
+    can, let no link be followed when you open it (openat2 with RESOLVE_NO_SYMLINKS).
+    """
 
     async def read_file(self, path: str) -> bytes: ...
 
@@ -124,7 +164,12 @@ class Fetched(NamedTuple):
 
 
 class Fetcher(Protocol):
-    """The network, for a plugin that may reach some hosts of it."""
+    """The network, for a plugin that may reach some hosts of it.
+
+    It is asked only for URLs of `Granted.current().hosts`: https, in their normal spelling. It must not
+    follow redirects: the runner does, and judges each URL first. Which addresses a name may lead to is for it
+    to judge.
+    """
 
     async def fetch(
         self, url: str, method: str, headers: Sequence[tuple[str, str]], body: bytes | None
@@ -258,8 +303,16 @@ class NoHostMethods:
 class Gate:
     """Lets the requests of one plugin through to the services, or refuses them."""
 
-    def __init__(self, contract: HostMethods, services: Services, allowed: Sequence[str]) -> None:
+    def __init__(
+        self,
+        contract: HostMethods,
+        services: Services,
+        allowed: Sequence[str],
+        plugin: Plugin | None = None,
+    ) -> None:
+        """`plugin`: for services that want to know who asks."""
         self._contract = contract
+        self._granted = None if plugin is None else Granted(plugin)
         self._services = services
         self._allowed = tuple(allowed)
         self._turns = trio.Semaphore(CONCURRENT)
@@ -319,9 +372,11 @@ class Gate:
     async def _serve(self, call: HostCall, emit: Emit) -> Answer:
         self.served[call.method] = self.served.get(call.method, 0) + 1
         self._open += 1
+        known = self._granted
         try:
             async with self._turns:
-                return Answer(await self._contract.serve(call.method, call.params, self._services, emit))
+                with nullcontext() if known is None else granting(known._replace(method=call.method)):
+                    return Answer(await self._contract.serve(call.method, call.params, self._services, emit))
         except HostError as error:
             return Answer(error=(error.code, str(error), error.data))
         except trio.Cancelled:

@@ -12,7 +12,14 @@ import trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal
-from runner.protocol.host_services import DelegationRequest, Gateway, HostError, Services
+from runner.protocol.host_services import (
+    DelegationRequest,
+    Gateway,
+    Granted,
+    HostError,
+    Services,
+    granting,
+)
 from runner.protocol.secrets import Secrets
 from runner.session.open import open_session
 from runner.session.prepared import GIVEN_UP, PreparedCall, cage_contents, complete_call
@@ -86,7 +93,8 @@ async def open_prepared(
 async def _delegate(completed: PreparedCall, gateway: Gateway, asked: DelegationRequest) -> PreparedCall:
     known = completed.secrets
     try:
-        delegation = await gateway.delegate(asked)
+        with granting(Granted(completed.plugin)):
+            delegation = await gateway.delegate(asked)
         known = Secrets({**known, "delegation": delegation.token})
         delegated = completed.contract.with_delegation(completed.prepared, delegation)
     except CallRefused as refused:

@@ -63,7 +63,7 @@ async def open_session(
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
             services = contract.provide(plugin, services, terms.allowance)
-            gate = Gate(contract.services(plugin, terms.allowance), services, terms.host)
+            gate = Gate(contract.services(plugin, terms.allowance), services, terms.host, plugin)
             hidden = Secrets(secrets)
             setting = Setting(
                 plugin,

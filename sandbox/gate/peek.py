@@ -4,7 +4,9 @@ A reader that is unsure refuses: what we do not understand, the server may under
 encrypted ClientHello the outer name is read; the inner one is what nobody on the way can see.
 
 Only the first request and the first ClientHello of a connection are read. What comes behind them in the same
-bytes is refused. What comes later is not looked at.
+bytes is refused, except for the early data that a ClientHello offers: application records, with one
+ChangeCipherSpec in front (RFC 8446, 2.3 and D.4). What comes later is not looked at, whatever it is: a client
+that waits a moment sends what it likes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ _MOST_RECORDS = 64  # in which a ClientHello comes
 _RECORD_HEADER_BYTES = 5
 _MOST_RECORD_BYTES = 16 * 1024
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
+_EARLY_DATA = 42  # an extension of a ClientHello
+_CHANGE_CIPHER_SPEC, _APPLICATION_DATA = b"\x14\x03\x03\x00\x01\x01", 23
+_MOST_SEALED_BYTES = _MOST_RECORD_BYTES + 256  # of an encrypted record
 _HTTP2_PREFACE = b"PRI * HTTP/2"
 
 # Patterns, compiled when the first client speaks HTTP: all of them take 5 ms of a gate's start.
@@ -58,7 +63,10 @@ def read_clear_name(data: bytes) -> ClearName:
         if not data:
             raise _TooShort(1)
         if data[0] == _HANDSHAKE:
-            return ClearName(_read_server_name(_join_hello(data)))
+            hello, end = _join_hello(data)
+            extensions = _read_extensions(hello)
+            _check_rest(data, end, any(kind == _EARLY_DATA for kind, _ in extensions))
+            return ClearName(_read_server_name(extensions))
         return ClearName(_read_host(data))
     except _Refusal as refusal:
         return ClearName(refused=str(refusal))
@@ -71,8 +79,8 @@ def read_clear_name(data: bytes) -> ClearName:
 # --- TLS ---------------------------------------------------------------------------------------------
 
 
-def _join_hello(data: bytes) -> bytes:
-    """The ClientHello, out of the records it comes in."""
+def _join_hello(data: bytes) -> tuple[bytes, int]:
+    """The ClientHello, out of the records it comes in, and where the last of these ends."""
     hello = bytearray()
     at = 0
     for _ in range(_MOST_RECORDS):
@@ -84,17 +92,18 @@ def _join_hello(data: bytes) -> bytes:
         if not 0 < length <= _MOST_RECORD_BYTES:
             raise _Refusal("sent a TLS record of a length that no ClientHello has")
         at += _RECORD_HEADER_BYTES
+        before = len(hello)
         hello += data[at : at + length]
         if hello and hello[0] != _CLIENT_HELLO:
             raise _Refusal("began TLS with something else than a ClientHello")
         whole = 4 + int.from_bytes(hello[1:4], "big") if len(hello) >= 4 else 4
         if whole > MOST_FIRST_BYTES:
             raise _Refusal(f"sent a ClientHello of {whole} bytes; {MOST_FIRST_BYTES} are the most")
-        if len(hello) >= 4 and len(hello) >= whole:
-            if len(hello) > whole or data[at + length : at + length + 1] == b"\x16":
-                # A server that asks for a second ClientHello would find it there.
-                raise _Refusal("sent more of a TLS handshake than its ClientHello")
-            return bytes(hello[4:whole])
+        if len(hello) >= 4 and before + length > whole:
+            # By the length that the record announces: the rest of it may be on its way.
+            raise _Refusal("sent more of a TLS handshake than its ClientHello")
+        if len(hello) >= 4 and len(hello) == whole:
+            return bytes(hello[4:]), at + length
         if len(data) < at + length:
             raise _TooShort(min(at + length, len(data) + whole - len(hello)))
         at += length
@@ -104,6 +113,27 @@ def _join_hello(data: bytes) -> bytes:
 def _check_record_start(data: bytes) -> None:
     if data[:1] not in (b"", b"\x16") or data[1:2] not in (b"", b"\x03"):
         raise _Refusal("sent something else than TLS handshake records")
+
+
+def _check_rest(data: bytes, at: int, offers_early_data: bool) -> None:
+    """Before the server has answered, nothing but early data can follow. A server that asks for a second
+    ClientHello, with another name, would find it there."""
+    if not offers_early_data:
+        if len(data) > at:
+            raise _Refusal("sent more than its ClientHello at once; a client waits for the server's answer")
+        return
+    start = data[at : at + len(_CHANGE_CIPHER_SPEC)]
+    if start and _CHANGE_CIPHER_SPEC.startswith(start):
+        at += len(start)
+    while at < len(data):
+        length = int.from_bytes(data[at + 3 : at + 5], "big") if len(data) >= at + _RECORD_HEADER_BYTES else 1
+        if (
+            data[at] != _APPLICATION_DATA
+            or data[at + 1 : at + 2] not in (b"", b"\x03")
+            or not 0 < length <= _MOST_SEALED_BYTES
+        ):
+            raise _Refusal("sent something else behind its ClientHello than early data")
+        at += _RECORD_HEADER_BYTES + length
 
 
 class _Fields:
@@ -125,7 +155,8 @@ class _Fields:
         return self.take(self.number(size))
 
 
-def _read_server_name(hello: bytes) -> Host:
+def _read_extensions(hello: bytes) -> list[tuple[int, bytes]]:
+    """Kind and body of each."""
     fields = _Fields(hello)
     fields.take(2 + 32)  # version and random
     fields.block(1)  # session id
@@ -134,11 +165,14 @@ def _read_server_name(hello: bytes) -> Host:
     extensions = _Fields(fields.block(2) if fields.left else b"")
     if fields.left:
         raise _Refusal("sent a ClientHello with bytes after its end")
-    names = []
+    found = []
     while extensions.left:
-        kind, body = extensions.number(2), extensions.block(2)
-        if kind == _SERVER_NAME:
-            names.append(body)
+        found.append((extensions.number(2), extensions.block(2)))
+    return found
+
+
+def _read_server_name(extensions: list[tuple[int, bytes]]) -> Host:
+    names = [body for kind, body in extensions if kind == _SERVER_NAME]
     if not names:
         raise _Refusal("sent a ClientHello without a server name")
     if len(names) > 1:

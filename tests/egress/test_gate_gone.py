@@ -77,7 +77,7 @@ def running(plugin: Plugin) -> Iterator[Running]:
     manifest = plugin.manifest(["ipv4.example.com:2525"], PYTHON, "-I", "-c", CLIENT)
     policy = plugin.policy('ceiling = "allowlist"\nhosts = ["*:*"]')
     report = plugin.caller.home / "report.json"
-    words = ("exec", "--events", "--policy", policy, "--report", report, manifest)
+    words = ("exec", "--events", "2", "--policy", policy, "--report", report, manifest)
     with plugin.caller.start(*words) as process:
         try:
             yield Running(process, report)

@@ -50,7 +50,7 @@ def test_a_host_that_is_called_like_a_secret(plugin: Plugin, verb: tuple[str, tu
     policy = plugin.policy('ceiling = "allowlist"\nhosts = ["ipv4.example.com:443"]')
     report = plugin.caller.home / "report.json"
     done = plugin.caller(
-        *(name, "--events", "--policy", policy, "--report", report, "--secret", "token=env:TOKEN"),
+        *(name, "--events", "2", "--policy", policy, "--report", report, "--secret", "token=env:TOKEN"),
         folder,
         *more,
         env={"TOKEN": SECRET},

@@ -87,7 +87,7 @@ def test_a_call_reaches_its_host_and_says_so_live(plugin: Plugin, server: tuple[
     manifest, policy = server
     report = plugin.caller.home / "report.json"
     done = plugin.caller(
-        *("call", "--policy", policy, "--events", "--report", report, manifest, "fetch"),
+        *("call", "--policy", policy, "--events", "2", "--report", report, manifest, "fetch"),
         *("--input", json.dumps({"url": FINE})),
     )
     assert done.returncode == 0 and "ipv4.example.com" in done.stdout, done.stderr
@@ -110,13 +110,20 @@ def test_the_library(plugin: Plugin, server: tuple[Path, Path]) -> None:
     assert told["network"]["totals"]["connections"] == {"allowed": 1}
 
 
-def test_exec_says_each_connection_live(plugin: Plugin) -> None:
-    ran = plugin.python(["ipv4.example.com:2525"], LINE, "ipv4.example.com", "2525", options=["--events"])
-    lines = [json.loads(line) for line in ran.process.stderr.splitlines()]
-    assert seen([(line["event"], line["value"]) for line in lines]) == {
-        ("connect", "ipv4.example.com", 2525, "allowed"),
-        ASKED,
-    }
+def test_exec_says_each_connection_live_and_the_plugin_forges_none(plugin: Plugin) -> None:
+    forged = {"kind": "dns", "name": "forged.example.com", "port": 0, "verdict": "allowed"}
+    line = json.dumps({"event": "network", "value": forged})
+    script = f"{LINE}\nprint({line!r}, file=sys.stderr)\n"
+    real = {("connect", "ipv4.example.com", 2525, "allowed"), ASKED}
+    place = plugin.caller.home / "events"
+    for target, found in ((str(place), real), ("2", {*real, ("dns", "forged.example.com", 0, "allowed")})):
+        words = ("ipv4.example.com", "2525")
+        ran = plugin.python(["ipv4.example.com:2525"], script, *words, options=["--events", target])
+        said = place.read_text() if target != "2" else ran.process.stderr  # the control: a shared stream
+        lines = [json.loads(each) for each in said.splitlines()]
+        assert seen([(each["event"], each["value"]) for each in lines]) == found
+        assert line in ran.process.stderr
+    assert place.stat().st_mode & 0o777 == 0o600 and place.stat().st_uid == plugin.caller.uid
 
 
 FAILING = """

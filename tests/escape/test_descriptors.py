@@ -116,11 +116,12 @@ def test_the_working_directory_is_the_plugin_folder(cage: ProbeCage) -> None:
     assert control.done == "/etc"
 
 
-def test_the_plugin_does_not_inherit_the_report_descriptor(cage: ProbeCage) -> None:
-    read, write = os.pipe()
-    os.set_inheritable(write, True)
-    with open(read, "rb") as reader:
-        answer = cage.attack("descriptors", "self", options=["--report", str(write)], pass_fds=[write])
+def test_the_plugin_does_not_inherit_the_descriptors_of_report_and_events(cage: ProbeCage) -> None:
+    (read, write), (told, tell) = os.pipe(), os.pipe()
+    with open(read, "rb") as reader, open(told, "rb") as events:
+        words = ["--report", str(write), "--events", str(tell)]
+        answer = cage.attack("descriptors", "self", options=words, pass_fds=[write, tell])
         os.close(write)
+        os.close(tell)
         assert set(answer.done) == {"0", "1", "2"}
-        assert b'"runner.report.v1"' in reader.read()
+        assert b'"runner.report.v1"' in reader.read() and events.read() == b""

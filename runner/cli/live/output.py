@@ -1,4 +1,4 @@
-"""What `call` and `tools` print: results on stdout, everything else on stderr."""
+"""What `call` and `tools` print: results on stdout, events where --events says, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -24,6 +24,9 @@ from sandbox.document.diagnostic import printable, quoted
 from sandbox.files import write_all
 from sandbox.spec import Note
 from sandbox.streams.endpoints import sink_for
+
+if TYPE_CHECKING:
+    from runner.cli.shared.events_file import EventsFile
 
 # How much of the plugin's stderr is shown with a failure: lines, and characters of each.
 _STDERR_LINES, _STDERR_WIDTH = 12, 500
@@ -41,11 +44,12 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]{0,32}m")  # SGR: colours, bold, reset
 
 
 class Output:
-    def __init__(self, verb: str, *, as_json: bool, events: bool) -> None:
+    def __init__(self, verb: str, *, as_json: bool, events: EventsFile | None = None) -> None:
         self.verb = verb
         self.as_json = as_json
         self._events = events
-        self._terminal = sys.stderr.isatty() and not events and not as_json
+        self._mixed = events is not None and events.is_stderr  # nothing is said twice there
+        self._terminal = sys.stderr.isatty() and events is None and not as_json
         self._line = ""
         self._sink = sink_for(2)
         self._stderr_stuck = False  # nobody reads it
@@ -93,18 +97,18 @@ class Output:
         self.has_told = True
 
     def event(self, event: Notice | Progress) -> None:
-        if isinstance(event, Progress):
-            self._say_json({"event": "progress", "value": event.value})
-            return
-        if event.kind in ("ended", "network") and not self._events:
+        kind = "progress" if isinstance(event, Progress) else event.kind
+        self._tell_event(kind, event.value)
+        if kind in ("progress", "ended", "network"):
             return  # the answer, or the failure in its place, says the same; the report has all connections
-        if self._events or (self.as_json and event.kind == "hook_failed"):
-            self._say(_compact({"event": event.kind, "value": event.value}))
-        elif event.kind == "hook_failed":
-            self._say(f"runner: {printable(_hook_failed(event.value))}")
-        elif not self.as_json:
+        if kind == "hook_failed":
+            if self.as_json and not self._mixed:
+                self._say(_compact({"event": kind, "value": event.value}))
+            else:
+                self._say_text(_hook_failed(event.value))
+        elif self._events is None:
             text = event.value if isinstance(event.value, str) else _compact(event.value)
-            self._say(f"runner: {event.kind}: {printable(text[:_NOTICE_CHARACTERS])}")
+            self._say_text(f"{kind}: {text[:_NOTICE_CHARACTERS]}")
 
     def warn(self, text: str) -> None:
         if not self.as_json:
@@ -112,14 +116,19 @@ class Output:
 
     def note(self, note: Note) -> None:
         """A note about the launch. The report has it too."""
-        self._say_json({"event": "note", "value": note._asdict()})
-        if not self._events and not self.as_json:
-            self._say(f"runner: {printable(note_text(note))}")
+        self._tell_event("note", note._asdict())
+        self._say_text(note_text(note))
 
     def record(self, record: Mapping[str, Any]) -> None:
         """The contract's own record of a call that has an answer. The document of a failure has it too."""
-        if self.as_json or self._events:
+        self._tell_event("invocation", record)
+        if self.as_json and not self._mixed:
             self._say(_compact({"event": "invocation", "value": record}), last=True)
+
+    def close_events(self) -> None:
+        """When nothing runs any more: it may wait for a reader."""
+        if self._events is not None:
+            self._events.close()
 
     def failure(self, error: PluginError | PluginFailure, notes: Iterable[Note] = ()) -> None:
         """Print a failure, once. `notes`: of the launch, where there is no report yet."""
@@ -162,9 +171,8 @@ class Output:
             return
         self._advised = True
         for each in error.advice:
-            self._say_json({"event": "advice", "value": each._asdict()})
-            if not self._events:
-                self._say(f"runner: {each.text}")
+            self._tell_event("advice", each._asdict())
+            self._say_text(each.text)
 
     def stderr_tail(self, tail: str) -> None:
         lines = [] if self.as_json else tail.splitlines()
@@ -173,13 +181,18 @@ class Output:
             for line in lines[-_STDERR_LINES:]:
                 self._say(f"  | {printable(line[-_STDERR_WIDTH:])}")
 
-    def _say_json(self, document: Mapping[str, Any]) -> None:
-        if self._events:
-            self._say(_compact(document))
+    def _tell_event(self, kind: str, value: Any) -> None:
+        if self._events is not None:
+            self._events.write(kind, value)
+
+    def _say_text(self, text: str) -> None:
+        """What an event says too, for people."""
+        if not self.as_json and not self._mixed:
+            self._say(f"runner: {printable(text)}")
 
     def _say(self, text: str, *, last: bool = False) -> None:
         self.hush()
-        shown = text if self.as_json or self._events else fit(text, sys.stderr)
+        shown = text if self.as_json else fit(text, sys.stderr)
         self._write(f"{shown}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace"), last=last)
 
     def _write(self, data: bytes, *, last: bool = False) -> None:

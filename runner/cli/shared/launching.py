@@ -19,6 +19,7 @@ from sandbox.scopes import AbstractContextManager, suppress
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
+    from runner.cli.shared.events_file import EventsFile
     from runner.cli.shared.report_file import ReportFile
     from runner.launch.acquire import Acquired
     from runner.launch.carry_out import LaunchHost
@@ -42,7 +43,7 @@ class CommandLineHost:
         *,
         inspect: bool = False,
         tty: bool = False,
-        events: bool = False,
+        events: EventsFile | None = None,
         secrets: Mapping[str, bytes] | None = None,
         keep_tail: bool = False,
         is_new: bool = True,
@@ -51,7 +52,7 @@ class CommandLineHost:
         self.secrets = secrets or {}
         self._inspect = inspect
         self._tty = tty
-        self._events = events
+        self.events = events
         # A plugin of `exec` gets the caller's own stderr: a host may rely on what stands there when it has an
         # answer from stdout. `run` keeps its end, for people whose program fails.
         self._keep_tail = keep_tail
@@ -84,8 +85,11 @@ class CommandLineHost:
         return connect_caller(planned.plan.limits, inspect=inspect, tty=self._tty, keep_tail=self._keep_tail)
 
     def see_started(self, started: Started) -> Started:
-        if self._events and started.audit is not None:
-            started.audit.on_line = lambda line: _print_audit(_without(self.secrets, line._asdict()))
+        events = self.events
+        if events is not None and started.audit is not None:
+            started.audit.on_line = lambda line: events.write(
+                "network", _without(self.secrets, line._asdict())
+            )
         relay = started.plumbing.stderr
         if self.secrets and relay is not None:
             from runner.protocol.secrets import Secrets
@@ -117,6 +121,8 @@ def launch(
             raise
         if isinstance(error, Failure):
             stage = error.stage
+    if host.events is not None:
+        host.events.close()
     if outcome.code == "launch_failed":
         from runner.launch.verdict import diagnose
 
@@ -163,17 +169,6 @@ def _without(secrets: Mapping[str, bytes], document: dict[str, Any]) -> dict[str
 
     hidden: dict[str, Any] = Secrets(secrets).hide_in(document)
     return hidden
-
-
-def _print_audit(line: dict[str, Any]) -> None:
-    """Never waits: a reader that does not keep up misses lines, and the report has them."""
-    import json
-
-    poll = select.poll()
-    poll.register(2, select.POLLOUT)
-    if poll.poll(0):
-        with suppress(OSError):
-            os.write(2, json.dumps({"event": "network", "value": line}).encode() + b"\n")
 
 
 def _is_stderr_writable() -> bool:

@@ -20,7 +20,13 @@ _WITH_VALUE = {
     "--server": "server",
     "--state-dir": "state_dir",
 }
-_CALL_WITH_VALUE = {**_WITH_VALUE, "--input": "input", "--timeout": "timeout", "--context": "context"}
+_CALL_WITH_VALUE = {
+    **_WITH_VALUE,
+    "--events": "events",
+    "--input": "input",
+    "--timeout": "timeout",
+    "--context": "context",
+}
 
 
 class PlainArguments:
@@ -42,9 +48,7 @@ def read_plain_call(words: Sequence[str]) -> argparse.Namespace | None:
     found = _unset()
     found.update(dict.fromkeys(("input", "kind", "timeout", "context", "secrets", "repeat", "concurrency")))
     found.update(json=False)
-    return _read(
-        words, found, ("manifest", "name"), _CALL_WITH_VALUE, {"--json": "json", "--events": "events"}
-    )
+    return _read(words, found, ("manifest", "name"), _CALL_WITH_VALUE, {"--json": "json"})
 
 
 def _unset() -> dict[str, Any]:
@@ -60,7 +64,7 @@ def _unset() -> dict[str, Any]:
         "config": None,
         "secret": [],
         "report": None,
-        "events": False,
+        "events": None,
     }
 
 

@@ -1,4 +1,4 @@
-"""The file of --report: a path or an open descriptor, opened before anything is started."""
+"""The place of --report or --events: a path or an open descriptor, opened before anything is started."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import stat
 
 from sandbox.files import write_all
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
-from sandbox.typed import Any
+from sandbox.typed import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.cli.shared.events_file import EventsFile
 
 
 class ReportFileError(Exception):
-    """The report cannot be written there. The message says why."""
+    """It cannot be written there. The message says why."""
 
 
 # Names of our own descriptors. The file may have no path, or its path may belong to another file by now.
@@ -26,7 +29,8 @@ class ReportFile:
     the report elsewhere meanwhile. Nor can another user before: links that others than root could change are
     refused, as for the sources of a cage."""
 
-    def __init__(self, target: str | None) -> None:
+    def __init__(self, target: str | None, option: str = "--report") -> None:
+        self._option = option
         self._fd: int | None = None  # written to as it is
         self._folder: int | None = None  # in which the report replaces `_name`
         self._name = ""
@@ -34,18 +38,18 @@ class ReportFile:
             return
         number = _number(target)
         if number is not None:
-            self._fd = _descriptor(target, number)
+            self._fd = _descriptor(target, number, option)
             return
         try:
             self._open(target)
         except LinkRefused as refused:
             raise ReportFileError(
-                f"--report {target}: {refused}; use the path it leads to: {refused.leads_to}"
+                f"{self._option} {target}: {refused}; use the path it leads to: {refused.leads_to}"
             ) from None
         except TooManyLinks as refused:
-            raise ReportFileError(f"--report {target}: {refused}") from None
+            raise ReportFileError(f"{self._option} {target}: {refused}") from None
         except OSError as error:
-            raise ReportFileError(f"--report {target}: {error.strerror}") from None
+            raise ReportFileError(f"{self._option} {target}: {error.strerror}") from None
 
     def _open(self, target: str) -> None:
         processes = os.stat("/proc").st_dev
@@ -54,7 +58,8 @@ class ReportFile:
             # A link there is not a real one: /proc/PID/fd/N only says where a file was when it was opened.
             if steps[-1].status.st_dev == processes:
                 raise ReportFileError(
-                    f"--report {target}: is on procfs; for a descriptor, write its number: --report N"
+                    f"{self._option} {target}: is on procfs; for a descriptor, write its number: "
+                    f"{self._option} N"
                 )
 
         missing: list[str] = []
@@ -62,21 +67,23 @@ class ReportFile:
         try:
             last = steps[-1]
             if not missing and (stat.S_ISDIR(last.status.st_mode) or target.endswith("/")):
-                raise ReportFileError(f"--report {target}: is a directory; name a file in it")
+                raise ReportFileError(f"{self._option} {target}: is a directory; name a file in it")
             if len(missing) > 1 or target.endswith("/"):
                 folder = os.path.join(real_path(steps), *missing[: len(missing) - 1])
-                raise ReportFileError(f"--report {target}: the directory {folder} does not exist; create it")
+                raise ReportFileError(
+                    f"{self._option} {target}: the directory {folder} does not exist; create it"
+                )
             if missing and not stat.S_ISDIR(last.status.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             if not missing and not stat.S_ISREG(last.status.st_mode):
-                self._fd = _open_special(target, last)
+                self._fd = _open_special(target, last, self._option)
                 return
             self._name = missing[0] if missing else last.name
             folder_step = last if missing else steps[-2]
             if not os.access(f"/proc/self/fd/{folder_step.fd}", os.W_OK | os.X_OK):
                 folder = real_path(steps if missing else steps[:-1])
                 raise ReportFileError(
-                    f"--report {target}: the directory {folder} is not writable by the runner"
+                    f"{self._option} {target}: the directory {folder} is not writable by the runner"
                 )
             self._folder = os.dup(folder_step.fd)
         finally:
@@ -85,6 +92,24 @@ class ReportFile:
     @property
     def wanted(self) -> bool:
         return self._fd is not None or self._folder is not None
+
+    def open(self) -> int:
+        """A descriptor to write to from now on. A path is a new file then, also if there was one."""
+        if self._fd is not None:
+            return self._fd
+        assert self._folder is not None
+        try:
+            draft, self._fd = _make_draft(self._folder)
+            try:
+                os.rename(draft, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            except OSError:
+                os.unlink(draft, dir_fd=self._folder)
+                raise
+        except OSError as error:
+            raise ReportFileError(f"{self._option} {self._name}: {error.strerror}") from None
+        finally:
+            os.close(self._folder)
+        return self._fd
 
     def write(self, document: dict[str, Any]) -> None:
         import json
@@ -99,6 +124,15 @@ class ReportFile:
             raise ReportFileError(f"the report could not be written: {error.strerror}") from None
 
 
+def open_events(target: str | None) -> EventsFile | None:
+    """The place of --events, if there is one. Raises ReportFileError."""
+    if target is None:
+        return None
+    from runner.cli.shared.events_file import EventsFile
+
+    return EventsFile(target)
+
+
 def _number(target: str) -> str | None:
     """The number of the descriptor that `target` names, if it names one."""
     if target.isdecimal():
@@ -109,33 +143,33 @@ def _number(target: str) -> str | None:
     return _NAMED.get(target)
 
 
-def _descriptor(target: str, number: str) -> int:
+def _descriptor(target: str, number: str, option: str) -> int:
     if len(number) > 9:
-        raise ReportFileError(f"--report {target}: there is no descriptor with that number")
+        raise ReportFileError(f"{option} {target}: there is no descriptor with that number")
     fd = int(number)
-    # A bare 1 is most likely a mistake; /dev/stdout is not.
-    if fd == 0 or (fd == 1 and target == number):
+    # A bare 1 is most likely a mistake; /dev/stdout is not, for what is written when the plugin has ended.
+    if fd == 0 or (fd == 1 and (target == number or option != "--report")):
         raise ReportFileError(
-            f"--report {target}: the plugin has descriptors 0 and 1; use 2, or open another"
+            f"{option} {target}: the plugin has descriptors 0 and 1; use 2, or open another"
         )
     try:
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError:
         file = f" (a file: ./{target})" if target == number else ""
-        raise ReportFileError(f"--report {target}: descriptor {number} is not open{file}") from None
+        raise ReportFileError(f"{option} {target}: descriptor {number} is not open{file}") from None
     if flags & os.O_ACCMODE == os.O_RDONLY:
-        raise ReportFileError(f"--report {target}: descriptor {number} is open for reading only")
+        raise ReportFileError(f"{option} {target}: descriptor {number} is open for reading only")
     # The runner gives its own copy of stdout away when the plugin has it.
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) if fd == 1 else fd
 
 
-def _open_special(target: str, step: Step) -> int:
+def _open_special(target: str, step: Step, option: str) -> int:
     """A terminal or a FIFO is written to, and never replaced. A FIFO without a reader is an error."""
     kind, owner = stat.S_IFMT(step.status.st_mode), step.status.st_uid
     if kind == stat.S_IFIFO and owner not in (0, os.geteuid()):
         # Its owner would get the report, and could block us for ever by not reading it.
         raise ReportFileError(
-            f"--report {target}: that FIFO belongs to uid {owner}; make one of your own, or open it and "
+            f"{option} {target}: that FIFO belongs to uid {owner}; make one of your own, or open it and "
             "write the number of its descriptor"
         )
     # By the descriptor: the name may belong to another file by now.
@@ -146,10 +180,7 @@ def _open_special(target: str, step: Step) -> int:
 
 def _replace(folder: int, name: str, text: bytes) -> None:
     """All or nothing: a draft under a name that nobody can guess, for its owner alone, then a rename."""
-    draft = f".runner.{os.urandom(8).hex()}"
-    fd = os.open(
-        draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
-    )
+    draft, fd = _make_draft(folder)
     try:
         write_all(fd, text)
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -158,3 +189,9 @@ def _replace(folder: int, name: str, text: bytes) -> None:
         raise
     finally:
         os.close(fd)
+
+
+def _make_draft(folder: int) -> tuple[str, int]:
+    draft = f".runner.{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return draft, os.open(draft, flags, 0o600, dir_fd=folder)

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.cli.call import add_talking, configured, read_secrets, request_launch
 from runner.cli.shared.options import add_invocation, invocation_of
-from runner.cli.shared.report_file import ReportFile, ReportFileError
+from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
 from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         width, height = _size(args.size)
         keys = [key_to_wire(key) for key in read_keys(args.keys)]
         sink = ReportFile(args.report)
+        events = open_events(args.events)
     except (ReportFileError, ValueError) as error:
         say(f"runner render: {printable(str(error))}")
         return USAGE_ERROR
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from runner.protocol.dialect import Call
     from runner.session.session import Session
 
-    output = Output("render", as_json=args.json, events=args.events)
+    output = Output("render", as_json=args.json, events=events)
 
     async def work(session: Session) -> None:
         screens = declared_by(session.terms.plugin).screens

@@ -15,6 +15,9 @@ METHODS: Final[Mapping[str, str]] = {
     "elicitation/create": "elicitation",
 }
 
+# What the client did not declare (versions.py), so that a server must not ask for it.
+TOOL_KEYS: Final = ("tools", "toolChoice")
+
 # The protocol has an error code for this refusal only.
 REJECTED: Final = -1
 
@@ -29,9 +32,13 @@ async def serve(method: str, params: Any, services: Services, emit: Emit) -> Any
     if method == "sampling/createMessage" and services.sampling is not None:
         _check(asked, "messages", list)
         _check(asked, "maxTokens", int)
+        if stray := next((key for key in TOOL_KEYS if asked.get(key) is not None), ""):
+            raise HostError(INVALID_PARAMS, f"{stray}: this client did not declare sampling.tools")
         return _object(method, await services.sampling.sample(asked))
     if method == "elicitation/create" and services.elicitation is not None:
         _check(asked, "message", str)
+        if asked.get("mode") not in (None, "form"):
+            raise HostError(INVALID_PARAMS, "mode: this client declared elicitation by form only")
         result = _object(method, await services.elicitation.elicit(asked))
         if result.get("action") not in ("accept", "decline", "cancel"):
             raise HostError(INTERNAL_ERROR, "the host's answer to elicitation/create has no action")

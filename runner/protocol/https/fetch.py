@@ -17,7 +17,7 @@ import trio
 
 from runner.protocol.https.failure import FetchFailed
 from runner.protocol.https.request import HttpsRequest, Target, check_request, parse_url, redirect, write_head
-from runner.protocol.https.response import HttpsResponse, ResponseReader
+from runner.protocol.https.response import HttpsResponse, ResponseReader, find_location
 from sandbox.network import addresses
 from sandbox.network.hosts import read_address
 from sandbox.network.rules import HostRule, judge
@@ -35,6 +35,7 @@ _lookup_turns: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
 Vet = Callable[[str], str]
+Ask = Callable[[HttpsRequest, Target], Awaitable[HttpsResponse]]
 
 
 async def resolve_name(name: str) -> Sequence[str]:
@@ -78,24 +79,37 @@ async def fetch(
     `vet` gives the reason why an address must not be dialled, or "". `tls`: a context of make_tls()
     that trusts other authorities than this machine does.
     """
-    wanted = check_request(request, most_request_bytes)
-    with trio.move_on_after(seconds):
+
+    async def ask(wanted: HttpsRequest, target: Target) -> HttpsResponse:
         context = await trio.to_thread.run_sync(_shared_tls) if tls is None else tls
-        for _ in range(MOST_REDIRECTS + 1):
-            target = parse_url(wanted.url)
-            _judge(rules, target, "" if wanted.url == request.url else request.url)
-            stream = await _open(target, context, resolve, connect, vet)
-            try:
-                reader = await _exchange(stream, wanted, target, most_bytes)
-            finally:
-                # The server is not waited for.
-                await trio.aclose_forcefully(stream)
-            location = reader.location
-            if location is None:
-                return reader.answer(wanted.url)
-            wanted = redirect(wanted, reader.status, location)
-        raise FetchFailed("protocol", f"the server redirects more than {MOST_REDIRECTS} times")
+        stream = await _open(target, context, resolve, connect, vet)
+        try:
+            reader = await _exchange(stream, wanted, target, most_bytes)
+        finally:
+            # The server is not waited for.
+            await trio.aclose_forcefully(stream)
+        return reader.answer(wanted.url)
+
+    with trio.move_on_after(seconds):
+        return await follow(request, rules, ask, most_request_bytes)
     raise FetchFailed("timeout", f"there was no whole answer within {seconds:g} s, the time for a request")
+
+
+async def follow(
+    request: HttpsRequest, rules: Sequence[HostRule], ask: Ask, most_request_bytes: int = MOST_BODY_BYTES
+) -> HttpsResponse:
+    """The answer of `ask`, which follows no redirect itself: each URL is judged before it is asked for.
+    Raises FetchFailed."""
+    wanted = check_request(request, most_request_bytes)
+    for _ in range(MOST_REDIRECTS + 1):
+        target = parse_url(wanted.url)
+        _judge(rules, target, "" if wanted.url == request.url else request.url)
+        answer = await ask(wanted, target)
+        location = find_location(answer.status, answer.headers)
+        if location is None:
+            return answer
+        wanted = redirect(wanted, answer.status, location)
+    raise FetchFailed("protocol", f"the server redirects more than {MOST_REDIRECTS} times")
 
 
 def _judge(rules: Sequence[HostRule], target: Target, redirected_from: str) -> None:

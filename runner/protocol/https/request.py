@@ -53,6 +53,11 @@ class Target(NamedTuple):
     def origin(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """In one spelling: another reader finds the same host in it."""
+        return f"https://{self.host if self.port == HTTPS_PORT else self.origin}{self.path}"
+
 
 def check_request(request: HttpsRequest, most_bytes: int) -> HttpsRequest:
     """The request with its method in upper case; FetchFailed if it cannot be sent as it is."""

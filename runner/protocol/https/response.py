@@ -7,7 +7,7 @@ not undone: the body is what the server sent, and as large.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TypeVar
 
 from runner.protocol.https.failure import FetchFailed
@@ -41,6 +41,14 @@ class HttpsResponse(NamedTuple):
     url: str  # of the last request, after redirects
 
 
+def find_location(status: int, headers: Sequence[tuple[str, str]]) -> str | None:
+    """Where a server wants to be asked instead. Raises FetchFailed."""
+    found = [value for name, value in headers if name.lower() == "location"] if status in REDIRECTS else []
+    if len(found) > 1:
+        raise FetchFailed("protocol", "the server redirects to several places at once")
+    return found[0] if found else None
+
+
 class ResponseReader:
     """Give it bytes until it is complete. It raises FetchFailed for what is no answer, or too large a one.
 
@@ -70,10 +78,7 @@ class ResponseReader:
     @property
     def location(self) -> str | None:
         """Where the server wants to be asked instead."""
-        found = self._values("location") if self.status in REDIRECTS else []
-        if len(found) > 1:
-            raise FetchFailed("protocol", "the server redirects to several places at once")
-        return found[0] if found else None
+        return find_location(self.status, self.headers)
 
     def answer(self, url: str) -> HttpsResponse:
         headers = tuple(

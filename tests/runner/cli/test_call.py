@@ -251,8 +251,12 @@ WRONG_WORDS: list[tuple[tuple[str, ...], str]] = [
     (("call", "{p}", "echo", "--concurrency", "2"), "it needs --repeat"),
     (("call", "{p}", "echo", "--repeat", "2", "--concurrency", "0"), "--concurrency 0: from 1"),
     (("call", "{p}", "echo", "--repeat", "2", "--report", "2"), "does not go with --repeat"),
-    (("call", "{p}", "echo", "--repeat", "2", "--events"), "does not go with --repeat"),
+    (("call", "{p}", "echo", "--repeat", "2", "--events", "2"), "does not go with --repeat"),
     (("call", "{p}", "echo", "--report", "1"), "descriptors 0 and 1"),
+    (("call", "{p}", "echo", "--events", "/dev/stdout"), "descriptors 0 and 1"),
+    (("call", "{p}", "echo", "--events"), "a file, or the number of an open descriptor"),
+    (("call", "--events", "{p}", "echo"), "a file, or the number of an open descriptor"),
+    (("tools", "--events", "{p}"), "a file, or the number of an open descriptor"),
     (("call", "{p}", "echo", "--report", "/nonexistent/r"), "/nonexistent does not exist"),
     (("call", "{p}", "echo", "--limit", "memroy=1G"), "did you mean 'memory'?"),
     (("call", "{p}", "echo", "--input", "\x1b[31m"), r"--input: this is not JSON"),
@@ -714,7 +718,7 @@ def test_the_section_is_documented_key_by_key(runner_as_user: Caller, copied: Co
 def test_events_are_lines_of_json(runner_as: Caller, copied: Copy) -> None:
     plugin = copied("mcp_bare")
     words = ("--server", "legacy", plugin, "slow", "--input", '{"steps": 3}')
-    done = runner_as("call", "--events", *words)
+    done = runner_as("call", "--events", "2", *words)
     assert done.returncode == 0
     assert [json.loads(line) for line in done.stderr.splitlines()] == [
         {"event": "progress", "value": {"progress": n, "total": 3, "message": f"step {n}"}} for n in (1, 2, 3)
@@ -728,7 +732,7 @@ def test_notices_are_text_for_people(runner_as_user: Caller, copied: Copy) -> No
     done = runner_as_user("call", *words)
     assert done.stderr == 'runner: log: {"level":"warning","logger":"bare","data":{"said":"mind the gap"}}\n'
     value = {"level": "warning", "logger": "bare", "data": {"said": "mind the gap"}}
-    done = runner_as_user("call", "--events", *words)
+    done = runner_as_user("call", "--events", "2", *words)
     assert json.loads(done.stderr) == {"event": "log", "value": value}
     assert runner_as_user("call", "--json", *words).stderr == ""
 
@@ -737,7 +741,7 @@ def test_no_event_is_lost_unsaid(runner_as_user: Caller, plugin_dir: Path) -> No
     """Two thousand at once, and the answer right behind them: told, or counted as dropped."""
     manifest = misbehaviour.plugin(plugin_dir, "burst_frames", "mcp")
     where = runner_as_user.home / "report.json"
-    done = runner_as_user("call", "--events", "--report", where, manifest, "echo")
+    done = runner_as_user("call", "--events", "2", "--report", where, manifest, "echo")
     assert done.returncode == 0
     told = len(done.stderr.splitlines())
     dropped = json.loads(where.read_text())["session"]["dropped"]["notices"]
@@ -929,7 +933,7 @@ def test_stderr_that_is_full_holds_up_no_clock(runner_as_user: Caller, plugin_di
 def test_a_signal_ends_a_call(runner_as: Caller, copied: Copy, number: signal.Signals) -> None:
     where = runner_as.home / "report.json"
     words = ("--server", "legacy", copied("mcp_bare"), "slow", "--input", '{"steps": 900, "seconds": 1}')
-    process = runner_as.start("call", "--events", "--report", where, *words, stdin=subprocess.DEVNULL)
+    process = runner_as.start("call", "--events", "2", "--report", where, *words, stdin=subprocess.DEVNULL)
     with process:
         assert process.stderr is not None and b'"progress":1' in process.stderr.readline()
         process.send_signal(number)
@@ -965,7 +969,9 @@ def test_a_terminals_interrupt_reaches_all_of_us_and_ends_only_the_call(
     where = runner_as.home / "report.json"
     words = ("--server", "legacy", copied("mcp_bare"), "slow", "--input", '{"steps": 900, "seconds": 1}')
     process = runner_as.start(
-        *("call", "--events", "--report", where, *words), stdin=subprocess.DEVNULL, start_new_session=True
+        *("call", "--events", "2", "--report", where, *words),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )
     with process:
         assert process.stderr is not None and b'"progress":1' in process.stderr.readline()

@@ -126,7 +126,7 @@ def test_refusals_are_those_of_exec(
 
 def test_it_takes_the_words_of_exec(runner_as_user: Caller, plugin: Path) -> None:
     assert contract_options("plan") == contract_options("exec")
-    said = runner_as_user("plan", "--report", "/nowhere/x", "--inspect", "--tty", "--events", plugin)
+    said = runner_as_user("plan", "--report", "/nowhere/x", "--inspect", "--tty", "--events", "3", plugin)
     assert (said.returncode, said.stderr) == (0, "")  # nothing is started, and no report is written
     said = runner_as_user("plan", "--facts", "--emit", "sh", plugin)
     assert said.returncode == 2 and "--facts" in said.stderr

@@ -14,7 +14,7 @@ import runner
 from runner.exceptions import InvalidCall, PluginFailure
 from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call
-from runner.protocol.host_services import Delegation, DelegationRequest, Services
+from runner.protocol.host_services import Delegation, DelegationRequest, Granted, Services
 from runner.session.deadline import Deadline
 from runner.session.delegation import prepare_call
 from runner.session.prepared import PreparedCall, complete_call
@@ -34,6 +34,7 @@ class Gateway:
 
     async def delegate(self, request: DelegationRequest) -> Delegation:
         self.asked.append(request)
+        self.plugin = Granted.current().plugin.id
         return self.given
 
 
@@ -53,6 +54,7 @@ async def test_credentials_reach_the_request_and_nothing_else() -> None:
     assert TOKEN not in repr(found) and SECRETS["api_key"] not in repr(found)
     assert TOKEN not in str(found.invocation) and SECRETS["api_key"] not in str(found.invocation)
     [asked] = gateway.asked
+    assert gateway.plugin == found.plugin.id
     assert asked.seconds == 7.0 + 10.0  # its deadline and its grace
     assert asked.call == dict(found.invocation.options)["invocation_id"]
     assert 0.0 < found.deadline.at - trio.current_time() <= 7.0 == found.deadline.seconds

@@ -470,7 +470,7 @@ def test_an_interrupt_during_the_shutdown(plugin_dir: Path, write_file: Write, n
 
 
 def test_progress_messages_do_not_accumulate() -> None:
-    output = Output("call", as_json=False, events=False)
+    output = Output("call", as_json=False)
     for _ in range(100):
         output.progress({"message": "x" * 10_000})
     assert len(output._line) < 1000

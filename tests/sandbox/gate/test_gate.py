@@ -145,6 +145,15 @@ def test_tls_by_its_server_name(lab: Lab) -> None:
             with gate.connect(NAME, 443) as plain, pytest.raises((ConnectionResetError, ssl.SSLEOFError)):
                 inside.wrap_socket(plain, server_hostname=name)
             assert ("evil.com" if name else "without") in gate.wait_line(verdict="refused")["reason"]
+        sent = ssl.MemoryBIO()
+        with pytest.raises(ssl.SSLWantReadError):
+            inside.wrap_bio(ssl.MemoryBIO(), sent, server_hostname=NAME).do_handshake()
+        hello = sent.read()
+        for behind in (b"\x14\x03\x03\0\1\1" + hello, b"\x15\x03\x03\0\2\1\0", b"\x17\x03\x03\0\1x"):
+            with gate.connect(NAME, 443) as plain:
+                plain.sendall(hello + behind)
+                assert is_reset(plain)
+            assert "more than its ClientHello" in gate.wait_line(verdict="refused")["reason"]
 
 
 @pytest.mark.parametrize(

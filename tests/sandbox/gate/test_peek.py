@@ -47,6 +47,13 @@ GREASE = struct.pack("!H", 0x1A1A) + block(b"\0", 2)
 ECH = struct.pack("!H", 0xFE0D) + block(bytes(200), 2)
 GOOD = server_name(b"api.example.com")
 API = Host("api.example.com")
+EARLY = struct.pack("!H", 42) + block(b"", 2)
+CCS = b"\x14\x03\x03\0\1\1"
+SEALED = b"\x17\x03\x03" + block(bytes(40), 2)
+ALERT = b"\x15\x03\x03\0\2\2\x28"
+HEARTBEAT = b"\x18\x03\x03\0\1x"
+EVIL = records(hello(server_name(b"evil.com")))
+AT_ONCE, NOT_EARLY = "more than its ClientHello at once", "else behind its ClientHello than early data"
 POST = b"POST / HTTP/1.1\r\nHost: api.example.com\r\n"
 SECOND = b"GET / HTTP/1.1\r\nHost: evil.com\r\n\r\n"
 
@@ -61,7 +68,9 @@ SECOND = b"GET / HTTP/1.1\r\nHost: evil.com\r\n\r\n"
         records(hello(server_name(b"api.example.com."))),
         records(hello(ECH, GOOD)),  # the outer name
         records(hello(GOOD), 7),
-        records(hello(GOOD)) + b"\x14\x03\x03\0\1\1",
+        # Early data, as OpenSSL 3.0 sends it: all in one segment.
+        *(records(hello(EARLY, GOOD)) + rest for rest in (b"", CCS, CCS + SEALED * 2, SEALED)),
+        records(hello(GOOD, EARLY), 50) + CCS + SEALED,
         b"GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
         b"GET / HTTP/1.1\r\nAccept: */*\r\nhOST:\t api.EXAMPLE.com:80 \r\nX:\r\n\r\n",
         b"GET http://api.example.com/x?y HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
@@ -162,7 +171,26 @@ def test_the_name_is_found(data: bytes) -> None:
         (POST + b"Upgrade: websocket, h2c\r\n\r\n", "Upgrade"),
         (POST + b"Upgrade: websocket\r\nupgrade: TLS/1.2\r\n\r\n", "Upgrade"),
         (records(hello(GOOD) + hello(server_name(b"evil.com"))), "more of a TLS handshake"),
-        (records(hello(GOOD)) + records(hello(server_name(b"evil.com"))), "more of a TLS handshake"),
+        (records(hello(GOOD) + b"\x18\0\0\1\0"), "more of a TLS handshake"),  # KeyUpdate
+        (records(hello(GOOD) + hello(GOOD), len(hello(GOOD)) + 1), "more of a TLS handshake"),
+        # The rest of the record, with another ClientHello, is still on its way.
+        (records(hello(GOOD) + EVIL)[: 5 + len(hello(GOOD))], "more of a TLS handshake"),
+        (records(hello(GOOD) + EVIL)[:9], "more of a TLS handshake"),
+        # Records behind it, of each type: all of one, and its first byte alone.
+        *((records(hello(GOOD)) + rest, AT_ONCE) for rest in (CCS, ALERT, EVIL, SEALED, HEARTBEAT, b"x")),
+        *((records(hello(GOOD), 7) + rest[:1], AT_ONCE) for rest in (CCS, ALERT, EVIL, SEALED, HEARTBEAT)),
+        (records(hello(GOOD)) + CCS + EVIL, AT_ONCE),
+        # Behind one that offers early data.
+        *(
+            (records(hello(EARLY, GOOD)) + rest, NOT_EARLY)
+            for rest in (ALERT, EVIL, HEARTBEAT, b"x", EVIL[:1])
+        ),
+        *((records(hello(EARLY, GOOD)) + CCS + rest, NOT_EARLY) for rest in (CCS, ALERT, EVIL, EVIL[:1])),
+        *((records(hello(EARLY, GOOD)) + CCS + SEALED + rest, NOT_EARLY) for rest in (CCS, ALERT, EVIL)),
+        (records(hello(EARLY, GOOD)) + b"\x14\x03\x03\0\7\1" + EVIL, NOT_EARLY),
+        (records(hello(EARLY, GOOD)) + b"\x17\x03\x03\0\0" + EVIL, NOT_EARLY),
+        (records(hello(EARLY, GOOD)) + b"\x17\x03\x03\xff\xff" + EVIL, NOT_EARLY),
+        (records(hello(EARLY, GOOD)) + b"\x17\x02", NOT_EARLY),
         (POST + b"X: y\r\n" * 128 + b"\r\n", "more than 128 headers"),
         (POST + b"\0\r\n" * 5000, "more than 128 headers"),
     ],

@@ -6,6 +6,9 @@ change is no root: it could put a link there. A path is judged by its name first
 link leads out of its root (sandbox/paths/beneath.py), and the opened file is judged again by the denylist.
 The descriptor that was judged is the one that is read. A hard link is a file like any other: the launch
 searched the granted paths for those to denied files.
+
+A FileReader of the host's own is asked after the same judgement, with the name that the judged file has
+without links. It is also asked for names in a root that do not exist: they may mean something to it.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ import stat
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 import trio
 
 from runner.contracts.ainb.host.params import CAPABILITY_DENIED, FS_CAPABILITY, denied, invalid
 from runner.protocol.bus import PAYLOAD_MOST_BYTES
-from runner.protocol.host_services import DirectoryEntry, HostError
+from runner.protocol.host_services import DirectoryEntry, FileReader, Granted, HostError, granting
 from runner.protocol.jsonrpc import INVALID_PARAMS
 from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.paths.denied_paths import normal
@@ -67,9 +70,12 @@ class GuardedFiles:
         granted: Sequence[str],
         writable: Sequence[str] = (),
         denied: Sequence[str] = (),
+        own: FileReader | None = None,
     ) -> None:
         """`declared`: folders of the manifest; `granted`: paths that the policy granted; `writable`: those
-        that the plugin can change; `denied`: those that the policy denies. All absolute."""
+        that the plugin can change; `denied`: those that the policy denies. All absolute. `own`: the host's
+        own service, which reads in place of this one."""
+        self._own = own
         self._roots = tuple(_open_roots(common_roots(declared, granted), writable))
         weakref.finalize(self, _close_all, tuple(root.fd for root in self._roots))
         self._denied = tuple(denied)
@@ -78,15 +84,36 @@ class GuardedFiles:
 
     async def read_file(self, path: str) -> bytes:
         asked = self._judge_name(path)
-        return await self._run(lambda: self._with_opened(path, asked, "read", _read_file))
+        if self._own is None:
+            return await self._run(path, "read", lambda: self._find(path, asked, _read_file))
+        judged = await self._run(path, "read", lambda: self._find_name(path, asked))
+        with self._granting():
+            data = await self._own.read_file(judged)
+        if len(data) > FILE_MOST_BYTES:
+            raise HostError(INVALID_PARAMS, f"read {path[:_SHOWN]}: it has more than {FILE_MOST_BYTES} bytes")
+        return data
 
     async def read_dir(self, path: str) -> Sequence[DirectoryEntry]:
         asked = self._judge_name(path)
-        return await self._run(lambda: self._with_opened(path, asked, "read_dir", _read_dir))
+        if self._own is None:
+            return await self._run(path, "read_dir", lambda: self._find(path, asked, _read_dir))
+        judged = await self._run(path, "read_dir", lambda: self._find_name(path, asked))
+        with self._granting():
+            return await self._own.read_dir(judged)
 
-    async def _run(self, act: Callable[[], _T]) -> _T:
-        # Abandoned if its plugin ends: the thread cannot be stopped while the kernel waits for a disk.
-        return await trio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._threads)
+    def _granting(self) -> AbstractContextManager[None]:
+        return granting(Granted.current()._replace(folders=tuple(root.real for root in self._roots)))
+
+    async def _run(self, path: str, verb: str, act: Callable[[], _T]) -> _T:
+        """Raises HostError, for each error of the system too."""
+        try:
+            # Abandoned if its plugin ends: the thread cannot be stopped while the kernel waits for a disk.
+            return await trio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._threads)
+        except OSError as error:
+            reason = f"{error.strerror} (os error {error.errno})"
+            raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {reason}") from None
+        except _Unfit as unfit:
+            raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {unfit}") from None
 
     # --- by name --------------------------------------------------------------------------------------------
 
@@ -104,36 +131,15 @@ class GuardedFiles:
 
     # --- in a thread ----------------------------------------------------------------------------------------
 
-    def _with_opened(self, path: str, asked: str, verb: str, act: Callable[[int], _T]) -> _T:
-        """Raises HostError, for each error of the system too."""
-        if self._denylist is None:
-            self._denylist = Denylist(
-                read_mounts(),
-                homes=homes(os.environ),
-                policy=self._denied,
-                runtime_dir=os.environ.get("XDG_RUNTIME_DIR"),
-            )
-        try:
-            return self._find(path, asked, self._denylist, act)
-        except OSError as error:
-            reason = f"{error.strerror} (os error {error.errno})"
-            raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {reason}") from None
-        except _Unfit as unfit:
-            raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {unfit}") from None
-
-    def _find(self, path: str, asked: str, denylist: Denylist, act: Callable[[int], _T]) -> _T:
+    def _find(self, path: str, asked: str, act: Callable[[int], _T]) -> _T:
         """What `act` makes of the opened file, in the first root that has it. Raises HostError, OSError."""
-        for root in self._roots:
-            names = (root.name, root.real)
-            inside = next((relative(asked, name) for name in names if contains(name, asked)), None)
-            if inside is None:
-                continue
+        denylist = self._denies()  # made with all rights that the runner has
+        for root, inside in self._containing(asked):
             try:
                 with _rights_of_a_stranger():
-                    # It may be a file.
-                    fd = open_beneath(root.fd, inside, names) if inside else os.dup(root.fd)
+                    fd = _open_in(root, inside)
                     try:
-                        if _is_denied(fd, denylist):
+                        if _is_denied(fd, denylist, fd_path(fd)):
                             raise _outside(path)
                         return act(fd)
                     finally:
@@ -141,6 +147,45 @@ class GuardedFiles:
             except Escapes:
                 continue
         raise _outside(path)
+
+    def _find_name(self, path: str, asked: str) -> str:
+        """The name without links of a file that may be read, or that does not exist. Raises as `_find`."""
+        denylist = self._denies()
+        for root, inside in self._containing(asked):
+            try:
+                with _rights_of_a_stranger():
+                    fd, missing = _open_existing(root, inside)
+                    try:
+                        name = os.path.join(fd_path(fd), missing) if missing else fd_path(fd)
+                        # Somebody may have moved the root.
+                        if not contains(root.real, name) or _is_denied(fd, denylist, name):
+                            raise _outside(path)
+                        if not missing:
+                            _check_readable(fd)
+                        return name
+                    finally:
+                        os.close(fd)
+            except Escapes:
+                continue
+        raise _outside(path)
+
+    def _containing(self, asked: str) -> Iterator[tuple[_Root, str]]:
+        """The roots that have the path by name, and its name in there."""
+        for root in self._roots:
+            for name in dict.fromkeys((root.name, root.real)):
+                if contains(name, asked):
+                    yield root, relative(asked, name)
+                    break
+
+    def _denies(self) -> Denylist:
+        if self._denylist is None:
+            self._denylist = Denylist(
+                read_mounts(),
+                homes=homes(os.environ),
+                policy=self._denied,
+                runtime_dir=os.environ.get("XDG_RUNTIME_DIR"),
+            )
+        return self._denylist
 
 
 class _Unfit(Exception):
@@ -168,6 +213,35 @@ def _open_roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[_Root
                 yield _Root(path, real, os.dup(steps[-1].fd))
         finally:
             close(steps)
+
+
+def _open_in(root: _Root, inside: str) -> int:
+    """Raises Escapes and OSError."""
+    # It may be a file.
+    return open_beneath(root.fd, inside, (root.name, root.real)) if inside else os.dup(root.fd)
+
+
+def _open_existing(root: _Root, inside: str) -> tuple[int, str]:
+    """The deepest part of the path that exists, and the rest of it. Raises Escapes and OSError."""
+    missing: list[str] = []
+    while True:
+        try:
+            fd = _open_in(root, inside)
+        except FileNotFoundError:
+            inside, _, name = inside.rpartition("/")
+            missing.insert(0, name)
+            continue
+        if not missing:
+            return fd, ""
+        try:
+            os.stat(missing[0], dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return fd, "/".join(missing)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # a link that leads nowhere
 
 
 def _overlaps(path: str, others: Iterable[str]) -> bool:
@@ -203,12 +277,13 @@ def _outside(path: str) -> HostError:
     return denied(f"{FS_CAPABILITY}: {path[:_SHOWN]} is outside the granted envelope")
 
 
-def _is_denied(fd: int, denylist: Denylist) -> bool:
+def _is_denied(fd: int, denylist: Denylist, name: str) -> bool:
+    """`name`: of the file, or of one that would be in this folder."""
     status = os.fstat(fd)
     if status.st_dev in _kernel_devices():
         return True
     identity = status.st_dev, status.st_ino
-    return bool(denylist.name_hit(fd_path(fd)) or denylist.file_hit(identity, "read"))
+    return bool(denylist.name_hit(name) or denylist.file_hit(identity, "read"))
 
 
 def _kernel_devices() -> set[int]:
@@ -249,6 +324,12 @@ def _set_groups_of_thread(groups: Sequence[int]) -> None:
     if _libc.syscall(number, len(groups), given) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+
+
+def _check_readable(fd: int) -> None:
+    if stat.S_IFMT(os.fstat(fd).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+        raise _Unfit("it is not a regular file")
+    os.close(_reopen(fd, _READ))
 
 
 def _read_file(fd: int) -> bytes:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from runner.contracts.ainb.host.params import denied, invalid
-from runner.protocol.host_services import Fetched, HostError
+from runner.protocol.host_services import Fetched, Fetcher, Granted, HostError, granting
 from runner.protocol.jsonrpc import INTERNAL_ERROR
+from sandbox.network.addresses import vet
 from sandbox.network.rules import HostRule, covers, parse_rule
+
+if TYPE_CHECKING:
+    from runner.protocol.https.request import HttpsRequest, Target
+    from runner.protocol.https.response import HttpsResponse
 
 CAPABILITY = "network"
 PORT = 443
@@ -48,21 +55,29 @@ def _common(asked: Sequence[HostRule], allowed: Sequence[HostRule]) -> Iterator[
                 yield other
 
 
-class HttpsFetcher:
-    def __init__(self, rules: Sequence[HostRule]) -> None:
+class GuardedFetcher:
+    """Asks for URLs that a rule allows, and for no others. So it does if a fetcher of the host's own asks."""
+
+    def __init__(self, rules: Sequence[HostRule], own: Fetcher | None = None) -> None:
         self.rules = tuple(rules)
+        self._own = own
 
     async def fetch(
         self, url: str, method: str, headers: Sequence[tuple[str, str]], body: bytes | None
     ) -> Fetched:
         # Few plugins fetch anything, and TLS takes a while to import.
         from runner.protocol.https.failure import FetchFailed
-        from runner.protocol.https.fetch import fetch
+        from runner.protocol.https.fetch import fetch, follow
         from runner.protocol.https.request import HttpsRequest
 
         request = HttpsRequest(url, method, tuple(headers), body)
         try:
-            answer = await fetch(request, self.rules, most_bytes=BODY_MOST_BYTES)
+            if self._own is None:
+                answer = await fetch(request, self.rules, most_bytes=BODY_MOST_BYTES)
+            else:
+                hosts = tuple(str(rule) for rule in self.rules)
+                with granting(Granted.current()._replace(hosts=hosts)):
+                    answer = await follow(request, self.rules, partial(_ask, self._own))
         except FetchFailed as failed:
             reason = str(failed)[:_SHOWN]
             if failed.kind == "denied":
@@ -71,3 +86,16 @@ class HttpsFetcher:
                 raise invalid(reason) from None
             raise HostError(INTERNAL_ERROR, f"fetch failed: {reason}", {"kind": failed.kind}) from None
         return Fetched(answer.status, answer.headers, answer.body)
+
+
+async def _ask(own: Fetcher, request: HttpsRequest, target: Target) -> HttpsResponse:
+    """Of the host's own fetcher, for a URL that was judged. Raises FetchFailed, and what the fetcher does."""
+    from runner.protocol.https.failure import FetchFailed
+    from runner.protocol.https.response import HttpsResponse
+
+    if target.host.version and (reason := vet(target.host.text)):
+        raise FetchFailed("denied", f"{target.origin} was not asked: its address {reason}")
+    fetched = await own.fetch(target.url, request.method, request.headers, request.body)
+    if len(fetched.body) > BODY_MOST_BYTES:
+        raise FetchFailed("too_large", f"the body of the answer has more than {BODY_MOST_BYTES} bytes")
+    return HttpsResponse(fetched.status, tuple(fetched.headers), fetched.body, target.url)

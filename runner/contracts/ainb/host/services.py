@@ -16,7 +16,7 @@ from runner.contracts.ainb import ACTION_SECONDS
 from runner.contracts.ainb.declared import declared_by
 from runner.contracts.ainb.host.files import GuardedFiles
 from runner.contracts.ainb.host.log import DEFAULT_LEVEL, check_level, log_notice
-from runner.contracts.ainb.host.network import HttpsFetcher, common_rules
+from runner.contracts.ainb.host.network import GuardedFetcher, common_rules
 from runner.contracts.ainb.host.params import (
     ACTION_TIMEOUT,
     ACTIVE,
@@ -314,16 +314,18 @@ class AinbMethods:
 
 def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Services:
     """The services with those that the runner has for plugins of this contract, where the host has none of
-    its own."""
+    its own. Files and network of the host's own stand behind the same guards as the runner's."""
     declared = declared_by(plugin)
-    fetcher = services.fetcher
-    if fetcher is None and allowance.hosts:
-        fetcher = HttpsFetcher(common_rules(declared.lists.get(NEEDED[FETCH]), allowance.hosts))
+    fetcher = None
+    if allowance.hosts:
+        rules = common_rules(declared.lists.get(NEEDED[FETCH]), allowance.hosts)
+        fetcher = GuardedFetcher(rules, services.fetcher)
     return services._replace(
         bus=services.bus if services.bus is not None else SnapshotBus(),
         log_level=check_level(services.log_level or DEFAULT_LEVEL),
-        files=services.files
-        or GuardedFiles(declared.fs_roots, allowance.readable, allowance.writable, allowance.denied),
+        files=GuardedFiles(
+            declared.fs_roots, allowance.readable, allowance.writable, allowance.denied, services.files
+        ),
         fetcher=fetcher,
     )
 

@@ -10,7 +10,7 @@ import pytest
 from runner.cli.live import output as module
 from runner.cli.live.output import Output
 from runner.exceptions import PluginError
-from runner.protocol.dialect import Notice, Refusal
+from runner.protocol.dialect import Refusal
 
 PARTS = 40
 
@@ -45,19 +45,19 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowSink:
 
 def test_a_long_failure_reaches_a_slow_reader(slow: SlowSink) -> None:
     text = "x" * (PARTS * select.PIPE_BUF)
-    Output("call", as_json=True, events=False).failure(PluginError(Refusal(0, "no", text)))
+    Output("call", as_json=True).failure(PluginError(Refusal(0, "no", text)))
     assert json.loads(slow.taken)["message"] == text
     assert slow.now > PARTS
 
 
 def test_a_long_record_reaches_a_slow_reader(slow: SlowSink) -> None:
     text = "x" * (PARTS * select.PIPE_BUF)
-    Output("call", as_json=True, events=False).record({"late": text})
+    Output("call", as_json=True).record({"late": text})
     assert json.loads(slow.taken)["value"] == {"late": text}
 
 
-def test_an_event_does_not_wait_for_a_slow_reader(slow: SlowSink) -> None:
+def test_a_notice_does_not_wait_for_a_slow_reader(slow: SlowSink) -> None:
     """The clocks of a session would wait as well."""
     text = "x" * (PARTS * select.PIPE_BUF)
-    Output("call", as_json=False, events=True).event(Notice("log", text))
+    Output("call", as_json=False).failure(PluginError(Refusal(0, "no", text)))
     assert 0 < len(slow.taken) < len(text) and slow.now <= 3.0

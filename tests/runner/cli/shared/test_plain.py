@@ -45,6 +45,7 @@ words = st.lists(
             *("--policy", "--policy=p", "--policy=-p", "--contract", "--server=s", "--server", "--polic=p"),
             *("--state-dir", "--state-dir=/s", "--state-dir="),
             *("greet", "--input", "--input={}", '{"a": 1}', "--json", "--json=1", "--events", "--timeout=3"),
+            *("--events=e", "--events=", "3"),
             *("--context={}", "--kind=tool", "--repeat", "--secrets=-", "--input=-", "--concurrency=2"),
             *("--env=A=1", "--tty", "--inspect", "--deadline", "3", "--help", "-h", "--secret=a=@b", "@x"),
         ]
@@ -86,7 +87,7 @@ def test_what_is_understood_means_the_same(verb: Verb, found: list[str]) -> None
         (EXEC, ["--state-dir", "/s", "m.toml"]),
         (CALL, ["m.toml", "greet"]),
         (CALL, ["m.toml", "greet", "--input", '{"a": "-"}', "--json"]),
-        (CALL, ["--events", "m.toml", "--report=r.json", "--policy", "strict", "greet", "--input=-"]),
+        (CALL, ["--events", "3", "m.toml", "--report=r.json", "--policy", "strict", "greet", "--input=-"]),
         (CALL, ["m.toml", "--timeout", "3", "greet", "--context={}", "--server", "a"]),
     ],
 )

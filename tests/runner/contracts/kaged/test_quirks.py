@@ -217,7 +217,7 @@ def spill(runner: Caller, folder: Path, values: dict[str, Any], *words: str) -> 
     return done.stdout, done.stderr, report.read_text(), done.returncode
 
 
-@pytest.mark.parametrize("how", [("--events",), ("--json",), ("--events", "--json"), ()])
+@pytest.mark.parametrize("how", [("--events=2",), ("--json",), ("--events=2", "--json"), ()])
 def test_no_secret_leaves_in_an_error_or_a_notice(
     runner_as: Caller, quirks: Path, how: tuple[str, ...]
 ) -> None:
@@ -226,7 +226,7 @@ def test_no_secret_leaves_in_an_error_or_a_notice(
     assert SECRET not in out + err + report
     assert "the token [secret] is not valid" in out + err
     assert "the token is [secret]" in report  # the end of its stderr
-    if "--events" in how:
+    if "--events=2" in how:
         assert '"quirks.checked"' in err and '"quirks.[secret]"' in err and "not [secret]" in err
 
 
@@ -251,7 +251,7 @@ def test_no_secret_leaves_with_the_end_of_stderr(runner_as: Caller, quirks: Path
 def test_no_secret_leaves_in_a_failed_handshake(
     runner_as: Caller, quirks: Path, values: dict[str, Any], code: str, said: str
 ) -> None:
-    out, err, report, status = spill(runner_as, quirks, values, "--events")
+    out, err, report, status = spill(runner_as, quirks, values, "--events=2")
     assert status == EXIT["handshake_failed"]
     assert json.loads(report)["outcome"]["code"] == code
     assert said in err
@@ -260,7 +260,7 @@ def test_no_secret_leaves_in_a_failed_handshake(
 
 def test_without_the_rule_it_would_leave(runner_as: Caller, quirks: Path) -> None:
     """The control: a text of seven characters is too short to be looked for."""
-    _, err, report, _ = spill(runner_as, quirks, {"token": "1234567"}, "--events")
+    _, err, report, _ = spill(runner_as, quirks, {"token": "1234567"}, "--events=2")
     assert all("1234567" in text for text in (err, report))
 
 

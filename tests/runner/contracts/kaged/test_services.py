@@ -27,7 +27,7 @@ from runner.contracts.kaged.services import (
 from runner.contracts.kaged.storage import KEY_MOST_BYTES, VALUE_MOST_BYTES, SqliteStore
 from runner.plugin import Plugin
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, WAITING, Gate, HostError, Services
+from runner.protocol.host_services import CONCURRENT, WAITING, Gate, Granted, HostError, Services
 from runner.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
@@ -68,7 +68,7 @@ def gate(
     provided = provide(
         plugin(capabilities), services or Services(), None if state_dir is None else str(state_dir)
     )
-    return Gate(StorageMethods(capabilities), provided, allowed)
+    return Gate(StorageMethods(capabilities), provided, allowed, plugin(capabilities))
 
 
 async def ask(at: Gate, method: str, params: Any) -> Answer:
@@ -181,6 +181,7 @@ class Shelf:
         if key == "no":
             raise HostError(-32099, "not today")
         self.entries[key] = value
+        self.writer = Granted.current().plugin.id
 
     async def delete(self, key: str) -> bool:
         return self.entries.pop(key, None) is not None
@@ -193,7 +194,7 @@ async def test_a_store_of_the_hosts_own_is_used(tmp_path: Path) -> None:
     shelf = Shelf()
     at = gate(tmp_path, services=Services(storage=shelf))
     assert await ask(at, SET, {"key": "a", "value": [1]}) == Answer({})
-    assert shelf.entries == {"a": [1]}
+    assert shelf.entries == {"a": [1]} and shelf.writer == "notes"
     assert await ask(at, GET, {"key": "a"}) == Answer({"value": [1], "found": True})
     assert await ask(at, GET, {"key": "b"}) == Answer({"value": None, "found": False})
     assert await ask(at, SET, {"key": "no", "value": 1}) == Answer(error=(-32099, "not today", None))
@@ -211,6 +212,10 @@ async def test_a_store_of_the_hosts_own_is_not_for_plugins_without_the_capabilit
     error = (await ask(at, GET, {"key": "a"})).error
     assert error is not None and error[0] == -32001
     assert at.offered == frozenset()
+    shelf = Shelf()
+    reader = gate(None, (READ,), services=Services(storage=shelf))
+    error = (await ask(reader, SET, {"key": "a", "value": 1})).error
+    assert error is not None and error[0] == -32001 and shelf.entries == {}
 
 
 # --- parameters ---------------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ async def ask(
         (ROOTS, {}, (), {"roots": []}),
         (SAMPLING, QUESTION, {"model": "m"}, {"model": "m"}),
         (ELICITATION, FORM, {"action": "accept", "content": {}}, {"action": "accept", "content": {}}),
+        (ELICITATION, {**FORM, "mode": "form"}, {"action": "decline"}, {"action": "decline"}),
+        (SAMPLING, {**QUESTION, "tools": None}, {"model": "m"}, {"model": "m"}),
     ],
 )
 @pytest.mark.trio
@@ -85,6 +87,23 @@ async def test_not_served(method: str, params: Any, answer: Any, code: int) -> N
     found = await ask(method, params, answer)
     assert found.error is not None and found.error[0] == code
     assert "secret" not in found.error[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        (SAMPLING, {**QUESTION, "tools": []}),
+        (SAMPLING, {**QUESTION, "toolChoice": {"mode": "auto"}}),
+        (ELICITATION, {**FORM, "mode": "url", "url": "https://evil.com/"}),
+        (ELICITATION, {**FORM, "mode": 7}),
+    ],
+)
+@pytest.mark.trio
+async def test_what_was_not_declared_does_not_reach_the_service(method: str, params: Any) -> None:
+    host = Host({"action": "accept"})
+    gate = Gate(mcp, Services(sampling=host, elicitation=host), ("*",))
+    answer = await gate.answer(HostCall(1, method, params), emit)
+    assert answer.error is not None and answer.error[0] == -32602 and host.heard == []
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def test_runner_call(runner_as: Caller, devkit: Path) -> None:
 
 
 def test_a_secret_stays_in_the_cage(runner_as: Caller, devkit: Path) -> None:
-    words = ("call", "--json", "--events", devkit, "search", "--input", "{}", "--report", "2")
+    words = ("call", "--json", "--events", "2", devkit, "search", "--input", "{}", "--report", "2")
     done = runner_as(*words, "--secret", "api_key=env:KEY", env={"KEY": SECRET})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["structured_output"]["secrets"] == ["api_key"]  # the plugin has it
@@ -398,7 +398,7 @@ def test_many_calls(runner_as_user: Caller, devkit: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cancels_the_call(runner_as: Caller, devkit: Path, number: int) -> None:
     given = '{"do": "wait", "count": 1}'
-    words = ("call", "--events", "--json", devkit, "reader", "--input", given, "--report", "2")
+    words = ("call", "--events", "2", "--json", devkit, "reader", "--input", given, "--report", "2")
     with runner_as.start(*words) as process:
         assert process.stderr is not None
         assert json.loads(process.stderr.readline())["event"] == "progress"  # it works on the request
@@ -412,7 +412,7 @@ def test_a_signal_cancels_the_call(runner_as: Caller, devkit: Path, number: int)
 
 def test_a_success_after_a_signal_is_not_lost(runner_as_user: Caller, devkit: Path) -> None:
     given = '{"do": "wait", "count": 1, "then": "succeed", "n": 5}'
-    words = ("call", "--events", "--json", devkit, "reader", "--input", given, "--report", "2")
+    words = ("call", "--events", "2", "--json", devkit, "reader", "--input", given, "--report", "2")
     with runner_as_user.start(*words) as process:
         assert process.stderr is not None
         assert json.loads(process.stderr.readline())["event"] == "progress"
@@ -428,7 +428,7 @@ def test_a_success_after_a_signal_is_not_lost(runner_as_user: Caller, devkit: Pa
 
 def test_a_signal_after_the_deadline_changes_nothing(runner_as_user: Caller, devkit: Path) -> None:
     given = '{"do": "wait", "then": "stay"}'
-    words = ("call", "--events", "--json", devkit, "reader", "--input", given, "--timeout", "4")
+    words = ("call", "--events", "2", "--json", devkit, "reader", "--input", given, "--timeout", "4")
     with runner_as_user.start(*words, "--report", "2") as process:
         assert process.stderr is not None
         said = json.loads(process.stderr.readline())

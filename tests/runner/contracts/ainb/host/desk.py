@@ -55,7 +55,7 @@ class Desk:
         plugin = make_plugin(name, declared)
         self.services = provide(plugin, (services or Services())._replace(bus=bus), allowance or Allowance())
         self.methods = AinbMethods(plugin, allowance or Allowance())
-        self.gate = Gate(self.methods, self.services, allowed)
+        self.gate = Gate(self.methods, self.services, allowed, plugin)
         self.told: list[tuple[str, bytes]] = []  # topic and payload of each event
         self.notices: list[Notice] = []
         self.asked: list[Call] = []
