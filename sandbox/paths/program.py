@@ -173,31 +173,10 @@ def resolve(
         base = venv_base(root)
         if base is not None and not search.covered(base):
             search.add(base, f"the virtual environment {root}", trusted=False)
-    on_path = "/" not in command
-    if on_path:
-        path = _on_path(command, search_path, search)
-    else:
-        path = os.path.normpath(os.path.join(directory, command))
-        if not look.lexists(path):
-            raise ProgramFault(
-                f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
-                f"correct the command; a relative path starts at {directory}",
-                found=False,
-            )
-        if manager := shims.manager_of(path):
-            target = search.behind(path, manager)
-            if target is None:
-                raise ProgramFault(
-                    f"{path} is a shim of {manager}, whose files are not in the cage",
-                    shims.remedy(os.path.basename(path), manager),
-                    found=True,
-                )
-            path, on_path = target, True  # found as the shim finds it on its own PATH
-        elif trusted:
-            search.project = packages.project_of(path, directory, search_path, environ or {})
-    # Folders on the way may be links of the operator's. The last component keeps its name, because a virtual
-    # environment's python finds its home by that name.
-    path = os.path.join(look.realpath(os.path.dirname(path)), os.path.basename(path))
+    path, on_path = _found(command, directory, search)
+    if trusted and not on_path:
+        search.project = packages.project_of(path, directory, search_path, environ or {})
+    path = _with_real_folder(path)
     if contains("/proc", path):
         raise in_proc(command)
     # The content of a program found on PATH is the operator's as well. The content of a program that a
@@ -225,6 +204,48 @@ def resolve(
         tuple(search.notes),
         tuple(search.env.items()),
     )
+
+
+def locate(
+    command: str, *, directory: str, search_path: str, trusted: bool, environ: Mapping[str, str]
+) -> str:
+    """The path of the program that `resolve` starts, if the denylist and the policy let it be shown. Empty:
+    there is none."""
+    search = _ProgramSearch((), Sight(lambda path: None, lambda path: True), search_path or SYSTEM_PATH)
+    search.shim_rules = (directory, environ) if trusted else None
+    try:
+        return _with_real_folder(_found(command, directory, search)[0])
+    except (ProgramFault, OSError, ValueError):
+        return ""
+
+
+def _found(command: str, directory: str, search: _ProgramSearch) -> tuple[str, bool]:
+    """The program, and whether it was found on PATH."""
+    if "/" not in command:
+        return _on_path(command, search.search_path, search), True
+    path = os.path.normpath(os.path.join(directory, command))
+    if not look.lexists(path):
+        raise ProgramFault(
+            f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
+            f"correct the command; a relative path starts at {directory}",
+            found=False,
+        )
+    if manager := shims.manager_of(path):
+        target = search.behind(path, manager)
+        if target is None:
+            raise ProgramFault(
+                f"{path} is a shim of {manager}, whose files are not in the cage",
+                shims.remedy(os.path.basename(path), manager),
+                found=True,
+            )
+        return target, True  # found as the shim finds it on its own PATH
+    return path, False
+
+
+def _with_real_folder(path: str) -> str:
+    """Folders on the way may be links of the operator's. The last component keeps its name, because a virtual
+    environment's python finds its home by that name."""
+    return os.path.join(look.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def require_own(project: str | None, tree: str, path: str, reached: str) -> None:

@@ -10,6 +10,7 @@ from sandbox import look
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
+from sandbox.paths.executable import ProgramFault
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import Missing, OpenSource, Refused, open_source
@@ -300,16 +301,24 @@ def _resolve_program(
         hit = denylist.name_hit(path, "read")
         return hit.sentence() if hit is not None else None
 
-    return programs.resolve(
+    found = programs.resolve(
         request.command,
         request.args,
         directory=request.directory,
-        search_path=environ.get("PATH") or programs.SYSTEM_PATH,
+        search_path=request.search_path or environ.get("PATH") or programs.SYSTEM_PATH,
         roots=[_real(want.path) for want in wanted],
         sight=programs.Sight(denied, lambda path: policy.may_read(path)),
         trusted=request.trusted_command,
         environ=environ,
     )
+    if request.approved_program not in ("", found.argv[0]):
+        raise ProgramFault(
+            f"{found.argv[0]} would run, and what was allowed is for {request.approved_program}",
+            "write the program's full path into the configuration, and allow it again",
+            found=True,
+            denied=True,
+        )
+    return found
 
 
 def _real(path: str) -> str:
