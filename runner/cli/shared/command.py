@@ -83,8 +83,9 @@ def command_of(
 ) -> Command:
     """`directory` and `environ`: where and with which variables the command line is to be read; this
     process's own if they are not given. ValueError says what is wrong with the options."""
-    given = getattr(args, "host_environ", None)  # before the runner left its environment
-    environ = environ if environ is not None else os.environ if given is None else given
+    # Where a host has set them: the runner has left its own environment by then.
+    given = getattr(args, "host_environ", None) if environ is None else environ
+    environ = os.environ if given is None else given
     if not args.arguments:
         raise ValueError("there is no command; write it behind --, as in runner run -- ls -l")
     if not args.arguments[0]:
@@ -116,7 +117,7 @@ def command_of(
         scope=scope,
         env_file=args.env_file or "",
         search_path=variables["PATH"].value or "" if "PATH" in variables else "",
-        host_environ=environ if wrapped else None,
+        host_environ=given if wrapped else None,
         outdated=outdated,
     )
 
