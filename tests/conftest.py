@@ -359,8 +359,8 @@ def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
 @contextlib.contextmanager
 def account_of(caller: Caller) -> Iterator[Caller]:
     """The caller, with an account in a password database of its own that has the caller's home. Entries of
-    `runner wrap` are started with that home, whatever HOME says. Only root can do this: a test that starts such
-    an entry marks itself `needs("root")`."""
+    `runner wrap` are started with that home, whatever HOME says. Only root can do this: a test that starts
+    such an entry marks itself `needs("root")`."""
     if os.geteuid() != 0:
         yield caller
         return

@@ -232,7 +232,10 @@ def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
     root = state_root(environ)
     if not root.startswith("/"):  # it would be below the caller's working directory
         message = "there is no place for the plugin's state: HOME is not the path of a folder"
-        raise StateRefused(message, "set HOME, or choose a directory with --state-dir")
+        hint = (
+            "set HOME, or choose a directory with --state-dir; what runner wrap wrote needs an account with"
+        )
+        raise StateRefused(message, f"{hint} a home in the password database")
     return os.path.join(real_state_dir(root, follow="own"), state_name(plugin))
 
 

@@ -83,14 +83,14 @@ class _ProgramSearch:
                 if home is None:
                     self.links.append(link)
                 else:
-                    require_own(project, home, path, link.path)
+                    packages.require_own(project, home, path, link.path)
                     self.add(home, path, trusted=trusted)
         home = home_of(real)
         if home is not None and not self.covered(real):
-            require_own(project, home, path, real)
+            packages.require_own(project, home, path, real)
             self.add(home, path, trusted=trusted)
         if not self.covered(real):  # for example in sbin, which is not among the parts of an installation
-            require_own(project, real, path, real)
+            packages.require_own(project, real, path, real)
             self.add(real, path, trusted=trusted)
         self.files.append(real)
         return real
@@ -173,10 +173,10 @@ def resolve(
         base = venv_base(root)
         if base is not None and not search.covered(base):
             search.add(base, f"the virtual environment {root}", trusted=False)
-    path, on_path = _found(command, directory, search)
+    found, on_path = _found(command, directory, search)
     if trusted and not on_path:
-        search.project = packages.project_of(path, directory, search_path, environ or {})
-    path = _with_real_folder(path)
+        search.project = packages.project_of(found, directory, search_path, environ or {})
+    path = _with_real_folder(found)
     if contains("/proc", path):
         raise in_proc(command)
     # The content of a program found on PATH is the operator's as well. The content of a program that a
@@ -209,8 +209,7 @@ def resolve(
 def locate(
     command: str, *, directory: str, search_path: str, trusted: bool, environ: Mapping[str, str]
 ) -> str:
-    """The path of the program that `resolve` starts, if the denylist and the policy let it be shown. Empty:
-    there is none."""
+    """The path of the program that `resolve` starts, if it may be shown. Empty: there is none."""
     search = _ProgramSearch((), Sight(lambda path: None, lambda path: True), search_path or SYSTEM_PATH)
     search.shim_rules = (directory, environ) if trusted else None
     try:
@@ -230,35 +229,20 @@ def _found(command: str, directory: str, search: _ProgramSearch) -> tuple[str, b
             f"correct the command; a relative path starts at {directory}",
             found=False,
         )
-    if manager := shims.manager_of(path):
-        target = search.behind(path, manager)
-        if target is None:
-            raise ProgramFault(
-                f"{path} is a shim of {manager}, whose files are not in the cage",
-                shims.remedy(os.path.basename(path), manager),
-                found=True,
-            )
+    if not (manager := shims.manager_of(path)):
+        return path, False
+    if target := search.behind(path, manager):
         return target, True  # found as the shim finds it on its own PATH
-    return path, False
+    raise ProgramFault(
+        f"{path} is a shim of {manager}, whose files are not in the cage",
+        shims.remedy(os.path.basename(path), manager),
+        found=True,
+    )
 
 
 def _with_real_folder(path: str) -> str:
-    """Folders on the way may be links of the operator's. The last component keeps its name, because a virtual
-    environment's python finds its home by that name."""
+    """The last component keeps its name, because a virtual environment's python finds its home by it."""
     return os.path.join(look.realpath(os.path.dirname(path)), os.path.basename(path))
-
-
-def require_own(project: str | None, tree: str, path: str, reached: str) -> None:
-    """Raise if a link of a project leads to something that a person did not name."""
-    if project is None or contains(project, reached) or is_runtime(tree):
-        return
-    raise ProgramFault(
-        f"{path} is in {project}, and a symbolic link leads from there to {reached}: links of a project show "
-        "nothing outside of it",
-        f"if that is the program you mean, give its own path: {reached}",
-        found=True,
-        denied=True,
-    )
 
 
 def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
@@ -291,11 +275,8 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
             found=True,
             denied=True,
         )
-    raise ProgramFault(
-        f"{command} is not on PATH ({search_path})",
-        "install it, or write its full path",
-        found=False,
-    )
+    told = f"{command} is not on PATH ({search_path})"
+    raise ProgramFault(told, "install it, or write its full path", found=False)
 
 
 def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: bool, depth: int = 0) -> None:
@@ -407,7 +388,9 @@ def _show_script(
     if not search.covered(real):
         if not trusted or not real.endswith(_SCRIPTS):
             return None
-        require_own(packages.project_of(path, directory, search.search_path, environ), real, path, real)
+        packages.require_own(
+            packages.project_of(path, directory, search.search_path, environ), real, path, real
+        )
         package = package_of(real)
         search.add(real if search.sight.denied(package) else package, path, trusted=True)
         search.add_folders(packages.workspace_of((path, *(link.path for link in links), real)))

@@ -10,7 +10,6 @@ from sandbox import look
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
-from sandbox.paths.executable import ProgramFault
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import Missing, OpenSource, Refused, open_source
@@ -31,7 +30,7 @@ from sandbox.plan.plan import (
     Symlink,
     missing_note,
 )
-from sandbox.plan.relocation import relocate
+from sandbox.plan.relocation import relocate, require_approved
 from sandbox.policy.policy import Policy
 from sandbox.scopes import contextmanager
 from sandbox.spec import Access, Denial, Grant, KeyPath, Note
@@ -311,14 +310,7 @@ def _resolve_program(
         trusted=request.trusted_command,
         environ=environ,
     )
-    if request.approved_program not in ("", found.argv[0]):
-        raise ProgramFault(
-            f"{found.argv[0]} would run, and what was allowed is for {request.approved_program}",
-            "write the program's full path into the configuration, and allow it again",
-            found=True,
-            denied=True,
-        )
-    return found
+    return require_approved(request, found)
 
 
 def _real(path: str) -> str:

@@ -1,7 +1,7 @@
-"""A hostile configuration whose entry was wrapped: what its variables say reaches the plugin, never the runner.
+"""A hostile configuration whose entry was wrapped: its variables reach the plugin, and never the runner.
 
-Each attack has its control: the same variable against a start that nobody wrapped, or whose variables have the
-names they had.
+Each attack has its control: the same variable against a start that nobody wrapped, or whose variables have
+the names they had.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def earlier(entry: dict[str, Any]) -> None:
     entry["args"][5:5] = names
 
 
-# --- before the runner's first line ---------------------------------------------------------------------------
+# --- before the runner's first line -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_libraries_in_c_see_no_variable_either(host: Host, library: tuple[Path, 
     assert not run(f"from runner.cli import leave_environment; leave_environment(); {use}")
 
 
-# --- where the runner looks -----------------------------------------------------------------------------------
+# --- where the runner looks ---------------------------------------------------------------------------------
 
 
 def test_what_tells_the_runner_where_to_look(host: Host) -> None:
@@ -266,7 +266,7 @@ def test_an_approval_that_the_project_brings_is_not_used(host: Host) -> None:
     assert "these act on the runner itself: 'XDG_CONFIG_HOME', 'HOME'" in " ".join(check.stdout.split())
 
 
-# --- which program it is --------------------------------------------------------------------------------------
+# --- which program it is ------------------------------------------------------------------------------------
 
 
 def test_a_yes_for_one_program_is_none_for_another_of_its_name(host: Host) -> None:
@@ -316,7 +316,7 @@ def test_an_approval_of_the_first_version_is_told_and_replaced(host: Host) -> No
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-# --- files of variables ---------------------------------------------------------------------------------------
+# --- files of variables -------------------------------------------------------------------------------------
 
 
 def test_a_file_of_variables_that_changes_after_wrap(host: Host, library: tuple[Path, Path]) -> None:
@@ -341,7 +341,7 @@ def test_a_file_of_variables_that_changes_after_wrap(host: Host, library: tuple[
     assert marker.exists()
 
 
-# --- what only looks caged ------------------------------------------------------------------------------------
+# --- what only looks caged ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["./runner", "runner", "PROJECT/runner"])

@@ -147,7 +147,7 @@ def test_the_diff_shows_no_secret(file: str, path: str, host: str, wrapped: tupl
 def test_environment_of_each_host() -> None:
     wanted = {
         "claude_desktop_config.json": {"memory": ["MEMORY_FILE_PATH"], "time": []},
-        "vscode.json": {"Perplexity": ["PERPLEXITY_API_KEY", "DEBUG"]},
+        "vscode.json": {"Perplexity": ["PERPLEXITY_API_KEY"]},
         "zed.json": {"old-form": ["TOKEN"]},
         "codex.toml": {"context": ["MY_TOKEN", "HTTPS_PROXY", "AWS_PROFILE"], "inline": ["A"]},
         "goose.yaml": {"github": ["GITHUB_HOST", "GITHUB_PERSONAL_ACCESS_TOKEN"]},
