@@ -22,7 +22,16 @@ EXAMPLE = "runner wrap ~/.cursor/mcp.json --server github"
 _NOT_WRITTEN = 1
 
 
+_ABOUT = """\
+{help}
+
+The variables of an entry get the prefix PLUGIN_ENV_: they reach the server, and not the runner. In an entry
+that is written by hand they act on the runner itself, some of them (LD_PRELOAD, SHELLOPTS) before it can do
+anything about it: let this command write entries, and check those of others with runner check FILE."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _ABOUT.format(help=HELP)
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="a host's configuration, such as ~/.cursor/mcp.json"
     )
