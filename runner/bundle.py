@@ -118,11 +118,12 @@ def renew() -> None:
     and no signal ends it: the plugin's exit status is still to be passed on."""
     if not _wanted or sys.dont_write_bytecode:
         return
-    from posix import W_OK, X_OK, access, environ
+    from os import environ  # which `runner run --wrapped` has emptied
+    from posix import W_OK, X_OK, access
 
     # Asked first: a user whose installation is root's would otherwise compile for nothing at each launch.
     folder = _path(_wanted[0]).rpartition("/")[0]
-    if environ.get(b"RUNNER_CACHE", b"").lower() == b"off" or not access(folder, W_OK | X_OK):
+    if environ.get("RUNNER_CACHE", "").lower() == "off" or not access(folder, W_OK | X_OK):
         return
     try:
         from signal import SIG_IGN, SIGHUP, SIGINT, SIGTERM, signal

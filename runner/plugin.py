@@ -5,6 +5,11 @@ from __future__ import annotations
 from sandbox.spec import KeyPath, Project, SandboxSpec
 from sandbox.value import NamedTuple
 
+# How the names of a wrapped entry's variables begin: they are the plugin's, and mean nothing to the runner.
+PLUGIN_PREFIX = "PLUGIN_ENV_"
+# How `runner wrap` writes entries. Those of its first version have no format in their record.
+WRAP_FORMAT = "2"
+
 
 class Entrypoint(NamedTuple):
     """How the plugin's own program is started, before any cage is put around it."""
@@ -14,6 +19,7 @@ class Entrypoint(NamedTuple):
     directory: str = "/"  # absolute: the working directory, and the folder of a relative command
     # The contract promises exactly the variables it lists: the runner adds no PATH, HOME or LANG.
     bare_environment: bool = False
+    search_path: str = ""  # where `command` is looked up; empty: on the runner's PATH
 
 
 class Template(NamedTuple):

@@ -31,7 +31,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +354,52 @@ def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
         caller.give(home)
         yield caller
         assert os.listdir(environ["TMPDIR"]) == [], "the runner left temporary files"
+
+
+@contextlib.contextmanager
+def account_of(caller: Caller) -> Iterator[Caller]:
+    """The caller, with an account in a password database of its own that has the caller's home. Entries of
+    `runner wrap` are started with that home, whatever HOME says. Only root can do this: a test that starts
+    such an entry marks itself `needs("root")`."""
+    if os.geteuid() != 0:
+        yield caller
+        return
+    lines = [
+        line
+        for line in Path("/etc/passwd").read_text().splitlines()
+        if line.split(":")[2:3] != [str(caller.uid)]
+    ]
+    own = f"tester:x:{caller.uid}:{caller.uid}::{caller.home}:/bin/sh"
+    with _public_directory() as folder:
+        passwd = folder / "passwd"
+        passwd.write_text("\n".join((own, *lines)) + "\n")
+        passwd.chmod(0o644)
+        script = 'mount --bind "$0" /etc/passwd && exec "$@"'
+        alone = (
+            "/usr/bin/unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "/bin/sh",
+            "-c",
+            script,
+            str(passwd),
+        )
+        yield replace(caller, prefix=(*alone, *caller.prefix))
+
+
+@pytest.fixture
+def account_as(runner_as: Caller) -> Iterator[Caller]:
+    """As runner_as, with an account."""
+    with account_of(runner_as) as caller:
+        yield caller
+
+
+@pytest.fixture
+def account_user(runner_as_user: Caller) -> Iterator[Caller]:
+    """As runner_as_user, with an account."""
+    with account_of(runner_as_user) as caller:
+        yield caller
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from runner.approvals.record import ApprovalKey, ApprovalRecord
+from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord
 from runner.approvals.store import ENDING, ApprovalsUnusable, approvals_folder
 from sandbox import look
 from sandbox.paths.denied_paths import lexical_fault, normal
@@ -21,12 +21,12 @@ from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, Approval, is_variable_nam
 from sandbox.typed import Iterator, Mapping, Sequence
 from sandbox.value import NamedTuple
 
-VERSION = 1
 _MOST_BYTES = 1 << 20
 _MOST_ENTRIES = 4096  # of one list
 _LONGEST = 8192  # of one text
 _DIGEST = frozenset("0123456789abcdef")
 _WHAT = "the approval"
+OUTDATED = "it does not count any more: it is from an earlier version, and does not name the program"
 
 
 class ListedApproval(NamedTuple):
@@ -43,7 +43,7 @@ class ListedApproval(NamedTuple):
 
 def read_record(path: str, key: ApprovalKey) -> ApprovalRecord:
     """Raises ApprovalsUnusable if it cannot be trusted, or is not the record of `key`."""
-    record = _read(path)
+    record = read_file(path)
     if record.key != key:
         message = f"{_WHAT} {path} is about another plugin than its name says"
         raise ApprovalsUnusable(message, _remedy(path))
@@ -69,16 +69,28 @@ def list_records(environ: Mapping[str, str]) -> tuple[ListedApproval, ...]:
 def _listed(path: str) -> ListedApproval:
     name = os.path.basename(path).removesuffix(ENDING)
     try:
-        record = _read(path)
-        if record.key.name != name:
+        record = read_file(path)
+        if name != (record.key.name if record.version == VERSION else record.key.stem):
             message = f"{_WHAT} {path} is about another plugin than its name says"
             raise ApprovalsUnusable(message, _remedy(path))
     except ApprovalsUnusable as unusable:
         return ListedApproval(name, fault=str(unusable), hint=unusable.hint)
+    if record.version != VERSION:
+        return ListedApproval(name, record, OUTDATED, "allow it again with runner allow, or revoke it")
     return ListedApproval(name, record)
 
 
-def _read(path: str) -> ApprovalRecord:
+def require_safe_program(program: str) -> None:
+    """Raises ApprovalsUnusable if others than root and this user could put another program in its place: what
+    was allowed would be theirs."""
+    fault = untrustworthy(program, "the program", private_groups=True) if program else None
+    if fault is not None:
+        reason, remedy = fault
+        raise ApprovalsUnusable(f"nothing is allowed for {program}: {reason}", remedy)
+
+
+def read_file(path: str) -> ApprovalRecord:
+    """Raises ApprovalsUnusable if it cannot be trusted or read."""
     _require_own(path, _WHAT)
     raw = _read_file(path)
     import json
@@ -147,10 +159,12 @@ def _read_file(path: str) -> bytes:
 
 def _record(data: object) -> ApprovalRecord:
     top = _object(data, ("version", "plugin", "asked", "added", "digest", "when"), "it")
-    if top["version"] != VERSION or isinstance(top["version"], bool):
-        raise ValueError(f"its version is not {VERSION}, the only one that this runner knows")
-    plugin = _object(top["plugin"], ApprovalKey._fields, "plugin")
-    key = ApprovalKey(*(_text(plugin[field], f"plugin.{field}") for field in ApprovalKey._fields))
+    version = top["version"]
+    if not isinstance(version, int) or isinstance(version, bool) or version not in (1, VERSION):
+        raise ValueError(f"its version is neither 1 nor {VERSION}, which this runner knows")
+    fields = ApprovalKey._fields if version == VERSION else ApprovalKey._fields[:-1]
+    plugin = _object(top["plugin"], fields, "plugin")
+    key = ApprovalKey(*(_text(plugin[field], f"plugin.{field}") for field in fields))
     if key.file and lexical_fault(key.file):
         raise ValueError("plugin.file is not an absolute path")
     when = top["when"]
@@ -162,6 +176,7 @@ def _record(data: object) -> ApprovalRecord:
         _approval(top["added"], "added"),
         _digest(top["digest"]),
         float(when),
+        version,
     )
 
 

@@ -7,12 +7,14 @@ import os
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.cache import fingerprint
+from sandbox.paths.program import locate
 from sandbox.policy.approval import asked_by, joined
 from sandbox.policy.policy import steers
 from sandbox.spec import Approval, EnvRequest
-from sandbox.typed import Sequence
+from sandbox.typed import Mapping, Sequence
 from sandbox.value import NamedTuple
 
+VERSION = 2  # of the file of an approval; those of the first name no program, and count no more
 # Up to six looks at the filesystem for each: 19,000 words took 0.7 s, twice in a launch.
 _MOST_LOOKED_AT = 1000  # arguments
 
@@ -26,11 +28,19 @@ class ApprovalKey(NamedTuple):
     arguments: str  # digest of the command, its arguments, and the variables that decide which code runs
     scope: str = ""  # the project that it is for, where the file has plugins of several
     folder: str = ""  # where it starts, if what runs depends on that
+    # The program that starts: a PATH decides what a bare name means. Empty: there is none. Neither its inode
+    # nor its content count: after an upgrade nobody is asked again.
+    program: str = ""
+
+    @property
+    def stem(self) -> str:
+        """All but the program: the name of its file as the first version of these files had it."""
+        return fingerprint(*(os.fsencode(part) for part in self[:-1]))[:32]
 
     @property
     def name(self) -> str:
-        """The name of its file among the approvals."""
-        return fingerprint(*(os.fsencode(part) for part in self))[:32]
+        """The name of its file among the approvals. It ends with the stem."""
+        return fingerprint(os.fsencode(self.program))[:8] + self.stem
 
 
 class ApprovalRecord(NamedTuple):
@@ -39,14 +49,16 @@ class ApprovalRecord(NamedTuple):
     added: Approval = Approval()  # what the person gave it besides
     digest: str = ""  # of what was asked, as it was shown
     when: float = 0.0  # seconds since 1970
+    version: int = VERSION
 
     @property
     def whole(self) -> Approval:
         return joined(self.asked, self.added)
 
 
-def key_of(plugin: Plugin) -> ApprovalKey | None:
-    """None: nothing can be approved for it, because it starts nothing or has no name of its own."""
+def key_of(plugin: Plugin, environ: Mapping[str, str]) -> ApprovalKey | None:
+    """None: nothing can be approved for it, because it starts nothing or has no name of its own. `environ`:
+    of the runner, whose PATH finds the program."""
     entrypoint = plugin.entrypoint
     if entrypoint is None or not plugin.approvable:
         return None
@@ -60,7 +72,14 @@ def key_of(plugin: Plugin) -> ApprovalKey | None:
         words += tuple(map(text_of, plugin.template.files))
     arguments = arguments_digest(words, plugin.spec.env)
     file = look.realpath(plugin.manifest)
-    return ApprovalKey(plugin.contract, plugin.id, file, arguments, plugin.scope, folder)
+    program = locate(
+        entrypoint.command,
+        directory=entrypoint.directory,
+        search_path=entrypoint.search_path or environ.get("PATH") or "",
+        trusted=plugin.root is None,  # the command line is the operator's own
+        environ=environ,
+    )
+    return ApprovalKey(plugin.contract, plugin.id, file, arguments, plugin.scope, folder, program)
 
 
 def arguments_digest(words: Sequence[str], env: Sequence[EnvRequest]) -> str:

@@ -37,6 +37,23 @@ def find_approval(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecor
     folder = approvals_folder(environ)
     if folder is None or not look.lexists(os.path.join(folder, key.name + ENDING)):
         return None
-    from runner.approvals.files import read_record
+    from runner.approvals.files import read_record, require_safe_program
 
-    return read_record(os.path.join(folder, key.name + ENDING), key)
+    record = read_record(os.path.join(folder, key.name + ENDING), key)
+    require_safe_program(key.program)
+    return record
+
+
+def passed_over(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
+    """The person's yes to the same plugin with another program, or by the first version of these files, which
+    named none. It does not count. Raises ApprovalsUnusable."""
+    folder = approvals_folder(environ)
+    if folder is None or not look.isdir(folder):
+        return None
+    names = [name for name in look.listdir(folder) if name.endswith(key.stem + ENDING) and name[0] != "."]
+    names = sorted(name for name in names if name != key.name + ENDING)
+    if not names:
+        return None
+    from runner.approvals.files import read_file
+
+    return read_file(os.path.join(folder, names[0]))

@@ -266,8 +266,11 @@ def _run(verb: str, words: list[str]) -> int:
             load("decide")
             return verb_module(verb).run(usual)
         return status
+    given = _left_environment() if verb == "run" and is_wrapped(words) else None
     if verb in ("exec", "run"):
         load("decide")
+    if given is not None:
+        _use_own_home()
     module = verb_module(verb)
     read_usual: ReadUsual | None = getattr(module, "read_usual", None)
     if read_usual is not None and (usual := read_usual(words)) is not None:
@@ -284,7 +287,46 @@ def _run(verb: str, words: list[str]) -> int:
     else:
         args = parser.parse_args(words)
     args.words = words
+    args.host_environ = given
     return module.run(args)
+
+
+def is_wrapped(words: Sequence[str]) -> bool:
+    """Whether `runner wrap` wrote this command line of `runner run` into an entry, or somebody like it."""
+    options = words[: words.index("--")] if "--" in words else words
+    return any(word == "--wrapped" or word.startswith("--wrapped=") for word in options)
+
+
+def leave_environment() -> dict[str, str]:
+    """Drop this process's environment, and use the home that the password database has. The answer is what
+    was there. A host puts the variables of an entry there, and an entry may have come with a project: it must
+    not say where policy, approvals, cache, state or bubblewrap are."""
+    given = _left_environment()
+    _use_own_home()
+    return given
+
+
+# PATH finds the plugin's program, which is part of an approval's key. SUDO_USER only protects one home more.
+_KEPT_VARIABLES = ("PATH", "SUDO_USER")
+
+
+def _left_environment() -> dict[str, str]:
+    import os
+
+    given = dict(os.environ)
+    for name in given:
+        if name not in _KEPT_VARIABLES:
+            del os.environ[name]  # from what libraries in C see too
+    return given
+
+
+def _use_own_home() -> None:
+    import os
+
+    from sandbox.paths.homes import own_home
+
+    if home := own_home():
+        os.environ["HOME"] = home
 
 
 def _usual_exec(words: list[str]) -> argparse.Namespace | None:

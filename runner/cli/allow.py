@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 from shlex import join
 
-from runner.approvals.files import write_record
-from runner.approvals.record import ApprovalRecord, asked_of, digest_of, key_of
-from runner.approvals.store import ApprovalsUnusable, find_approval
+from runner.approvals.files import remove_record, require_safe_program, write_record
+from runner.approvals.record import VERSION, ApprovalRecord, asked_of, digest_of, key_of
+from runner.approvals.store import ApprovalsUnusable, find_approval, passed_over
+from runner.cli import leave_environment
 from runner.cli.shared import text as printing
 from runner.cli.shared.allowed import day, print_list, revoke, revoke_key
 from runner.cli.shared.asked import AskedItem, item_lines, items_of, limit_items
@@ -98,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
             return _revoke(args)
         invocation, added = _invocation(args), _added(args)
         subject = unwrapped(load(invocation, Stopwatch()))
+        if subject.entry is not None:
+            leave_environment()  # as its launch does: the yes has to be where that looks
         if args.diff:
             return _print_diff(subject)
         return _allow(args, subject, added)
@@ -162,6 +165,7 @@ def _invocation(args: argparse.Namespace) -> Invocation:
             cwd=args.cwd,
             project=None,
             wrapped=None,
+            env_file=None,
             env=[word for word in args.env if "=" in word],
             **{each: [] for each in ("read", "write", "net")},
         )
@@ -215,12 +219,15 @@ class _Shown(NamedTuple):
 
 def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> int:
     loaded = subject.loaded
-    key = key_of(loaded.plugin)
+    key = key_of(loaded.plugin, os.environ)
     if key is None:
         raise ValueError("this plugin has no name to allow something by")
+    require_safe_program(key.program)
     old = find_approval(key, os.environ)
-    if old is not None:
-        added = joined(old.added, added)
+    other = passed_over(key, os.environ) if old is None else None
+    outdated = other if other is not None and other.version != VERSION else None
+    for each in (old, outdated):
+        added = added if each is None else joined(each.added, added)
     is_command = loaded.invocation.command is not None
     asked = Approval() if is_command else asked_of(loaded.plugin)
     record = ApprovalRecord(key, asked, added, digest_of(loaded.plugin), time.time())
@@ -251,6 +258,8 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
         say("runner allow: nothing is recorded")
         return _DECLINED
     write_record(record, os.environ)
+    if outdated is not None:
+        remove_record(key.stem, os.environ)
     say(f"Allowed. To take it back: runner allow --revoke {key.name[:12]}", sys.stdout)
     return EXIT["ok"]
 
@@ -307,6 +316,8 @@ def _lines(shown: _Shown) -> Iterator[str]:
         written = None if entry is None else entry.plugin.entrypoint  # a variable's value may be a secret
         words = written or entrypoint
         yield f"runs    {join((words.command, *words.args))}"
+    if record.key.program not in ("", "" if entrypoint is None else entrypoint.command):
+        yield f"program {record.key.program}"
     if record.key.scope:
         yield f"project {record.key.scope}"
     if record.key.folder:
@@ -399,7 +410,7 @@ def _unasked(shown: _Shown) -> Iterator[str]:
 
 def _print_diff(subject: AllowSubject) -> int:
     loaded = subject.loaded
-    key = key_of(loaded.plugin)
+    key = key_of(loaded.plugin, os.environ)
     old = None if key is None else find_approval(key, os.environ)
     if old is None:
         say(f"runner allow: you have allowed nothing for this plugin; {_command(subject)} shows what it asks")
@@ -425,11 +436,8 @@ def _print_diff(subject: AllowSubject) -> int:
 def _revoke(args: argparse.Namespace) -> int:
     if args.revoke or args.manifest is not None:
         return revoke(args.revoke or args.manifest, args.server)
-    return revoke_key(key_of(load(_invocation(args), Stopwatch()).plugin))
+    return revoke_key(key_of(load(_invocation(args), Stopwatch()).plugin, os.environ))
 
 
 def _command(subject: AllowSubject) -> str:
-    command = subject.loaded.invocation.command
-    if command is None or subject.entry is not None:
-        return allow_command(subject.entry or subject.loaded)
-    return join(("runner", "allow", "--name", command.name, "--", *command.argv))
+    return allow_command(subject.entry or subject.loaded)

@@ -219,6 +219,10 @@ class Contract(Protocol):
         """Whether a manifest at this path is the calling user's own: no project can have brought it along."""
         return False
 
+    def project_of(self, path: str) -> str:
+        """The folder of the project that a manifest at this path belongs to; empty: to none."""
+        return ""
+
     def origin(self, document: Document) -> str:
         """Whose file it is, where a contract reads the files of several programs; empty: it does not say."""
         return ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from runner.approvals.record import ApprovalKey, ApprovalRecord, asked_of, key_of
-from runner.approvals.store import find_approval
+from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord, asked_of, key_of
+from runner.approvals.store import find_approval, passed_over
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
 from sandbox.policy.approval import joined, within
@@ -19,6 +19,7 @@ from sandbox.spec import (
     Denial,
     EnvRequest,
     Network,
+    Note,
     PathRequest,
     SandboxSpec,
     names_policy_hosts,
@@ -35,6 +36,8 @@ class Approved(NamedTuple):
     bounds: tuple[Policy, ...] = ()
     # Whom an approval is for; None: nothing can be approved. Finding it out looks at the plugin's folder.
     key: ApprovalKey | None = None
+    # One of the same plugin that does not count: for another program, or by an earlier version.
+    passed_over: ApprovalRecord | None = None
 
 
 def approval_of(
@@ -43,18 +46,20 @@ def approval_of(
     """The stored approval of this plugin, and the caller's own words where it is a command. `record`: in
     place of the stored one. Raises ApprovalsUnusable, and DocumentError for the system's policy."""
     plugin = loaded.plugin
-    key = key_of(plugin)
+    key = key_of(plugin, environ)
+    other = None
     if record is None and key is not None:
         record = find_approval(key, environ)
+        other = passed_over(key, environ) if record is None else None
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
         said = joined(said, asked_of(plugin))
     if said.is_empty:
-        return Approved(said, record, said, (policy,), key)
+        return Approved(said, record, said, (policy,), key, other)
     counted, bounds = said, (policy, *filter(None, [binding_policy(policy)]))
     for bound in bounds:
         counted = within(counted, bound.approvals)
-    return Approved(counted, record, said, bounds, key)
+    return Approved(counted, record, said, bounds, key, other)
 
 
 def with_added(spec: SandboxSpec, approved: Approved) -> SandboxSpec:
@@ -126,12 +131,13 @@ def _with_remedy(
     if is_command or approved.key is None:
         return denial  # the caller's own words: they were all the approval there can be
     if approved.record is None:
-        return denial._replace(hint=f"to allow it: {allow_command(loaded)}; or {denial.hint}")
-    from time import localtime, strftime
-
-    day = strftime("%Y-%m-%d", localtime(approved.record.when))
+        why = _why_passed_over(approved)
+        return denial._replace(
+            reason=f"{denial.reason}; {why}" if why else denial.reason,
+            hint=f"to allow it: {allow_command(loaded)}; or {denial.hint}",
+        )
     return denial._replace(
-        reason=f"{denial.reason}, and your approval of {day} does not cover it",
+        reason=f"{denial.reason}, and your approval of {_day(approved.record)} does not cover it",
         hint=f"to see what is new: {allow_command(loaded, '--diff')}; or {denial.hint}",
     )
 
@@ -185,12 +191,54 @@ def _covers(wide: Approval, narrow: Approval) -> bool:
     return joined(wide, narrow) == wide
 
 
+def wrap_notes(loaded: Loaded, approved: Approved) -> tuple[Note, ...]:
+    """What a person does not see otherwise: an approval that does not count, and an entry of which the
+    variables act on the runner."""
+    found: list[Note] = []
+    command = loaded.invocation.command
+    if command is not None and command.outdated:
+        message = "an earlier version of runner wrap wrote this entry: its variables act on the runner itself"
+        found.append(Note("wrapped", message, f"write it anew: {_wrap_command(loaded)}"))
+    if why := _why_passed_over(approved):
+        found.append(Note("approval", why, f"to allow it again: {allow_command(loaded)}"))
+    return tuple(found)
+
+
+def _why_passed_over(approved: Approved) -> str:
+    """Why a stored approval does not count; empty: there is none such."""
+    other, key = approved.passed_over, approved.key
+    if other is None or key is None:
+        return ""
+    why = "an earlier version recorded it, and approvals now name the program that they are for"
+    if other.version == VERSION:
+        why = f"it is for {other.key.program or 'no program'}, and this is {key.program or 'none'}"
+    return f"your approval of {_day(other)} does not count: {why}"
+
+
+def _day(record: ApprovalRecord) -> str:
+    from time import localtime, strftime
+
+    return strftime("%Y-%m-%d", localtime(record.when))
+
+
+def _wrap_command(loaded: Loaded) -> str:
+    from shlex import join
+
+    return join(("runner", "wrap", loaded.plugin.manifest))
+
+
 def allow_command(loaded: Loaded, *options: str) -> str:
     """The command that shows or allows what this plugin asks, for a shell."""
     from shlex import quote
 
     invocation, plugin = loaded.invocation, loaded.plugin
     words = ["runner", "allow", *options]
+    command = invocation.command
+    if command is not None and not command.file:
+        return " ".join(map(quote, (*words, "--name", command.name, "--", *command.argv)))
+    if command is not None:
+        label = f"{command.scope}:{plugin.id}" if command.scope else plugin.id
+        return " ".join(map(quote, (*words, command.file, "--server", label)))
     if invocation.contract is not None:
         words += ["--contract", invocation.contract]
     words.append(_manifest(invocation, plugin))

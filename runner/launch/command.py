@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
-from runner.plugin import Entrypoint, Plugin
+from runner.contracts.registry import find_contract
+from runner.plugin import Entrypoint, Plugin, Template
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.spec import STATE_DIR_TOKEN, PathRequest, SandboxSpec
+from sandbox.typed import Mapping
 from sandbox.value import NamedTuple
 
 
@@ -21,6 +23,18 @@ class Command(NamedTuple):
     spec: SandboxSpec = SandboxSpec()  # what the options ask
     named_directory: bool = False  # by an option: the program starts there, or nothing starts
     scope: str = ""  # the project that it is for, in a configuration that has those of several
+    env_file: str = ""  # a file of variables for the program, as its configuration names it
+    search_path: str = ""  # the PATH by which the program is found; empty: the runner's
+    # Of an entry that `runner wrap` wrote: the environment that the host gave the runner. Nothing of it
+    # decides where the runner looks. Variables are passed on from it by name, and places that it names are
+    # protected.
+    host_environ: Mapping[str, str] | None = None
+    outdated: bool = False  # an earlier version of `runner wrap` wrote the entry
+
+
+def environ_of_host(command: Command | None, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables that can be passed on to the plugin by name. `environ`: the runner's own."""
+    return environ if command is None or command.host_environ is None else command.host_environ
 
 
 def plugin_of(command: Command, contract: str) -> Plugin:
@@ -44,13 +58,22 @@ def plugin_of(command: Command, contract: str) -> Plugin:
         description="",
         manifest=command.file or _place_of(program, command.directory),
         root=None,
-        entrypoint=Entrypoint(program, command.argv[1:], command.directory),
+        entrypoint=Entrypoint(program, command.argv[1:], command.directory, search_path=command.search_path),
         spec=spec,
         mark=mark,
         approvable=bool(command.name),
+        template=_template(command, contract),
         scope=command.scope,
         folder=folder,
     )
+
+
+def _template(command: Command, contract: str) -> Template | None:
+    if not command.env_file:
+        return None
+    folder = command.scope if command.scope.startswith("/") else ""
+    folder = folder or find_contract(contract).project_of(command.file)
+    return Template("", folder, command.env_file)
 
 
 def _depends_on_folder(command: Command) -> bool:

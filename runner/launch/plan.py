@@ -10,7 +10,7 @@ from runner.contracts.registry import all_host_places, find_contract
 from runner.late_site import complete_search_path
 from runner.launch.acquire import Held, Sources
 from runner.launch.approve import allow_command
-from runner.launch.command import Command
+from runner.launch.command import Command, environ_of_host
 from runner.launch.prepare import Placeholders, managed_state_dir
 from runner.launch.stages import Decided, Planned, Provision, Stopwatch, failing
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
@@ -145,6 +145,8 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         root_parts=() if decided.grant.unsandboxed else plugin.root_parts,
         by_options=command is not None,
         root_is_copy=bool(decided.copy) and plugin.root_inside == decided.original,
+        search_path=entrypoint.search_path,
+        approved_program=decided.approved_program,
     )
 
 
@@ -188,19 +190,21 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
     hosts = chosen or writes_outside(decided)
     if hosts:
         complete_search_path()  # what .pth files add to it is ours too: see _own_code
+    # What the runner itself uses, and what it uses where nobody wrapped an entry.
+    environs = (environ, environ_of_host(decided.loaded.invocation.command, environ))
     return Denylist(
         mounts,
         homes=decided.homes,
         policy=decided.policy.deny,
-        runner=_own_places(environ, decided.homes),
+        runner=tuple(dict.fromkeys(p for each in environs for p in _own_places(each, decided.homes))),
         protected=_own_code(bwrap),
         deciding=(
             *_deciding_files(decided.loaded.plugin, decided.policy),
-            *(_host_places(decided, environ) if hosts else ()),
+            *(place for each in environs if hosts for place in _host_places(decided, each)),
         ),
         storage=() if state_dir is None else (host_sides(state_dir),),
         copy=decided.copy,
-        runtime_dir=environ.get("XDG_RUNTIME_DIR"),
+        runtime_dir=environs[1].get("XDG_RUNTIME_DIR"),
         guarded=all_host_places().project if hosts else (),
     )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from runner.contracts.registry import find_contract
-from runner.launch.approve import approval_of, with_added, with_remedies
+from runner.launch.approve import approval_of, with_added, with_remedies, wrap_notes
+from runner.launch.command import environ_of_host
 from runner.launch.read import contract_of, read_invocation
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch, failing
 from runner.launch.verdict import judge_denials, judge_diagnostics
@@ -122,6 +123,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     told: tuple[Note, ...] = ()
     if plugin.template is not None:
         plugin, told = _filled(loaded, policy, environ, own_homes)
+    told = (*told, *wrap_notes(loaded, found))
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
     asked = with_added(plugin.spec, found)
@@ -130,7 +132,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         spec,
         policy,
         state_dir=state_dir,
-        environ=environ,
+        environ=environ_of_host(invocation.command, environ),
         overrides=invocation.overrides,
         homes=own_homes,
         sandbox_required_by=switches.sandbox_required_by,
@@ -155,6 +157,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         notes=told,
         approval_said=found.said,
         approved_at=0.0 if found.record is None else found.record.when,
+        approved_program="" if found.record is None or found.key is None else found.key.program,
     )
 
 
@@ -229,7 +232,10 @@ def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
     root = state_root(environ)
     if not root.startswith("/"):  # it would be below the caller's working directory
         message = "there is no place for the plugin's state: HOME is not the path of a folder"
-        raise StateRefused(message, "set HOME, or choose a directory with --state-dir")
+        hint = (
+            "set HOME, or choose a directory with --state-dir; what runner wrap wrote needs an account with"
+        )
+        raise StateRefused(message, f"{hint} a home in the password database")
     return os.path.join(real_state_dir(root, follow="own"), state_name(plugin))
 
 

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from runner import __version__
+from runner.launch.command import environ_of_host
 from runner.launch.stages import (
     Decided,
     Ended,
@@ -116,7 +117,8 @@ def make_scene(stage: Stage | None) -> Scene | None:
     from runner.launch.advice.scene import scene_of
     from runner.launch.network_report import refused_hosts
 
-    return scene_of(started.planned, os.environ, refused_hosts(started))
+    environ = environ_of_host(started.planned.invocation.command, os.environ)
+    return scene_of(started.planned, environ, refused_hosts(started))
 
 
 def notes(stage: Stage | None) -> tuple[Note, ...]:

@@ -55,6 +55,13 @@ def _directories_in(base: str) -> list[str]:
         return []
 
 
+def own_home(passwd: str = "/etc/passwd") -> str:
+    """The home of the runner's user by the password database; empty: it has none that could be used."""
+    uid = os.geteuid()
+    found = [each.home for each in _accounts(passwd) if each.uid == uid] or _looked_up(uid)
+    return next((home for home in found if lexical_fault(home) is None), "")
+
+
 def homes(
     environ: Mapping[str, str],
     *,

@@ -13,7 +13,8 @@ from itertools import islice
 
 from sandbox import look
 from sandbox.files import text_at
-from sandbox.paths.executable import follow
+from sandbox.paths.executable import ProgramFault, follow
+from sandbox.paths.installation import is_runtime
 from sandbox.paths.mounts import contains
 from sandbox.typed import Mapping, Sequence
 from sandbox.value import NamedTuple
@@ -35,6 +36,19 @@ class Editable(NamedTuple):
 _MARKS = (".git", "package.json", "pyproject.toml")
 _NO_PROJECTS = ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var", "/root")
 _SYSTEM_BINS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+def require_own(project: str | None, tree: str, path: str, reached: str) -> None:
+    """Raise if a link of a project leads to something that a person did not name."""
+    if project is None or contains(project, reached) or is_runtime(tree):
+        return
+    raise ProgramFault(
+        f"{path} is in {project}, and a symbolic link leads from there to {reached}: links of a project show "
+        "nothing outside of it",
+        f"if that is the program you mean, give its own path: {reached}",
+        found=True,
+        denied=True,
+    )
 
 
 def project_of(path: str, directory: str, search_path: str, environ: Mapping[str, str]) -> str | None:

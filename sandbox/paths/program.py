@@ -83,14 +83,14 @@ class _ProgramSearch:
                 if home is None:
                     self.links.append(link)
                 else:
-                    require_own(project, home, path, link.path)
+                    packages.require_own(project, home, path, link.path)
                     self.add(home, path, trusted=trusted)
         home = home_of(real)
         if home is not None and not self.covered(real):
-            require_own(project, home, path, real)
+            packages.require_own(project, home, path, real)
             self.add(home, path, trusted=trusted)
         if not self.covered(real):  # for example in sbin, which is not among the parts of an installation
-            require_own(project, real, path, real)
+            packages.require_own(project, real, path, real)
             self.add(real, path, trusted=trusted)
         self.files.append(real)
         return real
@@ -173,31 +173,10 @@ def resolve(
         base = venv_base(root)
         if base is not None and not search.covered(base):
             search.add(base, f"the virtual environment {root}", trusted=False)
-    on_path = "/" not in command
-    if on_path:
-        path = _on_path(command, search_path, search)
-    else:
-        path = os.path.normpath(os.path.join(directory, command))
-        if not look.lexists(path):
-            raise ProgramFault(
-                f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
-                f"correct the command; a relative path starts at {directory}",
-                found=False,
-            )
-        if manager := shims.manager_of(path):
-            target = search.behind(path, manager)
-            if target is None:
-                raise ProgramFault(
-                    f"{path} is a shim of {manager}, whose files are not in the cage",
-                    shims.remedy(os.path.basename(path), manager),
-                    found=True,
-                )
-            path, on_path = target, True  # found as the shim finds it on its own PATH
-        elif trusted:
-            search.project = packages.project_of(path, directory, search_path, environ or {})
-    # Folders on the way may be links of the operator's. The last component keeps its name, because a virtual
-    # environment's python finds its home by that name.
-    path = os.path.join(look.realpath(os.path.dirname(path)), os.path.basename(path))
+    found, on_path = _found(command, directory, search)
+    if trusted and not on_path:
+        search.project = packages.project_of(found, directory, search_path, environ or {})
+    path = _with_real_folder(found)
     if contains("/proc", path):
         raise in_proc(command)
     # The content of a program found on PATH is the operator's as well. The content of a program that a
@@ -227,17 +206,43 @@ def resolve(
     )
 
 
-def require_own(project: str | None, tree: str, path: str, reached: str) -> None:
-    """Raise if a link of a project leads to something that a person did not name."""
-    if project is None or contains(project, reached) or is_runtime(tree):
-        return
+def locate(
+    command: str, *, directory: str, search_path: str, trusted: bool, environ: Mapping[str, str]
+) -> str:
+    """The path of the program that `resolve` starts, if it may be shown. Empty: there is none."""
+    search = _ProgramSearch((), Sight(lambda path: None, lambda path: True), search_path or SYSTEM_PATH)
+    search.shim_rules = (directory, environ) if trusted else None
+    try:
+        return _with_real_folder(_found(command, directory, search)[0])
+    except (ProgramFault, OSError, ValueError):
+        return ""
+
+
+def _found(command: str, directory: str, search: _ProgramSearch) -> tuple[str, bool]:
+    """The program, and whether it was found on PATH."""
+    if "/" not in command:
+        return _on_path(command, search.search_path, search), True
+    path = os.path.normpath(os.path.join(directory, command))
+    if not look.lexists(path):
+        raise ProgramFault(
+            f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
+            f"correct the command; a relative path starts at {directory}",
+            found=False,
+        )
+    if not (manager := shims.manager_of(path)):
+        return path, False
+    if target := search.behind(path, manager):
+        return target, True  # found as the shim finds it on its own PATH
     raise ProgramFault(
-        f"{path} is in {project}, and a symbolic link leads from there to {reached}: links of a project show "
-        "nothing outside of it",
-        f"if that is the program you mean, give its own path: {reached}",
+        f"{path} is a shim of {manager}, whose files are not in the cage",
+        shims.remedy(os.path.basename(path), manager),
         found=True,
-        denied=True,
     )
+
+
+def _with_real_folder(path: str) -> str:
+    """The last component keeps its name, because a virtual environment's python finds its home by it."""
+    return os.path.join(look.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
@@ -270,11 +275,8 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
             found=True,
             denied=True,
         )
-    raise ProgramFault(
-        f"{command} is not on PATH ({search_path})",
-        "install it, or write its full path",
-        found=False,
-    )
+    told = f"{command} is not on PATH ({search_path})"
+    raise ProgramFault(told, "install it, or write its full path", found=False)
 
 
 def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: bool, depth: int = 0) -> None:
@@ -386,7 +388,9 @@ def _show_script(
     if not search.covered(real):
         if not trusted or not real.endswith(_SCRIPTS):
             return None
-        require_own(packages.project_of(path, directory, search.search_path, environ), real, path, real)
+        packages.require_own(
+            packages.project_of(path, directory, search.search_path, environ), real, path, real
+        )
         package = package_of(real)
         search.add(real if search.sight.denied(package) else package, path, trusted=True)
         search.add_folders(packages.workspace_of((path, *(link.path for link in links), real)))

@@ -30,7 +30,7 @@ from sandbox.plan.plan import (
     Symlink,
     missing_note,
 )
-from sandbox.plan.relocation import relocate
+from sandbox.plan.relocation import relocate, require_approved
 from sandbox.policy.policy import Policy
 from sandbox.scopes import contextmanager
 from sandbox.spec import Access, Denial, Grant, KeyPath, Note
@@ -300,16 +300,17 @@ def _resolve_program(
         hit = denylist.name_hit(path, "read")
         return hit.sentence() if hit is not None else None
 
-    return programs.resolve(
+    found = programs.resolve(
         request.command,
         request.args,
         directory=request.directory,
-        search_path=environ.get("PATH") or programs.SYSTEM_PATH,
+        search_path=request.search_path or environ.get("PATH") or programs.SYSTEM_PATH,
         roots=[_real(want.path) for want in wanted],
         sight=programs.Sight(denied, lambda path: policy.may_read(path)),
         trusted=request.trusted_command,
         environ=environ,
     )
+    return require_approved(request, found)
 
 
 def _real(path: str) -> str:

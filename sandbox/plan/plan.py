@@ -188,6 +188,8 @@ class PlanRequest(NamedTuple):
     # Only these files and folders of `root` are shown, as far as they exist; empty: all of it.
     root_parts: tuple[str, ...] = ()
     by_options: bool = False  # the command line asks for paths, and no manifest
+    search_path: str = ""  # where `command` is looked up; empty: on the caller's PATH
+    approved_program: str = ""  # a person allowed this one, as `programs.locate` finds it; empty: any
 
 
 class OpenPlan(NamedTuple):

@@ -97,3 +97,15 @@ def relocate(request: PlanRequest) -> Relocation:
     names |= {look.realpath(part.path): part.dest for part in parts}
     moved = sorted(names.items(), key=lambda pair: len(pair[0]), reverse=True) if inside != root else ()
     return Relocation(parts or (RootPart(root, inside),), inside, tuple(moved), real)
+
+
+def require_approved(request: PlanRequest, found: Program) -> Program:
+    """Raises ProgramFault if what a person allowed is for another program."""
+    if request.approved_program not in ("", found.argv[0]):
+        raise ProgramFault(
+            f"{found.argv[0]} would run, and what was allowed is for {request.approved_program}",
+            "write the program's full path into the configuration, and allow it again",
+            found=True,
+            denied=True,
+        )
+    return found

@@ -149,9 +149,12 @@ def _unknown_name(told: str) -> Diagnostic:
     return Diagnostic(told, 0, 0, "policy_unknown", f"no policy is called {quoted(told)}", hint)
 
 
-def untrustworthy(path: str, name: str = "the policy file") -> tuple[str, str] | None:
+def untrustworthy(
+    path: str, name: str = "the policy file", *, private_groups: bool = False
+) -> tuple[str, str] | None:
     """Why users other than root and the runner's own could change the file at `path`: (reason, remedy).
-    `name`: what the file is.
+    `name`: what the file is. `private_groups`: a group may write if nobody else is in it: many systems
+    make one for each user.
 
     Every directory above counts, since a user who may write to one can put another tree in its place. So does
     every link on the way, with the directories above it. In a sticky directory such as /tmp nobody can
@@ -161,7 +164,12 @@ def untrustworthy(path: str, name: str = "the policy file") -> tuple[str, str] |
         real, links = follow(path)
         for end in (*(link.path for link in links), real):
             for place in ancestry(end):
-                fault = _weak_spot(place, look.lstat(place), _part(place, end, real, name))
+                status = look.lstat(place)
+                fault = _weak_spot(place, status, _part(place, end, real, name))
+                if fault is not None and private_groups and _only_group_writes(status):
+                    from sandbox.identity.private_group import is_private
+
+                    fault = None if is_private(status.st_gid) else fault
                 if fault is not None:
                     return fault
     except (OSError, ProgramFault):
@@ -173,6 +181,11 @@ def _part(place: str, end: str, real: str, name: str) -> str:
     if place != end:
         return f"its directory {place}"
     return name if end == real else f"the link {place} that leads to it"
+
+
+def _only_group_writes(status: os.stat_result) -> bool:
+    """Whether a group's right to write is all that is wrong."""
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o002
 
 
 def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str] | None:

@@ -45,6 +45,8 @@ def print_list(*, as_json: bool) -> int:
         head = f"{each.name[:12]}  {day(record.when)}  {key.id} ({key.contract})  {key.file}{gone}"
         head += f"  project {key.scope}" if key.scope else ""
         head += f"  in {key.folder}" if key.folder else ""
+        head += f"  program {key.program}" if key.program else ""
+        head += f"  ({each.fault}; {each.hint})" if each.fault else ""
         lines = item_lines(items_of(record.asked, homes(os.environ)))
         lines += [f"{line}  (added by you)" for line in item_lines(items_of(record.added, homes(os.environ)))]
         say("\n".join(map(printable, (head, *lines))), sys.stdout)
@@ -57,7 +59,8 @@ def _document(each: ListedApproval) -> dict[str, object]:
         return {"key": each.name, "usable": False, "fault": each.fault, "hint": each.hint}
     return {
         "key": each.name,
-        "usable": True,
+        "usable": not each.fault,
+        **({"fault": each.fault, "hint": each.hint} if each.fault else {}),
         **record.key._asdict(),
         "asked": record.asked._asdict(),
         "added": record.added._asdict(),
@@ -75,8 +78,9 @@ def revoke(word: str, server: str | None) -> int:
         raise ValueError(f"--revoke {word}: several keys begin with this; write more of the one you mean")
     if not meant:
         path = os.path.realpath(word)
-        keys = [each.record.key for each in found if each.record is not None]
-        meant = [key.name for key in keys if _is_of(key, path, server)]
+        meant = [
+            each.name for each in found if each.record is not None and _is_of(each.record.key, path, server)
+        ]
     if not meant:
         raise ValueError(f"--revoke {word}: nothing is allowed for it; runner allow --list shows what is")
     return _remove(meant)
@@ -84,9 +88,12 @@ def revoke(word: str, server: str | None) -> int:
 
 def revoke_key(key: ApprovalKey | None) -> int:
     """Take back what is allowed for one plugin. Raises ValueError and ApprovalsUnusable."""
-    if key is None or not any(each.name == key.name for each in list_records(os.environ)):
+    meant = [
+        each.name for each in list_records(os.environ) if key is not None and each.name.endswith(key.stem)
+    ]
+    if not meant:
         raise ValueError("nothing is allowed for this command; runner allow --list shows what is")
-    return _remove([key.name])
+    return _remove(meant)
 
 
 def _remove(names: list[str]) -> int:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from runner.launch.command import Command
+from runner.plugin import PLUGIN_PREFIX, WRAP_FORMAT
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denied_paths import lexical_fault
 from sandbox.policy.policy import steers
@@ -65,6 +66,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     import argparse as _argparse
 
     group.add_argument("--wrapped", metavar="JSON", help=_argparse.SUPPRESS)
+    group.add_argument("--env-file", metavar="FILE", help=_argparse.SUPPRESS)  # that the entry named
 
 
 def add_command_invocation(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +83,9 @@ def command_of(
 ) -> Command:
     """`directory` and `environ`: where and with which variables the command line is to be read; this
     process's own if they are not given. ValueError says what is wrong with the options."""
-    environ = os.environ if environ is None else environ
+    # Where a host has set them: the runner has left its own environment by then.
+    given = getattr(args, "host_environ", None) if environ is None else environ
+    environ = os.environ if given is None else given
     if not args.arguments:
         raise ValueError("there is no command; write it behind --, as in runner run -- ls -l")
     if not args.arguments[0]:
@@ -92,7 +96,11 @@ def command_of(
     paths += [_request(path_of("--write", word, directory), "write") for word in args.write]
     if args.project is not None:
         paths.append(_request(here, "write" if args.project == "write" else "read"))
-    file, scope = _wrapped(args.wrapped)
+    file, scope, outdated = _wrapped(args.wrapped)
+    wrapped = args.wrapped is not None
+    if args.env_file is not None and not (wrapped and args.env_file):
+        raise ValueError("--env-file: only runner wrap writes it; use --env NAME=VALUE")
+    variables = _plugin_variables(environ) if wrapped else {}
     if not name and any(STATE_DIR_TOKEN in word for word in args.arguments):
         raise ValueError(f"{STATE_DIR_TOKEN}: only a command with a --name has a state directory")
     return Command(
@@ -103,11 +111,21 @@ def command_of(
         spec=SandboxSpec(
             paths=tuple(dict.fromkeys(paths)),
             network=network_of(args.net),
-            env=tuple(_variables(args.env, environ, wrapped=args.wrapped is not None)),
+            env=tuple({**_variables(args.env, environ, wrapped=wrapped), **variables}.values()),
         ),
         named_directory=args.cwd is not None or args.project is not None,
         scope=scope,
+        env_file=args.env_file or "",
+        search_path=variables["PATH"].value or "" if "PATH" in variables else "",
+        host_environ=given if wrapped else None,
+        outdated=outdated,
     )
+
+
+def _plugin_variables(environ: Mapping[str, str]) -> dict[str, EnvRequest]:
+    """The variables of a wrapped entry, under their own names."""
+    found = {name.removeprefix(PLUGIN_PREFIX): name for name in environ if name.startswith(PLUGIN_PREFIX)}
+    return {name: EnvRequest(name, environ[given]) for name, given in found.items() if is_variable_name(name)}
 
 
 def _request(path: str, access: Access) -> PathRequest:
@@ -177,7 +195,7 @@ def network_of(words: list[str]) -> Network | None:
     return Network("allowlist", tuple(hosts))
 
 
-def _variables(words: list[str], environ: Mapping[str, str], *, wrapped: bool) -> list[EnvRequest]:
+def _variables(words: list[str], environ: Mapping[str, str], *, wrapped: bool) -> dict[str, EnvRequest]:
     found: dict[str, EnvRequest] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -192,14 +210,14 @@ def _variables(words: list[str], environ: Mapping[str, str], *, wrapped: bool) -
             raise ValueError(
                 f"--env {name}: the runner's environment has no such variable; to set it write {name}=VALUE"
             )
-    return list(found.values())
+    return found
 
 
-def _wrapped(text: str | None) -> tuple[str, str]:
-    """The configuration file that an entry came from, as `runner wrap` wrote it, and the project that it is
-    for if that file has entries of several."""
+def _wrapped(text: str | None) -> tuple[str, str, bool]:
+    """The configuration file that an entry came from, as `runner wrap` wrote it, the project that it is for
+    if that file has entries of several, and whether an earlier version wrote it."""
     if text is None:
-        return "", ""
+        return "", "", False
     import json
 
     wrong = "--wrapped: it is not what runner wrap writes; run runner wrap again"
@@ -211,4 +229,4 @@ def _wrapped(text: str | None) -> tuple[str, str]:
         raise ValueError(wrong) from None
     if not isinstance(file, str) or "\0" in file + scope or (file and not file.startswith("/")):
         raise ValueError(wrong)
-    return file, scope
+    return file, scope, record.get("format") != WRAP_FORMAT

@@ -11,6 +11,7 @@ from runner.cli.shared.command import command_of
 from runner.contracts.registry import find_contract
 from runner.launch.prepare import load
 from runner.launch.stages import Invocation, Loaded, Stopwatch
+from runner.plugin import PLUGIN_PREFIX
 from sandbox.paths.homes import homes
 from sandbox.policy.approval import asked_by
 from sandbox.typed import Sequence
@@ -34,7 +35,7 @@ def unwrapped(loaded: Loaded) -> AllowSubject:
         return AllowSubject(loaded)
     words = _parsed(found.options)
     words.arguments = list(found.argv)
-    environ = {**os.environ, **dict(found.env)}
+    environ = {**os.environ, **{PLUGIN_PREFIX + name: value for name, value in found.env}}
     command = command_of(words, directory=found.directory, environ=environ)
     if not command.name:
         raise ValueError("this entry was wrapped without a name; run runner wrap again")

@@ -122,6 +122,12 @@ class McpContract(Contract):
         place = place_of(path, os.path.expanduser("~"), environ)
         return place is not None and place.own
 
+    def project_of(self, path: str) -> str:
+        from runner.contracts.mcp.hosts.find import place_of
+
+        place = place_of(path, os.path.expanduser("~")) if path else None
+        return "" if place is None else place.project
+
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import remarks
         from runner.contracts.mcp.wrap.growth import warnings

@@ -15,7 +15,7 @@ from runner.contracts.mcp.hosts.expand import OURS, references, with_folders
 from runner.contracts.mcp.hosts.fill import argument_files
 from runner.contracts.mcp.hosts.find import host_of, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
-from runner.contracts.mcp.hosts.wrapping import run_name, unwrapped
+from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run_name, unwrapped
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
@@ -232,7 +232,8 @@ def _words(server: HostServer) -> _Words:
         argv += [
             Item((*(args or server.keys), first + index), word) for index, word in enumerate(server.argv[1:])
         ]
-    env = tuple((name, Item((*(server.env_keys or server.keys), name), text)) for name, text in server.env)
+    table = server.env_keys or server.keys
+    env = tuple((name, Item((*table, key), text)) for key, name, text in plugin_env(server))
     return _Words(tuple(argv), env)
 
 
@@ -283,11 +284,12 @@ def _template(
     rules = "" if host is None else host.rules
     texts = [item.text for item in (*words.argv, *(item for _, item in words.env))]
     inner = unwrapped(server.argv)
-    filled = server.env_file or server.passed or any(next(references(text, rules), None) for text in texts)
+    env_file = plugin_env_file(server)
+    filled = env_file or server.passed or any(next(references(text, rules), None) for text in texts)
     if not filled and inner is None:
         return None
     outer = () if inner is None else inner.options
-    return Template(rules, site.project, server.env_file, (*server.keys, "envFile"), outer, files)
+    return Template(rules, site.project, env_file, (*server.keys, "envFile"), outer, files)
 
 
 def command_keys(document: Document, plugin: Plugin) -> KeyPath:

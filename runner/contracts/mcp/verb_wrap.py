@@ -22,7 +22,16 @@ EXAMPLE = "runner wrap ~/.cursor/mcp.json --server github"
 _NOT_WRITTEN = 1
 
 
+_ABOUT = """\
+{help}
+
+The variables of an entry get the prefix PLUGIN_ENV_: they reach the server, and not the runner. In an entry
+that is written by hand they act on the runner itself, some of them (LD_PRELOAD, SHELLOPTS) before it can do
+anything about it: let this command write entries, and check those of others with runner check FILE."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _ABOUT.format(help=HELP)
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="a host's configuration, such as ~/.cursor/mcp.json"
     )
@@ -78,10 +87,11 @@ def _usage_fault(args: argparse.Namespace) -> str:
 
 
 def _change(args: argparse.Namespace) -> int:
+    from runner.contracts.mcp.wrap.changes import carried_out
     from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
     from runner.contracts.mcp.wrap.program import runner_path
     from runner.contracts.mcp.wrap.shown import diff
-    from runner.contracts.mcp.wrap.steps import carried_out, chosen, undo_step, wrap_step
+    from runner.contracts.mcp.wrap.steps import chosen, undo_step, wrap_step
 
     program = runner_path()
     if not program and not args.undo:
@@ -95,7 +105,7 @@ def _change(args: argparse.Namespace) -> int:
         content, done = carried_out(before, steps, program)
         after = read_configuration(file.path, content, file.given)
         if not _is_as_wanted(before, after, done):
-            raise FileRefused("the change would alter more than command lines")
+            raise FileRefused("the change would alter more than command lines and names of variables")
         return before, after, done
 
     with open_config(args.file) as file:
@@ -134,32 +144,29 @@ def read_configuration(path: str, raw: bytes, given: str) -> Configuration:
 
 
 def _is_as_wanted(before: Configuration, after: Configuration, steps: tuple[Step, ...]) -> bool:
-    """Checked with the reader of all other verbs: the same servers, with the same command lines, but for the
-    steps that were done."""
-    from runner.contracts.mcp.hosts.wrapping import unwrapped
+    """Checked with the reader of all other verbs: the same servers, with the same command lines and
+    variables, but for the steps that were done. And nothing of a wrapped entry acts on the runner."""
+    from runner.contracts.mcp.wrap.steps import is_safe, plugin_words
 
     if [each.keys for each in before.servers] != [each.keys for each in after.servers]:
         return False
     does = {step.server.keys: step.does for step in steps}
     for old, new in zip(before.servers, after.servers, strict=True):
-        was, now = unwrapped(old.argv), unwrapped(new.argv)
-        match does.get(old.keys, "leave"):
-            case "wrap":
-                same = now is not None and now.argv == old.argv
-            case "undo":
-                same = was is not None and was.argv == new.argv
-            case "add":
-                same = was is not None and now is not None and was.argv == now.argv
-            case _:
-                same = old.argv == new.argv
-        if not same or (old.env, old.cwd, old.disabled) != (new.env, new.cwd, new.disabled):
+        if does.get(old.keys, "leave") == "leave":
+            same = old == new
+        else:
+            same = plugin_words(before, old) == plugin_words(after, new)
+            same &= (old.cwd, old.disabled, old.passed) == (new.cwd, new.disabled, new.passed)
+        if not same or (does.get(old.keys) in ("wrap", "rewrap") and not is_safe(after, new)):
             return False
     return True
 
 
-def _changes_in(steps: tuple[Step, ...]) -> list[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+def _changes_in(steps: tuple[Step, ...]) -> list[tuple[object, ...]]:
     return [
-        (step.server.label, step.does, step.server.argv, step.added) for step in steps if step.does != "leave"
+        (step.server.label, step.does, step.server.argv, step.acting, step.kept)
+        for step in steps
+        if step.does != "leave"
     ]
 
 
@@ -179,8 +186,8 @@ def _tell(config: Configuration, steps: tuple[Step, ...], named: bool) -> None:
         match step.does:
             case "wrap":
                 text = "will run in a cage"
-            case "add":
-                text = f"will get the variables that are new since it was wrapped: {', '.join(step.added)}"
+            case "rewrap":
+                text = "will be wrapped anew"
             case "undo":
                 text = "gets its own command back"
             case _:
@@ -206,8 +213,8 @@ def _tell_next(given: str, config: Configuration, steps: tuple[Step, ...]) -> No
     from shlex import join
 
     file = given if not given.startswith("-") else config.path
-    wrapped = [step.server for step in steps if step.does == "wrap"]
-    for server in wrapped:
+    wrapped = [step.server for step in steps if step.does in ("wrap", "rewrap")]
+    for server in (step.server for step in steps if step.does == "wrap"):
         if folders := _folders(server):
             reads = [word for folder in folders for word in ("--read", folder)]
             command = join(("runner", "allow", file, "--server", server.label, *reads))
@@ -251,11 +258,11 @@ def _state(server: dict[str, Any]) -> str:
     if text == "left":
         text = f"cannot be wrapped: it {printable(server['reason'])}"
     elif server["reason"]:
-        text += f", but not as runner wrap does it: {printable(server['reason'])}"
+        looks = "wrapped" if text == "wrapped" else "not wrapped, although it looks so"
+        text = f"{looks}, but not as runner wrap does it: {printable(server['reason'])}"
+        text = text if looks == "wrapped" else f"{looks}: {printable(server['reason'])}"
     if server["disabled"]:
         text += "; switched off"
-    if server["variables_added"]:
-        text += f"; new since then: {', '.join(server['variables_added'])}; run runner wrap again"
     return text
 
 

@@ -51,7 +51,14 @@ class DeleteKey(NamedTuple):
     keys: KeyPath
 
 
-Change = SetWord | SetNull | Prepend | DropFirst | InsertList | DeleteKey
+class RenameKeys(NamedTuple):
+    """Keys of a mapping get other names, all at once. Their values and their order stay."""
+
+    keys: KeyPath  # of the mapping
+    names: tuple[tuple[str, str], ...]  # the old one and the new one
+
+
+Change = SetWord | SetNull | Prepend | DropFirst | InsertList | DeleteKey | RenameKeys
 
 
 def applied(data: Any, changes: Iterable[Change]) -> Any:
@@ -76,6 +83,10 @@ def applied(data: Any, changes: Iterable[Change]) -> Any:
             case DeleteKey(keys):
                 around = {name: value for name, value in _at(data, keys[:-1]).items() if name != keys[-1]}
                 data = copies.replaced(data, keys[:-1], around)
+            case RenameKeys(keys, names):
+                new = dict(names)
+                around = {new.get(name, name): value for name, value in _at(data, keys).items()}
+                data = copies.replaced(data, keys, around)
     return data
 
 

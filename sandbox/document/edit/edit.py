@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from sandbox.document.diagnostic import quoted
 from sandbox.document.edit import json_spans, toml_spans, yaml_spans
 from sandbox.document.edit.change import (
     Change,
@@ -16,6 +17,7 @@ from sandbox.document.edit.change import (
     DropFirst,
     InsertList,
     Prepend,
+    RenameKeys,
     SetNull,
     SetWord,
     applied,
@@ -37,6 +39,12 @@ _READERS = {
 _SEPARATOR = re.compile(r"[ \t\r\n]*,[ \t\r\n]*")
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DASH = re.compile(r"-[ ]+\Z")
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _is_plain_name(text: str) -> bool:
+    """Whether it can be a part of a key in every syntax, with quotes and without."""
+    return _PLAIN_NAME.fullmatch(text) is not None
 
 
 class Splice(NamedTuple):
@@ -104,13 +112,12 @@ class _Editor:
                 return [self._inserted(after, key, words)]
             case DeleteKey(keys):
                 return [self._deleted(keys)]
+            case RenameKeys(keys, names):
+                return self._renamed(keys, names)
 
     def _span(self, keys: KeyPath, kind: str) -> Span:
         """The span of a value that is to be changed. What an alias repeats has no place of its own."""
-        for length in range(1, len(keys) + 1):
-            around = self.spans.get(keys[:length])
-            if around is not None and around.odd == "it is an alias":
-                raise EditRefused(f"this cannot be edited in place: {around.odd}", around.start)
+        self._check_own(keys)
         span = self.spans.get(keys)
         if span is None:
             raise EditRefused("a value to be changed is not there")
@@ -119,6 +126,12 @@ class _Editor:
         if span.kind != kind:
             raise EditRefused(f"a {kind} is needed here", span.start)
         return span
+
+    def _check_own(self, keys: KeyPath) -> None:
+        for length in range(1, len(keys) + 1):
+            around = self.spans.get(keys[:length])
+            if around is not None and around.odd == "it is an alias":
+                raise EditRefused(f"this cannot be edited in place: {around.odd}", around.start)
 
     # --- lists -----------------------------------------------------------------------------------------
 
@@ -231,6 +244,46 @@ class _Editor:
         if end < 0:
             return Splice(len(self.text), len(self.text), newline + line)
         return Splice(end + 1, end + 1, line + newline)
+
+    def _renamed(self, keys: KeyPath, names: Sequence[tuple[str, str]]) -> list[Splice]:
+        self._check_own(keys)
+        renamed = {old for old, _ in names}
+        taken = {each[-1] for each in self._children.get(keys, [])} - renamed
+        splices: list[Splice] = []
+        for old, new in names:
+            span = self.spans.get((*keys, old))
+            if span is None:
+                raise EditRefused("a key to be changed is not there")
+            if new in taken:
+                raise EditRefused(f"there is {quoted(new)} already; remove one of them", span.key_start)
+            taken.add(new)
+            splices.append(self._renamed_key(span, old, new))
+        return splices
+
+    def _renamed_key(self, span: Span, old: str, new: str) -> Splice:
+        """What is put in front of a name, or taken away there, leaves the rest as it is written."""
+        start, end = span.key_start, span.key_end
+        if self.syntax == "toml":
+            start += len(self._key_prefix(span))
+        word = self.text[start:end]
+        quote = word[:1] if word[:1] in ("'", '"') else ""
+        if not quote and word != old:  # an anchor or a tag stands before it
+            raise EditRefused("this key cannot be edited in place", start)
+        start += len(quote)
+        if new.endswith(old) and _is_plain_name(new.removesuffix(old)):
+            return Splice(start, start, new.removesuffix(old))
+        gone = old.removesuffix(new)
+        if old.endswith(new) and self.text.startswith(gone, start) and (quote or self._is_key(new)):
+            return Splice(start, start + len(gone), "")
+        return Splice(start - len(quote), end, written(new, self.syntax))
+
+    def _is_key(self, word: str) -> bool:
+        """Whether a key can be written like this, without quotes."""
+        text = f"{{{word}: 1}}" if self.syntax == "yaml" else f"{word} = 1"
+        try:
+            return same(read_spans(text, self.syntax)[0], {word: 1})
+        except EditRefused:
+            return False
 
     def _gap(self, span: Span) -> str:
         """What stands before a key of its own line: the line break and the indentation."""

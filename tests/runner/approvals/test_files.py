@@ -91,7 +91,7 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda data: data.update(version=2), "version"),
+        (lambda data: data.update(version=3), "version"),
         (lambda data: data.update(version=True), "version"),
         (lambda data: data.update(more=1), "unknown key 'more'"),
         (lambda data: data.pop("added"), "it has no added"),

@@ -52,8 +52,8 @@ class Server:
 
 
 @pytest.fixture
-def server(runner_as: Caller, plugin_dir: Path, write_file: Write) -> Server:
-    return Server(runner_as, plugin_dir, write_file)
+def server(account_as: Caller, plugin_dir: Path, write_file: Write) -> Server:
+    return Server(account_as, plugin_dir, write_file)
 
 
 @pytest.fixture
@@ -316,6 +316,7 @@ def test_a_command_with_a_name_gets_what_was_allowed_for_it(server: Server) -> N
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.needs("root")
 def test_a_wrapped_entry_and_what_its_host_starts_are_one(server: Server) -> None:
     old = ["/bin/cat", str(server.data / "text")]
     wrapped = json.dumps({"file": str(server.file)})
@@ -344,6 +345,7 @@ def test_an_entry_that_claims_another_configuration_is_not_allowed_for_it(server
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.needs("root")
 def test_two_servers_of_one_name_share_neither_state_nor_approvals(
     server: Server, plugin_dir: Path, write_file: Write
 ) -> None:

@@ -46,17 +46,18 @@ class Folders:
 
 
 @pytest.fixture
-def folders(runner_as: Caller, plugin_dir: Path, write_file: Write) -> Folders:
-    return Folders(runner_as, plugin_dir, write_file)
+def folders(account_as: Caller, plugin_dir: Path, write_file: Write) -> Folders:
+    return Folders(account_as, plugin_dir, write_file)
 
 
 @pytest.fixture
-def user_folders(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> Folders:
-    return Folders(runner_as_user, plugin_dir, write_file)
+def user_folders(account_user: Caller, plugin_dir: Path, write_file: Write) -> Folders:
+    return Folders(account_user, plugin_dir, write_file)
 
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.needs("root")
 def test_a_clone_gets_no_yes_for_its_own_program(folders: Folders, wrapped: bool) -> None:
     claim: list[str | Path] = []
     command = ["--", "python3", "server.py", str(folders.secret)]
@@ -130,6 +131,7 @@ def test_words_that_name_something_of_the_folder(user_folders: Folders, word: st
     assert f"folder  {user_folders.mine}\n" in shown.stdout
 
 
+@pytest.mark.needs("root")
 def test_a_users_own_file_says_for_which_folder_a_yes_is(user_folders: Folders) -> None:
     home = user_folders.caller.home
     file = home / ".cursor" / "mcp.json"
@@ -148,6 +150,7 @@ def test_a_users_own_file_says_for_which_folder_a_yes_is(user_folders: Folders) 
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.needs("root")
 def test_two_projects_of_one_file_share_no_yes(user_folders: Folders, wrapped: bool) -> None:
     file = user_folders.caller.home / ".claude.json"
     command = ["/bin/cat", str(user_folders.secret)]
@@ -253,6 +256,7 @@ def test_another_value_of_a_variable_that_steers_is_another_command(user_folders
     assert refused.returncode == 126 and "PYTHONPATH" in refused.stderr
 
 
+@pytest.mark.needs("root")
 def test_a_wrapped_entry_has_the_value_that_its_host_sets(user_folders: Folders) -> None:
     file = user_folders.mine / ".mcp.json"
     claim = json.dumps({"file": str(file)})
@@ -301,6 +305,7 @@ def test_the_text_of_a_file_in_the_arguments(user_folders: Folders) -> None:
     assert user_folders.caller("exec", own).stdout == ""
 
 
+@pytest.mark.needs("root")
 def test_a_name_with_slashes(user_folders: Folders) -> None:
     name = "github.com/org/server"
     file = user_folders.mine / ".mcp.json"

@@ -1,4 +1,10 @@
-"""The command line of an entry that `runner wrap` has wrapped: `runner run --wrapped JSON … -- OLD ARGV`."""
+"""An entry that `runner wrap` has wrapped: `runner run --wrapped JSON … -- OLD ARGV`, and its variables.
+
+A host puts the variables of an entry into the environment of the program that it starts, which is now the
+runner. What the configuration says must not act on the runner: LD_PRELOAD runs code in it, RUNNER_POLICY
+chooses its policy. So each variable of a wrapped entry has a name that means nothing to any program, and the
+runner takes the prefix off for the plugin alone (runner/cli/shared/command.py).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +14,19 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from runner.contracts.mcp.hosts.host import HostServer
+from runner.plugin import PLUGIN_PREFIX, WRAP_FORMAT
 from sandbox.cache import fingerprint
+from sandbox.policy.policy import steers
 from sandbox.value import NamedTuple
 
 _PROGRAM = "runner"
 _VERB = "run"
 _MARK = "--wrapped"
 _END = "--"
+_ENV_FILE = "--env-file="
+# In the place of the file of variables, which the runner reads now. Some hosts start nothing without a file.
+NO_FILE = "/dev/null"
 _LONGEST_NAME = 128  # that --name takes
 _LOOKS_ESCAPED = re.compile(r"%(?=[0-9A-Fa-f]{2})")
 
@@ -43,14 +55,19 @@ def wrapped_argv(
     file: str,
     name: str,
     scope: str = "",
-    env: Sequence[str] = (),
+    passed: Sequence[str] = (),
+    env_file: str = "",
     kept: Mapping[str, str] | None = None,
+    more: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The command line that takes the place of `argv`. `scope`: the project whose server it is, in a file
-    that holds those of several. `kept`: what undo needs besides."""
-    variables = tuple(word for each in env for word in ("--env", each))
-    record = _record({"file": file, **({"scope": scope} if scope else {}), **(kept or {})})
-    return program, _VERB, _MARK, record, "--name", run_name(name), *variables, _END, *argv
+    that holds those of several. `passed`: names of the host's own variables. `kept`: what undo needs besides.
+    `more`: options that a person added."""
+    variables = [word for each in passed for word in ("--env", each)]
+    if env_file:
+        variables.append(_ENV_FILE + env_file)
+    record = {"file": file, "format": WRAP_FORMAT, **({"scope": scope} if scope else {}), **(kept or {})}
+    return program, _VERB, _MARK, _record(record), "--name", run_name(name), *variables, *more, _END, *argv
 
 
 def run_name(name: str) -> str:
@@ -84,6 +101,43 @@ def record_of(options: Sequence[str]) -> dict[str, str]:
     return {}
 
 
+def is_outdated(old: Unwrapped) -> bool:
+    """Whether an earlier version wrapped it, which left the variables their names."""
+    return record_of(old.options).get("format") != WRAP_FORMAT
+
+
+def plugin_env(server: HostServer) -> tuple[tuple[str, str, str], ...]:
+    """The variables that the plugin of an entry gets: the key in the table, the name, the value."""
+    old = unwrapped(server.argv)
+    if old is None or is_outdated(old):
+        return tuple((name, name, value) for name, value in server.env)
+    return tuple(
+        (key, key.removeprefix(PLUGIN_PREFIX), value)
+        for key, value in server.env
+        if key.startswith(PLUGIN_PREFIX)
+    )
+
+
+def plugin_env_file(server: HostServer) -> str:
+    """The file of variables that the plugin of an entry gets; empty: none."""
+    old = unwrapped(server.argv)
+    if old is None or is_outdated(old):
+        return server.env_file
+    return next((word.removeprefix(_ENV_FILE) for word in old.options if word.startswith(_ENV_FILE)), "")
+
+
+def acting_names(server: HostServer, names: Sequence[str]) -> tuple[str, ...]:
+    """Variables of a wrapped entry that its host gives the runner itself. `names`: of its table."""
+    found = tuple(name for name in names if not name.startswith(PLUGIN_PREFIX))
+    return found if server.env_file in ("", NO_FILE) else (*found, "envFile")
+
+
+def acts_at_start(name: str) -> bool:
+    """Whether a variable that a host passes on by its own name acts on the runner before that can drop it: on
+    the loader, the C library, sh or Python."""
+    return steers(name) or name in ("ENV", "IFS")
+
+
 def env_names(options: Sequence[str]) -> tuple[str, ...]:
     """The variables that a wrapped command line passes on or sets."""
     found = [after for word, after in pairwise(options) if word == "--env"]
@@ -91,15 +145,26 @@ def env_names(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(each.partition("=")[0] for each in found)
 
 
-def own_options(options: Sequence[str], name: str, variables: Sequence[str]) -> tuple[str, ...]:
+def acts_on_runner(name: str) -> bool:
+    """Whether a variable says something to a runner that an entry starts without --wrapped."""
+    return acts_at_start(name) or name.startswith(("RUNNER_", "XDG_")) or name in ("HOME", "PATH", "TMPDIR")
+
+
+def own_options(
+    options: Sequence[str], name: str, variables: Sequence[str], env_file: str
+) -> tuple[str, ...]:
     """The options that the author of the entry, or another person, added to those of wrapped_argv.
     `variables`: the names that the entry gives its server a value for; any other name is one of the host's
-    own variables."""
+    own variables. `env_file`: of the entry, as it is written now."""
     rest = list(options)
     for option, wanted in ((_MARK, None), ("--name", run_name(name))):
         at = rest.index(option) if option in rest else -1
         if 0 <= at < len(rest) - 1 and wanted in (None, rest[at + 1]):
             del rest[at : at + 2]
+    if env_file == NO_FILE:
+        at = next((at for at, word in enumerate(rest) if word.startswith(_ENV_FILE)), -1)
+        if at >= 0:
+            del rest[at]
     found: list[str] = []
     words = iter(rest)
     for word in words:

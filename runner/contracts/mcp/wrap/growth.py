@@ -1,4 +1,4 @@
-"""What is wrong with wrapped entries: variables that they got since, and what only looks like ours."""
+"""What is wrong with wrapped entries: variables that act on the runner, and what only looks like ours."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from shlex import join
 
 from runner.contracts.mcp.hosts.entries import servers_of
 from runner.contracts.mcp.hosts.find import host_of, place_of
+from runner.contracts.mcp.hosts.wrapping import unwrapped
 from runner.contracts.mcp.wrap.program import runner_path
 from runner.contracts.mcp.wrap.steps import Configuration, Step, wrap_step
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 
-RULE = "wrapped_without_variable"
+GROWN = "wrapped_without_variable"
+BY_HAND = "runner_by_hand"
 OTHERWISE = "wrapped_otherwise"
+UNSAFE = "wrapped_unsafely"
 
 
 def warnings(document: Document) -> tuple[Diagnostic, ...]:
-    """For each wrapped entry that has names which its command line does not pass on, or that is written in
-    another way than `wrap` writes it."""
+    """For each entry that looks wrapped, or has the runner in it, and is written in another way than `wrap`
+    writes it. What lets the configuration act on the runner, or past it, is an error."""
     host = host_of(document.path, document)
     servers = servers_of(document, host)
     place = place_of(document.path, os.path.expanduser("~"), os.environ)
@@ -33,17 +36,25 @@ def warnings(document: Document) -> tuple[Diagnostic, ...]:
 def _warnings(document: Document, step: Step) -> Iterator[Diagnostic]:
     server = step.server
     wrap = ("runner", "wrap", document.path, "--server", server.label)
+    if step.unsafe:
+        looks = "looks wrapped" if step.does == "rewrap" else "has the runner in it"
+        message = f"{quoted(server.name)} {looks}, but {'; '.join(step.unsafe)}"
+        hint = f"write it anew: {join(wrap)}"
+        if step.does != "rewrap":
+            hint = f"it {step.reason}" if unwrapped(server.argv) else "wrap the command itself: runner wrap"
+        keys = server.command_keys
+        if step.acting and server.env_keys is not None and step.acting[0] != "envFile":
+            keys = (*server.env_keys, step.acting[0])
+        yield document.diagnostic(keys, UNSAFE, message, hint, "error")
+    if step.added:
+        names = ", ".join(map(quoted, step.added))
+        message = f"{quoted(server.name)} was wrapped before its host passed on {names}: it does not get them"
+        yield document.diagnostic(server.keys, GROWN, message, f"add what is new: {join(wrap)}", "warning")
     if step.otherwise:
         reasons = "; ".join(step.otherwise)
         message = f"{quoted(server.name)} is wrapped, but not as runner wrap does it: {reasons}"
         hint = f"if you did not write that, write it anew: {join((*wrap, '--undo'))}, then {join(wrap)}"
         yield document.diagnostic(server.command_keys, OTHERWISE, message, hint, "warning")
-    if step.does != "add":
-        return
-    names = ", ".join(map(quoted, step.added))
-    what = f"the variable {names}" if len(step.added) == 1 else f"the variables {names}"
-    message = f"{quoted(server.name)} was wrapped without {what}, so the server does not get it"
-    message = message if len(step.added) == 1 else message[:-2] + "them"
-    hint = f"add what is new: {join(wrap)}"
-    keys = server.env_keys if server.env_keys is not None else server.keys
-    yield document.diagnostic((*keys, step.added[0]), RULE, message, hint, "warning")
+    elif step.by_hand:
+        message = f"{quoted(server.name)} {step.by_hand}"
+        yield document.diagnostic(server.command_keys, BY_HAND, message, "", "warning")

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from shutil import which
 from typing import Literal
 
 from runner.contracts.mcp.hosts.entries import servers_of
-from runner.contracts.mcp.hosts.expand import references, with_folders
-from runner.contracts.mcp.hosts.fill import dotenv, joined
 from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, Place, host_by_content, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
 from runner.contracts.mcp.hosts.wrapping import (
+    NO_FILE,
     Unwrapped,
+    acting_names,
+    acts_at_start,
+    acts_on_runner,
     env_names,
+    is_outdated,
     own_options,
+    plugin_env_file,
     record_of,
     unwrapped,
-    wrapped_argv,
 )
 from runner.contracts.mcp.launchers import launcher_fault
 from runner.contracts.mcp.wrap.hidden import shown_line
 from runner.contracts.mcp.wrap.program import is_same_program
-from runner.manifest.fill import NamedFileRefused, read_named
+from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import DocumentError, printable, quoted
-from sandbox.document.edit.change import Change, DeleteKey, DropFirst, InsertList, Prepend, SetNull, SetWord
-from sandbox.document.edit.edit import edited, read_spans
-from sandbox.document.edit.span import EditRefused, EditSyntax, Spans
-from sandbox.document.edit.words import written
+from sandbox.document.edit.span import EditSyntax
 from sandbox.document.read import Document, Format, parse
-from sandbox.paths.homes import homes
 from sandbox.spec import is_variable_name
 from sandbox.value import NamedTuple
 
@@ -39,22 +39,29 @@ _ENDINGS: tuple[tuple[str, Format], ...] = (
     (".yml", "yaml"),
 )
 _MARK = b"\xef\xbb\xbf"
-_ARGS = "args"
 NOT_WRAPPED = "is not wrapped"
 WRAPPED = "is wrapped already"
+OUTDATED = "an earlier version wrapped it, so its variables act on the runner itself"
 _AGAIN = "runner wrap --undo, then runner wrap, writes it anew"
+ENV_FILE = "envFile"
 
 
 class Step(NamedTuple):
     """One server, and what becomes of it."""
 
     server: HostServer
-    does: Literal["wrap", "add", "undo", "leave"]
+    does: Literal["wrap", "rewrap", "undo", "leave"]
     reason: str = ""  # of "leave", as the second half of a sentence
     # Of an entry that is wrapped: how it differs from what `wrap` would write, each as a part of a sentence.
     otherwise: tuple[str, ...] = ()
+    # Why an entry that looks wrapped, or has the runner in it, is not as safe as it looks: each is an error.
+    unsafe: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()  # of "add": names of variables that are new since it was wrapped
+    acting: tuple[str, ...] = ()  # names of the entry's variables that act on the runner itself
+    kept: tuple[str, ...] = ()  # of "rewrap": options that a person added
+    is_ours: bool = True  # of an entry that looks wrapped: it starts this runner
+    added: tuple[str, ...] = ()  # names that its host passes on since it was wrapped
+    by_hand: str = ""  # of an entry that somebody wrote with the runner in it: what its options say
 
 
 class Configuration(NamedTuple):
@@ -118,49 +125,105 @@ def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...
 
 def wrap_step(config: Configuration, server: HostServer, program: str = "") -> Step:
     """`program`: the runner that is to be started; empty: any."""
-    notes = ("it is switched off in the configuration, and stays so",) if server.disabled else ()
     old = unwrapped(server.argv)
     if old is not None:
-        names = variables(config, server)
-        added = tuple(name for name in names if name not in env_names(old.options))
-        otherwise = _differences(config, server, old, names, program)
-        if added:
-            return Step(server, "add", notes=(*notes, *otherwise), added=added, otherwise=otherwise)
+        return _step_of_wrapped(config, server, old, program)
+    by_hand = _caged_by_hand(config, server, program)
+    if by_hand is not None:
+        return by_hand
+    reason = _uncageable(config, server)
+    return Step(server, "leave", reason) if reason else Step(server, "wrap", notes=_notes(config, server))
+
+
+def _notes(config: Configuration, server: HostServer) -> tuple[str, ...]:
+    found = ["it is switched off in the configuration, and stays so"] if server.disabled else []
+    if odd := [quoted(name) for name in table_names(config, server) if not is_variable_name(name)]:
+        found.append(f"it does not get {', '.join(odd)}: not every program takes such a name for a variable")
+    return tuple(found)
+
+
+def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, program: str) -> Step:
+    otherwise = _differences(config, server, old)
+    acting = acting_names(server, table_names(config, server))
+    is_ours = not program or _is_this_runner(server, old.program, program)
+    unsafe: list[str] = []
+    if not is_ours:
+        unsafe.append(f"it starts another program: {quoted(old.program, 200)}")
+    elif is_outdated(old):
+        unsafe.append(OUTDATED)
+    elif acting:
+        unsafe.append(f"these act on the runner itself: {', '.join(map(quoted, acting))}")
+    names = env_names(old.options)
+    added = tuple(name for name in filter(is_variable_name, server.passed) if name not in names)
+    if not unsafe and not added:
         again = (_AGAIN,) if otherwise else ()
-        return Step(server, "leave", "; ".join((WRAPPED, *otherwise, *again)), otherwise=otherwise)
-    reason = _caged_by_hand(server, program) or _uncageable(config, server)
-    return Step(server, "leave", reason) if reason else Step(server, "wrap", notes=notes)
+        return Step(server, "leave", "; ".join((WRAPPED, *otherwise, *again)), otherwise)
+    # A person's own options stay. An entry that was written elsewhere gets only ours.
+    record = record_of(old.options)
+    is_known = is_ours and (record.get("file"), record.get("scope", "")) == (config.path, server.scope)
+    kept = _own_options(config, server, old) if is_known else ()
+    new = (f"it will get what its host passes on since: {', '.join(added)}",) if added else ()
+    notes = (*unsafe, *otherwise, *new, *_notes(config, server))
+    if reason := _passed_fault(server):
+        return Step(server, "leave", reason, otherwise, tuple(unsafe), acting=acting, is_ours=is_ours)
+    return Step(server, "rewrap", "", otherwise, tuple(unsafe), notes, acting, kept, is_ours, added=added)
 
 
-def _differences(
-    config: Configuration, server: HostServer, old: Unwrapped, names: Sequence[str], program: str
-) -> tuple[str, ...]:
+def _differences(config: Configuration, server: HostServer, old: Unwrapped) -> tuple[str, ...]:
     """A project that was cloned may bring entries along that only look like ours: name every difference."""
     found: list[str] = []
-    if program and not is_same_program(program, old.program):
-        found.append(f"it starts another program: {quoted(old.program, 200)}")
     record = record_of(old.options)
     file = record.get("file", "")
     if file != config.path:
         found.append(f"it was wrapped for another configuration: {quoted(file, 200)}")
     if record.get("scope", "") != server.scope:
         found.append(f"it was wrapped for another project: {quoted(record.get('scope', ''), 200)}")
-    if own := own_options(old.options, server.name, names):
-        found.append(f"it has options of its own: {shown_line(own)[:400]}")
+    if own := _own_options(config, server, old):
+        found.append(_shown_options(own))
     return tuple(found)
 
 
-def _caged_by_hand(server: HostServer, program: str) -> str:
-    """An entry that somebody wrote with the runner in it: a cage in a cage cannot be made."""
+def _own_options(config: Configuration, server: HostServer, old: Unwrapped) -> tuple[str, ...]:
+    passed = server.passed
+    if is_outdated(old):  # each variable had an option, also those of its file
+        passed = (*passed, *table_names(config, server), *(env_names(old.options) if server.env_file else ()))
+    return own_options(old.options, server.name, passed, server.env_file)
+
+
+def _shown_options(options: Sequence[str]) -> str:
+    told = f"it has options of its own: {shown_line(options)[:400]}"
+    if any(word.partition("=")[0] == "--policy" for word in options):
+        told += ", and its policy decides what it may have"
+    return told
+
+
+def _is_this_runner(server: HostServer, command: str, program: str) -> bool:
+    """Whether a host that starts the command starts this very runner: by its absolute path, or by the
+    person's own PATH where the entry sets none."""
+    if os.path.isabs(command):
+        return is_same_program(program, command)
+    sets_path = server.env_file not in ("", NO_FILE) or any(name == "PATH" for name, _ in server.env)
+    if command != "runner" or sets_path:
+        return False
+    return is_same_program(program, which(command) or "")
+
+
+def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> Step | None:
+    """An entry that somebody wrote with this runner in it: a cage in a cage cannot be made. Another program
+    of that name is a program like all others."""
     argv = server.argv
-    if len(argv) < 2 or os.path.basename(argv[0]) != "runner" or argv[1] not in ("run", "exec"):
-        return ""
-    if program and os.path.isabs(argv[0]) and not is_same_program(program, argv[0]):
-        return (
-            f"starts another program that is called runner: {quoted(argv[0], 200)};"
-            " write the command itself into the entry to wrap it"
-        )
-    return "runs in a cage already, by options of its own"
+    if len(argv) < 2 or argv[1] not in ("run", "exec") or not program:
+        return None
+    if not _is_this_runner(server, argv[0], program):
+        return None
+    options = argv[2 : argv.index("--")] if "--" in argv else argv[2:]
+    told = [f"runs in a cage already; {_shown_options(options)}" if options else "runs in a cage already"]
+    acting = tuple(name for name in (*table_names(config, server), *server.passed) if acts_on_runner(name))
+    acting += (ENV_FILE,) if server.env_file else ()
+    unsafe = (f"these act on the runner itself: {', '.join(map(quoted, acting))}",) if acting else ()
+    if acting:
+        told += [*unsafe, "write the command itself into the entry, and wrap it"]
+    return Step(server, "leave", "; ".join(told), unsafe=unsafe, acting=acting, by_hand=told[0])
 
 
 def undo_step(server: HostServer) -> Step:
@@ -175,6 +238,8 @@ def _uncageable(config: Configuration, server: HostServer) -> str:
         return "is reached over the network: there is no program to run in a cage"
     if server.skipped or server.fault:
         return server.skipped or server.fault
+    if reason := _variables_fault(config, server):
+        return reason
     if not server.argv:
         return "has no command"
     command = server.argv[0]
@@ -196,36 +261,55 @@ def _uncageable(config: Configuration, server: HostServer) -> str:
     return ""
 
 
-def variables(config: Configuration, server: HostServer) -> tuple[str, ...]:
-    """The names that the entry gives its server a value for."""
-    found: dict[str, None] = {}
+def _variables_fault(config: Configuration, server: HostServer) -> str:
+    """Why its variables cannot be kept from the runner."""
+    for name in table_names(config, server):
+        if not name or "=" in name or "\0" in name:
+            return f"has a variable {quoted(name)}, which is the name of none"
+    entry = value_at(config.document.data, server.keys)
+    files = [key for key in entry if _is_env_file(key)] if isinstance(entry, dict) else []
+    if files and (not server.env_file or files != [ENV_FILE]):
+        return (
+            f"has {quoted(str(files[0]))}, and it is not known what {config.host_name} does with it; remove"
+            " it, or write its variables into the entry"
+        )
+    return _passed_fault(server)
+
+
+def _is_env_file(key: str) -> bool:
+    return key.replace("_", "").lower() == ENV_FILE.lower()
+
+
+def _passed_fault(server: HostServer) -> str:
+    if found := [quoted(name) for name in server.passed if acts_at_start(name)]:
+        return (
+            f"has its host pass on {', '.join(found)}, which acts on the runner before that can drop it;"
+            " take it out of the entry to wrap it"
+        )
+    return ""
+
+
+def table_names(config: Configuration, server: HostServer) -> tuple[str, ...]:
+    """The names of its variables as they are written."""
     table = value_at(config.document.data, server.env_keys) if server.env_keys is not None else None
-    for name in (
-        *(table if isinstance(table, dict) else ()),
-        *server.passed,
-        *_names_in_file(config, server),
-    ):
-        if is_variable_name(name):
-            found[name] = None
-    return tuple(found)
+    return tuple(map(str, table)) if isinstance(table, dict) else ()
 
 
-def _names_in_file(config: Configuration, server: HostServer) -> tuple[str, ...]:
-    """Of an envFile, as far as its path needs nothing that only the host knows, and by the rules by which a
-    launch reads it: a line of a key can look like a variable, and the names are shown and written."""
-    if not server.env_file or config.host is None:
-        return ()
-    place, rules, home = config.place, config.host.rules, os.path.expanduser("~")
-    folder = place.project if place is not None else ""
-    folder = server.scope if server.scope.startswith("/") else folder or os.path.dirname(config.path)
-    path = with_folders(server.env_file, rules, folder, home)
-    if next(references(path, rules), None) is not None:
-        return ()
-    own = place is not None and place.own
-    try:
-        return tuple(dotenv(read_named(joined(folder, path, home), folder, homes(os.environ), own=own)))
-    except (OSError, ValueError, NamedFileRefused):
-        return ()
+def plugin_words(config: Configuration, server: HostServer) -> object:
+    """What its program is started with, wrapped or not: its command line, its variables and its file of them.
+    Variables count as they are written: a host may take one that is no string."""
+    old = unwrapped(server.argv)
+    table = value_at(config.document.data, server.env_keys) if server.env_keys is not None else None
+    if old is None or is_outdated(old):
+        return (server.argv if old is None else old.argv), table, server.env_file
+    if isinstance(table, dict):
+        table = {name.removeprefix(PLUGIN_PREFIX): value for name, value in table.items()}
+    return old.argv, table, plugin_env_file(server) or server.env_file
+
+
+def is_safe(config: Configuration, server: HostServer) -> bool:
+    """Whether nothing of an entry acts on the runner that it starts."""
+    return unwrapped(server.argv) is not None and not acting_names(server, table_names(config, server))
 
 
 def value_at(data: object, keys: Sequence[str | int]) -> object:
@@ -238,132 +322,3 @@ def value_at(data: object, keys: Sequence[str | int]) -> object:
             case _:
                 return None
     return data
-
-
-# --- from steps to a text ---------------------------------------------------------------------------------
-
-
-def carried_out(config: Configuration, steps: Sequence[Step], program: str) -> tuple[bytes, tuple[Step, ...]]:
-    """The bytes with all steps done, and the steps. One that cannot be done becomes "leave"."""
-    text = config.raw.decode("utf-8")
-    try:
-        return _with_steps(text, config, steps, program).encode("utf-8"), tuple(steps)
-    except EditRefused:
-        pass
-    done: list[Step] = []
-    for step in steps:
-        try:
-            text = _with_steps(text, config, (step,), program)
-            done.append(step)
-        except EditRefused as refused:
-            done.append(Step(step.server, "leave", f"cannot be changed: {refused.message}"))
-    return text.encode("utf-8"), tuple(done)
-
-
-def _with_steps(text: str, config: Configuration, steps: Sequence[Step], program: str) -> str:
-    body = text.removeprefix("\ufeff")
-    spans = read_spans(body, config.syntax)[1] if any(step.does == "wrap" for step in steps) else {}
-    changes: list[Change] = []
-    plainly: list[Change] = []  # in case --wrapped does not say the same as the command any more
-    for step in steps:
-        match step.does:
-            case "wrap":
-                new = wrap_changes(body, config, step.server, spans, program)
-            case "add":
-                new = add_changes(step.server, step.added)
-            case "undo":
-                new = undo_changes(step.server, config.syntax)
-            case _:
-                new = ()
-        changes += new
-        plainly += undo_changes(step.server, None) if step.does == "undo" else new
-    if not changes:
-        return text
-    try:
-        return edited(text, config.syntax, changes)
-    except EditRefused:
-        if plainly == changes:
-            raise
-        return edited(text, config.syntax, plainly)
-
-
-def wrap_changes(
-    text: str, config: Configuration, server: HostServer, spans: Spans, program: str
-) -> tuple[Change, ...]:
-    keys = server.command_keys
-    kept: dict[str, str] = {}
-    if server.shape != "argv":
-        span = spans.get(keys)
-        as_written = text[span.start : span.end] if span is not None else ""
-        if as_written != written(server.argv[0], config.syntax):
-            kept["command"] = as_written
-        if server.args_keys is None:
-            kept["args"] = "absent"
-        elif value_at(config.document.data, server.args_keys) is None:
-            kept["args"] = "null"
-    new = wrapped_argv(
-        program,
-        server.argv,
-        file=config.path,
-        name=server.name,
-        scope=server.scope,
-        env=variables(config, server),
-        kept=kept,
-    )
-    before = new[1 : len(new) - len(server.argv)]
-    if server.shape == "argv":
-        return (Prepend(keys, (program, *before)),)
-    first = (*before, server.argv[0])
-    if server.args_keys is None:
-        return SetWord(keys, program), InsertList(keys, _ARGS, first)
-    return SetWord(keys, program), Prepend(server.args_keys, first)
-
-
-def add_changes(server: HostServer, names: Sequence[str]) -> tuple[Change, ...]:
-    words = tuple(word for name in names for word in ("--env", name))
-    end = server.argv.index("--")
-    if server.shape == "argv":
-        return (Prepend(server.command_keys, words, end),)
-    if server.args_keys is None:
-        raise EditRefused("the entry has no arguments")
-    return (Prepend(server.args_keys, words, end - 1),)
-
-
-def undo_changes(server: HostServer, syntax: EditSyntax | None) -> tuple[Change, ...]:
-    """`syntax`: in which the command is written as it was before; None: as `wrap` writes words."""
-    old = unwrapped(server.argv)
-    if old is None or (server.shape != "argv" and server.args_keys is None):
-        raise EditRefused("the entry is not wrapped")
-    kept = record_of(old.options)
-    end = server.argv.index("--")
-    if server.shape == "argv":
-        return (DropFirst(server.command_keys, end + 1),)
-    as_before = kept.get("command", "")
-    if syntax is None or not _is_only(as_before, old.argv[0], syntax):
-        as_before = ""
-    command = SetWord(server.command_keys, old.argv[0], as_before)
-    args = server.args_keys or ()
-    if len(old.argv) == 1 and kept.get("args") == "absent":
-        return command, DeleteKey(args)
-    if len(old.argv) == 1 and kept.get("args") == "null":
-        return command, SetNull(args)
-    return command, DropFirst(args, end + 1)
-
-
-def _is_only(text: str, word: str, syntax: EditSyntax) -> bool:
-    """Whether the text is the word, and nothing besides: no comment, no blank, no control character. Whoever
-    wrote the file may have written any text into --wrapped."""
-    if not all(c.isprintable() or c in word for c in text):
-        return False
-    before, after = {"toml": ("a = ", "\n"), "yaml": ("a: ", "\n")}.get(syntax, ('{"a": ', "}"))
-    try:
-        data, spans = read_spans(before + text + after, syntax)
-    except EditRefused:
-        return False
-    span = spans.get(("a",))
-    return (
-        data == {"a": word}
-        and span is not None
-        and not span.odd
-        and (span.kind, span.start, span.end) == ("scalar", len(before), len(before) + len(text))
-    )

@@ -49,14 +49,15 @@ def _servers(config: Configuration) -> list[dict[str, Any]]:
     for server in config.servers:
         step = wrap_step(config, server, program)
         wrapped = unwrapped(server.argv) is not None
-        state = "wrapped" if wrapped else "left" if step.does == "leave" else "not wrapped"
+        # One that starts another program only looks wrapped, and runs in no cage of ours.
+        state = "wrapped" if wrapped and step.is_ours else "left" if step.does == "leave" else "not wrapped"
         found.append(
             {
                 "name": server.label,
                 "state": state,
-                "reason": "; ".join(step.otherwise) if wrapped else step.reason,
+                "reason": "; ".join((*step.unsafe, *step.otherwise)) if wrapped else step.reason,
                 "disabled": server.disabled,
-                "variables_added": list(step.added),
+                "variables_acting": list(step.acting),
             }
         )
     return found

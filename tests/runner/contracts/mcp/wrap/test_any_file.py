@@ -8,14 +8,24 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from runner.contracts.mcp.wrap.steps import Configuration, carried_out, configuration, undo_step, wrap_step
+from runner.contracts.mcp.wrap.changes import carried_out
+from runner.contracts.mcp.wrap.steps import (
+    Configuration,
+    configuration,
+    is_safe,
+    plugin_words,
+    undo_step,
+    wrap_step,
+)
 from sandbox.document.edit.words import written
 
 WORDS = st.text(
     st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp"), exclude_characters="\ufeff"), max_size=8
 )
 NAMES = st.text("abcdefgh-_. é", min_size=1, max_size=6).filter(lambda name: name.strip(" ."))
-VARIABLES = st.sampled_from(["A", "TOKEN", "_x", "PATH2"])
+VARIABLES = st.sampled_from(
+    ["A", "TOKEN", "_x", "PATH2", "LD_PRELOAD", "PLUGIN_ENV_A", "a-b", "é", "0", "x y"]
+)
 BLANKS = st.sampled_from(["", " ", "\n", "\n\t", "\r\n    ", "  "])
 COMMENTS = st.sampled_from(["", "", '// c, "x" ]\n', "/* } */", "/**/ ", "// ü\r\n"])
 
@@ -104,7 +114,7 @@ def toml_texts(draw: st.DrawFn) -> str:
             tables += [f"{key(each)} = {scalar(value)}{behind}" for each, value in own]
             if "env" in entry:
                 tables += [f"[mcp_servers.{key(name)}.env]"]
-                tables += [f"{each} = {scalar(value)}" for each, value in entry["env"].items()]
+                tables += [f"{key(each)} = {scalar(value)}" for each, value in entry["env"].items()]
         elif style == "inline":
             inline += [f"{key(name)} = {inline_table(entry, key, scalar)}"]
         else:
@@ -190,6 +200,7 @@ def check(path: str, text: str) -> None:
     assert [(step.does, step.reason) for step in done] == [("wrap", "")] * len(before.servers)
     after = configuration(path, wrapped, "/home/user", {})
     assert rest(before) == rest(after)
+    assert all(is_safe(after, each) for each in after.servers)
     undone, done = carried_out(after, [undo_step(each) for each in after.servers], "")
     assert [step.does for step in done] == ["undo"] * len(before.servers)
     assert undone == raw
@@ -204,4 +215,6 @@ def rest(config: Configuration) -> object:
             entry = entry[key]
         del entry["command"]
         entry.pop("args", None)
+        if "env" in entry:
+            entry["env"] = plugin_words(config, server)
     return data

@@ -8,16 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from runner.contracts.mcp.hosts.wrapping import record_of, unwrapped
+from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, record_of, unwrapped
+from runner.contracts.mcp.wrap.changes import carried_out
 from runner.contracts.mcp.wrap.shown import diff
 from runner.contracts.mcp.wrap.steps import (
     Configuration,
     Step,
-    carried_out,
     configuration,
+    is_safe,
+    plugin_words,
     undo_step,
     wrap_step,
 )
+from runner.plugin import PLUGIN_PREFIX
 
 CONFIGS = Path(__file__).parent / "configs"
 HOME = "/home/user"
@@ -83,18 +86,22 @@ def test_undo_restores_every_byte(
         assert found.program == RUNNER
         assert found.argv == old.argv
         assert record_of(found.options)["file"] == before.path
-        assert new._replace(argv=(), args_keys=None) == old._replace(argv=(), args_keys=None)
+        assert plugin_words(after, new) == plugin_words(before, old)
+        assert is_safe(after, new)
+        assert new._replace(argv=old.argv, args_keys=old.args_keys, env=old.env, env_file=old.env_file) == old
     assert after.raw.count(b"\r\n") == (after.raw.count(b"\n") if writing == "CRLF" else 0)
     assert undo(after) == raw
 
 
 @pytest.mark.parametrize(("file", "path", "host", "wrapped"), HOSTS, ids=[each[2] for each in HOSTS])
-def test_nothing_but_command_lines_changes(file: str, path: str, host: str, wrapped: tuple[str, ...]) -> None:
+def test_nothing_but_command_lines_and_names_changes(
+    file: str, path: str, host: str, wrapped: tuple[str, ...]
+) -> None:
     before = read(path, (CONFIGS / file).read_bytes())
     after, _ = wrap(before)
     assert without_argv(before) == without_argv(after)
     # And every line that stays is a line of the file.
-    old, new = (each.raw.decode().splitlines() for each in (before, after))
+    old, new = (each.raw.decode().replace(PLUGIN_PREFIX, "").splitlines() for each in (before, after))
     assert len([line for line in old if line not in new]) <= 2 * len(wrapped)
 
 
@@ -107,6 +114,16 @@ def without_argv(config: Configuration) -> object:
                 around = around[key]
             if keys is not None:
                 around.pop(keys[-1], None)
+        around = data
+        for key in server.keys:
+            around = around[key]
+        if server.env_file:
+            around["envFile"] = plugin_env_file(server)
+        around = data
+        for key in server.env_keys or ():
+            around = around[key]
+        for name in list(around) if server.env_keys else ():
+            around[name.removeprefix(PLUGIN_PREFIX)] = around.pop(name)
     return data
 
 
@@ -130,7 +147,7 @@ def test_the_diff_shows_no_secret(file: str, path: str, host: str, wrapped: tupl
 def test_environment_of_each_host() -> None:
     wanted = {
         "claude_desktop_config.json": {"memory": ["MEMORY_FILE_PATH"], "time": []},
-        "vscode.json": {"Perplexity": ["PERPLEXITY_API_KEY", "DEBUG"]},
+        "vscode.json": {"Perplexity": ["PERPLEXITY_API_KEY"]},
         "zed.json": {"old-form": ["TOKEN"]},
         "codex.toml": {"context": ["MY_TOKEN", "HTTPS_PROXY", "AWS_PROFILE"], "inline": ["A"]},
         "goose.yaml": {"github": ["GITHUB_HOST", "GITHUB_PERSONAL_ACCESS_TOKEN"]},
@@ -141,8 +158,11 @@ def test_environment_of_each_host() -> None:
     for file, path, _, _ in HOSTS:
         after, _ = wrap(read(path, (CONFIGS / file).read_bytes()))
         for name, variables in wanted.get(file, {}).items():
-            argv = next(each.argv for each in after.servers if each.name == name)
-            assert [argv[i + 1] for i, word in enumerate(argv) if word == "--env"] == variables
+            server = next(each for each in after.servers if each.name == name)
+            argv = server.argv
+            passed = [argv[i + 1] for i, word in enumerate(argv) if word == "--env"]
+            assert [*(each[1] for each in plugin_env(server)), *passed] == variables
+            assert tuple(passed) == server.passed
 
 
 def test_a_name_that_run_would_refuse() -> None:
@@ -216,25 +236,25 @@ def test_undo_after_the_host_wrote_the_file_anew() -> None:
 @pytest.mark.parametrize(
     ("host", "old", "new"),
     [
-        ("Zed", b'"TOKEN": "t"', b'"TOKEN": "t", "TOKEN2": "u"'),
-        ("Codex", b'"MY_TOKEN" = "abc"', b'"MY_TOKEN" = "abc"\nTOKEN2 = "u"'),
+        ("Zed", b'TOKEN": "t"', b'TOKEN": "t", "TOKEN2": "u"'),
+        ("Codex", b'MY_TOKEN" = "abc"', b'MY_TOKEN" = "abc"\nTOKEN2 = "u"'),
         ("Codex", b'env_vars = ["HTTPS_PROXY"', b'env_vars = ["TOKEN2"'),
-        ("Goose", b"GITHUB_HOST: https://", b"TOKEN2: https://"),
-        ("Continue", b"TOKEN: ${{", b"TOKEN2: ${{"),
-        ("opencode", b'"MY_ENV_VAR": "', b'"TOKEN2": "'),
-        ("Gemini CLI", b'"API_KEY": "', b'"TOKEN2": "'),
+        ("Goose", b"PLUGIN_ENV_GITHUB_HOST: https://", b"TOKEN2: https://"),
+        ("Continue", b"PLUGIN_ENV_TOKEN: ${{", b"TOKEN2: ${{"),
+        ("opencode", b'"PLUGIN_ENV_MY_ENV_VAR": "', b'"TOKEN2": "'),
+        ("Gemini CLI", b'"PLUGIN_ENV_API_KEY": "', b'"TOKEN2": "'),
     ],
 )
-def test_new_variables_are_added_to_a_wrapped_entry(host: str, old: bytes, new: bytes) -> None:
+def test_new_variables_of_a_wrapped_entry_get_the_prefix(host: str, old: bytes, new: bytes) -> None:
     file, path, _, wrapped = next(each for each in HOSTS if each[2] == host)
     raw = (CONFIGS / file).read_bytes()
     after, _ = wrap(read(path, raw))
     assert after.raw.count(old) == 1
     grown, steps = wrap(read(path, after.raw.replace(old, new)))
-    assert [step.added for step in steps if step.does == "add"] == [("TOKEN2",)]
+    assert [(*step.acting, *step.added) for step in steps if step.does == "rewrap"] == [("TOKEN2",)]
     _, again = wrap(grown)
     assert {step.does for step in again if step.server.label in wrapped} == {"leave"}
-    assert undo(grown) == raw.replace(old, new)
+    assert undo(grown) == raw.replace(old.replace(b"PLUGIN_ENV_", b""), new)
 
 
 def test_an_entry_that_cannot_be_edited_is_left() -> None:
@@ -265,7 +285,8 @@ def test_what_only_looks_wrapped_is_told() -> None:
 
     def reason(old: bytes, new: bytes, path: str = ".cursor/mcp.json", program: str = "") -> str:
         changed = read(path, after.raw.replace(old, new))
-        return wrap_step(changed, changed.servers[0], program).reason
+        step = wrap_step(changed, changed.servers[0], program)
+        return "; ".join((step.reason, *step.unsafe))
 
     assert reason(b"", b"") == "is wrapped already"
     assert "another program: '/tmp/evil/runner'" in reason(

@@ -60,8 +60,9 @@ def test_wrap_and_undo(runner_as_user: Caller, config: Path) -> None:
     assert os.path.isabs(entry["command"])
     assert os.path.basename(entry["command"]) == "runner"
     assert entry["args"][0] == "run"
-    assert entry["args"][3:] == ["--name", "tool", "--env", "TOKEN", "--", "/opt/tool", "-v"]
-    assert json.loads(entry["args"][2]) == {"file": os.path.realpath(config)}
+    assert entry["args"][3:] == ["--name", "tool", "--", "/opt/tool", "-v"]
+    assert entry["env"] == {"PLUGIN_ENV_TOKEN": SECRET}
+    assert json.loads(entry["args"][2]) == {"file": os.path.realpath(config), "format": "2"}
     backup = done.stdout.partition("As it was before: ")[2].splitlines()[0]
     assert Path(backup).read_bytes() == before
     again = runner_as_user("wrap", config, "--yes")
@@ -179,9 +180,10 @@ def program(plugin_dir: Path, write_file: Write, runner_as: Caller) -> Path:
     return write_file(plugin_dir / "bin/runner", script, 0o755)
 
 
+@pytest.mark.needs("root")
 @pytest.mark.parametrize(("file", "keys"), [("mcp.json", "mcpServers"), ("opencode.json", "mcp")])
 def test_a_host_starts_what_was_written(
-    runner_as: Caller,
+    account_as: Caller,
     program: Path,
     plugin_dir: Path,
     write_file: Write,
@@ -196,20 +198,20 @@ def test_a_host_starts_what_was_written(
         entry = {"type": "local", "command": [str(server), "one", "two words"]}
         entry["environment"] = {"TOKEN": SECRET}
     write_file(path, json.dumps({keys: {"tool": entry}}, indent=2))
-    runner_as.give(path.parent)
+    account_as.give(path.parent)
 
     def answer() -> dict[str, Any]:
         """Start the entry as the host does: its argv, the host's environment and the entry's on top."""
         written = json.loads(path.read_text())[keys]["tool"]
         argv = written["command"] if keys == "mcp" else [written["command"], *written["args"]]
         env = {
-            **runner_as.environ,
+            **account_as.environ,
             "HOST_ONLY": "1",
             **written["env" if keys == "mcpServers" else "environment"],
         }
         question = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}) + "\n"
         done = subprocess.run(
-            [*runner_as.prefix, *argv],
+            [*account_as.prefix, *argv],
             env=env,
             cwd="/",
             input=question,
@@ -225,10 +227,10 @@ def test_a_host_starts_what_was_written(
     before = path.read_bytes()
     argv = ["one", "two words"]
     assert answer() == {"TOKEN": SECRET, "HOST_ONLY": "1", "argv": argv, "caged": False}
-    wrap = [*runner_as.prefix, str(program), "wrap", str(path), "--yes"]
-    done = subprocess.run(wrap, env=runner_as.environ, cwd="/", capture_output=True, text=True, timeout=60)
+    wrap = [*account_as.prefix, str(program), "wrap", str(path), "--yes"]
+    done = subprocess.run(wrap, env=account_as.environ, cwd="/", capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert str(program) in path.read_text()
     assert answer() == {"TOKEN": SECRET, "HOST_ONLY": None, "argv": argv, "caged": True}
-    assert runner_as("wrap", path, "--undo", "--yes").returncode == 0
+    assert account_as("wrap", path, "--undo", "--yes").returncode == 0
     assert path.read_bytes() == before

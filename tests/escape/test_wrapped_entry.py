@@ -1,0 +1,374 @@
+"""A hostile configuration whose entry was wrapped: its variables reach the plugin, and never the runner.
+
+Each attack has its control: the same variable against a start that nobody wrapped, or whose variables have
+the names they had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.plugin import PLUGIN_PREFIX
+from tests.conftest import ROOT, Caller
+
+Write = Callable[..., Path]
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.usefixtures("nothing_left")]
+
+# Tells which file it is, what it was given, and what it can read.
+SERVER = """#!/usr/bin/python3 -I
+import json, os, sys
+def text(path):
+    try:
+        return open(path).read()
+    except OSError:
+        return None
+told = {"file": FILE, "secret": text(SECRET), "env": dict(os.environ), "host": os.path.exists(HOST)}
+print(json.dumps(told))
+"""
+LIBRARY = """
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((constructor)) static void act(void) {
+    int fd = open(MARKER, O_CREAT | O_WRONLY, 0666);
+    if (fd >= 0) close(fd);
+}
+"""
+
+
+class Host:
+    """A host with a project's configuration. It starts entries as hosts do: the entry's variables on top."""
+
+    def __init__(self, caller: Caller, folder: Path, write_file: Write) -> None:
+        self.caller, self.write_file = caller, write_file
+        self.project = folder / "project"
+        self.file = self.project / ".cursor/mcp.json"
+        self.secret = write_file(folder / "private/secret", "s3cret")
+        # `runner` as an installation has it, with a sh that is bash as on Fedora and others.
+        (folder / "bin").mkdir()
+        (folder / "bin/sh").symlink_to("/usr/bin/bash")
+        start = "import sys; del sys.argv[0]; from runner.cli import entry; entry()\n"
+        start = f"import sys; sys.path[:0] = {caller.environ['PYTHONPATH'].split(':')!r}\n{start}"
+        write_file(folder / "bin/start.py", start)
+        words = f'exec {caller.python[0]} -I "{folder}/bin/start.py" "$0" "$@"'
+        self.runner = write_file(folder / "bin/runner", f"#!{folder}/bin/sh\n{words}\n", 0o755)
+        self.server = self.add_server("server")
+        caller.give(folder)
+
+    def add_server(self, name: str) -> Path:
+        path = self.project / name
+        text = SERVER.replace("FILE", repr(str(path))).replace("SECRET", repr(str(self.secret)))
+        path = self.write_file(path, text.replace("HOST", repr(str(self.file))), 0o755)
+        self.caller.give(self.project)
+        return path
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        self.write_file(self.file, json.dumps({"mcpServers": {"tool": dict(entry)}}))
+        self.caller.give(self.project)
+
+    def entry(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.file.read_text())["mcpServers"]["tool"]
+        return found
+
+    def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
+        entry = self.entry()
+        change(entry)
+        self.write(entry)
+
+    def command(
+        self, *words: str | Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        argv = [*self.caller.prefix, *map(str, words)]
+        environ = {**self.caller.environ, "PATH": "/usr/bin:/bin", **(env or {})}
+        del environ["PYTHONPATH"]
+        return subprocess.run(
+            argv, env=environ, cwd=self.project, capture_output=True, text=True, timeout=60, input=""
+        )
+
+    def wrap(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        self.write(entry)
+        done = self.command(self.runner, "wrap", self.file, "--yes")
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert os.path.basename(self.entry()["command"]) == "runner", done.stdout
+        return self.entry()
+
+    def start(self, *, argv: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        """`setpriv` and the like are not part of a host: variables are set for what they start."""
+        entry = self.entry()
+        variables = dict(entry.get("env") or {})
+        if file := entry.get("envFile"):
+            lines = Path(file.replace("${workspaceFolder}", str(self.project))).read_text().splitlines()
+            variables = {**dict(line.split("=", 1) for line in lines), **variables}
+        words = argv or (entry["command"], *entry["args"])
+        words = tuple(word.replace("${workspaceFolder}", str(self.project)) for word in words)
+        shell = [f"{name}={value}" for name, value in variables.items()]
+        return self.command("/usr/bin/env", *shell, *words)
+
+    def told(self, **how: Any) -> dict[str, Any]:
+        done = self.start(**how)
+        assert done.stdout, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert found["host"] is False  # it is caged
+        return found
+
+    def allow(self, *words: str | Path, file: Path | None = None) -> subprocess.CompletedProcess[str]:
+        done = self.command(self.runner, "allow", "--yes", *words, file or self.file)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done
+
+
+@pytest.fixture
+def host(account_user: Caller, plugin_dir: Path, write_file: Write) -> Host:
+    return Host(account_user, plugin_dir, write_file)
+
+
+def earlier(entry: dict[str, Any]) -> None:
+    """The entry as the first version of `runner wrap` wrote it."""
+    record = json.loads(entry["args"][2])
+    del record["format"]
+    entry["args"][2] = json.dumps(record)
+    entry["env"] = {name.removeprefix(PLUGIN_PREFIX): value for name, value in entry["env"].items()}
+    names = [word for name in entry["env"] for word in ("--env", name)]
+    entry["args"][5:5] = names
+
+
+# --- before the runner's first line -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def library(host: Host, tmp_path: Path) -> tuple[Path, Path]:
+    """A library that makes a file when it is loaded, and that file."""
+    marker = host.project / "marker"
+    source = tmp_path / "act.c"
+    source.write_text(LIBRARY.replace("MARKER", json.dumps(str(marker))))
+    built = host.project / "act.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", built, source], check=True, timeout=60)
+    host.caller.give(host.project)
+    return built, marker
+
+
+def test_what_acts_before_the_runner_can_do_anything(host: Host, library: tuple[Path, Path]) -> None:
+    built, marker = library
+    attacks = ({"LD_PRELOAD": str(built)}, {"SHELLOPTS": "xtrace", "PS4": f"$(: > {marker})"})
+    for env in attacks:
+        wrapped = host.wrap({"command": str(host.server), "env": {**env, "TOKEN": "t"}})
+        assert all(name.startswith(PLUGIN_PREFIX) for name in wrapped["env"])
+        host.start()
+        assert not marker.exists()
+        host.edit(earlier)  # the control
+        host.start()
+        assert marker.exists()
+        marker.unlink()
+        # Found and mended.
+        check = host.command(host.runner, "check", host.file)
+        assert check.returncode != 0 and "wrapped_unsafely" in check.stdout
+        assert "an earlier version wrapped it" in " ".join(check.stdout.split())
+        mended = host.command(host.runner, "wrap", host.file, "--yes")
+        assert "will be wrapped anew" in mended.stdout
+        assert host.entry() == wrapped
+        assert host.command(host.runner, "check", host.file).returncode == 0
+
+
+def test_libraries_in_c_see_no_variable_either(host: Host, library: tuple[Path, Path]) -> None:
+    """OpenSSL reads OPENSSL_CONF when it is first used, and loads what that names."""
+    built, marker = library
+    conf = host.project / "openssl.cnf"
+    conf.write_text(
+        "openssl_conf = init\n[init]\nengines = engines\nproviders = providers\n"
+        f"[engines]\nx = act\n[act]\ndynamic_path = {built}\ninit = 0\n"
+        f"[providers]\nact = provider\ndefault = usual\n[provider]\nmodule = {built}\nactivate = 1\n"
+        "[usual]\nactivate = 1\n"
+    )
+    use = "import ssl, hashlib; ssl.create_default_context(); hashlib.new('sha256')"
+    env = {"PATH": "/usr/bin", "PYTHONPATH": str(ROOT), "OPENSSL_CONF": str(conf)}
+
+    def run(code: str) -> bool:
+        subprocess.run([sys.executable, "-c", code], env=env, timeout=60, capture_output=True)
+        found = marker.exists()
+        marker.unlink(missing_ok=True)
+        return found
+
+    assert run(use)  # the control
+    assert not run(f"from runner.cli import leave_environment; leave_environment(); {use}")
+
+
+# --- where the runner looks ---------------------------------------------------------------------------------
+
+
+def test_what_tells_the_runner_where_to_look(host: Host) -> None:
+    """Also where the names are as they were: an entry that somebody wrapped by hand, or long ago."""
+    given = f'version = 1\n[read]\ndefault = ["{host.secret.parent}"]\nceiling = ["*"]\n'
+    policy = host.write_file(host.project / "policy.toml", given)
+    home = host.project / "home"
+    home.mkdir()
+    places = {
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+        "XDG_CACHE_HOME": str(home / ".cache"),
+        "XDG_STATE_HOME": str(home / ".local/state"),
+        "TMPDIR": str(home / "tmp"),
+        "RUNNER_BWRAP": str(host.server),
+    }
+    host.caller.give(host.project)
+    # The controls: each variable works where nobody wrapped the entry.
+    host.write({"command": str(host.runner), "args": ["run", "--", str(host.server)]})
+    assert host.told()["secret"] is None
+    host.edit(lambda entry: entry.update(env={"RUNNER_POLICY": str(policy)}))
+    assert host.told()["secret"] == "s3cret"
+    host.edit(lambda entry: entry.update(env={"RUNNER_BWRAP": str(host.server)}))
+    assert "named by RUNNER_BWRAP" in host.start().stderr
+    del places["RUNNER_BWRAP"]
+    host.edit(lambda entry: entry.update(env=places, args=["run", "--name", "x", "--", str(host.server)]))
+    host.told()
+    assert (home / ".local/state/runner").is_dir() and (home / ".cache/runner").is_dir()
+    shutil.rmtree(home)
+    home.mkdir()
+    # And wrapped, under both names.
+    places |= {"RUNNER_POLICY": str(policy), "RUNNER_BWRAP": str(host.server), "RUNNER_CACHE": "off"}
+    host.wrap({"command": str(host.server), "env": places})
+    for change in (lambda entry: None, earlier):
+        host.edit(change)
+        host.caller.give(host.project)
+        told = host.told()
+        assert told["secret"] is None
+        assert told["env"]["RUNNER_POLICY"] == str(policy)  # it is the plugin's
+        assert list(home.iterdir()) == []
+    assert "an earlier version of runner wrap wrote this entry" in " ".join(host.start().stderr.split())
+    assert (host.caller.home / ".local/state/runner").is_dir()
+
+
+def test_an_approval_that_the_project_brings_is_not_used(host: Host) -> None:
+    host.wrap({"command": str(host.server)})
+    host.allow("--read", host.secret.parent)
+    assert host.told()["secret"] == "s3cret"  # the control: such an approval works
+    theirs = host.project / "home/.config"
+    theirs.parent.mkdir()
+    shutil.move(host.caller.home / ".config/runner", theirs / "runner")
+    host.caller.give(host.project)
+    variables = {"XDG_CONFIG_HOME": str(theirs), "HOME": str(theirs.parent)}
+    # The control: the variable works where nobody wrapped the entry.
+    exec_ = ("/usr/bin/env", f"XDG_CONFIG_HOME={theirs}", str(host.runner), "exec", str(host.file))
+    assert json.loads(host.command(*exec_).stdout)["secret"] == "s3cret"
+    host.edit(lambda entry: entry.update(env=variables))
+    assert host.told()["secret"] is None
+    check = host.command(host.runner, "check", host.file)
+    assert check.returncode != 0
+    assert "these act on the runner itself: 'XDG_CONFIG_HOME', 'HOME'" in " ".join(check.stdout.split())
+
+
+# --- which program it is ------------------------------------------------------------------------------------
+
+
+def test_a_yes_for_one_program_is_none_for_another_of_its_name(host: Host) -> None:
+    for name in ("mine", "theirs"):
+        host.add_server(f"{name}/tool")
+    entry = {"command": "tool", "env": {"PATH": f"{host.project}/mine:/usr/bin"}}
+    host.wrap(entry)
+    shown = host.allow("--read", host.secret.parent)
+    assert f"program {host.project}/mine/tool" in shown.stdout
+    told = host.told()
+    assert (told["secret"], told["file"]) == ("s3cret", f"{host.project}/mine/tool")  # the control
+    host.edit(lambda entry: entry["env"].update(PLUGIN_ENV_PATH=f"{host.project}/theirs:/usr/bin"))
+    done = host.start()
+    told = json.loads(done.stdout)
+    assert (told["secret"], told["file"]) == (None, f"{host.project}/theirs/tool")
+    said = " ".join(done.stderr.split())
+    assert f"it is for {host.project}/mine/tool, and this is {host.project}/theirs/tool" in said
+    assert f"runner allow {host.file} --server tool" in said
+    # A program that another user could replace.
+    host.edit(lambda entry: entry["env"].update(PLUGIN_ENV_PATH=f"{host.project}/mine:/usr/bin"))
+    (host.project / "mine").chmod(0o777)
+    refused = host.start()
+    assert (refused.returncode, refused.stdout) == (126, "")
+    assert "can be written by its group or by everybody" in " ".join(refused.stderr.split())
+    again = host.command(host.runner, "allow", "--yes", "--read", "/srv", host.file)
+    assert again.returncode != 0 and "can be written by" in " ".join(again.stderr.split())
+
+
+def test_an_approval_of_the_first_version_is_told_and_replaced(host: Host) -> None:
+    host.wrap({"command": str(host.server)})
+    host.allow("--read", host.secret.parent)
+    [path] = (host.caller.home / ".config/runner/approvals").iterdir()
+    record = json.loads(path.read_text())
+    del record["plugin"]["program"]
+    old = path.with_name(path.name[8:])
+    old.write_text(json.dumps({**record, "version": 1}))
+    old.chmod(0o600)
+    path.unlink()
+    host.caller.give(old)
+    done = host.start()
+    assert json.loads(done.stdout)["secret"] is None
+    assert "approvals now name the program" in " ".join(done.stderr.split())
+    listed = host.command(host.runner, "allow", "--list").stdout
+    assert "does not count any more" in " ".join(listed.split())
+    host.allow()  # what was added then is shown and asked for again
+    assert host.told()["secret"] == "s3cret"
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+# --- files of variables -------------------------------------------------------------------------------------
+
+
+def test_a_file_of_variables_that_changes_after_wrap(host: Host, library: tuple[Path, Path]) -> None:
+    built, marker = library
+    file = host.write_file(host.project / ".env", "TOKEN=one\nPLAIN=1\n")
+    entry = {"command": str(host.server), "envFile": "${workspaceFolder}/.env", "env": {"TOKEN": "own"}}
+    host.wrap(entry)
+    env = host.told()["env"]
+    assert (env["TOKEN"], env["PLAIN"]) == ("own", "1")
+    by_exec = json.loads(host.command(host.runner, "exec", host.file).stdout)["env"]
+    assert (by_exec["TOKEN"], by_exec["PLAIN"]) == ("own", "1")
+    file.write_text(f"LD_PRELOAD={built}\nRUNNER_POLICY={host.project}/policy.toml\n")
+    refused = host.start()
+    assert (refused.returncode, refused.stdout) == (126, "") and not marker.exists()
+    assert "a file of variables may not set it" in " ".join(refused.stderr.split())
+    file.write_text(f"RUNNER_POLICY={host.project}/policy.toml\n")
+    assert host.told()["env"]["RUNNER_POLICY"]
+    undone = host.command(host.runner, "wrap", host.file, "--undo", "--yes")
+    assert undone.returncode == 0 and host.entry() == entry
+    file.write_text(f"LD_PRELOAD={built}\n")
+    host.start(argv=("/bin/true",))  # the control
+    assert marker.exists()
+
+
+# --- what only looks caged ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["./runner", "runner", "PROJECT/runner"])
+def test_another_program_called_runner_is_not_taken_for_a_cage(host: Host, command: str) -> None:
+    host.write_file(host.project / "runner", host.server.read_text(), 0o755)
+    command = command.replace("PROJECT", str(host.project))
+    env = {"PATH": f"{host.project}:/usr/bin"} if command == "runner" else {}
+    record = json.dumps({"file": str(host.file), "format": "2"})
+    for args in (["run", "--", "x"], ["run", "--wrapped", record, "--name", "tool", "--", str(host.server)]):
+        host.write({"command": command, "args": args, "env": env})
+        told = host.command(host.runner, "wrap", "--find", host.file).stdout
+        assert "tool: not wrapped" in told and "cage" not in told
+        done = host.command(host.runner, "wrap", "--dry-run", host.file).stdout
+        assert "already" not in done and ("will run in a cage" in done or "wrapped anew" in done)
+        check = host.command(host.runner, "check", host.file)
+        assert "--wrapped" not in args or (check.returncode != 0 and "another program" in check.stdout)
+    host.wrap(host.entry())
+    assert host.told()["file"] == str(host.server)
+
+
+def test_this_runner_by_hand_is_shown_with_its_options(host: Host) -> None:
+    args = ["run", "--policy", "/srv/p.toml", "--write", "/srv", "--", str(host.server)]
+    host.write({"command": str(host.runner), "args": args, "env": {"XDG_CONFIG_HOME": "/x", "TOKEN": "t"}})
+    for verb in (("wrap", "--dry-run"), ("wrap", "--find"), ("check",)):
+        done = host.command(host.runner, *verb, host.file)
+        told = " ".join(done.stdout.split())
+        assert "runs in a cage already" in told
+        assert "options of its own: --policy /srv/p.toml --write /srv, and its policy decides" in told
+        assert "these act on the runner itself: 'XDG_CONFIG_HOME'" in told and "'TOKEN'" not in told
+        assert (done.returncode != 0) == (verb == ("check",))
