@@ -125,10 +125,10 @@ class Output:
         if self.as_json and not self._mixed:
             self._say(_compact({"event": "invocation", "value": record}), last=True)
 
-    def close_events(self) -> None:
+    def drain_events(self) -> None:
         """When nothing runs any more: it may wait for a reader."""
         if self._events is not None:
-            self._events.close()
+            self._events.drain()
 
     def failure(self, error: PluginError | PluginFailure, notes: Iterable[Note] = ()) -> None:
         """Print a failure, once. `notes`: of the launch, where there is no report yet."""

@@ -108,7 +108,7 @@ def run_session(request: SessionRequest, output: Output, what: str, work: Any) -
     elif not isinstance(output.unwritten, BrokenPipeError):  # as with `| head`
         output.failure(ended.failed)
     _write_report(request.sink, ended.report, output)
-    output.close_events()
+    output.drain_events()
     return EXIT[ended.outcome.code]
 
 
@@ -121,7 +121,7 @@ def tell_refused(
         error.report["invocation"] = error.invocation
     output.failure(error)
     _write_report(sink, error.report, output)
-    output.close_events()
+    output.drain_events()
     return EXIT[error.outcome.code]
 
 

@@ -43,8 +43,9 @@ class EventsFile:
         self._put(line)
         self._send()
 
-    def close(self) -> None:
-        """Write what waits. Only now is a reader waited for."""
+    def drain(self) -> None:
+        """Write what waits, when nothing runs: only now is a reader waited for. What it does not take is left
+        out."""
         until = time.monotonic() + _LAST_SECONDS
         poll = select.poll()
         poll.register(self._sink.fd, select.POLLOUT)
@@ -54,9 +55,17 @@ class EventsFile:
             self._send()
             if self._bytes < before:
                 until = time.monotonic() + _LAST_SECONDS
-        self._lines.clear()
+        if self._lines:
+            self._stop()
+
+    def close(self) -> None:
+        self.drain()
+        self._stop()
         self._sink.close()
+
+    def _stop(self) -> None:
         self._over = True
+        self._lines.clear()
 
     def _put(self, line: bytes) -> None:
         self._lines.append(memoryview(line))
@@ -76,8 +85,7 @@ class EventsFile:
         except BlockingIOError:
             pass
         except OSError:
-            self._over = True
-            self._lines.clear()
+            self._stop()
 
 
 def _encode(kind: str, value: Any) -> bytes:

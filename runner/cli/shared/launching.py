@@ -122,7 +122,7 @@ def launch(
         if isinstance(error, Failure):
             stage = error.stage
     if host.events is not None:
-        host.events.close()
+        host.events.drain()
     if outcome.code == "launch_failed":
         from runner.launch.verdict import diagnose
 
