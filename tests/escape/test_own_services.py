@@ -66,7 +66,8 @@ def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
         (folder / "manifest.toml").write_text(manifest(name, capabilities, [name]))
         (folder / name).write_text((PROGRAMS / "canary.py").read_text())
     for path in plugin_dir.rglob("*"):
-        path.chmod(0o755)
+        if not path.is_symlink():  # chmod would follow the one to /etc/shadow
+            path.chmod(0o755)
     yield plugin_dir
     forkserver.close()
 
