@@ -50,7 +50,7 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld.
+    # withheld, limits.
     rule: str
     message: str
     hint: str = ""
@@ -58,7 +58,7 @@ class Note(NamedTuple):
     @property
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
-        urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
+        urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld", "limits")
         return self.rule in urgent
 
 

@@ -315,7 +315,7 @@ def imported(given: dict[str, Any], told: str) -> list[Any]:
 
     forkserver._START = f"""
 import os, sys
-sys.path[:] = sys.argv[2:]
+sys.path[:] = sys.argv[3:]
 from runner.launch.remote import forkserver, keeper
 keep, leave = keeper.keep, os._exit
 def watched(*args, **more):
@@ -328,7 +328,7 @@ def watched(*args, **more):
     os._exit = tell
     keep(*args, **more)
 keeper.keep = watched
-forkserver.main(int(sys.argv[1]))
+forkserver.main(int(sys.argv[1]), int(sys.argv[2]))
 """
 
     async def main() -> None:
