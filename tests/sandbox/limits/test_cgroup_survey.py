@@ -309,7 +309,7 @@ def test_bounds_further_up_are_not_left_behind(machine: Machine, unified: Path, 
 
 
 def test_others_in_our_group(machine: Machine, unified: Path, runner_as: Caller) -> None:
-    """The kernel then hands nothing down, and the remedy names these processes. One that has ended is none."""
+    """The kernel then hands nothing down, and the remedy names these processes, but none that has ended."""
     own = machine.group(
         unified / "our.scope", has=ALL, others=(os.getpid(), 4194303, 1), delegated=b"1", bounds=BOUND
     )
