@@ -17,7 +17,7 @@ except ImportError:  # another Python than CPython
     from hashlib import blake2b
 
 if TYPE_CHECKING:
-    from sandbox.typed import Mapping
+    from sandbox.typed import Iterable, Iterator, Mapping
 
 _KIND = 0o170000
 _DIRECTORY = 0o040000
@@ -41,7 +41,7 @@ class Facts(NamedTuple):
     contents: dict[str, bytes]  # digests of whole files
     access: dict[tuple[str, int, bool], bool]
     attributes: dict[tuple[str, str], bytes]  # digests
-    alone: dict[str, bool]  # whether a cgroup has no other member
+    alone: dict[str, bool]  # whether all members of a cgroup are ours
     variables: dict[str, bytes]  # digests
     accounts: dict[int | str, str]  # the homes of accounts that had to be looked up
     identities: dict[str, Place]  # which file stands at a path, whatever is in it
@@ -155,12 +155,63 @@ def attribute(path: str, name: str) -> bytes:
 
 
 def is_alone(directory: str) -> bool:
-    """Whether no other process is in a cgroup than this one."""
+    """Whether no process is in a cgroup but ours."""
+    return not strangers(members(directory))
+
+
+def members(directory: str) -> list[int]:
+    """The processes in a cgroup itself. 0: one that our pid namespace does not show."""
     try:
-        with open(f"{directory}/cgroup.procs", "rb", buffering=0) as file:
-            return file.read(4096).split() in ([], [b"%d" % os.getpid()])
+        with open(f"{directory}/cgroup.procs", "rb") as file:
+            return [int(word) for word in file.read().split()]
     except OSError:
+        return []
+
+
+# The first process of ours, which has started all others: the command `runner`, or a host's fork server. 0:
+# this process. It counts while it is an ancestor of this one: its pid may be another process's later.
+first_of_ours = 0
+
+
+def strangers(pids: Iterable[int]) -> list[int]:
+    """Those of some processes that are not ours. Ours are the first of us and what descends from it."""
+    me = os.getpid()
+    others = [pid for pid in pids if pid != me]
+    if not others:
+        return []
+    first = first_of_ours if first_of_ours in _ancestry(me) else me
+    return [pid for pid in others if first not in _ancestry(pid) and _exists(pid)]
+
+
+def is_of_this_user(pid: int) -> bool:
+    """Whether a process has our uid, and none beside it that it could change to."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            uids = next(line for line in file if line.startswith(b"Uid:")).split()[1:]
+    except (OSError, StopIteration):
+        return False
+    return {int(uid) for uid in uids} == {os.geteuid()}
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:  # it has ended since the group was read
+        return False
+    except OSError:  # it is another user's
         return True
+    return True
+
+
+def _ancestry(pid: int) -> Iterator[int]:
+    """A process and those that it descends from, as far as they can be seen."""
+    while pid > 0:
+        yield pid
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b") ")[2].split()[1])
+        except (OSError, IndexError):
+            return
 
 
 def home_of(who: int | str) -> str:

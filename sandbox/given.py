@@ -50,7 +50,7 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld, wrapped, approval.
+    # withheld, wrapped, approval, limits.
     rule: str
     message: str
     hint: str = ""
@@ -59,7 +59,7 @@ class Note(NamedTuple):
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
         urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
-        return self.rule in (*urgent, "wrapped", "approval")
+        return self.rule in (*urgent, "wrapped", "approval", "limits")
 
 
 class Overrides(NamedTuple):

@@ -246,7 +246,7 @@ def note_content(path: str) -> None:
 
 
 def note_alone(directory: str) -> None:
-    """For code that asks who else is in a cgroup."""
+    """For code that asks who is in a cgroup beside us."""
     if _asked is not None:
         _asked.facts.alone[directory] = facts.is_alone(directory)
 

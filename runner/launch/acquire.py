@@ -98,15 +98,23 @@ class Sources:
         provision = planned.provision
         opened = self._stack.enter_context(reopen_known(planned.plan))
         self._held = Held(
-            opened, planned.limits, provision.sites, provision.own_groups, survey_again, denylist=None
+            opened,
+            planned.limits,
+            provision.sites,
+            provision.own_groups,
+            survey_again(planned),
+            denylist=None,
         )
 
 
-def survey_again() -> Survey:
-    from sandbox.limits.cgroup_survey import survey
-    from sandbox.paths.mounts import read_mounts
+def survey_again(planned: Planned) -> Callable[[], Survey]:
+    def again() -> Survey:
+        from sandbox.limits.cgroup_survey import survey
+        from sandbox.paths.mounts import read_mounts
 
-    return survey(read_mounts())
+        return survey(read_mounts(), move_host=planned.policy.move_host)
+
+    return again
 
 
 class Acquired(NamedTuple):

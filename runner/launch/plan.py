@@ -45,7 +45,7 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         bwrap = "" if granted.unsandboxed else find_bwrap(environ).path
         layers = available_layers(granted, policy, bwrap, can_join_keyring=can_join_keyring())
         mounts = read_mounts()
-        found = survey(mounts)
+        found = survey(mounts, move_host=policy.move_host)
         decided = decided._replace(limits=assign(granted, policy, found))
     with failing(decided):
         denylist = make_denylist(decided, bwrap, mounts, environ)
@@ -102,7 +102,7 @@ def hold_again(planned: Planned, environ: Mapping[str, str], sources: Sources) -
     mounts = read_mounts()
     denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
     opening = reopen(planned.plan, denylist, scan_limit=planned.policy.scan_limit)
-    found = survey(mounts)
+    found = survey(mounts, move_host=planned.policy.move_host)
     return sources.hold(opening, assign(planned.grant, planned.policy, found), found, denylist)
 
 

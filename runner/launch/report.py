@@ -37,6 +37,7 @@ from sandbox.typed import Iterator
 
 if TYPE_CHECKING:
     from runner.launch.advice.scene import Scene
+    from sandbox.limits.assigned import AssignedLimits
     from sandbox.plan.owners import Decision
     from sandbox.streams.relay import Relay
 
@@ -128,7 +129,7 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
         return ()
     if planned.grant.unsandboxed:
         # The plugin sees the host as it is, so every path it names exists for it.
-        return (Note("unsandboxed", UNSANDBOXED),)
+        return (Note("unsandboxed", UNSANDBOXED), *_limit_notes(planned.limits))
     # Paths that the policy refuses are let pass only if they do not exist.
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
     signed = planned.decided.signed
@@ -138,6 +139,7 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
         *planned.plan.notes,
         *map(missing_note, absent),
         *warned,
+        *_limit_notes(planned.limits),
         *_network_notes(stage),
     )
     missing = [note for note in found if note.rule == "missing"]
@@ -145,6 +147,12 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
         return found
     more = Note("missing", f"{len(missing) - NOTES_SHOWN} more paths that were asked for do not exist")
     return (*(note for note in found if note.rule != "missing"), *missing[:NOTES_SHOWN], more)
+
+
+def _limit_notes(limits: AssignedLimits) -> Iterator[Note]:
+    if limits.told:
+        message = f"limits that are not enforced in full: {limits.shortfall()}"
+        yield Note("limits", message, "the report says why, and `runner doctor` how to change it")
 
 
 def _network_notes(stage: Stage | None) -> list[Note]:

@@ -246,7 +246,7 @@ def limits_of(stage: Stage | None) -> AssignedLimits:
 def tells_before(planned: Planned) -> bool:
     """Whether there is something that the operator reads before the plugin starts."""
     wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
-    return bool(planned.plan.notes or planned.decided.notes or wide)
+    return bool(planned.plan.notes or planned.decided.notes or planned.limits.told or wide)
 
 
 @contextmanager

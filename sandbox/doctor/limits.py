@@ -63,10 +63,10 @@ class Trial(NamedTuple):
     causes: tuple[tuple[str, str], ...] = ()  # controller -> swap, read_only
 
 
-def limits(rules: Iterable[tuple[str, LimitRule]]) -> list[Finding]:
-    """`rules`: those of the policy to judge by."""
+def limits(rules: Iterable[tuple[str, LimitRule]], move_host: bool = False) -> list[Finding]:
+    """`rules`: those of the policy to judge by. `move_host`: whether it lets us move other processes."""
     by_name = dict(rules)
-    trial = put_to_the_test(read_mounts())
+    trial = put_to_the_test(read_mounts(), move_host)
     held = {limit.name: limit for limit in assign(_GRANT, _MAKE_DO, trial.survey, trial.disks).all}
     findings = [_finding(held[name], by_name.get(name, LimitRule()), trial) for name in TRIED]
     return [
@@ -80,14 +80,14 @@ def limits(rules: Iterable[tuple[str, LimitRule]]) -> list[Finding]:
 # --- the trial ----------------------------------------------------------------------------------------------
 
 
-def put_to_the_test(mounts: Mounts) -> Trial:
+def put_to_the_test(mounts: Mounts, move_host: bool = False) -> Trial:
     """The survey is this process's own: its child would find this one in the group they share."""
-    found = survey(mounts)
+    found = survey(mounts, move_host=move_host)
     disks = whole_disks(os.stat(place).st_dev for place in ("/", "/usr"))
     later = frozenset(name for site in found.sites for name in site.enable)
     ready = found._replace(
         sites=tuple(
-            site._replace(controllers=site.controllers - set(site.enable), enable=(), leave=False)
+            site._replace(controllers=site.controllers - set(site.enable), enable=(), leave=False, host=False)
             for site in found.sites
         )
     )
@@ -190,6 +190,8 @@ def _finding(limit: AssignedLimit, rule: LimitRule, trial: Trial) -> Finding:
         summary = f"held by {limit.enforced_by}" + (f": {limit.detail}" if limit.detail else "")
         if name in trial.later:
             summary += ", after a launch has enabled the controller for its group"
+            if any(site.host for site in trial.survey.sites):
+                summary += " and moved the other processes of this unit to a group below it"
             return Finding(
                 layer, "ok", summary, "not tried, because that would change a cgroup that others may use"
             )
@@ -213,7 +215,7 @@ def _finding(limit: AssignedLimit, rule: LimitRule, trial: Trial) -> Finding:
     return Finding(
         layer,
         status,
-        f"cannot be held in full: {lack.reason}",
+        f"{'cannot be held in full' if limit.enforced_by else 'is not enforced here'}: {lack.reason}",
         f"a plugin that has this limit {'is not started' if required else f'has only {instead}'}",
         "\n".join(filter(None, remedies)),
         cause,

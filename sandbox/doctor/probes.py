@@ -91,6 +91,7 @@ class Machine(NamedTuple):
     around: Surroundings
     uid_range: tuple[int, int]
     limits: tuple[tuple[str, LimitRule], ...] = ()  # of the policy to judge by
+    move_host: bool = False  # by the same policy
 
     @property
     def plugin_uid(self) -> int | None:
@@ -114,10 +115,12 @@ def examine(
     bwrap: str | None = None,
     uid_range: tuple[int, int] = DEFAULT_RANGE,
     limits: tuple[tuple[str, LimitRule], ...] = (),
+    move_host: bool = False,
 ) -> tuple[Finding, ...]:
     """Every finding, in the order a person reads them: what the cage rests on first.
 
-    `limits`: of the policy that says which limits are needed.
+    `limits`: of the policy that says which limits are needed. `move_host`: whether it lets the runner
+    move its host to another group.
     """
     found: Bwrap | None = None
     findings: list[Finding] = []
@@ -131,7 +134,8 @@ def examine(
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         findings.append(_broken("bwrap", failed))
     try:
-        machine = Machine(environ, found, look_around(), usable_range(uid_range) or uid_range, limits)
+        uids = usable_range(uid_range) or uid_range
+        machine = Machine(environ, found, look_around(), uids, limits, move_host)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         # Without a readable /proc/self nothing below can be checked; no layer may count as enforced.
         return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
@@ -413,7 +417,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "seccomp": seccomp,
     "cage": cage,
     "named_hosts": lambda machine: named_hosts(),
-    "limits": lambda machine: limits.limits(machine.limits),
+    "limits": lambda machine: limits.limits(machine.limits, machine.move_host),
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),

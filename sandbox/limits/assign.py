@@ -2,8 +2,9 @@
 
 A limit is enforced in full, or by something weaker (an rlimit, which counts each process on its own), or not
 at all. Anything less than full stops the launch unless the policy sets mode "prefer"; then explain and report
-show it. `exec` passes a protocol's clocks on, as it does the streams: only a
-host that speaks the protocol can enforce them.
+show it, and the launch says it on stderr if somebody asked for the limit, or if it can be expected to work:
+for root, and in a delegated unit. `exec` passes a protocol's clocks on, as it does the streams: only a host
+that speaks the protocol can enforce them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sandbox.spec import Grant, Limits
 from sandbox.typed import Iterable, Iterator
 
 _CGROUPS = ("memory", "pids", "cpu", "io")
+_BY_CGROUP = (*_CGROUPS, "cpu_time")
 # Since Linux 5.14 every user namespace counts its processes itself. Before, all processes of one uid were one
 # number, and an ordinary user's plugin would be counted with everything else that the user runs.
 _NPROC_PER_NAMESPACE = (5, 14)
@@ -36,13 +38,14 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
     """
     limits, decided = grant.limits, dict(grant.decided_by)
     found: list[AssignedLimit] = []
+    told: list[str] = []
     fallbacks: set[str] = set()
     for name in limits._fields:
         value = getattr(limits, name)
         if value is None:
             continue
         limit = AssignedLimit(name, value, decided.get(name, "policy"), "", value)
-        if name in _CGROUPS or name == "cpu_time":
+        if name in _BY_CGROUP:
             limit = _by_cgroup(limit, survey, disks)
             if limit.degraded and policy.limit(name).required(survey.delegated):
                 raise _unavailable(name, survey)
@@ -54,8 +57,16 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
             limit = limit._replace(effective=None, degraded=True, detail=_NO_CAGE)
         else:
             limit = _by_other(limit, limits, grant)
+        if limit.degraded and (_is_asked_for(limit, policy) or (name in _BY_CGROUP and survey.delegated)):
+            told.append(name)
         found.append(limit)
-    return AssignedLimits(tuple(found), tuple(_sites(limits, survey)), frozenset(fallbacks))
+    sites = tuple(_sites(limits, survey))
+    return AssignedLimits(tuple(found), sites, frozenset(fallbacks), tuple(told))
+
+
+def _is_asked_for(limit: AssignedLimit, policy: Policy) -> bool:
+    """By the manifest or on the command line, and not only given by default. A ceiling may have decided."""
+    return limit.decided_by != "policy" or limit.requested != policy.limit(limit.name).default
 
 
 def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) -> AssignedLimit:

@@ -23,6 +23,12 @@ class AssignedLimits(NamedTuple):
     all: tuple[AssignedLimit, ...] = ()
     sites: tuple[Site, ...] = ()  # where groups are made
     fallbacks: frozenset[str] = frozenset()  # enforced by an rlimit instead
+    told: tuple[str, ...] = ()  # those that are weaker than they should be, and of which a launch says so
+
+    def shortfall(self) -> str:
+        """What a launch says about these, as one line. Empty: there is nothing to say."""
+        weak = (f"{limit.name} by {limit.enforced_by or 'nothing'}" for limit in self.all)
+        return ", ".join(text for limit, text in zip(self.all, weak, strict=True) if limit.name in self.told)
 
     def confirmed(self, effective: dict[str, float]) -> AssignedLimits:
         """With the numbers that the kernel has accepted."""

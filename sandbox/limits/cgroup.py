@@ -281,9 +281,6 @@ _held: set[str] = set()
 _next_number: dict[str, int] = {}
 
 
-# --- making and removing ------------------------------------------------------------------------------------
-
-
 @contextmanager
 def make_cgroup(
     sites: Sequence[Site], limits: Limits, devices: Iterable[tuple[int, int]] = ()
@@ -392,13 +389,13 @@ _left_for: dict[str, int] = {}
 
 
 def _hand_down(site: Site) -> None:
-    """v2 hands controllers down only from a group without processes: if we are in it, we move to a leaf.
+    """v2 hands controllers down only from a group without processes: we move to a leaf, and all of ours.
 
     Never undone: taking controllers back would lift the limits of any other process that uses them by then.
     The leaf is removed with its group, or by the next runner.
     """
     try:
-        if site.leave:
+        if site.leave or site.host:
             leaf = f"{site.directory}/{PREFIX}{_identity()}{LEAF}"
             if leaf not in _left_for:
                 held = _made_and_locked(leaf)
@@ -406,6 +403,9 @@ def _hand_down(site: Site) -> None:
                     raise OSError(errno.EEXIST, "")
                 _left_for[leaf] = held
             write_once(f"{leaf}/cgroup.procs", "0")
+            from sandbox.limits.vacate import vacate
+
+            vacate(site.directory, leaf, host=site.host)
         write_once(f"{site.directory}/cgroup.subtree_control", " ".join(f"+{name}" for name in site.enable))
     except OSError as error:
         raise CgroupFault(site, site.enable, site.directory, error.errno or errno.EIO) from None

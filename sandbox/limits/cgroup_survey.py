@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
-from sandbox import look
-from sandbox.limits.site import Hierarchy, Site, is_leaf
+from sandbox import facts, look
+from sandbox.limits.site import HOST_LEAF, Hierarchy, Site, is_leaf
 from sandbox.paths.mounts import Mounts, contains, join, relative
 from sandbox.typed import Iterable, Iterator, Literal
 from sandbox.value import NamedTuple
@@ -22,10 +22,8 @@ _UNITS = (".service", ".scope")
 # systemd marks a delegated group (Delegate=yes) with one of these; a user's own systemd may not.
 _DELEGATED = ("user.delegate", "trusted.delegate")
 
-DELEGATE = (
-    "run the runner in a delegated unit: systemd-run --user --scope -p Delegate=yes runner …, "
-    "or Delegate=yes in its service file"
-)
+_OWN_UNIT = "systemd-run --user --scope -p Delegate=yes runner …"
+DELEGATE = f"run the runner in a delegated unit: {_OWN_UNIT}, or Delegate=yes in its service file"
 
 
 _SERVICE = "in a systemd service: ProtectControlGroups=no"
@@ -45,7 +43,7 @@ class Lack(NamedTuple):
 class Survey(NamedTuple):
     sites: tuple[Site, ...]
     lacks: tuple[tuple[str, Lack], ...]  # for each of CONTROLLERS that no site has
-    delegated: bool  # we are root, or a group was delegated to us: limits can be expected to work
+    delegated: bool  # we are root, or our unit was delegated to us: limits can be expected to work
     own: tuple[Hierarchy, ...] = ()  # the groups of this process itself
 
     def site(self, controller: str) -> Site | None:
@@ -77,8 +75,9 @@ class Survey(NamedTuple):
         return dict(self.lacks).get(controller, Lack("there is no cgroup for it", DELEGATE))
 
 
-def survey(mounts: Mounts) -> Survey:
-    """Where this process can make groups now."""
+def survey(mounts: Mounts, *, move_host: bool = False) -> Survey:
+    """Where this process can make groups now. `move_host`: whether the policy lets us move other processes of
+    our unit to a group below it."""
     found = own_hierarchies(mounts)
     sites: list[Site] = []
     lacks: dict[str, Lack] = {}
@@ -96,7 +95,7 @@ def survey(mounts: Mounts) -> Survey:
             lacks[name] = _read_only(legacy) or lack
     unified = next((h for h in found if h.version == 2), None)
     wanted = frozenset(CONTROLLERS) - bound
-    site, why = _unified_site(unified, wanted) if unified is not None else (None, _NO_CGROUPS)
+    site, why = _unified_site(unified, wanted, move_host) if unified is not None else (None, _NO_CGROUPS)
     if unified is not None and site is None:
         why = _read_only(unified) or why
     if site is not None:
@@ -104,7 +103,9 @@ def survey(mounts: Mounts) -> Survey:
     for name in wanted - (site.controllers if site is not None else frozenset()):
         lacks[name] = _not_handed_down(site.directory, name) if site is not None and site.controllers else why
     handed = any(site.version == 1 or site.controllers for site in sites)
-    return Survey(tuple(sites), tuple(sorted(lacks.items())), os.geteuid() == 0 or handed, found)
+    # A delegated unit with its host in it has nothing to hand down yet, and was delegated all the same.
+    delegated = os.geteuid() == 0 or handed or (unified is not None and _is_in_delegated_unit(unified))
+    return Survey(tuple(sites), tuple(sorted(lacks.items())), delegated, found)
 
 
 def _read_only(own: Hierarchy) -> Lack | None:
@@ -159,7 +160,7 @@ def _not_handed_down(directory: str, name: str) -> Lack:
     return Lack(f"{directory} does not hand the {name} controller down", remedy)
 
 
-def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, Lack]:
+def _unified_site(own: Hierarchy, wanted: frozenset[str], move_host: bool) -> tuple[Site | None, Lack]:
     """The group in which groups with the most of `wanted` can be made, and why there are no more."""
     best: Site | None = None
     why = Lack(f"{own.directory} is not ours: nothing was delegated", DELEGATE)
@@ -169,16 +170,14 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, 
         enabled = frozenset(_words(f"{directory}/cgroup.subtree_control"))
         available = frozenset(_words(f"{directory}/cgroup.controllers"))
         others = _others(directory)
-        usable = enabled
-        if ours and not others and look.access(f"{directory}/cgroup.subtree_control", os.W_OK):
-            usable |= available
-        elif ours and available - enabled:
+        usable, host = enabled, False
+        if ours and available - enabled and look.access(f"{directory}/cgroup.subtree_control", os.W_OK):
             # The kernel's rule: a group hands controllers down only while it has no process.
-            why = Lack(
-                f"{directory} cannot hand its controllers down while processes are in it: {_named(others)}",
-                "move them to a group below it (DelegateSubgroup= does that for a service), "
-                "or start the runner in a unit of its own: " + DELEGATE,
-            )
+            lack = _occupied(directory, others, move_host) if others else None
+            if lack is None:
+                usable, host = usable | available, bool(others)
+            else:
+                why = lack
         site = Site(
             2,
             usable & wanted,
@@ -186,6 +185,7 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, 
             own.line.removesuffix(relative(own.directory, directory)).rstrip("/"),
             tuple(sorted((usable - enabled) & wanted)),
             directory == own.directory,
+            host,
         )
         if best is None or len(site.controllers) > len(best.controllers):
             best = site
@@ -194,28 +194,65 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str]) -> tuple[Site | None, 
     return best, why
 
 
+def _occupied(directory: str, others: list[int], move_host: bool) -> Lack | None:
+    """Why a group cannot hand its controllers down while others are in it. None: we may move them."""
+    reason = f"{directory} cannot hand its controllers down while processes are in it: {_named(others)}"
+    remedy = (
+        "let the unit's processes start in a group below it (DelegateSubgroup=, systemd 254); "
+        f"or start the runner in a unit of its own: {_OWN_UNIT}"
+    )
+    if not _is_delegated(directory):
+        return Lack(reason, remedy)
+    if not move_host:
+        return Lack(reason, f'say host = "move" under [cgroups] in the policy; or {remedy}')
+    foreign = [pid for pid in others if not facts.is_of_this_user(pid)]
+    if not foreign:
+        return None
+    look.doubt("a process of another user is in our unit")
+    return Lack(f"{reason}; those of other users are not moved: {_named(foreign)}", remedy)
+
+
 def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
     """Groups to try, best first, and whether we may change what they hand down.
 
-    Our own unit is first. A service whose group also holds its host cannot hand anything down. Then a group
-    above that already does is used, unless that would leave limits behind that were set for us. Root goes
-    there at once if its unit was not delegated: systemd would stop the unit after an OOM kill in it.
+    Our own unit is first. A service whose group also holds its host cannot hand anything down, unless we may
+    move the host. Then a group above that already does is used, unless that would leave limits behind that
+    were set for us. Root goes there at once if its unit was not delegated: systemd would stop the unit after
+    an OOM kill in it.
     """
+    unit, above = _unit_and_above(own)
+    inside = [(directory, True) for directory in unit]
+    beyond = [
+        (directory, False)
+        for i, directory in enumerate(above)
+        if all(_is_unbounded(left) for left in (*unit, *above[:i]))
+    ]
+    delegated = os.geteuid() != 0 or any(map(_is_delegated, unit))
+    yield from (*inside, *beyond) if delegated else (*beyond, *inside)
+
+
+def _unit_and_above(own: Hierarchy) -> tuple[list[str], list[str]]:
+    """The groups from ours up to our unit's, and those above."""
     start = own.directory
-    if is_leaf(os.path.basename(start)) and start != own.root:
-        # This process, or its parent, was alone in the group above and moved here so that it can hand down.
-        # If the leaf were taken for an own group, it would get a leaf too: one level deeper at each launch.
+    name = os.path.basename(start)
+    if (is_leaf(name) or name == HOST_LEAF) and start != own.root:
+        # This process was in the group above, and it, its parent or another runner moved it here so that the
+        # group can hand down. If the leaf were taken for an own group, it would get a leaf too: one level
+        # deeper at each launch.
         start = os.path.dirname(start)
     chain = list(_upwards(start, own.root))
     unit = next((i for i, directory in enumerate(chain) if directory.endswith(_UNITS)), 0)
-    inside = [(directory, True) for directory in chain[: unit + 1]]
-    beyond = [
-        (directory, False)
-        for i, directory in enumerate(chain)
-        if i > unit and all(_is_unbounded(left) for left in chain[:i])
-    ]
-    delegated = os.geteuid() != 0 or any(map(_is_delegated, chain[: unit + 1]))
-    yield from (*inside, *beyond) if delegated else (*beyond, *inside)
+    return chain[: unit + 1], chain[unit + 1 :]
+
+
+def _is_in_delegated_unit(own: Hierarchy) -> bool:
+    unit, _ = _unit_and_above(own)
+    return any(
+        _is_delegated(directory)
+        and _writable(directory)
+        and look.access(f"{directory}/cgroup.subtree_control", os.W_OK)
+        for directory in unit
+    )
 
 
 def _is_unbounded(directory: str) -> bool:
@@ -239,7 +276,12 @@ def _is_delegated(directory: str) -> bool:
                 return True
         except OSError:
             continue
-    return False
+    # Before systemd 251 only root could see the mark. A group of ours in one that is not was delegated to us.
+    own = os.geteuid()
+    try:
+        return own != 0 and look.stat(directory).st_uid == own != look.stat(os.path.dirname(directory)).st_uid
+    except OSError:
+        return False
 
 
 def _writable(directory: str) -> bool:
@@ -248,11 +290,12 @@ def _writable(directory: str) -> bool:
 
 
 def _others(directory: str) -> list[int]:
-    """The other processes in a group. Empty for the real root group, to which the rule does not apply."""
+    """The processes in a group that are not ours. Empty for the real root group, to which the rule does not
+    apply."""
     if not look.exists(f"{directory}/cgroup.type"):
         return []
     look.note_alone(directory)
-    return [int(word) for word in _read(f"{directory}/cgroup.procs") if int(word) != os.getpid()]
+    return facts.strangers(facts.members(directory))
 
 
 def _named(pids: Iterable[int]) -> str:

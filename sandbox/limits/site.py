@@ -6,7 +6,8 @@ from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
 PREFIX = "runner-"  # of the name of every group that a runner makes
-LEAF = "-self"  # end of the name of the group to which a runner moves itself
+LEAF = "-self"  # end of the name of the group to which a runner moves itself, and all of ours
+HOST_LEAF = "runner-host"  # the group to which it moves its host, if the policy says so. Never swept
 
 
 class Hierarchy(NamedTuple):
@@ -26,6 +27,7 @@ class Site(NamedTuple):
     line: str  # how /proc/PID/cgroup names it, without a slash at the end
     enable: tuple[str, ...] = ()  # v2: controllers that must be enabled in cgroup.subtree_control first
     leave: bool = False  # to enable them, we must leave the group ourselves
+    host: bool = False  # and its other processes too: the policy lets us move them
 
 
 def is_leaf(name: str) -> bool:

@@ -77,6 +77,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         run_as=run_as,
         packages=_package_rule(top.table("packages")),
         approvals=_approval_rule(top.table("approvals")),
+        move_host=_moves_host(top.table("cgroups")),
     )
     top.finish()
     if faults:
@@ -182,6 +183,12 @@ def _project_access(table: PolicyTable) -> ProjectAccess:
     access: ProjectAccess = "read" if table.choice("access", ("none", "read"), "none") == "read" else "none"
     table.finish()
     return access
+
+
+def _moves_host(table: PolicyTable) -> bool:
+    moves = table.choice("host", ("stay", "move"), "stay") == "move"
+    table.finish()
+    return moves
 
 
 def _seccomp_rule(table: PolicyTable) -> SeccompRule:

@@ -229,6 +229,7 @@ class Policy(NamedTuple):
     )
     packages: PackageRule = PackageRule()
     approvals: ApprovalRule = ApprovalRule()
+    move_host: bool = False  # whether other processes of our delegated unit may be moved to a group below it
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())

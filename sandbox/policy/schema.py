@@ -68,6 +68,14 @@ def policy_schema() -> dict[str, Any]:
             },
         ),
         "approvals": _approvals(),
+        "cgroups": _table(
+            "How the runner makes room for cgroups of plugins (cgroup v2).",
+            host=_choice(
+                "Whether other processes of its own delegated unit may be moved to a group below it.",
+                "stay",
+                "move",
+            ),
+        ),
         "layers": _table(
             "What to do if a machine cannot enforce a layer.",
             **{name: _choice("Whether it has to be enforced.", "require", "prefer") for name in LAYERS},

@@ -87,7 +87,13 @@ def test_mode_prefer(box: Box, place: Path) -> None:
         assert limit["degraded"] == (not by_cgroup(box, name))
         assert (limit["effective"] is None) == (not enforced_by(box, name))
         assert limit["detail"] or not limit["degraded"]
-    assert set(result.report["degraded"]) == {name for name in LIMITS if not by_cgroup(box, name)}
+    lacking = [name for name in LIMITS if not by_cgroup(box, name)]
+    assert set(result.report["degraded"]) == set(lacking)
+    # The manifest asked for them: no limit is weaker, or missing, without a line on stderr.
+    assert result.err.count("limits that are not enforced in full") == bool(lacking)
+    for name in lacking:
+        assert f"{name} by {enforced_by(box, name) or 'nothing'}" in result.err
+    assert [note["rule"] for note in result.report["notes"]].count("limits") == bool(lacking)
 
 
 @pytest.mark.parametrize("name", ["memory", "cpu_time"])
@@ -116,6 +122,7 @@ def test_the_default_policy(box: Box) -> None:
         limit = result.limit(name)
         assert (limit["requested"], limit["decided_by"]) == (value, "policy")
         assert (limit["enforced_by"], limit["degraded"]) == (enforced_by(box, name), name in lacking)
+    assert result.err == ""  # nobody asked for these, and nobody promised them
 
 
 def test_explain_predicts_the_limits(box: Box) -> None:

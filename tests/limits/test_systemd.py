@@ -53,22 +53,31 @@ class InUnit(NamedTuple):
         return json.loads(self.report.read_bytes()), err.decode()
 
 
-@contextmanager
-def in_unit(box: Box, code: str, *unit: str, host: bool = False, mode: str = "prefer") -> Iterator[InUnit]:
-    """`runner exec` in a transient unit. `host`: started by a shell in the same unit."""
-    folder = box.plugin(code, limits=LIMITS)
-    report = box.caller.home / "report.json"
-    command = box.caller.command("exec", *box.policy_options(policy(mode)), "--report", report, folder)
-    if host:
-        command = ["/bin/sh", "-c", f"{shlex.join(command)}; exit $?"]
+MOVES = '[cgroups]\nhost = "move"\n'
+
+
+def in_transient(box: Box, unit: tuple[str, ...], command: list[str]) -> dict[str, Any]:
+    """What to start, and with which environment, to have a command in a transient unit."""
     variables = {**box.caller.environ, "RUNNER_DEBUG": "1"}
-    environ = {**os.environ, **variables}
     given = [f"--setenv={name}={value}" for name, value in variables.items()]
     if "--scope" in unit:
         given = []  # a scope inherits our environment
+    return {"args": [*MANAGER, *unit, *given, "--", *command], "env": {**os.environ, **variables}}
+
+
+@contextmanager
+def in_unit(
+    box: Box, code: str, *unit: str, host: bool = False, mode: str = "prefer", more: str = ""
+) -> Iterator[InUnit]:
+    """`runner exec` in a transient unit. `host`: started by a shell in the unit. `more`: of the policy."""
+    folder = box.plugin(code, limits=LIMITS)
+    report = box.caller.home / "report.json"
+    options = box.policy_options(policy(mode) + more)
+    command = box.caller.command("exec", *options, "--report", report, folder)
+    if host:
+        command = ["/bin/sh", "-c", f"{shlex.join(command)}; exit $?"]
     with subprocess.Popen(
-        [*MANAGER, *unit, *given, "--", *command],
-        env=environ,
+        **in_transient(box, unit, command),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -149,9 +158,40 @@ def test_the_plugin_stays_within_the_limits_of_the_unit(box: Box) -> None:
     with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M", host=True) as running:
         own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
         assert plugin == own or own in plugin.parents
-        report = running.go_on()
+        report, err = running.go_on_and_tell()
     assert enforced(report) == {"memory": "RLIMIT_DATA", "pids": "RLIMIT_NPROC"}
+    assert "not enforced in full: memory by RLIMIT_DATA, pids by RLIMIT_NPROC" in err
     assert "sh (" in next(b["detail"] for b in report["limits"] if b["name"] == "memory")
+
+
+def test_beside_a_host_that_may_be_moved(box: Box) -> None:
+    """The unit's limits keep the runner from looking for a group above."""
+    unit = (*SCOPE, "-p", "MemoryMax=500M")
+    with in_unit(box, WAITS, *unit, host=True, more=MOVES) as running:
+        own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
+        status = Path(f"/proc/{running.runner}/status").read_text().split()
+        host = group_of(int(status[status.index("PPid:") + 1]), "memory")
+        assert own.name.endswith("-self") and own.parent == host.parent == plugin.parent
+        assert host.name == "runner-host" and host.parent == unit_of(host)
+        assert (plugin / "memory.max").read_text() == f"{64 << 20}\n"
+        report, err = running.go_on_and_tell()
+    assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
+    assert "not enforced in full" not in err
+
+
+def test_a_call_alone_in_a_unit(box: Box) -> None:
+    """The command has a fork server, which has a monitor: all three are ours, and leave the unit's group."""
+    folder, report = box.caller.home / "greeter", box.caller.home / "report.json"
+    box.caller("new", "nexo", folder)
+    options = box.policy_options(policy("require"))
+    command = box.caller.command(
+        "call", *options, "--cpu", "0.5", "--report", report, folder, "greeter_greet", "--input", "{}"
+    )
+    ended = subprocess.run(**in_transient(box, SERVICE, command), capture_output=True, timeout=120)
+    told = json.loads(report.read_bytes())
+    assert (ended.returncode, told["outcome"]["code"]) == (0, "ok"), ended
+    means = {b["name"]: b["enforced_by"] for b in told["limits"]}
+    assert [means[name] for name in ("memory", "pids", "cpu")] == ["cgroup v2"] * 3
 
 
 def test_alone_in_a_unit_with_limits(box: Box) -> None:
@@ -163,8 +203,10 @@ def test_alone_in_a_unit_with_limits(box: Box) -> None:
     assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
 
 
-def test_mode_require_without_usable_controllers(box: Box) -> None:
-    with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M", host=True, mode="require") as running:
+@pytest.mark.parametrize("mode", ["require", "delegated"])
+def test_mode_require_without_usable_controllers(box: Box, mode: str) -> None:
+    """A delegated unit is one also with its host in it."""
+    with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M", host=True, mode=mode) as running:
         report = running.go_on()
     assert running.process.returncode == 125
     outcome = report["outcome"]

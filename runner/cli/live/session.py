@@ -17,6 +17,7 @@ from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
+from runner.launch.remote import forkserver
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
 from runner.launch.verdict import judge_error
@@ -91,6 +92,7 @@ class Conversation(NamedTuple):
 def run_on_trio(work: Callable[..., Awaitable[_T]], *given: Any) -> _T:
     gc.freeze()  # what was imported stays: the collector need not look through it
     gc.enable()
+    forkserver.is_command = True
     return trio.run(work, *given)
 
 

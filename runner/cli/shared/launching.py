@@ -70,7 +70,8 @@ class CommandLineHost:
             if fault is not None:
                 outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
                 raise Failure(outcome, EXEC_REFUSED)
-        if tells_before(planned) if self._tells is None else self._tells:
+        # What is kept may turn out otherwise: a group that cannot be made is replaced by something weaker.
+        if tells_before(planned) if self._tells is None else self._tells or planned.limits.told:
             _print_notes(planned, self.secrets, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:

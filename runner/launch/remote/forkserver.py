@@ -28,7 +28,7 @@ from runner.launch.remote.descriptors import receive_descriptors, send_descripto
 from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.stages import Invocation
 from runner.launch.stored.code import OwnCode, own_code, process_began
-from sandbox import CODE_ROOT
+from sandbox import CODE_ROOT, facts
 from sandbox.cell.contents import Contents
 from sandbox.codec import encode
 from sandbox.files import write_all
@@ -36,8 +36,8 @@ from sandbox.value import NamedTuple
 
 _GEAR_COUNT = len(Gear._fields)
 _START = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from runner.launch.remote.forkserver import main; main(int(sys.argv[1]))"
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from runner.launch.remote.forkserver import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 # What a launch imports where it needs it: `runner exec` mostly does not.
 _PRELOADED = (
@@ -51,9 +51,10 @@ _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 # --- in the fork server -------------------------------------------------------------------------------------
 
 
-def main(fd: int, *, preload: bool = True, since: float | None = None) -> NoReturn:
-    """The process that is started. `since`: when it began to import, in seconds since 1970, if that was in
-    another process."""
+def main(fd: int, command: int = 0, *, preload: bool = True, since: float | None = None) -> NoReturn:
+    """The process that is started. `command`: the pid of its host, if that is a command of ours. `since`:
+    when it began to import, in seconds since 1970, if that was in another process."""
+    facts.first_of_ours = command or os.getpid()
     if sys.flags.no_site:  # as its host
         sys.meta_path.append(LateSite())
     try:
@@ -233,6 +234,7 @@ class ForkServer(NamedTuple):
         os.close(self.pidfd)
 
 
+is_command = False  # whether this process is a command of ours, and not another program that uses the library
 _lock = threading.Lock()
 _current: ForkServer | None = None
 
@@ -298,6 +300,7 @@ def start_by_exec() -> ForkServer:
                 "-c",
                 _START,
                 str(theirs.fileno()),
+                str(os.getpid() if is_command else 0),
                 *dict.fromkeys((*path, CODE_ROOT)),
             ]
             debug = {"RUNNER_DEBUG": "1"} if os.environ.get("RUNNER_DEBUG") else {}
@@ -322,12 +325,13 @@ def start_by_exec() -> ForkServer:
 
 def start_by_fork() -> ForkServer | None:
     """Start one as a copy of this process: at once. It imports the launch while this process goes on. Only
-    for a process without threads that has not started trio. None: this one has. Afterwards `current` gives
-    the copy."""
-    global _current
+    for a command of ours, without threads, that has not started trio. None: this one has. Afterwards
+    `current` gives the copy."""
+    global _current, is_command
+    is_command = True
     if threading.active_count() != 1 or "trio" in sys.modules:
         return None
-    since = process_began()
+    since, command = process_began(), os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         pid = os.fork()
@@ -340,7 +344,7 @@ def start_by_fork() -> ForkServer | None:
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1) if os.environ.get("RUNNER_DEBUG") else (0, 1, 2):
                 os.dup2(null, number)
-            main(theirs.fileno(), preload=False, since=since)
+            main(theirs.fileno(), command, preload=False, since=since)
         finally:
             os._exit(1)
     theirs.close()

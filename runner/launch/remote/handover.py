@@ -117,9 +117,10 @@ class GivenSources(Sources):
         """The cgroups are looked at again only if they may be others than the plan was made with: if this
         process is in another one, or if the plan relies on who else is in it."""
         opened, limits = OpenPlan(planned.plan, self._descriptors), planned.limits
-        sites, own, look_again = planned.provision.sites, planned.provision.own_groups, survey_again
+        sites, own = planned.provision.sites, planned.provision.own_groups
+        look_again = survey_again(planned)
         if self._where != surroundings() or any(site.enable for site in sites):
-            found = survey(read_mounts())
+            found = survey(read_mounts(), move_host=planned.policy.move_host)
             limits, sites, own = assign(planned.grant, planned.policy, found), found.sites, found.own
             look_again = lambda: found  # noqa: E731 -- the same function with an answer that is known
 

@@ -82,7 +82,7 @@ def test_uncounted_swap_gives_a_warning(monkeypatch: pytest.MonkeyPatch, swap: b
 
 def machine(monkeypatch: pytest.MonkeyPatch, found: Survey) -> None:
     """A survey of another machine. Groups cannot be made there, so that is left out."""
-    monkeypatch.setattr(limits, "survey", lambda mounts: found)
+    monkeypatch.setattr(limits, "survey", lambda mounts, move_host: found)
     monkeypatch.setattr(limits, "_try", lambda found, disks, note: note("kills", 1))
 
 

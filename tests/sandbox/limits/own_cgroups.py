@@ -142,8 +142,8 @@ def make_own_cgroups(caller: Caller, *, alone: bool = False) -> Iterator[OwnCgro
                 made.append(host)
                 _enable_controllers(place)
                 _mark_delegated(host if alone else place)
-            _chown_to(place, caller)
-            _chown_to(host, caller)
+            chown_to(place, caller)
+            chown_to(host, caller)
             doors.append(host / "cgroup.procs")
         if not doors:
             pytest.skip("no cgroup can be made here")
@@ -151,7 +151,7 @@ def make_own_cgroups(caller: Caller, *, alone: bool = False) -> Iterator[OwnCgro
             # On v2 a cgroup with another process in it cannot enable controllers: runners use its parent.
             sleeper = _sleeper_in(doors)
         inside = replace(
-            caller, name=f"{caller.name} in own cgroups", prefix=_join_command(doors, caller.prefix)
+            caller, name=f"{caller.name} in own cgroups", prefix=join_command(doors, caller.prefix)
         )
         directories, leaves = elsewhere.run(inside, _find_sites)
         yield OwnCgroups(inside, tuple(map(Path, directories)), tuple(doors), leaves)
@@ -176,23 +176,23 @@ def beside_a_host(own: OwnCgroups, caller: Caller) -> Iterator[Caller]:
         if handing_down.exists() and handing_down.read_text().split():
             leaf = door.parent / "host"
             leaf.mkdir()
-            _chown_to(leaf, caller)
+            chown_to(leaf, caller)
             door = leaf / "cgroup.procs"
         doors.append(door)
     sleeper = _sleeper_in(doors)
     try:
-        yield replace(own.caller, prefix=_join_command(doors, caller.prefix))
+        yield replace(own.caller, prefix=join_command(doors, caller.prefix))
     finally:
         sleeper.kill()
         sleeper.wait()
 
 
-def _join_command(doors: Iterable[Path], prefix: Iterable[str]) -> tuple[str, ...]:
+def join_command(doors: Iterable[Path], prefix: Iterable[str]) -> tuple[str, ...]:
     return "/bin/sh", "-c", _JOIN, "join", *map(str, doors), "--", *prefix
 
 
 def _sleeper_in(doors: Sequence[Path]) -> subprocess.Popen[bytes]:
-    sleeper = subprocess.Popen(_join_command(doors, ("/bin/sleep", "1000")))
+    sleeper = subprocess.Popen(join_command(doors, ("/bin/sleep", "1000")))
     _wait_until(lambda: str(sleeper.pid) in doors[-1].read_text().split())
     return sleeper
 
@@ -226,7 +226,7 @@ def _enable_controllers(place: Path) -> None:
             (place / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
-def _chown_to(place: Path, caller: Caller) -> None:
+def chown_to(place: Path, caller: Caller) -> None:
     if os.geteuid() == 0 and caller.uid != 0:
         for path in (place, *(place / f"cgroup.{file}" for file in ("procs", "threads", "subtree_control"))):
             if path.exists():

@@ -236,6 +236,36 @@ def test_a_limit_without_a_cgroup_is_never_refused(name: str) -> None:
     assert not one(found, name).degraded
 
 
+# --- what a launch says about it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked_by", "survey", "told"),
+    [
+        ("command line", NONE, ("memory", "cpu")),
+        ("manifest", NONE, ("memory", "cpu")),
+        ("policy", NONE, ()),  # a default that nobody expects to work: explain, report and doctor tell it
+        ("policy", ROOTS_NONE, ("memory", "cpu")),  # in a delegated unit it is expected to
+        ("manifest", V2, ()),
+    ],
+)
+def test_what_is_told_of_a_weaker_limit(asked_by: str, survey: Survey, told: tuple[str, ...]) -> None:
+    limits = Limits(memory=64 << 20, cpu=0.5, tmp=1 << 20)
+    decided = tuple((name, asked_by) for name in ("memory", "cpu", "tmp"))
+    rules = policy()._replace(
+        limits=tuple((name, LimitRule(getattr(limits, name), None, "prefer")) for name in ("memory", "cpu"))
+    )
+    found = assign(granted(limits, decided_by=decided), rules, survey)
+    assert found.told == told
+    assert found.shortfall() == ("memory by RLIMIT_DATA, cpu by nothing" if told else "")
+
+
+def test_a_ceiling_that_cut_what_was_asked_for_is_no_default() -> None:
+    limits = Limits(cpu=8.0)
+    rules = policy()._replace(limits=(("cpu", LimitRule(None, 8.0, "prefer")),))
+    assert assign(granted(limits, decided_by=(("cpu", "policy"),)), rules, NONE).told == ("cpu",)
+
+
 # --- io needs a disk ---------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Survey
 from sandbox.limits.site import Site
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import wait_for
 
 ALL = " ".join(CONTROLLERS)
 
@@ -27,13 +31,19 @@ def surveyed(given: dict[str, Any]) -> dict[str, Any]:
     def opened(path: str, *how: Any, **more: Any) -> Any:
         return builtins.open(given["own"] if path == "/proc/self/cgroup" else path, *how, **more)
 
+    read, write = os.pipe()
+    child = os.fork() if given["has_child"] else 0
+    if given["has_child"] and child == 0:
+        os.close(write)
+        os.read(read, 1)  # until this process has ended
+        os._exit(0)
     for path in given["member"]:
         with open(f"{path}/cgroup.procs", "a", encoding="ascii") as file:
-            file.write(f"{os.getpid()}\n")
+            file.write(f"{os.getpid()}\n{f'{child}' if child else ''}\n")
     mounts = parse_mountinfo(os.fsencode(given["mountinfo"]))
     cgroup_survey.open = opened  # type: ignore[attr-defined]
     try:
-        found = cgroup_survey.survey(mounts)
+        found = cgroup_survey.survey(mounts, move_host=given["move_host"])
         own = cgroup_survey.own_hierarchies(mounts)
     finally:
         del cgroup_survey.open  # type: ignore[attr-defined]
@@ -56,6 +66,8 @@ class Machine:
         self.lines: list[bytes] = []  # of /proc/self/cgroup
         self.mounts: list[str] = []  # of /proc/self/mountinfo
         self.members: list[str] = []
+        self.move_host = False
+        self.has_child = False  # the process has started another, which is in the same groups
 
     def mount(self, where: str, fstype: str, options: str = "rw", root: str = "/") -> Path:
         point = self.base / where
@@ -104,7 +116,13 @@ class Machine:
         own = self.base / "own"
         own.write_bytes(b"".join(line + b"\n" for line in self.lines))
         mountinfo = "".join(line + "\n" for line in self.mounts)
-        return {"own": str(own), "mountinfo": mountinfo, "member": self.members}
+        return {
+            "own": str(own),
+            "mountinfo": mountinfo,
+            "member": self.members,
+            "move_host": self.move_host,
+            "has_child": self.has_child,
+        }
 
     def survey(self) -> dict[str, Any]:
         """Survey in this process, for results that do not depend on the user."""
@@ -142,6 +160,17 @@ def _mark(path: Path, name: str, value: bytes) -> None:
         pytest.skip(f"no extended attributes in {path}: {error.strerror}")
 
 
+@contextmanager
+def a_process_of(caller: Caller) -> Iterator[int]:
+    """Another process of the same user."""
+    with subprocess.Popen([*caller.prefix, "/bin/sleep", "1000"]) as process:
+        try:
+            assert wait_for(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", 20)
+            yield process.pid
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def machine(plugin_dir: Path) -> Machine:
     return Machine(plugin_dir)
@@ -177,6 +206,7 @@ def test_our_own_delegated_group(machine: Machine, unified: Path, runner_as: Cal
         "line": "0::/slice/our.scope",
         "enable": sorted(CONTROLLERS),  # nothing is handed down yet,
         "leave": True,  # and cannot be while we are in it
+        "host": False,
     }
     assert found["lacks"] == {} and found["delegated"] is True
 
@@ -279,21 +309,83 @@ def test_bounds_further_up_are_not_left_behind(machine: Machine, unified: Path, 
 
 
 def test_others_in_our_group(machine: Machine, unified: Path, runner_as: Caller) -> None:
-    """The kernel then hands nothing down, and the remedy names these processes."""
+    """The kernel then hands nothing down, and the remedy names these processes, but none that has ended."""
     own = machine.group(
-        unified / "our.scope", has=ALL, others=(os.getpid(), 4194303), delegated=b"1", bounds=BOUND
+        unified / "our.scope", has=ALL, others=(os.getpid(), 4194303, 1), delegated=b"1", bounds=BOUND
     )
     machine.stand_in("0::/our.scope", own)
     found = machine.survey_as(runner_as, own)
     assert site(found)["controllers"] == [] and site(found)["enable"] == []
     assert set(found["lacks"]) == set(CONTROLLERS)
     reason, remedy = found["lacks"]["memory"]
-    name = Path("/proc/self/comm").read_text().strip()
-    assert reason == (
-        f"{own} cannot hand its controllers down while processes are in it: {name} ({os.getpid()}), 4194303"
-    )
-    assert "DelegateSubgroup=" in remedy and DELEGATE in remedy
-    assert found["delegated"] is (runner_as.uid == 0)
+    names = [f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})" for pid in (os.getpid(), 1)]
+    assert reason == (f"{own} cannot hand its controllers down while processes are in it: {', '.join(names)}")
+    assert "DelegateSubgroup=" in remedy and 'host = "move" under [cgroups]' in remedy
+    assert found["delegated"] is True  # though nothing can be handed down: limits can be expected to work
+
+
+@pytest.mark.parametrize("move_host", [False, True], ids=["stay", "move"])
+def test_a_host_that_may_be_moved(
+    machine: Machine, unified: Path, runner_as: Caller, move_host: bool
+) -> None:
+    """The policy decides. What is ours, here a child of the survey's own process, is moved in any case."""
+    slice_ = machine.group(unified / "slice", has=ALL, bounds=BOUND)
+    own = machine.group(slice_ / "our.service", has=ALL, delegated=b"1", bounds=BOUND)
+    machine.stand_in("0::/slice/our.service", own)
+    machine.move_host, machine.has_child = move_host, True
+    alone = site(machine.survey_as(runner_as, own))
+    assert (alone["enable"], alone["leave"], alone["host"]) == (sorted(CONTROLLERS), True, False)
+    (own / "cgroup.procs").write_text("")
+    with a_process_of(runner_as) as host:
+        (own / "cgroup.procs").write_text(f"{host}\n")
+        found = machine.survey_as(runner_as, own)
+    if move_host:
+        assert (site(found)["enable"], site(found)["host"]) == (sorted(CONTROLLERS), True)
+        assert found["lacks"] == {}
+    else:
+        assert (site(found)["enable"], site(found)["host"]) == ([], False)
+        assert set(found["lacks"]) == set(CONTROLLERS)
+
+
+def test_a_host_that_nobody_may_move(machine: Machine, unified: Path, runner_as_user: Caller) -> None:
+    """Of another user, or in a unit that was not delegated."""
+    slice_ = machine.group(unified / "slice", has=ALL, bounds=BOUND)
+    own = machine.group(slice_ / "our.service", has=ALL, delegated=b"1", bounds=BOUND, others=(1,))
+    machine.stand_in("0::/slice/our.service", own)
+    machine.move_host = True
+    found = machine.survey_as(runner_as_user, slice_, own)
+    assert site(found)["enable"] == [] and found["delegated"] is True
+    assert "of other users are not moved" in found["lacks"]["memory"][0]
+    os.setxattr(own, "user.delegate", b"0")  # and the group above is ours too, as below a user's own systemd
+    (own / "cgroup.procs").write_text("")
+    with a_process_of(runner_as_user) as host:
+        (own / "cgroup.procs").write_text(f"{host}\n")
+        found = machine.survey_as(runner_as_user, slice_, own)
+        assert site(found)["enable"] == [] and found["delegated"] is False
+        assert "[cgroups]" not in found["lacks"]["memory"][1]
+        os.setxattr(own, "user.delegate", b"1")  # the control
+        assert site(machine.survey_as(runner_as_user, slice_, own))["host"] is True
+
+
+@pytest.mark.needs("root")
+def test_a_group_of_ours_in_one_of_roots_was_delegated(
+    machine: Machine, unified: Path, runner_as_user: Caller
+) -> None:
+    """Before systemd 251 an ordinary user could not see the mark."""
+    own = machine.group(unified / "our.service", has=ALL, others=(1,), bounds=BOUND)
+    machine.stand_in("0::/our.service", own)
+    assert machine.survey_as(runner_as_user, own)["delegated"] is True
+    assert machine.survey_as(runner_as_user, unified, own)["delegated"] is False  # the control
+
+
+def test_beside_a_host_that_was_moved(machine: Machine, unified: Path, runner_as: Caller) -> None:
+    """What the host starts is born in its leaf. That is no place for groups, and nobody has to move again."""
+    handed = machine.group(unified / "our.service", has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
+    own = machine.group(handed / "runner-host", has=ALL, others=(1,))
+    machine.stand_in("0::/our.service/runner-host", own)
+    found = site(machine.survey_as(runner_as, handed, own))
+    assert (found["directory"], found["controllers"]) == (str(handed), sorted(CONTROLLERS))
+    assert (found["enable"], found["leave"], found["host"]) == ([], False, False)
 
 
 def test_others_in_our_group_and_a_usable_one_above(
@@ -354,6 +446,7 @@ def test_root_goes_up_to_a_slice_that_hands_down(
         "line": "0::/system.slice",
         "enable": [],
         "leave": False,
+        "host": False,
     }
 
 
@@ -503,6 +596,7 @@ def test_controllers_that_are_mounted_together(machine: Machine) -> None:
         "line": "3:cpu,cpuacct:",
         "enable": [],
         "leave": False,
+        "host": False,
     }
 
 

@@ -315,7 +315,7 @@ def imported(given: dict[str, Any], told: str) -> list[Any]:
 
     forkserver._START = f"""
 import os, sys
-sys.path[:] = sys.argv[2:]
+sys.path[:] = sys.argv[3:]
 from runner.launch.remote import forkserver, keeper
 keep, leave = keeper.keep, os._exit
 def watched(*args, **more):
@@ -328,7 +328,7 @@ def watched(*args, **more):
     os._exit = tell
     keep(*args, **more)
 keeper.keep = watched
-forkserver.main(int(sys.argv[1]))
+forkserver.main(int(sys.argv[1]), int(sys.argv[2]))
 """
 
     async def main() -> None:
@@ -430,6 +430,47 @@ def test_it_has_nothing_of_its_host(box: Box, how: str) -> None:
         "caught": 0,
         "gone": True,
     }
+
+
+def related(given: dict[str, Any], how: str) -> bool:
+    """Whether a monitor takes its host for a stranger, and its fork server not."""
+    import os
+
+    from runner.launch.remote import forkserver
+
+    told: str = given["told"]
+    tells = f"""
+import os
+from runner.launch.remote import forkserver
+from sandbox import facts
+def tell(*_):
+    server = os.getpid()
+    if os.fork() == 0:  # as a monitor
+        with open({told!r} + ".part", "w") as file:
+            file.write(str(facts.strangers([{os.getpid()}, server, os.getpid()]) == [{os.getpid()}]))
+        os.rename({told!r} + ".part", {told!r})
+        os._exit(0)
+    os.wait()
+forkserver.serve = tell
+"""
+    if how == "fork":
+        exec(tells, {})  # noqa: S102 -- the same words as for the other ways
+        assert forkserver.start_by_fork() is not None
+    else:
+        start = "\nforkserver.main(int(sys.argv[1]), int(sys.argv[2]))"
+        forkserver._START = f"import sys; sys.path[:] = sys.argv[3:]{tells}{start}"
+        forkserver.is_command = how == "command"
+        forkserver.start_by_exec()
+    assert wait_for(lambda: os.path.exists(told), 30)
+    with open(told) as file:
+        return file.read() == "True"
+
+
+@pytest.mark.parametrize(("how", "stranger"), [("fork", False), ("command", False), ("library", True)])
+def test_a_host_is_ours_only_if_it_is_a_command_of_ours(box: Box, how: str, stranger: bool) -> None:
+    """What is ours may be moved to another group. A program that uses the library is not."""
+    given = {"told": str(box.caller.home / "told")}
+    assert monitored_plugins.run(box, related, given, how) is stranger
 
 
 def misled(given: dict[str, Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from runner.cli.shared.launching import CommandLineHost
 from runner.launch.stored import run
 from runner.launch.stored.entry import PlanEntry, Told, told_by
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
+from sandbox.limits.assigned import AssignedLimits
 
 ENTRY = PlanEntry(1, (), (), False, (), b"")
 LATE = Failure(Outcome("launch_failed", "launch", "too late", "resources"), EXEC_NO_CAGE)
@@ -42,6 +44,6 @@ def test_nothing_is_tried_again_once_the_start_was_next(
 def test_a_host_is_ready_when_everything_is_acquired() -> None:
     host = CommandLineHost(is_new=False, tells=False)
     assert not host.is_ready
-    planned: Any = None
+    planned: Any = SimpleNamespace(limits=AssignedLimits())
     host.see_ready(planned)
     assert host.is_ready
