@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from tests.limits.cage import Box, by_cgroup
+from tests.limits.cage import Box
+from tests.limits.socket_ways import WAY_NAMES, WAYS
 
 MIB = 1 << 20
 
@@ -100,32 +101,38 @@ def test_queued_datagrams_count_as_memory(box: Box) -> None:
         assert running.end().outcome == ("ok", "run", "")
 
 
-# Datagrams that are not finished, which the kernel's counters do not show. It begins when the runner has had
-# its first look.
-UNFINISHED = """
-import json, socket, sys, time
+# Holds so many bytes in each of these ways, says so, and waits for the end of its stdin.
+EACH = """
 print("ready", flush=True)
-time.sleep(1.5)
-held = []
-for _ in range({sockets}):
-    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sender.connect(("127.0.0.1", 9))
-    sender.send(bytes(65000), socket.MSG_MORE)
-    held.append(sender)
-print(json.dumps(len(held)), flush=True)
+print(json.dumps({{name: ALL[name]({goal}) for name in {ways}}}), flush=True)
 sys.stdin.read()
 """
+LARGE = 32 * MIB
 
 
-def test_datagrams_that_are_held_back_count_as_memory(box: Box) -> None:
-    if by_cgroup(box, "memory"):
-        pytest.skip("where a cgroup enforces memory, nobody counts what a UDP socket has not sent yet")
-    limits = {"memory": "32M", "open_files": 1024}
-    with box.running(UNFINISHED.format(sockets=900), limits=limits) as running:
-        running.process.wait(15)  # well before the tables are read although the counters show nothing
+def test_all_that_sockets_hold_is_memory(box: Box) -> None:
+    """In nine ways, most of which no cgroup charges. If one did not count, it would be less than the limit:
+    a plugin of a cgroup has some MiB beside its sockets."""
+    code = WAYS + EACH.format(ways=WAY_NAMES[:9], goal=LARGE)
+    most = 9 * LARGE - 6 * MIB
+    with box.running(code, limits={"memory": most, "open_files": 2048}) as running:
+        running.process.wait(60)
+        result = running.end()
+    assert result.outcome == ("crashed", "run", "oom")
+    assert result.usage["memory_peak"] > most
+    with box.running(code, limits={"memory": 11 * LARGE, "open_files": 2048}) as running:
+        held = json.loads(running.line())  # the control
+        assert len(held) == 9 and all(LARGE <= each < 1.1 * LARGE for each in held.values())
+        assert running.end().outcome == ("ok", "run", "")
+
+
+def test_sockets_that_no_process_has_count_as_the_most_they_could_hold(box: Box) -> None:
+    code = WAYS + EACH.format(ways=["UDP errors, in transit"], goal=LARGE)
+    with box.running(code, limits={"memory": LARGE + 16 * MIB, "open_files": 2048}) as running:
+        running.process.wait(60)
         assert running.end().outcome == ("crashed", "run", "oom")
-    with box.running(UNFINISHED.format(sockets=100), limits={**limits, "memory": "256M"}) as running:
-        assert running.line() == "100"  # the control
+    with box.running(code, limits={"memory": 256 * LARGE, "open_files": 2048}) as running:
+        assert json.loads(running.line())["UDP errors, in transit"] >= LARGE  # the control
         assert running.end().outcome == ("ok", "run", "")
 
 
