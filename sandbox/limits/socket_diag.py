@@ -44,7 +44,7 @@ class DiagFault(Exception):
     """The kernel does not list these sockets: it was built without, or the module cannot be loaded."""
 
 
-class Entry(NamedTuple):
+class ListedSocket(NamedTuple):
     inode: int  # 0: no process has it: not accepted yet, or closed
     held: int | None  # bytes; None: no socket yet, or no more, but a record of a connection
 
@@ -80,7 +80,7 @@ UNIX = _List(
 )
 
 
-def list_sockets(kernel: _socket.socket, wanted: _List) -> Generator[list[Entry], None, None]:
+def list_sockets(kernel: _socket.socket, wanted: _List) -> Generator[list[ListedSocket], None, None]:
     """All sockets of one kind, part by part. Raises DiagFault."""
     try:
         yield from _drain(kernel)
@@ -89,7 +89,7 @@ def list_sockets(kernel: _socket.socket, wanted: _List) -> Generator[list[Entry]
         while True:
             # The kernel writes the next part while this one is received: nothing is waited for.
             chunk = kernel.recv(_CHUNK_BYTES, _socket.MSG_DONTWAIT)
-            found: list[Entry] = []
+            found: list[ListedSocket] = []
             at = 0
             while at + _HEADER.size <= len(chunk):
                 length, kind, _, _, _ = _HEADER.unpack_from(chunk, at)
@@ -105,7 +105,7 @@ def list_sockets(kernel: _socket.socket, wanted: _List) -> Generator[list[Entry]
         raise DiagFault from None
 
 
-def _drain(kernel: _socket.socket) -> Generator[list[Entry], None, None]:
+def _drain(kernel: _socket.socket) -> Generator[list[ListedSocket], None, None]:
     """Read to its end a list that nobody wanted to the end."""
     try:
         while kernel.recv(_CHUNK_BYTES, _socket.MSG_DONTWAIT):
@@ -114,15 +114,15 @@ def _drain(kernel: _socket.socket) -> Generator[list[Entry], None, None]:
         pass
 
 
-def _read(chunk: bytes, begin: int, end: int, wanted: _List) -> Entry:
+def _read(chunk: bytes, begin: int, end: int, wanted: _List) -> ListedSocket:
     (inode,) = _INODE.unpack_from(chunk, begin + wanted.inode)
     at = begin + wanted.attributes
     while at + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(chunk, at)
         if kind == wanted.memory:
-            return Entry(inode, held_by(chunk, at + _ATTRIBUTE.size))
+            return ListedSocket(inode, held_by(chunk, at + _ATTRIBUTE.size))
         at += max((length + 3) & ~3, _ATTRIBUTE.size)
-    return Entry(inode, None)
+    return ListedSocket(inode, None)
 
 
 def held_by(memory: bytes, at: int = 0) -> int:

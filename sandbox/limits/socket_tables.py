@@ -4,7 +4,7 @@ The kernel lists the sockets of a network namespace: those with an address. Two 
 what they hold: a TCP socket whose connection was reset, and a UDP socket that was disconnected. If so many of
 them are missing that it matters, they are asked one by one, through the descriptors of its processes. What no
 process has either (in transit through a unix socket, never accepted, or closed while a thread waits for it)
-counts as the most that one socket can hold, unless there are only a few, or they are gone half a second later.
+counts as the most that one socket can hold, unless there are only a few, or they are gone in half a second.
 
 On the host's network nobody can tell whose a listed socket is: then only the descriptors count.
 """
@@ -24,7 +24,7 @@ from sandbox.limits.socket_diag import (
     UDP6,
     UNIX,
     DiagFault,
-    Entry,
+    ListedSocket,
     held_by,
     list_sockets,
     open_in,
@@ -54,7 +54,7 @@ _PIDFD_GETFD = 438  # the same number on every architecture
 _SO_MEMINFO = 55
 
 
-class Network(NamedTuple):
+class SocketLists(NamedTuple):
     """Descriptors for a namespace. They keep it open: its processes may come and go."""
 
     texts: tuple[int, ...]  # of /proc/net
@@ -67,7 +67,7 @@ class Network(NamedTuple):
             self.kernel.close()
 
 
-def open_network(pid: int) -> Network | None:
+def open_network(pid: int) -> SocketLists | None:
     """Of a process in the namespace. None: it has ended, or is not in one of its own."""
     texts: list[int] = []
     try:
@@ -78,7 +78,7 @@ def open_network(pid: int) -> Network | None:
         try:
             namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         except PermissionError:
-            return Network(tuple(texts), None)
+            return SocketLists(tuple(texts), None)
         try:
             if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
                 raise ProcessLookupError  # its number belongs to another process by now
@@ -90,7 +90,7 @@ def open_network(pid: int) -> Network | None:
         for fd in texts:
             os.close(fd)
         return None
-    return Network(tuple(texts), kernel)
+    return SocketLists(tuple(texts), kernel)
 
 
 class SocketTables:
@@ -98,7 +98,7 @@ class SocketTables:
     `unix`: whether unix sockets count, which a cgroup charges as the memory of who sends."""
 
     def __init__(
-        self, network: Network | None, processes: Callable[[], Iterable[int]], most: float, unix: bool
+        self, network: SocketLists | None, processes: Callable[[], Iterable[int]], most: float, unix: bool
     ) -> None:
         self._network = network
         self._processes = processes
@@ -148,7 +148,7 @@ class SocketTables:
         self.is_sure = missing <= self._missing
         return min(self._missing, missing)
 
-    def _list(self, network: Network, listed: _Listed, limit: float) -> Generator[None, None, bool]:
+    def _list(self, network: SocketLists, listed: _Listed, limit: float) -> Generator[None, None, bool]:
         """Whether the kernel has listed all sockets that have an address, with all that they hold."""
         by_diag = network.kernel is not None
         if network.kernel is not None:
@@ -189,7 +189,7 @@ class _Listed:
     def is_over(self, limit: float) -> bool:
         return self.held > limit or self.sockets > _MOST_SOCKETS
 
-    def add(self, entries: Iterable[Entry], counts: bool = True) -> None:
+    def add(self, entries: Iterable[ListedSocket], counts: bool = True) -> None:
         for inode, held in entries:
             if held is None:
                 self.held += EMPTY_CONNECTION_BYTES
@@ -212,7 +212,7 @@ def _lines(fd: int) -> Iterator[list[bytes]]:
         yield lines
 
 
-def entries_of(lines: Iterable[bytes], netlink: bool = False) -> Iterator[Entry]:
+def entries_of(lines: Iterable[bytes], netlink: bool = False) -> Iterator[ListedSocket]:
     """Of a /proc/net/tcp, udp, or netlink."""
     for line in lines:
         words = line.split()
@@ -220,14 +220,14 @@ def entries_of(lines: Iterable[bytes], netlink: bool = False) -> Iterator[Entry]
             continue  # the head, or cut short
         if netlink:
             if words[2] != b"0":  # the kernel's own ends
-                yield Entry(int(words[9]), int(words[4]) + int(words[5]))
+                yield ListedSocket(int(words[9]), int(words[4]) + int(words[5]))
         elif words[3] in _CONNECTIONS_ONLY:
-            yield Entry(0, None)
+            yield ListedSocket(0, None)
         elif words[3] == _LISTENING:  # the column counts connections, not bytes
-            yield Entry(int(words[9]), 0)
+            yield ListedSocket(int(words[9]), 0)
         else:
             sent, _, received = words[4].partition(b":")
-            yield Entry(int(words[9]), int(sent, 16) + int(received, 16))
+            yield ListedSocket(int(words[9]), int(sent, 16) + int(received, 16))
 
 
 # --- descriptors --------------------------------------------------------------------------------------------

@@ -14,28 +14,6 @@ from tests.limits.socket_ways import WAY_NAMES, WAYS
 
 MIB = 1 << 20
 
-# Fills many connections to itself and prints how many bytes fit. Then it waits for the end of its stdin: it
-# does not end by itself.
-MANY = """
-import json, os, socket, sys
-print("ready", flush=True)
-held, sent, server = [], 0, socket.socket()
-server.bind(("127.0.0.1", 0))
-server.listen(5)
-while sent < {enough} and len(held) < {most}:
-    client = socket.socket()
-    client.connect(server.getsockname())
-    held += [client, server.accept()[0]]
-    client.setblocking(False)
-    try:
-        while sent < {enough}:
-            sent += client.send(bytes(1 << 16))
-    except BlockingIOError:
-        pass
-print(json.dumps(sent), flush=True)
-sys.stdin.read()
-"""
-
 # A server and its client in one process, like development servers and language runtimes.
 ECHO = """
 import json, socket, threading
@@ -58,47 +36,6 @@ for _ in range(50):
             got += 65536
 print(json.dumps(got))
 """
-
-
-def test_sockets_with_more_than_the_limit_end_the_plugin(box: Box) -> None:
-    code = MANY.format(enough=256 * MIB, most=800)
-    limits = {"memory": "48M", "open_files": 1024}
-    with box.running(code, limits=limits) as running:
-        # Its stdin stays open: only the limit ends it.
-        running.process.wait(60)
-        result = running.end()
-    assert result.outcome == ("crashed", "run", "oom")
-    assert "memory" in result.hits
-    # The control: with a higher limit the plugin keeps its sockets.
-    with box.running(MANY.format(enough=32 * MIB, most=800), limits={**limits, "memory": "256M"}) as running:
-        assert int(running.line()) >= 32 * MIB
-        assert running.end().outcome == ("ok", "run", "")
-
-
-DATAGRAMS = """
-import json, socket, sys
-print("ready", flush=True)
-held, sent = [], 0
-while sent < {enough} and len(held) < 400:
-    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-    receiver.bind(("127.0.0.1", 0))
-    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    held += [receiver, sender]
-    for _ in range(60):
-        sent += sender.sendto(bytes(60000), receiver.getsockname())
-print(json.dumps(sent), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_queued_datagrams_count_as_memory(box: Box) -> None:
-    with box.running(DATAGRAMS.format(enough=256 * MIB), limits={"memory": "32M"}) as running:
-        running.process.wait(60)
-        assert running.end().outcome == ("crashed", "run", "oom")
-    with box.running(DATAGRAMS.format(enough=16 * MIB), limits={"memory": "256M"}) as running:
-        assert int(running.line()) >= 16 * MIB  # the control
-        assert running.end().outcome == ("ok", "run", "")
 
 
 # Holds so many bytes in each of these ways, says so, and waits for the end of its stdin.

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sandbox.limits import socket_tables
-from sandbox.limits.socket_diag import TCP, DiagFault, Entry, list_sockets, open_in
+from sandbox.limits.socket_diag import TCP, DiagFault, ListedSocket, list_sockets, open_in
 from sandbox.limits.socket_meter import most_of_one, shown_by
-from sandbox.limits.socket_tables import Network, SocketTables, entries_of, open_network
+from sandbox.limits.socket_tables import SocketLists, SocketTables, entries_of, open_network
 from tests.limits.socket_ways import WAY_NAMES, WAYS
 
 MIB = 1 << 20
@@ -33,20 +33,23 @@ NETLINK = (
     ("lines", "entries"),
     [
         ("", []),
-        (LINE.format(state="01", sent=1000, received=500), [Entry(7, 1500)]),
-        (LINE.format(state="0A", sent=128, received=7), [Entry(7, 0)]),  # listening: connections, not bytes
-        (LINE.format(state="06", sent=0, received=0) * 2, [Entry(0, None)] * 2),
+        (LINE.format(state="01", sent=1000, received=500), [ListedSocket(7, 1500)]),
+        (
+            LINE.format(state="0A", sent=128, received=7),
+            [ListedSocket(7, 0)],
+        ),  # listening: connections, not bytes
+        (LINE.format(state="06", sent=0, received=0) * 2, [ListedSocket(0, None)] * 2),
         ("   0: 0100007F:8C", []),
     ],
     ids=["none", "both queues", "listening", "closed", "cut short"],
 )
-def test_a_text(lines: str, entries: list[Entry]) -> None:
+def test_a_text(lines: str, entries: list[ListedSocket]) -> None:
     assert list(entries_of((HEAD + lines).encode().split(b"\n"))) == entries
 
 
 def test_the_text_of_netlink() -> None:
     """Without the kernel's own ends."""
-    assert list(entries_of(NETLINK.encode().split(b"\n"), True)) == [Entry(5, 930)]
+    assert list(entries_of(NETLINK.encode().split(b"\n"), True)) == [ListedSocket(5, 930)]
 
 
 # In a network namespace of its own. It holds what it is told to until it is told something else.
@@ -91,7 +94,7 @@ def holder() -> Iterator[Holder]:
 
 
 @pytest.fixture(scope="module")
-def network(holder: Holder) -> Iterator[Network]:
+def network(holder: Holder) -> Iterator[SocketLists]:
     opened = open_network(holder.pid)
     assert opened is not None
     yield opened
@@ -109,7 +112,7 @@ def ended(reading: Generator[None, None, float]) -> float:
 
 @pytest.mark.parametrize("by_diag", [True, False], ids=["sock_diag", "texts"])
 def test_each_way_to_hold_memory_counts(
-    holder: Holder, network: Network, by_diag: bool, monkeypatch: pytest.MonkeyPatch
+    holder: Holder, network: SocketLists, by_diag: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control is what the holder says: each of its sockets tells it how much it holds."""
     assert network.kernel is not None, "the kernel of a test machine has sock_diag"
@@ -137,7 +140,7 @@ def test_each_way_to_hold_memory_counts(
     assert {way for way, share in told.items() if share > 1.5} == {"UDP errors, in transit"}
 
 
-def test_what_is_charged_to_the_sender_by_a_cgroup_counts_once(holder: Holder, network: Network) -> None:
+def test_what_is_charged_to_the_sender_by_a_cgroup_counts_once(holder: Holder, network: SocketLists) -> None:
     holder.hold("unix")
     tables = SocketTables(network, lambda: [holder.pid], most_of_one(), unix=False)
     assert ended(tables.read(holder.used, math.inf)) < MIB
@@ -155,7 +158,7 @@ def test_on_the_hosts_network_only_what_its_processes_have_counts(holder: Holder
 
 
 def test_a_look_ends_when_there_is_too_much(
-    holder: Holder, network: Network, monkeypatch: pytest.MonkeyPatch
+    holder: Holder, network: SocketLists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the next one begins anew."""
     held = holder.hold("UDP held back")
@@ -170,7 +173,7 @@ def test_a_look_ends_when_there_is_too_much(
 
 
 def test_more_sockets_than_are_looked_at_are_too_many(
-    holder: Holder, network: Network, monkeypatch: pytest.MonkeyPatch
+    holder: Holder, network: SocketLists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder.hold("UDP held back")
     monkeypatch.setattr(socket_tables, "_MOST_SOCKETS", 10)
@@ -179,7 +182,7 @@ def test_more_sockets_than_are_looked_at_are_too_many(
 
 
 def test_a_socket_that_is_missing_for_a_moment_does_not_count(
-    holder: Holder, network: Network, monkeypatch: pytest.MonkeyPatch
+    holder: Holder, network: SocketLists, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be closed, or passed to another process, while the others are looked at."""
     clock = [100.0]
@@ -205,7 +208,7 @@ def test_a_socket_that_is_missing_for_a_moment_does_not_count(
         assert tables.is_sure is (missing <= counted)
 
 
-def test_processes_that_may_not_be_inspected(holder: Holder, network: Network) -> None:
+def test_processes_that_may_not_be_inspected(holder: Holder, network: SocketLists) -> None:
     """As root in a container without CAP_SYS_PTRACE: then only the lists count, and nothing is missing."""
     script = f"""
 import sys
@@ -232,7 +235,7 @@ def test_a_process_of_our_own_network_is_not_the_plugin(holder: Holder) -> None:
         open_in(other.fileno())
 
 
-def test_a_kernel_that_does_not_list_them(network: Network) -> None:
+def test_a_kernel_that_does_not_list_them(network: SocketLists) -> None:
     assert network.kernel is not None
     with pytest.raises(DiagFault):
         list(list_sockets(network.kernel, TCP._replace(kind=20, request=bytes([45]) + TCP.request[1:])))
