@@ -29,9 +29,11 @@ _FASTEST_BYTES_PER_SECOND = 1 << 30
 _FASTEST_BYTES_PER_CPU_SECOND = 4 << 30
 _SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
 # The part of the time between two looks that a look should take. The plugin decides how many sockets there
-# are to look at, so this delays the next look at most by the factor below.
+# are to look at, so this delays the next look at most by the factor below. A plugin that does nothing is
+# looked at as much later.
 _LOOKING_SHARE = 0.05
 _LATER_FACTOR = 4
+_IDLE_CPU_SECONDS = 0.001
 # A hundred thousand sockets take half a second to look at. Whoever waits for other plugins in this process
 # waits no longer than this, and the time of one step. Then the rest is read without a pause: between the
 # steps, data can be moved to sockets that were read.
@@ -85,6 +87,8 @@ class SocketMeter(Meter):
         self._began = 0.0  # the look that is under way
         self._took = 0.0  # by its parts
         self._judged = _Judged()
+        self._before: float | Shown | None = None  # at the last look: processor time, or the counters
+        self._is_idle = False
         self._most = 0.0
         self.due = monotonic() + _SHORTEST_PAUSE_SECONDS
 
@@ -101,7 +105,10 @@ class SocketMeter(Meter):
         self._most = max(self._most, held)
         filled = max(0, self._limit - held) / _FASTEST_BYTES_PER_SECOND
         wait = min(LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, filled))
-        self.due = monotonic() + min(_LATER_FACTOR * wait, max(took / _LOOKING_SHARE, wait))
+        later = _LATER_FACTOR * wait
+        if self._is_idle:
+            wait = min(LONGEST_PAUSE_SECONDS, later)
+        self.due = monotonic() + min(later, max(took / _LOOKING_SHARE, wait))
         return "memory" if held > self._limit else None
 
     def peaks(self) -> Mapping[str, float]:
@@ -125,8 +132,10 @@ class SocketMeter(Meter):
                     return 0.0
                 shown = self._shown()
                 if shown is not None and not shown.sockets:
+                    self._is_idle = True
                     return shown.closed
             cpu = None if self._cgroup is None else self._cgroup.cpu()
+            self._see_idle(cpu, shown)
             if self._is_quiet(now, cpu, shown):
                 return self._judged.held
             charged = self._charged()
@@ -140,6 +149,13 @@ class SocketMeter(Meter):
             self._began, self._judged = now, _Judged(now, 0.0, 0.0, cpu, shown)
             self._reading = self._read(charged, 0 if shown is None else shown.closed)
         return self._go_on(self._reading, now)
+
+    def _see_idle(self, cpu: float | None, shown: Shown | None) -> None:
+        if cpu is not None and isinstance(self._before, float):
+            self._is_idle = cpu - self._before < _IDLE_CPU_SECONDS
+        else:
+            self._is_idle = cpu is None and shown is not None and shown == self._before
+        self._before = shown if cpu is None else cpu
 
     def _is_quiet(self, now: float, cpu: float | None, shown: Shown | None) -> bool:
         """Whether too little has happened since the last look for more than the limit."""

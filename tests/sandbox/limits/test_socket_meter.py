@@ -140,6 +140,19 @@ def test_a_plugin_that_uses_no_processor_time_is_not_looked_at(clock: list[float
         assert meter.reads == reads, (seconds, used)
 
 
+def test_a_plugin_that_does_nothing_is_looked_at_later(clock: list[float]) -> None:
+    group = Group()
+    meter, without, empty = (Scripted(64 * MIB, each) for each in (group, None, None))
+    empty.shown = Shown(0, 0, 0)
+    for used, queued, wait in ((0.0, 0, 0.0625), (0.0009, 0, 0.25), (0.002, 1, 0.0625), (0.0, 1, 0.25)):
+        clock[0] += 2.0
+        group.seconds = (group.seconds or 0) + used
+        without.shown = Shown(1, 0, queued)
+        for each, pause in ((meter, wait), (without, wait), (empty, 0.25)):
+            each.look({}, clock[0])
+            assert each.due == pytest.approx(clock[0] + pause)
+
+
 def test_where_nobody_counts_processor_time(clock: list[float]) -> None:
     meter = Scripted(64 * MIB)
     for seconds, shown, reads in (
