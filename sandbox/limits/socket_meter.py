@@ -42,10 +42,14 @@ _LONGEST_LOOK_SECONDS = 0.5
 # After this time a look is due although no processor time was used: what others send to the plugin is not in
 # its time.
 _TRUSTED_SECONDS = 30.0
-# Without a cgroup nobody tells the processor time. Then a look is due once a second, or when there are this
-# many more sockets, or when the queues of the whole machine hold this part of the limit more.
+# Without a cgroup the processes are asked for their time, unless they are more than this. Then a look is due
+# once a second, or when there are so many more sockets, or when the queues of the whole machine hold this
+# part of the limit more.
+_MOST_ASKED = 32
 _MORE_SOCKETS = 4
 _MORE_SHARE = 1 / 8
+# The time of a process that has ended is nowhere, so each change counts as this much.
+_CHANGE_CPU_SECONDS = 1.0
 
 _CONNECTION_BYTES = 512  # of a closed one
 _LARGEST_PACKET_BYTES = 128 << 10  # a queue takes one more when it is nearly full
@@ -60,6 +64,38 @@ class _Judged(NamedTuple):
     most: float = 0.0  # bytes, with what few sockets could hold
     cpu: float | None = None
     shown: Shown | None = None
+
+
+class _ProcessTimes:
+    """The processor time of some processes, of which the kernel keeps no sum."""
+
+    def __init__(self) -> None:
+        self._pids: list[int] | None = None
+        self._ticks = 0
+        self._sum = 0.0
+
+    def sum(self, pids: Iterable[int]) -> float | None:
+        """Seconds, or more. None: they are too many to ask."""
+        now = list(pids)
+        if len(now) > _MOST_ASKED:
+            self._pids = None
+            return None
+        ticks = sum(map(_ticks_of, now))
+        if now == self._pids:
+            self._sum += max(0, ticks - self._ticks) / os.sysconf("SC_CLK_TCK")
+        else:
+            self._sum += _CHANGE_CPU_SECONDS
+        self._pids, self._ticks = now, ticks
+        return self._sum
+
+
+def _ticks_of(pid: int) -> int:
+    """proc_pid_stat(5): its own time, and that of children it has waited for."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))
+    except OSError:
+        return 0  # it has ended
 
 
 class SocketMeter(Meter):
@@ -87,6 +123,7 @@ class SocketMeter(Meter):
         self._began = 0.0  # the look that is under way
         self._took = 0.0  # by its parts
         self._judged = _Judged()
+        self._times = _ProcessTimes()
         self._before: float | Shown | None = None  # at the last look: processor time, or the counters
         self._is_idle = False
         self._most = 0.0
@@ -134,16 +171,21 @@ class SocketMeter(Meter):
                 if shown is not None and not shown.sockets:
                     self._is_idle = True
                     return shown.closed
+            most = math.inf if shown is None else shown.closed + shown.sockets * self._each
+            if not self._charges and most <= self._limit:
+                self._see_idle(None, shown)
+                self._judged = _Judged(now, 0.0, most, None, shown)
+                return 0.0
             cpu = None if self._cgroup is None else self._cgroup.cpu()
+            if cpu is None:
+                cpu = self._times.sum(self._processes())
             self._see_idle(cpu, shown)
             if self._is_quiet(now, cpu, shown):
                 return self._judged.held
             charged = self._charged()
-            if shown is not None:
-                most = charged + shown.closed + shown.sockets * self._each
-                if most <= self._limit:
-                    self._judged = _Judged(now, charged, most, cpu, shown)
-                    return charged
+            if charged + most <= self._limit:
+                self._judged = _Judged(now, charged, charged + most, cpu, shown)
+                return charged
             if not self._open_tables():
                 return charged
             self._began, self._judged = now, _Judged(now, 0.0, 0.0, cpu, shown)

@@ -37,7 +37,8 @@ class Scripted(SocketMeter):
     """With counters and tables that the tests set."""
 
     def __init__(self, limit: int, group: Any = None, *, each: float = math.inf, **options: Any) -> None:
-        super().__init__(limit, lambda: 1, list, group, **options)
+        super().__init__(limit, lambda: 1, lambda: self.pids, group, **options)
+        self.pids = list(range(100))  # too many to ask for their time
         self._each = each
         self.shown: Shown | None = Shown(1, 0, 0)
         self.in_sockets = 0.0
@@ -169,6 +170,34 @@ def test_where_nobody_counts_processor_time(clock: list[float]) -> None:
         clock[0] += seconds
         meter.look({}, clock[0])
         assert meter.reads == reads, (seconds, shown)
+
+
+def test_the_processes_tell_their_time(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = {1: 100, 2: 0}
+    monkeypatch.setattr(socket_meter, "_ticks_of", lambda pid: ticks[pid])
+    meter = Scripted(1024 * MIB)
+    second = os.sysconf("SC_CLK_TCK")
+    for pids, used, reads in (
+        ([1, 2], 0.0, 1),
+        ([1, 2], 0.2, 0),
+        ([1, 2], 0.1, 1),
+        ([1], 0.0, 1),  # who knows how long the other one has run
+        ([1], 0.0, 0),
+    ):
+        meter.reads, meter.pids = 0, pids
+        ticks[1] += int(used * second)
+        clock[0] += 2.0
+        meter.look({}, clock[0])
+        assert meter.reads == reads, (pids, used)
+
+
+def test_the_time_of_a_process() -> None:
+    began = time.process_time()
+    before = socket_meter._ticks_of(os.getpid())
+    while time.process_time() < began + 0.05:
+        pass
+    assert socket_meter._ticks_of(os.getpid()) >= before + 0.03 * os.sysconf("SC_CLK_TCK")
+    assert socket_meter._ticks_of(2**22 + 1) == 0
 
 
 def test_as_long_as_sockets_are_missing_the_next_look_is_soon(clock: list[float]) -> None:
