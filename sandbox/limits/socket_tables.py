@@ -82,7 +82,7 @@ def open_network(pid: int) -> SocketLists | None:
         try:
             if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
                 raise ProcessLookupError  # its number belongs to another process by now
-            with suppress(PermissionError):
+            with suppress(OSError):
                 kernel = open_in(namespace)
         finally:
             os.close(namespace)

@@ -9,7 +9,7 @@ from __future__ import annotations
 WAY_NAMES = (
     *("netlink", "UDP received", "UDP errors", "UDP held back", "TCP", "TCP errors"),
     *("UDP received, disconnected", "UDP errors, disconnected", "TCP, reset"),
-    *("TCP errors, closed", "unix", "UDP errors, in transit"),
+    *("TCP errors, closed", "unix", "UDP errors, in transit", "attached filters"),
 )
 WAYS = r"""
 import array, ctypes, json, os, socket, struct, sys
@@ -190,6 +190,20 @@ def in_transit(goal):
     return total
 
 
+def filters(goal):
+    # A program that takes 8 KiB: a socket of any kind may have one.
+    load, end = struct.pack("HBBI", 0, 0, 0, 0), struct.pack("HBBI", 6, 0, 0, 0)
+    code = ctypes.create_string_buffer(load * 999 + end)
+    program = struct.pack("HxxxxxxQ", 1000, ctypes.addressof(code))
+    def add(_):
+        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        one.bind(("127.0.0.1", 0))
+        one.setsockopt(1, 26, program)
+        kept.append(one)
+        return held(one)
+    return until(goal, add)
+
+
 ALL = {
     "netlink": netlink,
     "UDP received": received,
@@ -205,5 +219,7 @@ ALL = {
     "TCP errors, closed": lambda goal: tcp_errors(goal, True),
     "UDP errors, in transit": in_transit,
     "unix": unix,
+    # The runner's filter may refuse these:
+    "attached filters": filters,
 }
 """
