@@ -171,7 +171,8 @@ def _with_sockets(started: Started, end: End) -> End:
     usage = end.exit.usage
     if held <= (usage.memory_peak or 0):
         return end
-    return end._replace(exit=end.exit._replace(usage=usage._replace(memory_peak=int(held))))
+    detail = "with what its sockets held in the kernel" if end.limit == "memory" else end.detail
+    return end._replace(exit=end.exit._replace(usage=usage._replace(memory_peak=int(held))), detail=detail)
 
 
 def _with_oom_around(started: Started, end: End) -> End:
