@@ -69,7 +69,6 @@ PARTS = {
         "sandbox.identity.uid_range",
         "sandbox.identity.leases",
         "sandbox.limits.socket_meter",
-        "sandbox.limits.socket_tables",
     ),
     # What it loads besides for a plugin with a state directory.
     "state": (

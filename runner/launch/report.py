@@ -224,7 +224,8 @@ def _peaks(ended: Ended | None) -> dict[str, float]:
     if planned.plan.limits.disk is not None and not planned.provision.unsandboxed:
         seen["disk"] = 0  # where there is no folder to write to, nobody has to look
     for meter in ended.started.meters:
-        seen.update(meter.peaks())
+        for name, peak in meter.peaks().items():
+            seen[name] = max(peak, seen.get(name) or 0)
     return {name: value for name, value in seen.items() if value is not None}
 
 

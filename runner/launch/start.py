@@ -75,11 +75,11 @@ def start(
             meters.append(MemoryMeter(cgroup))
         if cgroup is not None and limits.cpu_time is not None:
             meters.append(CpuTimeMeter(cgroup, limits.cpu_time))
+        if limits.memory is not None and not unsandboxed:
+            sockets = _socket_meter(acquired, limits.memory, cell)
+            meters += [] if sockets is None else [sockets]
         for meter in meters:
             stack.callback(meter.close)
-        if limits.memory is not None and not unsandboxed:
-            sockets = _socket_meter(stack, acquired, limits.memory, cell)
-            meters += [] if sockets is None else [sockets]
         meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
         yield Started(
             _as_watched(planned, plumbing),
@@ -140,7 +140,7 @@ def settle(started: Started, end: End, stop: Collection[int] = ()) -> tuple[End,
             late.append(inspection.exceeded)
     if disk is not None and disk.measure():
         late.append("disk")
-    end = end._replace(late=tuple(late))
+    end = _with_sockets(started, end._replace(late=tuple(late)))
     if late and not end.forced and end.breach is None:
         end = end._replace(reason="limit", limit=late[0])
     if disk is not None and end.limit == "disk":
@@ -163,6 +163,16 @@ def _begin_delivery(started: Started, end: End) -> tuple[GateProcess, float] | N
     until = time.monotonic() + seconds
     gate.dismiss()
     return gate, until if clocks.deadline is None else min(until, clocks.deadline)
+
+
+def _with_sockets(started: Started, end: End) -> End:
+    """What the plugin's sockets held in the kernel is memory too, which a cgroup does not count."""
+    held = max((meter.peaks().get("memory", 0) for meter in started.meters), default=0)
+    usage = end.exit.usage
+    if held <= (usage.memory_peak or 0):
+        return end
+    detail = "with what its sockets held in the kernel" if end.limit == "memory" else end.detail
+    return end._replace(exit=end.exit._replace(usage=usage._replace(memory_peak=int(held))), detail=detail)
 
 
 def _with_oom_around(started: Started, end: End) -> End:
@@ -188,24 +198,14 @@ def _with_breach(inspection: Inspection, end: End) -> End:
     return end._replace(reason="violation", breach=breach, limit=end.limit or breach.limit)
 
 
-def _socket_meter(stack: ExitStack, acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
-    """For data that waits in TCP sockets, if the kernel does not limit it and the seccomp filter lets a
-    plugin make such sockets."""
-    planned, plan, cgroup = acquired.planned, acquired.opened.plan, acquired.cgroup
+def _socket_meter(acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
+    """For what sockets hold in the kernel, if the seccomp filter lets a plugin make such sockets."""
+    plan = acquired.opened.plan
     if plan.seccomp == "strict":
         return None
-    if cgroup is not None and cgroup.memory_with_sockets() is not None:
-        from sandbox.limits.socket_meter import SocketMeter
-
-        return SocketMeter(limit, cgroup.memory_with_sockets)
-    if "memory" not in planned.limits.fallbacks or plan.share_network:
-        return None
     from sandbox.limits.socket_meter import SocketMeter
-    from sandbox.limits.socket_tables import SocketTables
 
-    tables = SocketTables(cell.member, limit)
-    stack.callback(tables.close)
-    return SocketMeter(limit, tables.held)
+    return SocketMeter(limit, cell.member, cell.processes, acquired.cgroup, plan.share_network)
 
 
 def _clocks(limits: Limits, began: float) -> Clocks:

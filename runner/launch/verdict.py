@@ -184,6 +184,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
     if "memory" in hits:
         # Whatever the exit code says: the kernel may have killed a child, and the program not have noticed.
         message = f"the plugin ran out of memory: its limit is {_amount('memory', limits)}"
+        message += f" ({end.detail})" if end.limit == "memory" and end.detail else ""
         return Outcome("crashed", "run", message, "oom", raise_hint("memory")), status
     if end.exit.counters.oom_kills:
         message = "the plugin was killed because the machine, or a group around the runner, ran out of memory"

@@ -161,17 +161,18 @@ class Cgroup:
                 return user / 1e9, system / 1e9
         return None, None
 
-    def memory_with_sockets(self) -> int | None:
-        """Memory that its processes have allocated, plus memory in their TCP sockets. Only for v1, which
-        counts and limits sockets separately. Without the page cache, which the kernel can reclaim."""
+    def memory_of_processes(self) -> int | None:
+        """Memory that is charged for its processes and cannot be reclaimed: without the page cache, and
+        without sockets of TCP and UDP, which only v2 charges here. v1 does not tell which of the kernel's
+        memory it could reclaim."""
         memory = self._by.get("memory")
-        if memory is None or memory.site.version == 2:
-            return None
-        sockets = memory.number("memory.kmem.tcp.usage_in_bytes")
-        if sockets is None:
+        if memory is None:
             return None
         stat = memory.table("memory.stat")
-        return sockets + stat.get("total_rss", 0) + stat.get("total_shmem", 0)
+        if memory.site.version == 1:
+            return stat.get("total_rss", 0) + stat.get("total_shmem", 0)
+        kernel = max(0, stat.get("kernel", 0) - stat.get("slab_reclaimable", 0))
+        return stat.get("anon", 0) + stat.get("shmem", 0) + kernel
 
     def oom_event(self) -> int | None:
         """A descriptor that becomes readable when memory runs out. Only on v1, where the kernel does not

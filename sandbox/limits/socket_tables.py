@@ -1,187 +1,298 @@
-"""Memory in the sockets of a cage's own network namespace, as the kernel's tables have it."""
+"""What each socket of a plugin holds in the kernel.
+
+The kernel lists the sockets of a network namespace: those with an address. Two kinds are in no list, and keep
+what they hold: a TCP socket whose connection was reset, and a UDP socket that was disconnected. If so many of
+them are missing that it matters, they are asked one by one, through the descriptors of its processes. What no
+process has either (in transit through a unix socket, never accepted, or closed while a thread waits for it)
+counts as the most that one socket can hold, unless there are only a few, or they are gone in half a second.
+
+On the host's network nobody can tell whose a listed socket is: then only the descriptors count.
+"""
 
 from __future__ import annotations
 
+import _socket
+import errno
 import math
 import os
 from time import monotonic
 
-from sandbox.limits.socket_meter import LONGEST_PAUSE_SECONDS, UNFINISHED
+from sandbox.limits.socket_diag import (
+    MEMORY_BYTES,
+    TCP,
+    UDP4,
+    UDP6,
+    UNIX,
+    DiagFault,
+    ListedSocket,
+    held_by,
+    list_sockets,
+    open_in,
+)
 from sandbox.scopes import suppress
-from sandbox.typed import Callable, Generator, Iterable
+from sandbox.spawn.libc import get_errno, open_libc
+from sandbox.typed import Callable, Container, Generator, Iterable, Iterator
 from sandbox.value import NamedTuple
 
 # An empty socket takes this much: the kernel's structures for it, its file and its inode.
-_EMPTY_SOCKET_BYTES = 4096
+EMPTY_SOCKET_BYTES = 4096
 # A closed connection, or one not yet established, takes this much. These belong to no process: a program that
 # makes many short connections has thousands of them.
-_EMPTY_CONNECTION_BYTES = 512
+EMPTY_CONNECTION_BYTES = 512
 _CONNECTIONS_ONLY = (b"03", b"06", b"0C")  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
 _LISTENING = b"0A"
-_HEAD = b"sl"  # the first word of a table
-# If the machine's counters show that the sockets hold no more than this part of the limit, the tables are
-# read once in LONGEST_PAUSE_SECONDS. Reading them costs milliseconds even if they are empty, because the
-# kernel walks through the table of all its namespaces. Its counters cost microseconds.
-_SPARE_SHARE = 0.5
-# How long the counters are believed if there are so few sockets that all they could hold unseen by the
-# counters fits as well. Five hundred idle plugins would otherwise keep two processors busy.
-_TRUSTED_SECONDS = 30.0
-# Since 6.0 the kernel may count so much late, for each processor: 1 MiB of TCP and 1 MiB of UDP.
-_LATE_BYTES = 2 << 20
-# What the counters do not show of one socket: what it is sending (UDP counts only what arrives), its error
-# queue, and the connections to it that are not established. Each has its limit, in bytes or in connections:
-# the kernel gives a socket twice the buffer that is asked for, and a new namespace has its own somaxconn.
-_BUFFER_LIMITS = ("wmem_max", "wmem_default", "rmem_max", "rmem_default")
-_MOST_UNESTABLISHED = 4096
-# For one table: a hundred thousand sockets. A larger table counts as over the limit.
-_TABLE_BYTES = 16 << 20
-# A hundred thousand sockets take a quarter of a second to look at. Whoever waits for other plugins in this
-# process waits no longer than this, and the time of one piece: some five hundred sockets.
-_SLICE_SECONDS = 0.01
-_PIECE_BYTES = 64 << 10
-# Then the rest is read without a pause: between the parts, data can be moved to sockets that were read.
-_LONGEST_LOOK_SECONDS = 0.5
+_TEXTS = ("tcp", "tcp6", "udp", "udp6", "netlink")  # a kernel may have no IPv6
+_PIECE_BYTES = 64 << 10  # of a text, at a time: some five hundred sockets
+_STEP_DESCRIPTORS = 32
+_MOST_SOCKETS = 100_000  # to look at; more count as over the limit
+# So many may be missing: the kernel frees a closed netlink socket some milliseconds later, and a program that
+# looks up many names always has closed some.
+_FEW_MISSING = 8
+_MISSING_SECONDS = 0.5
+
+_PIDFD_GETFD = 438  # the same number on every architecture
+_SO_MEMINFO = 55
+
+
+class SocketLists(NamedTuple):
+    """Descriptors for a namespace. They keep it open: its processes may come and go."""
+
+    texts: tuple[int, ...]  # of /proc/net
+    kernel: _socket.socket | None  # None: it does not list them, and the texts have to do
+
+    def close(self) -> None:
+        for fd in self.texts:
+            os.close(fd)
+        if self.kernel is not None:
+            self.kernel.close()
+
+
+def open_network(pid: int) -> SocketLists | None:
+    """Of a process in the namespace. None: it has ended, or is not in one of its own."""
+    texts: list[int] = []
+    try:
+        for name in _TEXTS:
+            with suppress(FileNotFoundError):
+                texts.append(os.open(f"/proc/{pid}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
+        kernel = None
+        try:
+            namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:
+            return SocketLists(tuple(texts), None)
+        try:
+            if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
+                raise ProcessLookupError  # its number belongs to another process by now
+            with suppress(OSError):
+                kernel = open_in(namespace)
+        finally:
+            os.close(namespace)
+    except OSError:
+        for fd in texts:
+            os.close(fd)
+        return None
+    return SocketLists(tuple(texts), kernel)
 
 
 class SocketTables:
-    """The sockets of a cage's own network namespace, as the kernel lists them for a process in it.
+    """`network`: None if the plugin has the host's. `most`: bytes that one socket can hold at most.
+    `unix`: whether unix sockets count, which a cgroup charges as the memory of who sends."""
 
-    `limit`: the meter's limit. 0: the tables are read at every look, and to their end.
-    """
+    def __init__(
+        self, network: SocketLists | None, processes: Callable[[], Iterable[int]], most: float, unix: bool
+    ) -> None:
+        self._network = network
+        self._processes = processes
+        self._most = most
+        self._unix = unix
+        self.is_sure = True  # nothing was missing at the last look that may be there at the next
+        self._missing = 0.0  # sockets above the few, at every look for half a second
+        self._fewest: float | None = None  # since:
+        self._since = 0.0
 
-    def __init__(self, member: Callable[[], int | None], limit: int = 0) -> None:
-        self._member = member
-        self._limit = limit or math.inf
-        self._spare = limit * _SPARE_SHARE
-        self._late = os.sysconf("SC_NPROCESSORS_CONF") * _LATE_BYTES
-        self._unseen = unseen_bytes()
-        self._reading: Generator[None, None, float] | None = None
-        self._fds: tuple[int, ...] = ()  # they keep the namespace open: its processes may come and go
-        self._counters: int | None = None
-        self._read_at = -math.inf
+    def read(self, used: Callable[[], int | None], limit: float) -> Generator[None, None, float]:
+        """Bytes that all of them hold. `used`: how many there are; `limit`: more need not be looked for.
 
-    def held(self) -> float | None:
-        """None: there is no process in it yet. UNFINISHED: ask again."""
-        if not self._fds and not self._open():
-            return None
+        A generator: the caller may do other work between steps.
+        """
+        before = used()
+        listed = _Listed()
+        by_diag = self._network is not None and (yield from self._list(self._network, listed, limit))
+        if listed.is_over(limit):
+            return max(listed.held, limit + 1)
+        now = used()
+        missing = math.inf if before is None or now is None else max(0, min(before, now) - listed.sockets)
+        if by_diag and listed.held + missing * self._most <= limit:
+            self._forget()
+            return listed.held
+        seen = yield from _ask(self._processes(), listed.amounts if by_diag else (), self._unix)
+        held = listed.held
+        for inode, amount in seen.found.items():
+            held += max(0, amount - listed.amounts.get(inode, 0))
+        missing -= sum(inode not in listed.amounts for inode in seen.found) + _FEW_MISSING
+        if self._network is None or seen.blind or not 0 < missing < math.inf:
+            self._forget()
+            return held
+        return held + self._confirmed(missing) * self._most
+
+    def _forget(self) -> None:
+        self.is_sure, self._missing, self._fewest = True, 0.0, None
+
+    def _confirmed(self, missing: float) -> float:
+        """A socket may be closed, or passed on, while the others are looked at."""
         now = monotonic()
-        if self._reading is not None:
-            return self._go_on(self._reading, now)
-        if now < self._read_at + _TRUSTED_SECONDS:
-            shown = self._shown()
-            if shown is not None and shown.held <= self._spare:
-                unseen = shown.sockets * self._unseen + self._late
-                if shown.held + unseen <= self._spare or now < self._read_at + LONGEST_PAUSE_SECONDS:
-                    return shown.held
-        self._read_at = now
-        self._reading = self._read()
-        return self._go_on(self._reading, now)
+        if self._fewest is None:
+            self._fewest, self._since = missing, now
+        self._fewest = min(self._fewest, missing)
+        if now >= self._since + _MISSING_SECONDS:
+            self._missing, self._fewest, self._since = self._fewest, missing, now
+        self.is_sure = missing <= self._missing
+        return min(self._missing, missing)
 
-    def _go_on(self, reading: Generator[None, None, float], now: float) -> float:
-        try:
-            while True:
-                next(reading)
-                if now + _SLICE_SECONDS <= monotonic() < self._read_at + _LONGEST_LOOK_SECONDS:
-                    return UNFINISHED
-        except StopIteration as stop:
-            self._reading = None
-            found: float = stop.value
-            return found
-        except BaseException:
-            self._reading = None
-            raise
-
-    def _read(self) -> Generator[None, None, float]:
-        """Bytes in all tables, or as many as are more than the limit."""
-        total = 0
-        for fd in self._fds:
-            os.lseek(fd, 0, os.SEEK_SET)
-            size, rest = 0, b""
-            while piece := os.read(fd, _PIECE_BYTES):
-                *lines, rest = (rest + piece).split(b"\n")
-                total += held_in(lines)
-                size += len(piece)
-                if size > _TABLE_BYTES:
-                    return math.inf
-                if total > self._limit:
-                    return total
-                yield
-        return total
-
-    def _shown(self) -> Shown | None:
-        """None: the kernel does not show it."""
-        if self._counters is None:
-            return None
-        return shown_by(os.pread(self._counters, 1 << 12, 0).decode("ascii", "replace"))
-
-    def _open(self) -> bool:
-        pid = self._member()
-        if pid is None:
-            return False
-        fds = []
-        for name in ("tcp", "tcp6", "udp", "udp6"):  # a kernel may have no IPv6
+    def _list(self, network: SocketLists, listed: _Listed, limit: float) -> Generator[None, None, bool]:
+        """Whether the kernel has listed all sockets that have an address, with all that they hold."""
+        by_diag = network.kernel is not None
+        if network.kernel is not None:
             try:
-                fds.append(os.open(f"/proc/{pid}/net/{name}", os.O_RDONLY | os.O_CLOEXEC))
-            except OSError:
-                continue
-        self._fds = tuple(fds)
-        with suppress(OSError):
-            self._counters = os.open(f"/proc/{pid}/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
-        return bool(fds)
+                for wanted in (TCP, UDP4, UDP6, UNIX):
+                    for entries in list_sockets(network.kernel, wanted):
+                        listed.add(entries, wanted is not UNIX or self._unix)
+                        if listed.is_over(limit):
+                            return True
+                        yield
+            except DiagFault:
+                by_diag = False
+                listed.clear()
+        for fd in network.texts[-1:] if by_diag else network.texts:
+            for lines in _lines(fd):
+                listed.add(entries_of(lines, fd == network.texts[-1]))
+                if listed.is_over(limit):
+                    return by_diag
+                yield
+        return by_diag
 
     def close(self) -> None:
-        for fd in (*self._fds, *(() if self._counters is None else (self._counters,))):
-            os.close(fd)
-        self._fds, self._counters, self._reading = (), None, None
+        if self._network is not None:
+            self._network.close()
 
 
-def held_in(lines: Iterable[bytes]) -> int:
-    """Bytes that the sockets of a /proc/net/tcp or udp take: the queued bytes, and the socket itself."""
-    total = 0
+class _Listed:
+    """What was listed so far."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.sockets = 0
+        self.held = 0
+        self.amounts: dict[int, int] = {}  # by inode, of those that a process has
+
+    def is_over(self, limit: float) -> bool:
+        return self.held > limit or self.sockets > _MOST_SOCKETS
+
+    def add(self, entries: Iterable[ListedSocket], counts: bool = True) -> None:
+        for inode, held in entries:
+            if held is None:
+                self.held += EMPTY_CONNECTION_BYTES
+                continue
+            self.sockets += 1
+            amount = EMPTY_SOCKET_BYTES + (held if counts else 0)
+            self.held += amount
+            if inode:
+                self.amounts[inode] = amount
+
+
+# --- /proc/net ----------------------------------------------------------------------------------------------
+
+
+def _lines(fd: int) -> Iterator[list[bytes]]:
+    os.lseek(fd, 0, os.SEEK_SET)
+    rest = b""
+    while piece := os.read(fd, _PIECE_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        yield lines
+
+
+def entries_of(lines: Iterable[bytes], netlink: bool = False) -> Iterator[ListedSocket]:
+    """Of a /proc/net/tcp, udp, or netlink."""
     for line in lines:
-        words = line.split(None, 5)
-        if len(words) < 5 or words[0] == _HEAD:
-            continue  # cut short
-        total += _EMPTY_CONNECTION_BYTES if words[3] in _CONNECTIONS_ONLY else _EMPTY_SOCKET_BYTES
-        if words[3] != _LISTENING:  # for a listening socket the column counts connections, not bytes
+        words = line.split()
+        if len(words) < 10 or not words[-1 if netlink else 9].isdigit():
+            continue  # the head, or cut short
+        if netlink:
+            if words[2] != b"0":  # the kernel's own ends
+                yield ListedSocket(int(words[9]), int(words[4]) + int(words[5]))
+        elif words[3] in _CONNECTIONS_ONLY:
+            yield ListedSocket(0, None)
+        elif words[3] == _LISTENING:  # the column counts connections, not bytes
+            yield ListedSocket(int(words[9]), 0)
+        else:
             sent, _, received = words[4].partition(b":")
-            total += int(sent, 16) + int(received, 16)
-    return total
+            yield ListedSocket(int(words[9]), int(sent, 16) + int(received, 16))
 
 
-class Shown(NamedTuple):
-    """What the kernel's counters tell about a namespace."""
-
-    sockets: int  # of all kinds; also those that no process has any more, or has not accepted yet
-    held: int  # bytes: by its sockets themselves, and by the data in queues on the whole machine
+# --- descriptors --------------------------------------------------------------------------------------------
 
 
-def shown_by(counters: str) -> Shown | None:
-    """`counters`: a /proc/net/sockstat. It lists the sockets of one namespace, but the memory in queues (in
-    pages) of the whole machine. None: it does not tell what we need."""
-    found: dict[tuple[str, str], int] = {}
-    for line in counters.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        found |= {(name, key): int(value) for key, value in zip(words[::2], words[1::2], strict=False)}
+class _Seen(NamedTuple):
+    found: dict[int, int]  # bytes by inode
+    blind: bool  # we may inspect none of the processes
+
+
+def _ask(pids: Iterable[int], known: Container[int], unix: bool) -> Generator[None, None, _Seen]:
+    """Ask each socket that is not `known` what it holds. Threads with descriptors of their own are not looked
+    at: what only they have counts as missing."""
+    found: dict[int, int] = {}
+    looked = closed = 0
+    for pid in pids:
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            continue  # it has ended
+        try:
+            for at, name in enumerate(os.listdir(f"/proc/{pid}/fd")):
+                if at % _STEP_DESCRIPTORS == 0:
+                    yield
+                inode = _socket_inode(f"/proc/{pid}/fd/{name}")
+                if inode and inode not in known and inode not in found:
+                    held = _held_through(process, int(name), unix)
+                    if held is not None:
+                        found[inode] = EMPTY_SOCKET_BYTES + held
+            looked += 1
+        except PermissionError:
+            closed += 1
+        except OSError:
+            pass  # it has ended
+        finally:
+            os.close(process)
+    return _Seen(found, closed > 0 and looked == 0)
+
+
+def _socket_inode(link: str) -> int:
+    """0: not a socket, or closed since it was listed. Raises PermissionError."""
     try:
-        pages = found["TCP", "mem"] + found["UDP", "mem"]
-        closed = found["TCP", "tw"] * _EMPTY_CONNECTION_BYTES
-        sockets = found["sockets", "used"]
-    except KeyError:
+        target = os.readlink(link)
+    except FileNotFoundError:
+        return 0
+    return int(target[8:-1]) if target.startswith("socket:[") else 0
+
+
+def _held_through(process: int, number: int, unix: bool) -> int | None:
+    """None: closed since it was listed. Raises PermissionError."""
+    fd = open_libc().syscall(_PIDFD_GETFD, process, number, 0)
+    if fd < 0:
+        if get_errno() in (errno.EPERM, errno.ENOSYS):
+            raise PermissionError
         return None
-    return Shown(sockets, sockets * _EMPTY_SOCKET_BYTES + closed + pages * os.sysconf("SC_PAGE_SIZE"))
-
-
-def unseen_bytes() -> float:
-    """What one socket can hold at most that the counters do not show."""
     try:
-        buffers = sum(2 * _setting(name) for name in _BUFFER_LIMITS)
-        return buffers + max(_MOST_UNESTABLISHED, _setting("somaxconn")) * _EMPTY_CONNECTION_BYTES
-    except (OSError, ValueError):
-        return math.inf
-
-
-def _setting(name: str) -> int:
-    with open(f"/proc/sys/net/core/{name}", "rb") as file:
-        return int(file.read())
+        one = _socket.socket(fileno=fd)
+    except OSError:  # another file has the number by now
+        os.close(fd)
+        return None
+    try:
+        if one.family == _socket.AF_UNIX and not unix:
+            return 0
+        return held_by(one.getsockopt(_socket.SOL_SOCKET, _SO_MEMINFO, MEMORY_BYTES))
+    except OSError:
+        return 0
+    finally:
+        one.close()

@@ -9,31 +9,10 @@ import sys
 
 import pytest
 
-from tests.limits.cage import Box, by_cgroup
+from tests.limits.cage import Box
+from tests.limits.socket_ways import WAY_NAMES, WAYS
 
 MIB = 1 << 20
-
-# Fills many connections to itself and prints how many bytes fit. Then it waits for the end of its stdin: it
-# does not end by itself.
-MANY = """
-import json, os, socket, sys
-print("ready", flush=True)
-held, sent, server = [], 0, socket.socket()
-server.bind(("127.0.0.1", 0))
-server.listen(5)
-while sent < {enough} and len(held) < {most}:
-    client = socket.socket()
-    client.connect(server.getsockname())
-    held += [client, server.accept()[0]]
-    client.setblocking(False)
-    try:
-        while sent < {enough}:
-            sent += client.send(bytes(1 << 16))
-    except BlockingIOError:
-        pass
-print(json.dumps(sent), flush=True)
-sys.stdin.read()
-"""
 
 # A server and its client in one process, like development servers and language runtimes.
 ECHO = """
@@ -59,73 +38,38 @@ print(json.dumps(got))
 """
 
 
-def test_sockets_with_more_than_the_limit_end_the_plugin(box: Box) -> None:
-    code = MANY.format(enough=256 * MIB, most=800)
-    limits = {"memory": "48M", "open_files": 1024}
-    with box.running(code, limits=limits) as running:
-        # Its stdin stays open: only the limit ends it.
+# Holds so many bytes in each of these ways, says so, and waits for the end of its stdin.
+EACH = """
+print("ready", flush=True)
+print(json.dumps({{name: ALL[name]({goal}) for name in {ways}}}), flush=True)
+sys.stdin.read()
+"""
+LARGE = 32 * MIB
+
+
+def test_all_that_sockets_hold_is_memory(box: Box) -> None:
+    """In nine ways, most of which no cgroup charges. If one did not count, it would be less than the limit:
+    a plugin of a cgroup has some MiB beside its sockets."""
+    code = WAYS + EACH.format(ways=WAY_NAMES[:9], goal=LARGE)
+    most = 9 * LARGE - 6 * MIB
+    with box.running(code, limits={"memory": most, "open_files": 2048}) as running:
         running.process.wait(60)
         result = running.end()
     assert result.outcome == ("crashed", "run", "oom")
-    assert "memory" in result.hits
-    # The control: with a higher limit the plugin keeps its sockets.
-    with box.running(MANY.format(enough=32 * MIB, most=800), limits={**limits, "memory": "256M"}) as running:
-        assert int(running.line()) >= 32 * MIB
+    assert result.usage["memory_peak"] > most and "its sockets" in result.message
+    with box.running(code, limits={"memory": 11 * LARGE, "open_files": 2048}) as running:
+        held = json.loads(running.line())  # the control
+        assert len(held) == 9 and all(LARGE <= each < 1.1 * LARGE for each in held.values())
         assert running.end().outcome == ("ok", "run", "")
 
 
-DATAGRAMS = """
-import json, socket, sys
-print("ready", flush=True)
-held, sent = [], 0
-while sent < {enough} and len(held) < 400:
-    receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-    receiver.bind(("127.0.0.1", 0))
-    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    held += [receiver, sender]
-    for _ in range(60):
-        sent += sender.sendto(bytes(60000), receiver.getsockname())
-print(json.dumps(sent), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_queued_datagrams_count_as_memory(box: Box) -> None:
-    with box.running(DATAGRAMS.format(enough=256 * MIB), limits={"memory": "32M"}) as running:
+def test_sockets_that_no_process_has_count_as_the_most_they_could_hold(box: Box) -> None:
+    code = WAYS + EACH.format(ways=["UDP errors, in transit"], goal=LARGE)
+    with box.running(code, limits={"memory": LARGE + 16 * MIB, "open_files": 2048}) as running:
         running.process.wait(60)
         assert running.end().outcome == ("crashed", "run", "oom")
-    with box.running(DATAGRAMS.format(enough=16 * MIB), limits={"memory": "256M"}) as running:
-        assert int(running.line()) >= 16 * MIB  # the control
-        assert running.end().outcome == ("ok", "run", "")
-
-
-# Datagrams that are not finished, which the kernel's counters do not show. It begins when the runner has had
-# its first look.
-UNFINISHED = """
-import json, socket, sys, time
-print("ready", flush=True)
-time.sleep(1.5)
-held = []
-for _ in range({sockets}):
-    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sender.connect(("127.0.0.1", 9))
-    sender.send(bytes(65000), socket.MSG_MORE)
-    held.append(sender)
-print(json.dumps(len(held)), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_datagrams_that_are_held_back_count_as_memory(box: Box) -> None:
-    if by_cgroup(box, "memory"):
-        pytest.skip("where a cgroup enforces memory, nobody counts what a UDP socket has not sent yet")
-    limits = {"memory": "32M", "open_files": 1024}
-    with box.running(UNFINISHED.format(sockets=900), limits=limits) as running:
-        running.process.wait(15)  # well before the tables are read although the counters show nothing
-        assert running.end().outcome == ("crashed", "run", "oom")
-    with box.running(UNFINISHED.format(sockets=100), limits={**limits, "memory": "256M"}) as running:
-        assert running.line() == "100"  # the control
+    with box.running(code, limits={"memory": 256 * LARGE, "open_files": 2048}) as running:
+        assert json.loads(running.line())["UDP errors, in transit"] >= LARGE  # the control
         assert running.end().outcome == ("ok", "run", "")
 
 

@@ -260,10 +260,9 @@ def test_a_module_that_fails_is_left_to_the_import_statement(checkout: Checkout)
 
 # --- What a launch loads ----------------------------------------------------------------------------------
 
-# Root leases a uid; a user has no cgroup here that counts the memory of sockets. And -X importtime does not
-# tell what importlib.import_module imports.
+# Root leases a uid. And -X importtime does not tell what importlib.import_module imports.
 _NOT_TOLD = {
-    *("sandbox.identity.leases", "sandbox.identity.uid_range", "sandbox.limits.socket_tables"),
+    *("sandbox.identity.leases", "sandbox.identity.uid_range"),
     *("runner.late_site", "runner.cli.exec"),
 }
 # What is decided only about a plugin with a state directory.

@@ -95,7 +95,6 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
                 "own stderr": found.plumbing.ways[2] == "direct",
                 "cpu": [soft for kind, soft, _ in bounds[0].rlimits if kind == resource.RLIMIT_CPU],
                 "grouped": bounds[0].cgroup is not None,
-                "unified": bool(bounds[0].cgroup) and bounds[0].cgroup.memory_with_sockets() is None,
                 "groups": [group.path for group in acquired.cgroup.groups] if acquired.cgroup else [],
                 "source": None if found.relay is None else found.relay.end,
             }
@@ -169,8 +168,7 @@ def test_a_meter_for_each_limit_that_has_to_be_looked_at(box: Box) -> None:
     expected = {"Relay", "DiskMeter"}
     expected |= {"MemoryMeter"} if by_cgroup(box, "memory") else set()
     expected |= {"CpuTimeMeter"} if by_cgroup(box, "cpu_time") else set()
-    # v2 counts what waits in sockets as memory by itself.
-    expected |= set() if told["unified"] else {"SocketMeter"}
+    expected.add("SocketMeter")
     assert sorted(told["meters"]) == sorted(expected)
     assert told["grouped"] is by_cgroup(box, "memory")
     assert told["there"]
