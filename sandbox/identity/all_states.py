@@ -98,15 +98,14 @@ def _require_nothing_left(state: State) -> None:
 
 
 def _require_removable(state: State, name: str, above: int) -> None:
-    """Raise OSError if another plugin's directory is there by now, and StateKept if something is mounted in
-    it: what is mounted is not the plugin's, and would be removed too."""
+    """Raise StateKept if something is mounted in it: that is not the plugin's, and would be removed too. Raise
+    OSError if the directory of another plugin is there by now."""
+    for mount in read_mounts().all:
+        if any(contains(place, mount.point) for place in (state.path, host_side(state.path))):
+            raise StateKept(f"{mount.point} is a mount point: unmount it, and try again")
     with suppress(FileNotFoundError):
         if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != state.uid:
             raise OSError(errno.ESTALE, "it was replaced meanwhile")
-    for place in (state.path, host_side(state.path)):
-        for mount in read_mounts().all:
-            if contains(place, mount.point):
-                raise StateKept(f"{mount.point} is a mount point: unmount it, and try again")
 
 
 def _open_above(path: str, stack: ExitStack) -> int | None:
