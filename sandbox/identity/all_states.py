@@ -98,8 +98,8 @@ def _require_nothing_left(state: State) -> None:
 
 
 def _require_removable(state: State, name: str, above: int) -> None:
-    """Raise StateKept if something is mounted in it: that is not the plugin's, and would be removed too. Raise
-    OSError if the directory of another plugin is there by now."""
+    """Raise StateKept if something is mounted in it: that is not the plugin's, and would be removed too.
+    Raise OSError if the directory of another plugin is there by now."""
     for mount in read_mounts().all:
         if any(contains(place, mount.point) for place in (state.path, host_side(state.path))):
             raise StateKept(f"{mount.point} is a mount point: unmount it, and try again")
