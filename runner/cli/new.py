@@ -6,9 +6,9 @@ import argparse
 import os
 import re
 import shlex
-import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 
 from runner.cli.shared.text import failure, say
 from runner.contracts.registry import contract_names, example_folder, find_contract
@@ -17,6 +17,7 @@ from runner.launch.stages import Invocation
 from runner.manifest.load import load, load_all
 from runner.outcome import EXIT, USAGE_ERROR, Failure
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
+from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, resolve, unmake, walk, walk_below
 
 NAME = "new"
 HELP = "write a small plugin to start from"
@@ -117,7 +118,7 @@ def _plugin_id(contract: str, files: Files, name: str) -> str:
     """The id of the plugin that these files are, in a folder of this name. Raises NotWritten with their first
     fault."""
     with tempfile.TemporaryDirectory(prefix="runner-new-") as trial:
-        _fill(os.path.join(trial, name), files, [])
+        _write(os.path.join(trial, name), files)
         [read, *_] = load_all(os.path.join(trial, name), contract=contract)
     if read.plugin is None or read.diagnostics:
         fault = read.diagnostics[0]
@@ -159,44 +160,50 @@ def _rename(files: Files, old: str, new: str) -> Files:
 
 
 def _write(folder: str, files: Files) -> None:
-    """All files, or none: what was made is removed again if the rest cannot be made."""
-    made: list[str] = []
-    try:
-        _make_folders(os.path.abspath(folder), made)
-        _fill(folder, files, made)
-    except BaseException:
-        for path in reversed(made):
-            try:
-                os.rmdir(path) if stat.S_ISDIR(os.lstat(path).st_mode) else os.unlink(path)
-            except OSError:
-                pass  # somebody else has removed it, or put something into it
-        raise
-
-
-def _make_folders(path: str, made: list[str]) -> None:
-    if not os.path.isdir(path):
-        _make_folders(os.path.dirname(path), made)
-        os.mkdir(path)
-        made.append(path)
-        _open_to_plugins(path, 0o755)
-
-
-def _fill(folder: str, files: Files, made: list[str]) -> None:
-    for relative, content in files.items():
-        path = os.path.join(folder, relative)
-        _make_folders(os.path.dirname(path), made)
-        # A wheel does not keep the executable bit.
-        mode = 0o755 if content.startswith(b"#!") else 0o644
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            made.append(path)
-            file.write(content)
-        _open_to_plugins(path, mode)
-
-
-def _open_to_plugins(path: str, mode: int) -> None:
-    """Root's plugins run as another user, who has to read their files whatever root's umask is."""
+    """All files, or none: what was made is removed again if the rest cannot be made. A plugin may be able to
+    change the folder above at the same time, so everything is made and changed in folders that are held."""
+    mask = os.umask(0o077)
+    os.umask(mask)
     if os.geteuid() == 0:
-        os.chmod(path, mode)
+        mask = 0o022  # root's plugins run as another user, who has to read their files
+    made: list[Step] = []
+    try:
+        with ExitStack() as held, ExitStack() as undo:
+
+            def keep(steps: list[Step]) -> int:
+                held.callback(close, steps)
+                undo.callback(unmake, steps)
+                made.extend(step for step in steps if step.made)
+                return steps[-1].fd
+
+            place = resolve(os.path.abspath(folder), follow="own")
+            top = keep(walk(place, follow="none", make=0o700))
+            for path, content in files.items():
+                above, _, name = path.rpartition("/")
+                _write_file(name, keep(walk_below(top, above, make=True)), content, mask, undo)
+            for step in made:
+                os.chmod(".", 0o777 & ~mask, dir_fd=step.fd)
+            undo.pop_all()
+    except LinkRefused as refused:
+        raise NotWritten(f"{refused}; use the path it leads to: {refused.leads_to}") from None
+    except TooManyLinks as refused:
+        raise NotWritten(f"{folder}: {refused}") from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, folder) from None
+
+
+def _write_file(name: str, parent: int, content: bytes, mask: int, undo: ExitStack) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent)
+    undo.callback(_unlink, name, parent)
+    with open(fd, "wb") as file:
+        file.write(content)
+        # A wheel does not keep the executable bit.
+        os.fchmod(fd, (0o755 if content.startswith(b"#!") else 0o644) & ~mask)
+
+
+def _unlink(name: str, parent: int) -> None:
+    with suppress(OSError):  # somebody else has removed it
+        os.unlink(name, dir_fd=parent)
 
 
 def _tell(contract: str, folder: str, files: Files, name: str, own_name: str) -> None:

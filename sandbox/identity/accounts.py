@@ -7,6 +7,7 @@ its uid.
 from __future__ import annotations
 
 from sandbox import look
+from sandbox.typed import Sequence
 from sandbox.value import NamedTuple
 
 PASSWD = "/etc/passwd"
@@ -70,16 +71,22 @@ def _accounts() -> list[Account]:
     return found
 
 
-def account_refusal(path: str, account: Account) -> tuple[str, str] | None:
-    """Why a state directory cannot become an account's, and what to do; None if it can."""
+def expected_refusal(path: str, account: Account) -> tuple[str, str] | None:
+    """As account_refusal, for a plan. The launch asks again, of the directory that it has opened."""
     try:
-        held, content = look.lstat(path), look.listdir(path)
+        return account_refusal(path, account, look.lstat(path).st_uid, look.listdir(path))
     except OSError:
         return None  # it does not exist, or preparing it reports the reason
-    if held.st_uid == account.uid or not content:
+
+
+def account_refusal(
+    path: str, account: Account, owner: int, content: Sequence[str]
+) -> tuple[str, str] | None:
+    """Why a state directory cannot become an account's, and what to do; None if it can."""
+    if owner == account.uid or not content:
         return None
     reason = (
-        f"state directory {path} belongs to uid {held.st_uid}, is not empty, and its owner cannot be mapped "
+        f"state directory {path} belongs to uid {owner}, is not empty, and its owner cannot be mapped "
         f"to {account}, the account that run_as in the policy names"
     )
     return (

@@ -6,14 +6,16 @@ user has only that folder.
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import ExitStack, contextmanager, suppress
 
 from sandbox.identity import reservations, uids
-from sandbox.identity.host_side import remove_host_side
-from sandbox.identity.leases import RESERVATIONS
+from sandbox.identity.host_side import host_side, remove_host_side
+from sandbox.identity.leases import RESERVATIONS, UidLease
 from sandbox.identity.removal import first_owned_by, remove_tree
-from sandbox.identity.state import lock_alone, record_path, state_root
+from sandbox.identity.state import lock_alone, open_record, record_path, remove_record, state_root
+from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
 from sandbox.typed import Iterator, Mapping
 from sandbox.value import NamedTuple
@@ -55,7 +57,8 @@ def list_states(environ: Mapping[str, str]) -> list[State]:
         path = os.path.join(root, name)
         if path not in found:
             manifest, running = _record(path)
-            found[path] = State(name, path, os.lstat(path).st_uid, manifest, running)
+            with suppress(FileNotFoundError):  # removed meanwhile
+                found[path] = State(name, path, os.lstat(path).st_uid, manifest, running)
     return sorted(found.values())
 
 
@@ -63,18 +66,18 @@ def remove_state(state: State) -> None:
     """Remove it with all its content, and what hosts keep for the plugin. Raises StateInUse and StateKept; a
     running plugin loses nothing."""
     try:
-        with _held(state):
-            _require_nothing_left(state)
-            # Before the directory: a state that is still listed can be removed again.
-            remove_host_side(state.path)
-            if state.left and not os.path.lexists(state.path):
-                return  # a uid without a state directory
-            steps = walk(os.path.dirname(state.path), follow="none")
-            try:
+        with ExitStack() as stack:
+            above = _open_above(state.path, stack)
+            with _held(state, above):
+                _require_nothing_left(state)
+                if above is None:
+                    return  # a uid without a state directory
                 name = os.path.basename(state.path)
-                remove_tree(name, steps[-1].fd, state.uid)
-            finally:
-                close(steps)
+                _require_removable(state, name, above)
+                # Before the directory: a state that is still listed can be removed again.
+                remove_host_side(state.path)
+                if not state.left or os.path.lexists(state.path):
+                    remove_tree(name, above, state.uid)
     except (LinkRefused, TooManyLinks) as refused:
         raise StateKept(f"{state.path}: {refused}") from None
     except OSError as error:
@@ -94,46 +97,70 @@ def _require_nothing_left(state: State) -> None:
             )
 
 
+def _require_removable(state: State, name: str, above: int) -> None:
+    """Raise StateKept if something is mounted in it: that is not the plugin's, and would be removed too.
+    Raise OSError if the directory of another plugin is there by now."""
+    for mount in read_mounts().all:
+        if any(contains(place, mount.point) for place in (state.path, host_side(state.path))):
+            raise StateKept(f"{mount.point} is a mount point: unmount it, and try again")
+    with suppress(FileNotFoundError):
+        if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != state.uid:
+            raise OSError(errno.ESTALE, "it was replaced meanwhile")
+
+
+def _open_above(path: str, stack: ExitStack) -> int | None:
+    """The folder a state is in; None if there is none."""
+    try:
+        steps = walk(os.path.dirname(path), follow="none")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    stack.callback(close, steps)
+    return steps[-1].fd
+
+
 @contextmanager
-def _held(state: State) -> Iterator[None]:
+def _held(state: State, above: int | None) -> Iterator[None]:
     """Nobody can start the plugin inside this context. Afterwards nothing refers to the state."""
     with ExitStack() as stack:
-        if os.geteuid() != 0:
-            record = _held_record(state, stack)
-            yield
-            if record is not None:
-                os.unlink(record)
-            return
-        if state.uid == 0:  # a launch was killed before it had a uid
+        if os.geteuid() == 0 and state.uid == 0:  # a launch was killed before it had a uid
             stack.enter_context(uids.registry_lock())
             yield
             return
-        record = _held_record(state, stack)  # a plugin that runs as an account
-        # Not locked all the time: removing a large state takes long, and other plugins start meanwhile.
-        with uids.registry_lock():
-            lease = uids.lease_alone(state.uid)
-        if lease is None:
-            raise StateInUse
-        stack.callback(lease.close)
+        record = above is not None and _hold_record(state, above, stack)
+        lease = _lease_alone(state, stack) if os.geteuid() == 0 else None
         yield
-        with uids.registry_lock():
-            uids.release_reservation(lease, state.path)
-        if record is not None:
-            os.unlink(record)
-            with suppress(OSError):
-                os.rmdir(os.path.dirname(record))
+        if lease is not None:
+            with uids.registry_lock():
+                uids.release_reservation(lease, state.path)
+        if above is not None and record:
+            remove_record(above, os.path.basename(state.path))
 
 
-def _held_record(state: State, stack: ExitStack) -> str | None:
-    path = record_path(state.path)
+def _lease_alone(state: State, stack: ExitStack) -> UidLease:
+    # Not locked all the time: removing a large state takes long, and other plugins start meanwhile.
+    with uids.registry_lock():
+        lease = uids.lease_alone(state.uid)
+    if lease is None:
+        raise StateInUse
+    stack.callback(lease.close)
+    return lease
+
+
+def _hold_record(state: State, above: int, stack: ExitStack) -> bool:
+    """Lock the record of a state, and say whether it has one. It is made if it is missing: a launch makes it
+    after the directory. Where a uid is reserved for the state, that uid is locked instead."""
+    held = reservations.read_reservation(RESERVATIONS, state.uid) if os.geteuid() == 0 else None
+    reserved = held is not None and held.state == state.path
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None  # an older version made it
+        fd = open_record(above, os.path.basename(state.path), make=not reserved)
+    except OSError:
+        if not reserved:
+            raise
+        return False  # there is none, or something of others is in its place
     stack.callback(os.close, fd)
     if not lock_alone(fd):
         raise StateInUse
-    return path
+    return True
 
 
 def _root(environ: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -13,9 +14,19 @@ from sandbox.identity.owner import Owner, Writing
 from sandbox.identity.removal import first_owned_by
 from sandbox.identity.reservations import remember_left
 from sandbox.identity.uid_range import is_ours
-from sandbox.paths.walk import Follow, LinkRefused, TooManyLinks, close, resolve, unmake, walk
-from sandbox.scopes import suppress
-from sandbox.typed import TYPE_CHECKING, Iterable, Sequence
+from sandbox.paths.walk import (
+    Follow,
+    LinkRefused,
+    Step,
+    TooManyLinks,
+    close,
+    resolve,
+    unmake,
+    walk,
+    walk_below,
+)
+from sandbox.scopes import contextmanager, suppress
+from sandbox.typed import TYPE_CHECKING, Iterable, Iterator, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +35,8 @@ if TYPE_CHECKING:
 
 PACKAGES = "packages"  # beside the folder of all states: checked copies of packages, one for each launch
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, holding its manifest's path
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StateRefused(Exception):
@@ -90,7 +103,8 @@ class _Directory:
     def __init__(self, path: str) -> None:
         """Make it, with its parents, if it is missing. No link is followed: `path` is a resolved one."""
         self.path = path
-        self.made: list[str] = []  # folders made below it
+        # Folders made below it, each list with the folder above them first.
+        self._below: list[list[Step]] = []
         # Root's parent directories are searchable by all, since the dropped uid walks through them. Those of
         # other users are closed: a plugin owns its directory and may open it to everybody.
         mode = 0o711 if os.geteuid() == 0 else 0o700
@@ -117,18 +131,39 @@ class _Directory:
         self.identities = {path: (self.before.st_dev, self.before.st_ino)}
 
     @property
+    def above(self) -> int:
+        return self._steps[-2].fd
+
+    @property
     def is_new(self) -> bool:
         return self._steps[-1].made
 
     def make_below(self, parts: Sequence[str], uid: int, gid: int) -> None:
+        """Make folders inside the directory, following no link: the plugin owns what is already there."""
         for part in parts:
-            self.identities[f"{self.path}/{part}"] = _make_below(self.fd, part, uid, gid, self.made)
+            try:
+                steps = walk_below(self.fd, part, make=True)
+                self._below.append(steps)
+                content: list[str] = []
+                for step in reversed(steps):
+                    if step.made and uid != os.geteuid():
+                        _give(step, content, uid, gid)
+                    content = [step.name]
+            except OSError as error:
+                other = "let the runner make folders there, or choose another directory with --state-dir"
+                raise StateRefused(
+                    f"{part} in the state directory cannot be used: {error.strerror}",
+                    "remove it: it must be a folder" if isinstance(error, NotADirectoryError) else other,
+                ) from None
+            last = steps[-1].status
+            self.identities[f"{self.path}/{part}"] = last.st_dev, last.st_ino
+            while len(steps) > 1 and not steps[1].made:
+                os.close(steps.pop(0).fd)
 
     def clear(self) -> bool:
         """Remove the folders that were made below it; False if something else is in it."""
-        for made in reversed(self.made):
-            with suppress(OSError):
-                os.rmdir(made, dir_fd=self.fd)
+        for steps in reversed(self._below):
+            unmake(steps)
         return not os.listdir(self.fd)
 
     def restore(self) -> None:
@@ -141,7 +176,20 @@ class _Directory:
 
     def close(self) -> None:
         os.close(self.fd)
-        close(self._steps)
+        for steps in (self._steps, *self._below):
+            close(steps)
+
+
+def _give(step: Step, content: list[str], uid: int, gid: int) -> None:
+    """Give a new folder to the plugin. An instance that runs already could have put a folder of somebody
+    else's in its place."""
+    fd = os.open(".", _DIRECTORY, dir_fd=step.fd)
+    try:
+        if os.listdir(fd) != content:
+            raise OSError(errno.ESTALE, "it was replaced while it was being made")
+        os.fchown(fd, uid, gid)
+    finally:
+        os.close(fd)
 
 
 class _LeasedClaim:
@@ -268,7 +316,7 @@ class _OwnClaim:
                 )
             os.fchmod(directory.fd, 0o700)
         if self._manifest:
-            self._record = hold_record(path, self._manifest)
+            self._record = hold_record(directory.above, path, self._manifest)
         directory.make_below(parts, os.geteuid(), os.getegid())
 
     @property
@@ -282,9 +330,7 @@ class _OwnClaim:
         if not self._directory.clear():
             return
         if self._directory.is_new and self._record is not None:
-            os.unlink(record_path(self._path))
-            with suppress(OSError):
-                os.rmdir(os.path.dirname(record_path(self._path)))
+            remove_record(self._directory.above, os.path.basename(self._path))
         self._directory.restore()
 
     def close(self) -> None:
@@ -304,14 +350,17 @@ class _AccountClaim(_OwnClaim):
     def take(self, parts: Sequence[str]) -> None:
         from sandbox.identity.accounts import account_refusal  # loaded already, and needed only here
 
-        if (refusal := account_refusal(self._path, self._account)) is not None:
-            raise StateRefused(*refusal)
-        self._directory = directory = _Directory(self._path)
-        os.fchown(directory.fd, self._account.uid, self._account.gid)
-        os.fchmod(directory.fd, 0o700)
-        if self._manifest:
-            self._record = hold_record(self._path, self._manifest)
-        directory.make_below(parts, self._account.uid, self._account.gid)
+        # As for a reserved uid: two first starts at once would see each other's half-made folders.
+        with uids.registry_lock():
+            self._directory = directory = _Directory(self._path)
+            owner, content = directory.before.st_uid, os.listdir(directory.fd)
+            if (refusal := account_refusal(self._path, self._account, owner, content)) is not None:
+                raise StateRefused(*refusal)
+            os.fchown(directory.fd, self._account.uid, self._account.gid)
+            os.fchmod(directory.fd, 0o700)
+            if self._manifest:
+                self._record = hold_record(directory.above, self._path, self._manifest)
+            directory.make_below(parts, self._account.uid, self._account.gid)
 
     @property
     def owner(self) -> Owner:
@@ -323,20 +372,59 @@ class _AccountClaim(_OwnClaim):
 
 
 def record_path(state_dir: str) -> str:
+    """For reading, in the runner's own folder. Elsewhere others may be able to put a link on the way."""
     folder, name = os.path.split(state_dir)
     return f"{folder}/{RECORDS}/{name}"
 
 
-def hold_record(state_dir: str, manifest: str) -> int:
-    """Open the file that names the manifest of a state, with a shared lock. Closing it unlocks."""
-    path = record_path(state_dir)
+def open_record(above: int, name: str, *, make: bool) -> int:
+    """The record of state directory `name` of the open folder `above`. No link is followed, and the folder of
+    the records must be ours: root keeps states where others can write too. Raises OSError."""
     while True:
-        with suppress(FileExistsError):
-            os.mkdir(os.path.dirname(path), 0o700)
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(RECORDS, 0o700, dir_fd=above)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with _records(above) as folder:
+                flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
+                return os.open(name, flags, 0o600, dir_fd=folder)
         except FileNotFoundError:
-            continue  # another launch failed and removed the folder again
+            if not make:
+                raise
+            # another launch failed and removed the folder again
+
+
+def remove_record(above: int, name: str) -> None:
+    """Raises OSError."""
+    with _records(above) as folder:
+        os.unlink(name, dir_fd=folder)
+    with suppress(OSError):  # others are left
+        os.rmdir(RECORDS, dir_fd=above)
+
+
+@contextmanager
+def _records(above: int) -> Iterator[int]:
+    fd = os.open(RECORDS, _DIRECTORY, dir_fd=above)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, f"{RECORDS} beside it can be changed by others")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def hold_record(above: int, state_dir: str, manifest: str) -> int:
+    """Open the file that names the manifest of a state, with a shared lock. Closing it unlocks."""
+    while True:
+        try:
+            fd = open_record(above, os.path.basename(state_dir), make=True)
+        except OSError as error:
+            raise StateRefused(
+                f"state directory {state_dir}: its record in {RECORDS} beside it cannot be made: "
+                f"{error.strerror}",
+                f"remove {record_path(state_dir)}, or choose another directory with --state-dir",
+            ) from None
         try:
             if not lock_byte(fd, 0, fcntl.F_RDLCK):
                 raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None
@@ -355,39 +443,3 @@ def hold_record(state_dir: str, manifest: str) -> int:
 
 def lock_alone(fd: int) -> bool:
     return lock_byte(fd, 0, fcntl.F_WRLCK)
-
-
-# --- below it -----------------------------------------------------------------------------------------------
-
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def _make_below(fd: int, part: str, uid: int, gid: int, made_here: list[str]) -> tuple[int, int]:
-    """Make folders inside the state directory, following no link: the plugin owns what is already there.
-    Returns device and inode of the last one."""
-    here = os.dup(fd)
-    names = part.split("/")
-    try:
-        for depth, name in enumerate(names, 1):
-            try:
-                os.mkdir(name, 0o700, dir_fd=here)
-                made = True
-            except FileExistsError:
-                made = False
-            try:
-                below = os.open(name, _DIRECTORY, dir_fd=here)
-            except OSError as error:
-                raise StateRefused(
-                    f"{part} in the state directory cannot be used: {error.strerror}",
-                    "remove it: it must be a folder",
-                ) from None
-            os.close(here)
-            here = below
-            if made:
-                made_here.append("/".join(names[:depth]))
-                os.fchown(here, uid, gid)
-        status = os.fstat(here)
-        return status.st_dev, status.st_ino
-    finally:
-        os.close(here)

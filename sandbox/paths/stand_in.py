@@ -20,6 +20,7 @@ import time
 from contextlib import ExitStack, contextmanager
 
 from sandbox.files import write_all
+from sandbox.paths.walk import close, walk_below
 from sandbox.typed import Iterator, Sequence
 from sandbox.value import NamedTuple
 
@@ -28,7 +29,6 @@ _GRAINS = (1, 100, 10**3, 10**6, 10**7, 10**9, 2 * 10**9)  # of the times that f
 _TRIES, _PAUSE_SECONDS = 400, 0.005  # while another launch removes it
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class GuardedPlace(NamedTuple):
@@ -66,9 +66,11 @@ def held_places(places: Sequence[GuardedPlace]) -> Iterator[None]:
 def _held(place: GuardedPlace) -> Iterator[None]:
     above, _, name = place.path.rpartition("/")
     try:
-        parent = os.open(above or ".", _FOLDER, dir_fd=place.root)
+        steps = walk_below(place.root, above)
     except OSError as error:
         raise StandInRefused(place.path, error.errno or errno.EIO) from None
+    parent = steps.pop().fd
+    close(steps)
     try:
         fd = _take(place, parent, name)
         if fd is None:
@@ -133,9 +135,13 @@ def _make(parent: int, name: str, content: str | None) -> None:
         if content is not None:
             write_all(fd, content.encode())
         if os.geteuid() == 0:
+            if content is None and os.listdir(fd):  # not the one that was made: its owner would change
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
             owner = os.fstat(parent)
             os.fchown(fd, owner.st_uid, owner.st_gid)
         os.utime(fd, ns=(_MARK, _MARK))
+    except FileExistsError:
+        raise
     except OSError:  # a full disk: half of it would mean something, and stay
         _remove(fd, parent, name)
         raise

@@ -78,7 +78,7 @@ def walk(
     todo = parts(path)
     links = 0
     try:
-        steps.append(_step("/", None))
+        steps.append(_step("/", None, system=True))
         while todo:
             name = todo.pop()
             if name == "..":
@@ -86,7 +86,7 @@ def walk(
                     os.close(steps.pop().fd)
                 continue
             try:
-                step = _step(name, steps[-1])
+                step = _step(name, steps[-1].fd, system=steps[-1].system)
             except FileNotFoundError:
                 if missing is not None and ".." not in todo:
                     missing += [name, *reversed(todo)]
@@ -115,6 +115,28 @@ def walk(
                 while len(steps) > 1:
                     os.close(steps.pop().fd)
             todo += parts(target)
+    except BaseException:
+        unmake(steps)
+        close(steps)
+        raise
+    return steps
+
+
+def walk_below(folder: int, path: str, *, make: bool = False) -> list[Step]:
+    """Open `path`, which is relative to the open `folder`, and each folder on the way, `folder` first.
+
+    For places that a plugin may change at the same time: every step has one name, and no link is followed.
+    `make`: missing folders are created, for their owner alone. Raises OSError; the caller closes the steps.
+    """
+    steps: list[Step] = []
+    try:
+        steps.append(_step(".", folder))
+        for name in reversed(parts(path)):
+            if name == "..":
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+            steps.append(_made(name, steps[-1], 0o700) if make else _step(name, steps[-1].fd))
+            if not stat.S_ISDIR(steps[-1].status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     except BaseException:
         unmake(steps)
         close(steps)
@@ -173,15 +195,16 @@ def _is_followed(follow: Follow, link: Step, above: Step) -> bool:
     return follow == "own" and os.geteuid() != 0 and owner in (0, os.geteuid())
 
 
-def _step(name: str, above: Step | None, *, made: bool = False) -> Step:
-    fd = os.open(name, _STEP, dir_fd=above.fd if above is not None else None)
+def _step(name: str, above: int | None, *, system: bool = False, made: bool = False) -> Step:
+    """`system`: of the folder above."""
+    fd = os.open(name, _STEP, dir_fd=above)
     try:
         status = os.fstat(fd)
     except BaseException:
         os.close(fd)
         raise
     ours = stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and not status.st_mode & 0o022
-    return Step(name, fd, status, ours and (above is None or above.system), made)
+    return Step(name, fd, status, ours and system, made)
 
 
 def _made(name: str, above: Step, mode: int) -> Step:
@@ -190,7 +213,7 @@ def _made(name: str, above: Step, mode: int) -> Step:
         made = True
     except FileExistsError:
         made = False  # by another runner at the same moment
-    step = _step(name, above, made=made)
+    step = _step(name, above.fd, system=above.system, made=made)
     if not made or mode == 0o700:
         return step
     try:

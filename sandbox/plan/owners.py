@@ -19,7 +19,7 @@ from typing import Literal
 
 from sandbox import look
 from sandbox.identity import uids
-from sandbox.identity.accounts import Account, account_refusal, find_account, primary_group
+from sandbox.identity.accounts import Account, expected_refusal, find_account, primary_group
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
 from sandbox.identity.leases import UidsUnavailable
 from sandbox.paths.access import unreachable
@@ -148,7 +148,7 @@ def decide(
         decided = [_by_account(each, account, whys[each.source.path]) for each in rest]
         denials = [each for each in decided if isinstance(each, Denial)]
         maps_state = state_dir is not None and _maps_state(state_dir, account, uid_range)
-        if state_dir is not None and not maps_state and (why := account_refusal(state_dir, account)):
+        if state_dir is not None and not maps_state and (why := expected_refusal(state_dir, account)):
             denials.append(Denial(_RULE, state_dir, *why))
         paths = (*mapped, *(each for each in decided if isinstance(each, Ownership)))
         return Decision(paths, account, maps_state, denials=(*closed, *denials))

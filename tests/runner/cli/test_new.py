@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,6 +161,29 @@ def test_an_empty_folder_is_filled_and_a_missing_one_is_made(
     assert (plugin_dir / "link").is_symlink()
 
 
+def test_nothing_is_written_or_changed_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plugin that can write to the folder above swaps the new folder for a link at once."""
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+
+    def mkdir(path: str, *args: Any, **more: Any) -> None:
+        real(path, *args, **more)
+        if os.path.basename(path) == "swapped":
+            (tmp_path / "swapped").rename(tmp_path / "moved")
+            (tmp_path / "swapped").symlink_to(victim)
+
+    words = ["new", NAMES[0], str(tmp_path / "swapped"), "--name", "plain"]
+    assert main(words) == 0  # the control
+    shutil.rmtree(tmp_path / "swapped")
+    real = os.mkdir
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    assert main(words) == 2
+    assert f"{tmp_path}/swapped is a symbolic link to {victim}" in capsys.readouterr().err
+    assert (os.listdir(victim), victim.stat().st_mode & 0o777) == ([], 0o700)
+
+
 # --- its name ----------------------------------------------------------------------------------------------
 
 
@@ -262,13 +286,14 @@ def test_a_failure_half_way_leaves_nothing(
         folder.mkdir(parents=True)
     written: list[str] = []
 
-    def fail_at_the_second(path: str, mode: int) -> None:
-        if path.startswith(str(folder)) and os.path.isfile(path):
+    def fail_at_the_second(fd: int, mode: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.startswith(str(folder)):
             written.append(path)
             if len(written) == 2:
                 raise interruption
 
-    monkeypatch.setattr(new, "_open_to_plugins", fail_at_the_second)
+    monkeypatch.setattr(os, "fchmod", fail_at_the_second)
     assert main(["new", NAMES[0], str(folder)]) in (1, 130)
     assert len(written) == 2
     assert sorted(tmp_path.rglob("*")) == ([folder.parent, folder] if existing else [])

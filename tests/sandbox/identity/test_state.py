@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from sandbox.identity import leases, uids
+from sandbox.identity import state as states
+from sandbox.identity.accounts import Account
 from sandbox.identity.leases import UidsUnavailable
 from sandbox.identity.owner import owned_state
-from sandbox.identity.state import StateRefused, real_state_dir, state_root
+from sandbox.identity.state import RECORDS, StateRefused, real_state_dir, state_root
 from sandbox.identity.uid_range import DEFAULT_RANGE
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
@@ -348,6 +350,112 @@ def test_directories_made_for_a_failed_launch_are_removed(
     }
     if uid_range is not None and Path(own_books["reservations"]).exists():
         assert os.listdir(own_books["reservations"]) == []
+
+
+@pytest.mark.parametrize("swap", ["nothing", "a", "a/b"])
+def test_a_failed_launch_removes_nothing_but_its_own_folders(plugin_dir: Path, swap: str) -> None:
+    """An instance that runs swaps a folder of the launch: for a link to an empty folder, or for another."""
+    uid_range = RANGE if os.geteuid() == 0 else None
+    state, victim = plugin_dir / "state", plugin_dir / "victim"
+    (victim / "b").mkdir(parents=True)
+    with owned_state(str(state), uid_range, ["kept"]):
+        pass
+    launch = owned_state(str(state), uid_range, ["a/b"])
+    launch.__enter__()
+    if swap == "a":
+        (state / "a").rename(state / "moved")
+        (state / "a").symlink_to(victim)
+    elif swap == "a/b":
+        (state / "a/b").rename(state / "moved")
+        (state / "a/b").mkdir()
+    assert launch.__exit__(Failed, Failed(), None) is not True
+    assert (victim / "b").is_dir()
+    assert (state / "a/b").exists() == (swap != "nothing")
+
+
+@needs_root
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_folder_put_in_the_place_of_a_new_one_keeps_its_owner(
+    plugin_dir: Path, monkeypatch: pytest.MonkeyPatch, swap: bool
+) -> None:
+    state = plugin_dir / "state"
+    with owned_state(str(state), RANGE):
+        (state / "private").mkdir(mode=0o700)
+        (state / "private/key").touch()
+
+    def mkdir(name: str, *args: Any, **more: Any) -> None:
+        real(name, *args, **more)
+        if swap and name == "a":
+            (state / "a").rename(state / "moved")
+            (state / "private").rename(state / "a")
+
+    real = os.mkdir
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    if not swap:  # the control
+        with owned_state(str(state), RANGE, ["a/b"]) as owner:
+            assert {(state / each).stat().st_uid for each in ("a", "a/b")} == {owner.uid}
+        return
+    with pytest.raises(StateRefused, match="was replaced"), owned_state(str(state), RANGE, ["a/b"]):
+        pytest.fail("it was given away")
+    assert (state / "a").stat().st_uid == 0 and os.listdir(state / "a") == ["key"]
+
+
+# --- as an account -----------------------------------------------------------------------------------------
+
+ACCOUNT = Account("someone", SPARE_UID, SPARE_UID)
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["a link", "a folder of another"])
+def test_a_record_is_kept_in_a_folder_of_roots_alone(plugin_dir: Path, what: str) -> None:
+    """The account, or a plugin, may be able to write to the folder that the state directory is in."""
+    state, victim = plugin_dir / "state", plugin_dir / "victim"
+    victim.mkdir()
+    (victim / "state").write_text("of root")
+    with owned_state(str(state), RANGE, manifest="/m", account=ACCOUNT):
+        assert (plugin_dir / RECORDS / "state").read_text() == "/m"  # the control
+    (plugin_dir / RECORDS).rename(plugin_dir / "old")
+    if what == "a link":
+        (plugin_dir / RECORDS).symlink_to(victim)
+    else:
+        (plugin_dir / RECORDS).mkdir()
+        os.link(victim / "state", plugin_dir / RECORDS / "state")
+        os.chown(plugin_dir / RECORDS, SPARE_UID, SPARE_UID)
+    with (
+        pytest.raises(StateRefused, match=f"record in {RECORDS}") as caught,
+        owned_state(str(state), RANGE, manifest="/m", account=ACCOUNT),
+    ):
+        pytest.fail("it was used")
+    assert f"remove {plugin_dir}/{RECORDS}" in caught.value.hint
+    assert (victim / "state").read_text() == "of root"
+
+
+@needs_root
+def test_a_directory_swapped_after_the_plan_does_not_become_the_accounts(
+    plugin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, private = plugin_dir / "state", plugin_dir / "private"
+    private.mkdir(mode=0o700)
+    (private / "key").touch()
+    with owned_state(str(state), RANGE, account=ACCOUNT):
+        assert state.stat().st_uid == SPARE_UID  # the control
+
+    def swapped(path: str) -> object:
+        state.rename(plugin_dir / "old")
+        private.rename(state)
+        return real(path)
+
+    real = vars(states)["_Directory"]
+    monkeypatch.setattr(states, "_Directory", swapped)
+    with (
+        pytest.raises(StateRefused, match="belongs to uid 0, is not empty"),
+        owned_state(str(state), RANGE, account=ACCOUNT),
+    ):
+        pytest.fail("it was given away")
+    assert (state.stat().st_uid, os.listdir(state)) == (0, ["key"])
+
+
+# --- what stays --------------------------------------------------------------------------------------------
 
 
 def test_files_written_before_a_launch_failed_stay(plugin_dir: Path) -> None:

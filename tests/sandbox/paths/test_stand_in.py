@@ -12,6 +12,7 @@ import pytest
 
 from sandbox.paths import stand_in
 from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
+from tests.conftest import SPARE_UID
 
 
 @pytest.fixture
@@ -69,6 +70,62 @@ def test_a_link_is_neither_followed_nor_removed(tmp_path: Path, places: list[Gua
     with held_places(places):
         pass
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("swapped", ["no", "the first", "the last", "out of it"])
+def test_nothing_is_made_through_a_link_on_the_way(tmp_path: Path, swapped: str) -> None:
+    """A plugin that runs swaps a folder for a link after the scan and before the names in it are made."""
+    granted, victim = tmp_path / "granted", tmp_path / "victim"
+    for folder in (granted, victim):
+        (folder / "sub/x").mkdir(parents=True)
+    places = [("sub/x/config", ""), ("sub/x/commondir", ".\n"), ("sub/x/hooks", None)]
+    root = os.open(granted, os.O_PATH | os.O_DIRECTORY)
+    try:
+        if swapped == "the first":
+            (granted / "sub").rename(granted / "old")
+            (granted / "sub").symlink_to(victim / "sub")
+        elif swapped == "the last":
+            (granted / "sub/x").rename(granted / "old")
+            (granted / "sub/x").symlink_to(victim / "sub/x")
+        elif swapped == "out of it":
+            places = [(f"../victim/{path}", content) for path, content in places]
+        if swapped == "no":  # the control
+            with held_places([GuardedPlace(root, *place) for place in places]):
+                assert sorted(os.listdir(granted / "sub/x")) == ["commondir", "config", "hooks"]
+        for place in places if swapped != "no" else ():
+            with pytest.raises(StandInRefused), held_places([GuardedPlace(root, *place)]):
+                pytest.fail("it was followed")
+    finally:
+        os.close(root)
+    assert os.listdir(victim / "sub/x") == []
+
+
+@pytest.mark.needs("root")
+def test_a_folder_put_in_the_place_of_a_new_one_keeps_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root gives a folder it made to the owner of the folder above."""
+    os.chown(tmp_path, SPARE_UID, SPARE_UID)
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "private/key").touch()
+    swap = False
+
+    def mkdir(name: str, mode: int, *, dir_fd: int) -> None:
+        real(name, mode, dir_fd=dir_fd)
+        if swap:
+            (tmp_path / name).rename(tmp_path / "old")
+            (tmp_path / "private").rename(tmp_path / name)
+
+    real = os.mkdir
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    with held_places([GuardedPlace(root, "hooks")]):
+        assert (tmp_path / "hooks").stat().st_uid == SPARE_UID  # the control
+    swap = True
+    with held_places([GuardedPlace(root, "hooks")]):
+        pass
+    os.close(root)
+    assert (tmp_path / "hooks").stat().st_uid == 0 and (tmp_path / "hooks/key").exists()
 
 
 def test_one_that_is_being_removed_for_ever_is_refused(

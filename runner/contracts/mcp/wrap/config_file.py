@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from runner.contracts.mcp.hosts.find import MOST_BYTES
 from sandbox.cache import fingerprint
 from sandbox.files import write_all
+from sandbox.paths.walk import LinkRefused, close, walk
 
 _TRIES = 5
 _MOST_BACKUPS = 10_000
@@ -143,7 +144,13 @@ def open_config(path: str) -> Iterator[ConfigFile]:
     if os.path.islink(given) and status.st_uid != os.geteuid():
         raise FileRefused(f"it is a link to {real}, which belongs to uid {status.st_uid}")
     try:
-        folder = os.open(os.path.dirname(real), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        steps = walk(os.path.dirname(real), follow="none")
+        try:
+            folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=steps[-1].fd)
+        finally:
+            close(steps)
+    except LinkRefused as refused:  # it was no link a moment ago
+        raise FileRefused(f"its folder was replaced: {refused}") from None
     except OSError as error:
         raise FileRefused(f"its folder cannot be opened: {error.strerror}") from None
     try:

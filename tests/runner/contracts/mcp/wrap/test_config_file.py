@@ -56,6 +56,30 @@ def test_nobody_else_can_read_a_backup(file: Path, backups: str) -> None:
     assert stat.S_IMODE(os.stat(backups).st_mode) == 0o700
 
 
+def test_a_folder_that_becomes_a_link_is_not_followed(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin that can write to the folder above swaps it after the path was resolved."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "mcp.json").write_bytes(b"of another")
+
+    def realpath(path: str) -> str:
+        found = real(path)
+        if not file.parent.is_symlink():
+            file.parent.rename(tmp_path / "moved")
+            file.parent.symlink_to(victim)
+        return found
+
+    with open_config(str(file)) as config:
+        assert config.read()[0] == b"old"  # the control
+    real = os.path.realpath
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "realpath", realpath)
+        with pytest.raises(FileRefused, match="was replaced"), open_config(str(file)):
+            pytest.fail("it was followed")
+
+
 def test_where_backups_are() -> None:
     assert backups_folder({"XDG_STATE_HOME": "/s", "HOME": "/h"}) == "/s/runner/backups"
     assert backups_folder({"XDG_STATE_HOME": "s", "HOME": "/h"}) == "/h/.local/state/runner/backups"
