@@ -11,19 +11,23 @@ from __future__ import annotations
 import math
 import os
 
-from sandbox.limits.assigned import AssignedLimit, AssignedLimits
+from sandbox.limits.assigned import AssignedLimit, AssignedLimits, Shares
 from sandbox.limits.cgroup_survey import Lack, Survey
-from sandbox.limits.rlimits import COUNTED_BESIDE
+from sandbox.limits.rlimits import COUNTED_BESIDE, OPEN_FILES
+from sandbox.limits.shares import shares_of
 from sandbox.limits.site import Site
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import Policy
-from sandbox.spec import Grant, Limits
+from sandbox.spec import SECCOMP_WITHOUT_INTERNET, Grant, Limits
 from sandbox.typed import Iterable, Iterator
 
 _CGROUPS = ("memory", "pids", "cpu", "io")
 # Since Linux 5.14 every user namespace counts its processes itself. Before, all processes of one uid were one
 # number, and an ordinary user's plugin would be counted with everything else that the user runs.
 _NPROC_PER_NAMESPACE = (5, 14)
+# With fewer no program can be relied on to work. Where processes times this number are more than the share,
+# the meter alone bounds them.
+_FEWEST_OPEN_FILES = 64
 _PER_PROCESS = "for each process separately"
 _NO_CAGE = "the plugin runs without a cage"
 _NO_DISK = "the plugin's files are not on a disk that a cgroup can limit"
@@ -35,10 +39,13 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
     `disks`: the disks with the plugin's files; without one, an io limit has nothing to apply to.
     """
     limits, decided = grant.limits, dict(grant.decided_by)
+    shares = shares_of(policy.machine_share)
     found: list[AssignedLimit] = []
     fallbacks: set[str] = set()
     for name in limits._fields:
         value = getattr(limits, name)
+        if name == "open_files" and value is None:
+            value = OPEN_FILES[1]  # every process has this limit, and the machine may allow less
         if value is None:
             continue
         limit = AssignedLimit(name, value, decided.get(name, "policy"), "", value)
@@ -54,8 +61,29 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
             limit = limit._replace(effective=None, degraded=True, detail=_NO_CAGE)
         else:
             limit = _by_other(limit, limits, grant)
+        if not grant.unsandboxed:
+            limit = _within_share(limit, shares, limits.pids, grant)
         found.append(limit)
-    return AssignedLimits(tuple(found), tuple(_sites(limits, survey)), frozenset(fallbacks))
+    return AssignedLimits(tuple(found), tuple(_sites(limits, survey)), frozenset(fallbacks), shares)
+
+
+def _within_share(limit: AssignedLimit, shares: Shares, pids: int | None, grant: Grant) -> AssignedLimit:
+    """What the share of the machine leaves of a limit, and what the meter for it holds all processes to."""
+    effective, detail = limit.effective, ""
+    if limit.name == "open_files" and shares.files is not None and effective is not None:
+        detail = f"all processes together {shares.files}, with mapped files: {shares.told('fs.file-max')}"
+        most = max(_FEWEST_OPEN_FILES, shares.files // (pids or 1))
+        if effective > most:
+            effective, detail = most, f"lowered, for {pids or 1} processes; {detail}"
+    elif limit.name == "memory" and shares.socket_bytes < limit.requested and _counts_sockets(limit, grant):
+        detail = f"in sockets {shares.socket_bytes >> 20} MiB at most: {shares.told('net.ipv4.tcp_mem')}"
+    return limit._replace(effective=effective, detail="; ".join(filter(None, (limit.detail, detail))))
+
+
+def _counts_sockets(memory: AssignedLimit, grant: Grant) -> bool:
+    """Whether the plugin can make sockets, and they can be told from those of the host."""
+    own = grant.network.mode != "host" or memory.enforced_by.startswith("cgroup")
+    return own and grant.seccomp not in SECCOMP_WITHOUT_INTERNET
 
 
 def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) -> AssignedLimit:

@@ -19,10 +19,31 @@ class AssignedLimit(NamedTuple):
     detail: str = ""
 
 
+class Shares(NamedTuple):
+    """The most that one plugin may take of numbers that the whole machine shares (shares.py)."""
+
+    part: float  # of each of them, as the policy says
+    files: int | None  # open and mapped; None: the machine has no bound of its own
+    socket_bytes: int
+    orphans: int  # connections that were closed and still have data to send
+
+    def told(self, number: str) -> str:
+        return f"{self.part * 100:g}% of {number}"
+
+
 class AssignedLimits(NamedTuple):
     all: tuple[AssignedLimit, ...] = ()
     sites: tuple[Site, ...] = ()  # where groups are made
     fallbacks: frozenset[str] = frozenset()  # enforced by an rlimit instead
+    shares: Shares | None = None
+
+    @property
+    def open_files(self) -> int | None:
+        """Of each process, as this machine allows it."""
+        for limit in self.all:
+            if limit.name == "open_files" and limit.effective is not None:
+                return int(limit.effective)
+        return None
 
     def confirmed(self, effective: dict[str, float]) -> AssignedLimits:
         """With the numbers that the kernel has accepted."""
