@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             if diagnostic.hint:
                 say(f"    {printable(diagnostic.hint)}")
         return EXIT["policy_invalid"]
-    findings = examine(os.environ, uid_range=policy.uids, limits=policy.limits)
+    findings = examine(os.environ, uid_range=policy.uids, limits=policy.limits, share=policy.machine_share)
     lacking = unmet(findings, (name for name, mode in policy.layers if mode == "prefer"))
     if args.format == "json":
         print(json.dumps(document(findings, lacking, policy.name), indent=2))

@@ -91,6 +91,7 @@ class Machine(NamedTuple):
     around: Surroundings
     uid_range: tuple[int, int]
     limits: tuple[tuple[str, LimitRule], ...] = ()  # of the policy to judge by
+    share: float = 0.25  # of the whole machine, by the same policy
 
     @property
     def plugin_uid(self) -> int | None:
@@ -114,10 +115,11 @@ def examine(
     bwrap: str | None = None,
     uid_range: tuple[int, int] = DEFAULT_RANGE,
     limits: tuple[tuple[str, LimitRule], ...] = (),
+    share: float = 0.25,
 ) -> tuple[Finding, ...]:
     """Every finding, in the order a person reads them: what the cage rests on first.
 
-    `limits`: of the policy that says which limits are needed.
+    `limits`: of the policy that says which limits are needed. `share`: its machine_share.
     """
     found: Bwrap | None = None
     findings: list[Finding] = []
@@ -131,7 +133,8 @@ def examine(
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         findings.append(_broken("bwrap", failed))
     try:
-        machine = Machine(environ, found, look_around(), usable_range(uid_range) or uid_range, limits)
+        uids = usable_range(uid_range) or uid_range
+        machine = Machine(environ, found, look_around(), uids, limits, share)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         # Without a readable /proc/self nothing below can be checked; no layer may count as enforced.
         return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
@@ -414,6 +417,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "cage": cage,
     "named_hosts": lambda machine: named_hosts(),
     "limits": lambda machine: limits.limits(machine.limits),
+    "shares": lambda machine: limits.shares(machine.limits, machine.share),
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),

@@ -72,12 +72,17 @@ def _within_share(limit: AssignedLimit, shares: Shares, pids: int | None, grant:
     effective, detail = limit.effective, ""
     if limit.name == "open_files" and shares.files is not None and effective is not None:
         detail = f"all processes together {shares.files}, with mapped files: {shares.told('fs.file-max')}"
-        most = max(_FEWEST_OPEN_FILES, shares.files // (pids or 1))
+        most = most_open_files(shares, pids or 1)
         if effective > most:
             effective, detail = most, f"lowered, for {pids or 1} processes; {detail}"
     elif limit.name == "memory" and shares.socket_bytes < limit.requested and _counts_sockets(limit, grant):
         detail = f"in sockets {shares.socket_bytes >> 20} MiB at most: {shares.told('net.ipv4.tcp_mem')}"
     return limit._replace(effective=effective, detail="; ".join(filter(None, (limit.detail, detail))))
+
+
+def most_open_files(shares: Shares, pids: int) -> int:
+    """Of each of so many processes. Only where the machine has a bound."""
+    return max(_FEWEST_OPEN_FILES, (shares.files or 0) // pids)
 
 
 def _counts_sockets(memory: AssignedLimit, grant: Grant) -> bool:

@@ -49,9 +49,9 @@ class LaterMeter(Meter):
         self.due = monotonic() + seconds
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        if now < self.due:
-            return None
         if self._meter is None:
+            if now < self.due:
+                return None
             self._meter = self._make()
         found = self._meter.look(ready, now)
         self.due, self.why = self._meter.due, self._meter.why
