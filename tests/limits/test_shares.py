@@ -19,11 +19,11 @@ MIB = 1 << 20
 
 
 def share(wanted: int, number: str) -> str:
-    """A policy under which a plugin may take `wanted` of a number in /proc/sys, or a little more."""
+    """A policy under which a plugin may take `wanted` of a number in /proc/sys."""
     whole = last_number(number)
     if whole is None or whole >= 1 << 40:
         pytest.skip(f"{number} bounds nothing here")
-    return f'machine_share = "{max(1e-6, wanted / whole * 100):.6f}%"\n' + PREFER
+    return f'machine_share = "{(wanted + 0.5) / whole * 100:.6f}%"\n' + PREFER
 
 
 def ended(box: Box, code: str, policy: str, limits: dict[str, Any]) -> str:
