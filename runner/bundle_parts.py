@@ -130,6 +130,7 @@ PARTS = {
         "sandbox.policy.grant",
         "runner.launch.prepare",
         "sandbox.limits.cgroup_survey",
+        "sandbox.limits.shares",
         "sandbox.limits.assign",
         "sandbox.seccomp",
         "sandbox.seccomp.filter",

@@ -120,7 +120,7 @@ _FAILED: Final[tuple[Code, ...]] = (
     *("capability_not_declared", "capability_not_allowed"),
 )
 # The message says which limit it was, and how to raise it.
-_BY_LIMIT: Final = ("oom", "cpu_time", "file_size", "pids", "disk", "output", "seccomp")
+_BY_LIMIT: Final = ("oom", "cpu_time", "file_size", "pids", "disk", "output", "seccomp", "machine_share")
 
 
 GOOD: Final = Outcome("ok", "run", "the plugin ended with status 0")

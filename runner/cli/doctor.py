@@ -52,7 +52,13 @@ def run(args: argparse.Namespace) -> int:
             if diagnostic.hint:
                 say(f"    {printable(diagnostic.hint)}")
         return EXIT["policy_invalid"]
-    findings = examine(os.environ, uid_range=policy.uids, limits=policy.limits, move_host=policy.move_host)
+    findings = examine(
+        os.environ,
+        uid_range=policy.uids,
+        limits=policy.limits,
+        move_host=policy.move_host,
+        share=policy.machine_share,
+    )
     lacking = unmet(findings, (name for name, mode in policy.layers if mode == "prefer"))
     if args.format == "json":
         print(json.dumps(document(findings, lacking, policy.name), indent=2))

@@ -347,7 +347,7 @@ _FILE_BLOCK = 512  # the unit of ulimit -f
 def _bounds(planned: Planned) -> Iterator[Bound]:
     from sandbox.plan.bare import Bound
 
-    for kind, soft, hard in rlimits(planned.plan.limits):
+    for kind, soft, hard in rlimits(planned.plan.limits, open_files=planned.limits.open_files):
         if letter := _LETTERS.get(kind):
             unit = _FILE_BLOCK if letter == "f" else 1
             yield Bound(letter, soft // unit, hard // unit)

@@ -296,7 +296,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from runner.package.signature import Signed
     from sandbox import spec
     from sandbox.identity.accounts import Account
-    from sandbox.limits.assigned import AssignedLimit
+    from sandbox.limits.assigned import AssignedLimit, Shares
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.network.egress import EgressLimits, EgressPlan
     from sandbox.paths.file_identity import FileIdentity
@@ -311,7 +311,18 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
         *(policy.Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
         *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule, policy.ApprovalRule, Approval),
         *(spec.Grant, spec.GrantedPath, spec.Denial, spec.Note),
-        *(AssignedLimits, AssignedLimit, Site, Hierarchy, Layer, Layers, Decision, Ownership, Account),
+        *(
+            AssignedLimits,
+            AssignedLimit,
+            Shares,
+            Site,
+            Hierarchy,
+            Layer,
+            Layers,
+            Decision,
+            Ownership,
+            Account,
+        ),
         *(plan.LaunchPlan, plan.ShownPath, plan.Idmapped, plan.Guard, FileIdentity, EgressPlan, EgressLimits),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )

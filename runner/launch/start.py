@@ -14,7 +14,7 @@ from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
 from sandbox.given import Limits
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
-from sandbox.limits.meter import Meter
+from sandbox.limits.meter import LaterMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager
 from sandbox.signals import signal
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _BACKUP_SECONDS = 0.5
 # The host of an inspected plugin may take this long to read the next piece of what the plugin wrote last.
 _HOST_READ_SECONDS = 10.0
+
+# In less a plugin cannot use up what the whole machine shares: sandbox/limits/shares.py.
+_SHARES_AFTER_SECONDS = 0.25
 
 ConnectStreams = Callable[[Acquired], AbstractContextManager[Plumbing]]
 
@@ -49,7 +52,7 @@ def start(
     with ExitStack() as stack:
         plumbing = stack.enter_context(connect(acquired))
         bounds = Bounds(
-            rlimits(limits, planned.limits.fallbacks),
+            rlimits(limits, planned.limits.fallbacks, planned.limits.open_files),
             cgroup,
             None if clocks.deadline is None else clocks.deadline + _BACKUP_SECONDS,
             plumbing.ends,
@@ -80,6 +83,8 @@ def start(
             meters += [] if sockets is None else [sockets]
         for meter in meters:
             stack.callback(meter.close)
+        if planned.limits.shares is not None and not unsandboxed:
+            meters.append(LaterMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
         meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
         yield Started(
             _as_watched(planned, plumbing),
@@ -206,6 +211,32 @@ def _socket_meter(acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
     from sandbox.limits.socket_meter import SocketMeter
 
     return SocketMeter(limit, cell.member, cell.processes, acquired.cgroup, plan.share_network)
+
+
+def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
+    """For what the whole machine shares, as far as nothing else bounds it for this plugin."""
+    from sandbox.limits.shares import (
+        Counted,
+        ShareMeter,
+        Watched,
+        can_hold_files,
+        listed_bytes,
+        socket_bytes_of,
+    )
+
+    planned, plan, cgroup = acquired.planned, acquired.opened.plan, acquired.cgroup
+    shares, memory = planned.limits.shares, plan.limits.memory
+    assert shares is not None
+    charged = None if cgroup is None or not cgroup.counts_memory else memory
+    files = cell.processes if can_hold_files(shares, charged) else None
+    if plan.seccomp == "strict":
+        return ShareMeter(shares, Watched(files, None, None))
+    sockets: Callable[[], Counted] | None = None
+    if memory is None or memory > shares.socket_bytes:
+        sockets = None if cgroup is None else socket_bytes_of(cgroup)
+        if sockets is None and not plan.share_network:
+            sockets = lambda: listed_bytes(cell.member(), cell.processes, shares.socket_bytes)  # noqa: E731
+    return ShareMeter(shares, Watched(files, sockets, None if plan.share_network else cell.member))
 
 
 def _clocks(limits: Limits, began: float) -> Clocks:

@@ -197,6 +197,10 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         if violation.code == "crashed":
             return outcome, status  # it ended by itself, with its own status
         return outcome, EXEC_DEADLINE if violation.code == "timeout" else 128 + _SIGKILL
+    if end.reason == "limit" and end.limit == "machine_share":
+        message = f"the plugin took more than its share of the whole machine: {end.detail}"
+        outcome = Outcome("crashed", "run", message, end.limit, "raise machine_share in the policy")
+        return outcome, 128 + _SIGKILL
     if end.reason == "limit":
         assert end.limit is not None
         message = f"the plugin exceeded its {end.limit} limit of {_amount(end.limit, limits)}"

@@ -257,6 +257,7 @@ class _Watch:
         self.reason: Reason | None = None
         self.number: int | None = None
         self.limit: str | None = None
+        self.detail = ""
         self.steps = 0  # towards the end: 1 the program was ended, or ended by itself; 2 the cell was killed
         self.forced = False
         self.over = cell.over_fd
@@ -283,7 +284,7 @@ class _Watch:
                     continue
                 # Limits also hold during the grace after a signal.
                 if ran_out is not None and self.limit is None:
-                    self.limit = ran_out
+                    self.limit, self.detail = ran_out, meter.why
                     self._finish("limit")
             if self.launch is not None and now >= self.launch:
                 self.launch = None
@@ -370,4 +371,5 @@ class _Watch:
 
     def _end(self, ended: Exit) -> End:
         reason: Reason | None = self.reason or ("deadline" if ended.expired else None)
-        return End(ended, reason, self.number, self.forced or ended.expired, self.limit, rang=self.rang)
+        forced = self.forced or ended.expired
+        return End(ended, reason, self.number, forced, self.limit, detail=self.detail, rang=self.rang)

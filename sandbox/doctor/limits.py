@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.trial import Note, TrialOutcome, in_child
-from sandbox.limits.assign import assign
-from sandbox.limits.assigned import AssignedLimit
+from sandbox.limits.assign import assign, most_open_files
+from sandbox.limits.assigned import AssignedLimit, Shares
 from sandbox.limits.cgroup import Cgroup, CgroupFault, make_cgroup
 from sandbox.limits.cgroup_settings import has_swap, whole_disks
 from sandbox.limits.cgroup_survey import (
@@ -26,6 +26,8 @@ from sandbox.limits.cgroup_survey import (
     own_hierarchies,
     survey,
 )
+from sandbox.limits.rlimits import OPEN_FILES
+from sandbox.limits.shares import shares_of
 from sandbox.paths.mounts import Mounts, read_mounts
 from sandbox.policy.policy import LimitRule, Policy
 from sandbox.spawn.init import fork_into, join_cgroups
@@ -39,7 +41,7 @@ TRIED = tuple(name for name in Limits._fields if getattr(_LIMITS, name) is not N
 LAYERS = frozenset((*(f"{name}_limit" for name in TRIED), "limits"))
 
 _GRANT = Grant("", False, (), Network(), (), "default", _LIMITS, (), ())
-_MAKE_DO = Policy("", "", limits=tuple((name, LimitRule(mode="prefer")) for name in TRIED))
+_MAKE_DO = Policy("", "", limits=tuple((name, LimitRule(mode="prefer")) for name in TRIED), machine_share=1.0)
 _NO_MEMBERS = "no process can be moved into"
 _SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 
@@ -251,4 +253,61 @@ def _freezing(trial: Trial, disk: LimitRule) -> Finding:
         "are measured",
         "one of many processes may go on writing meanwhile, beyond the disk limit",
         DELEGATE,
+    )
+
+
+# --- what the whole machine shares ------------------------------------------------------------------------
+
+
+def shares(rules: Iterable[tuple[str, LimitRule]], part: float) -> list[Finding]:
+    """What one plugin may take of each number, with the limits that it has if it asks for none."""
+    by_name = dict(rules)
+    memory = by_name.get("memory", LimitRule()).default
+    found, whole = shares_of(part), shares_of(1.0)
+    return [
+        _shared_files(found, whole, by_name),
+        _shared_sockets(found, whole, memory),
+        Finding(
+            "shared_orphans",
+            "info",
+            f"a plugin may leave {found.orphans} of {whole.orphans} connections that it closed with data to "
+            f"send, {found.told('net.ipv4.tcp_max_orphans')}, and is ended if there are more",
+            _NOT_OF_THE_HOST,
+        ),
+    ]
+
+
+_NOT_OF_THE_HOST = "not of a plugin with the host's network: there nobody can tell whose they are"
+
+
+def _shared_files(found: Shares, whole: Shares, rules: Mapping[str, LimitRule]) -> Finding:
+    layer = "shared_files"
+    if found.files is None:
+        return Finding(layer, "info", "fs.file-max sets no bound on open files here: memory limits do")
+    pids = rules.get("pids", LimitRule())
+    asked = int(rules.get("open_files", LimitRule()).default or OPEN_FILES[1])
+    each = [
+        f"; each of {int(most)} processes{word} may open {min(asked, most_open_files(found, int(most)))}"
+        for word, most in (("", pids.default), (" (the ceiling)", pids.ceiling))
+        if most is not None
+    ]
+    return Finding(
+        layer,
+        "info",
+        f"a plugin may hold {found.files} of {whole.files} open and mapped files, "
+        f"{found.told('fs.file-max')}, and is ended if it has more{''.join(each)}",
+    )
+
+
+def _shared_sockets(found: Shares, whole: Shares, memory: float | None) -> Finding:
+    most, detail = found.socket_bytes, ""
+    if memory is not None and memory < most:
+        most, detail = int(memory), f"by its memory limit; its share would be {found.socket_bytes >> 20} MiB"
+    share = f"{100 * most / whole.socket_bytes:.3g}% of net.ipv4.tcp_mem"
+    return Finding(
+        "shared_socket_memory",
+        "info",
+        f"a plugin's sockets may hold {most >> 20} of {whole.socket_bytes >> 20} MiB, {share}, "
+        "and it is ended if they have more",
+        detail,
     )

@@ -92,6 +92,7 @@ class Machine(NamedTuple):
     uid_range: tuple[int, int]
     limits: tuple[tuple[str, LimitRule], ...] = ()  # of the policy to judge by
     move_host: bool = False  # by the same policy
+    share: float = 0.25  # of the whole machine, by the same policy
 
     @property
     def plugin_uid(self) -> int | None:
@@ -116,11 +117,12 @@ def examine(
     uid_range: tuple[int, int] = DEFAULT_RANGE,
     limits: tuple[tuple[str, LimitRule], ...] = (),
     move_host: bool = False,
+    share: float = 0.25,
 ) -> tuple[Finding, ...]:
     """Every finding, in the order a person reads them: what the cage rests on first.
 
     `limits`: of the policy that says which limits are needed. `move_host`: whether it lets the runner
-    move its host to another group.
+    move its host to another group. `share`: its machine_share.
     """
     found: Bwrap | None = None
     findings: list[Finding] = []
@@ -135,7 +137,7 @@ def examine(
         findings.append(_broken("bwrap", failed))
     try:
         uids = usable_range(uid_range) or uid_range
-        machine = Machine(environ, found, look_around(), uids, limits, move_host)
+        machine = Machine(environ, found, look_around(), uids, limits, move_host, share)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
         # Without a readable /proc/self nothing below can be checked; no layer may count as enforced.
         return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
@@ -418,6 +420,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "cage": cage,
     "named_hosts": lambda machine: named_hosts(),
     "limits": lambda machine: limits.limits(machine.limits, machine.move_host),
+    "shares": lambda machine: limits.shares(machine.limits, machine.share),
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import os
 
-from sandbox.limits.assigned import AssignedLimit, AssignedLimits
+from sandbox.limits.assigned import AssignedLimit, AssignedLimits, Shares
 from sandbox.limits.cgroup_survey import Lack, Survey
-from sandbox.limits.rlimits import COUNTED_BESIDE
+from sandbox.limits.rlimits import COUNTED_BESIDE, OPEN_FILES
+from sandbox.limits.shares import shares_of
 from sandbox.limits.site import Site
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import Policy
-from sandbox.spec import Grant, Limits
+from sandbox.spec import SECCOMP_WITHOUT_INTERNET, Grant, Limits
 from sandbox.typed import Iterable, Iterator
 
 _CGROUPS = ("memory", "pids", "cpu", "io")
@@ -26,6 +27,9 @@ _BY_CGROUP = (*_CGROUPS, "cpu_time")
 # Since Linux 5.14 every user namespace counts its processes itself. Before, all processes of one uid were one
 # number, and an ordinary user's plugin would be counted with everything else that the user runs.
 _NPROC_PER_NAMESPACE = (5, 14)
+# With fewer no program can be relied on to work. Where processes times this number are more than the share,
+# the meter alone bounds them.
+_FEWEST_OPEN_FILES = 64
 _PER_PROCESS = "for each process separately"
 _NO_CAGE = "the plugin runs without a cage"
 _NO_DISK = "the plugin's files are not on a disk that a cgroup can limit"
@@ -37,11 +41,14 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
     `disks`: the disks with the plugin's files; without one, an io limit has nothing to apply to.
     """
     limits, decided = grant.limits, dict(grant.decided_by)
+    shares = shares_of(policy.machine_share)
     found: list[AssignedLimit] = []
     told: list[str] = []
     fallbacks: set[str] = set()
     for name in limits._fields:
         value = getattr(limits, name)
+        if name == "open_files" and value is None:
+            value = OPEN_FILES[1]  # every process has this limit, and the machine may allow less
         if value is None:
             continue
         limit = AssignedLimit(name, value, decided.get(name, "policy"), "", value)
@@ -57,16 +64,42 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
             limit = limit._replace(effective=None, degraded=True, detail=_NO_CAGE)
         else:
             limit = _by_other(limit, limits, grant)
+        if not grant.unsandboxed:
+            limit = _within_share(limit, shares, limits.pids, grant)
         if limit.degraded and (_is_asked_for(limit, policy) or (name in _BY_CGROUP and survey.delegated)):
             told.append(name)
         found.append(limit)
     sites = tuple(_sites(limits, survey))
-    return AssignedLimits(tuple(found), sites, frozenset(fallbacks), tuple(told))
+    return AssignedLimits(tuple(found), sites, frozenset(fallbacks), tuple(told), shares)
 
 
 def _is_asked_for(limit: AssignedLimit, policy: Policy) -> bool:
     """By the manifest or on the command line, and not only given by default. A ceiling may have decided."""
     return limit.decided_by != "policy" or limit.requested != policy.limit(limit.name).default
+
+
+def _within_share(limit: AssignedLimit, shares: Shares, pids: int | None, grant: Grant) -> AssignedLimit:
+    """What the share of the machine leaves of a limit, and what the meter for it holds all processes to."""
+    effective, detail = limit.effective, ""
+    if limit.name == "open_files" and shares.files is not None and effective is not None:
+        detail = f"all processes together {shares.files}, with mapped files: {shares.told('fs.file-max')}"
+        most = most_open_files(shares, pids or 1)
+        if effective > most:
+            effective, detail = most, f"lowered, for {pids or 1} processes; {detail}"
+    elif limit.name == "memory" and shares.socket_bytes < limit.requested and _counts_sockets(limit, grant):
+        detail = f"in sockets {shares.socket_bytes >> 20} MiB at most: {shares.told('net.ipv4.tcp_mem')}"
+    return limit._replace(effective=effective, detail="; ".join(filter(None, (limit.detail, detail))))
+
+
+def most_open_files(shares: Shares, pids: int) -> int:
+    """Of each of so many processes. Only where the machine has a bound."""
+    return max(_FEWEST_OPEN_FILES, (shares.files or 0) // pids)
+
+
+def _counts_sockets(memory: AssignedLimit, grant: Grant) -> bool:
+    """Whether the plugin can make sockets, and they can be told from those of the host."""
+    own = grant.network.mode != "host" or memory.enforced_by.startswith("cgroup")
+    return own and grant.seccomp not in SECCOMP_WITHOUT_INTERNET
 
 
 def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) -> AssignedLimit:

@@ -19,16 +19,37 @@ class AssignedLimit(NamedTuple):
     detail: str = ""
 
 
+class Shares(NamedTuple):
+    """The most that one plugin may take of numbers that the whole machine shares (shares.py)."""
+
+    part: float  # of each of them, as the policy says
+    files: int | None  # open and mapped; None: the machine has no bound of its own
+    socket_bytes: int
+    orphans: int  # connections that were closed and still have data to send
+
+    def told(self, number: str) -> str:
+        return f"{self.part * 100:g}% of {number}"
+
+
 class AssignedLimits(NamedTuple):
     all: tuple[AssignedLimit, ...] = ()
     sites: tuple[Site, ...] = ()  # where groups are made
     fallbacks: frozenset[str] = frozenset()  # enforced by an rlimit instead
     told: tuple[str, ...] = ()  # those that are weaker than they should be, and of which a launch says so
+    shares: Shares | None = None
 
     def shortfall(self) -> str:
         """What a launch says about these, as one line. Empty: there is nothing to say."""
         weak = (f"{limit.name} by {limit.enforced_by or 'nothing'}" for limit in self.all)
         return ", ".join(text for limit, text in zip(self.all, weak, strict=True) if limit.name in self.told)
+
+    @property
+    def open_files(self) -> int | None:
+        """Of each process, as this machine allows it."""
+        for limit in self.all:
+            if limit.name == "open_files" and limit.effective is not None:
+                return int(limit.effective)
+        return None
 
     def confirmed(self, effective: dict[str, float]) -> AssignedLimits:
         """With the numbers that the kernel has accepted."""

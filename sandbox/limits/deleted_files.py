@@ -17,7 +17,7 @@ _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILES = 2
 _DELETED = " (deleted)"
 _STEP_ENTRIES = 32
-_TABLES_COMPARED = 4  # compare a thread's table with at most this many others before reading it again
+TABLES_COMPARED = 4  # compare a thread's table with at most this many others before reading it again
 
 
 class File(NamedTuple):
@@ -51,14 +51,28 @@ def search(pids: Iterable[int]) -> Generator[None, None, Findings]:
     return Findings(tuple(files), (found.unseen or found.closed > 0) and not blind, blind)
 
 
+class TableComparison:
+    """A program with forty threads shows one descriptor table forty times. kcmp fails where the kernel was
+    built without it: then each is read."""
+
+    def __init__(self) -> None:
+        self._libc = open_libc()
+        self._kcmp = _KCMP.get(os.uname().machine)
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two threads have one table of descriptors."""
+        if self._kcmp is None:
+            return False
+        return int(self._libc.syscall(self._kcmp, int(one), int(other), _KCMP_FILES, 0, 0)) == 0
+
+
 class _DeletedFileSearch:
     def __init__(self) -> None:
         self.files: dict[tuple[int | None, int], File] = {}
         self.unseen = False
         self.looked = 0
         self.closed = 0
-        self._libc = open_libc()
-        self._kcmp = _KCMP.get(os.uname().machine)
+        self._tables = TableComparison()
 
     def process(self, pid: int) -> Generator[None, None, None]:
         try:
@@ -67,7 +81,7 @@ class _DeletedFileSearch:
             self._program(pid)
             for thread in os.listdir(f"/proc/{pid}/task"):
                 yield
-                if not any(self._same_table(thread, other) for other in read[:_TABLES_COMPARED]):
+                if not any(self._tables.same(thread, other) for other in read[:TABLES_COMPARED]):
                     read.append(thread)
                     yield from self._descriptors(f"/proc/{pid}/task/{thread}")
                 # All threads share one memory. Only a thread that has ended shows none.
@@ -77,13 +91,6 @@ class _DeletedFileSearch:
             self.closed += 1
         except OSError:
             pass  # it has ended
-
-    def _same_table(self, one: str, other: str) -> bool:
-        """A program with forty threads shows one descriptor table forty times. kcmp fails where the kernel
-        was built without it: then each is read."""
-        if self._kcmp is None:
-            return False
-        return int(self._libc.syscall(self._kcmp, int(one), int(other), _KCMP_FILES, 0, 0)) == 0
 
     def _program(self, pid: int) -> None:
         """The file it executes is held by the process as such, even if it has unmapped all of it."""

@@ -10,13 +10,18 @@ from sandbox.typed import Container
 
 Rlimit = tuple[int, int, int]  # kind, soft, hard
 
+# Of each process, where nobody asks for a number: the second is what it may raise the first to.
+OPEN_FILES = (1024, 4096)
 # Where processes are counted per user namespace, the cage's own count too: its init, bwrap and bwrap's init.
 COUNTED_BESIDE = 3
 
 
-def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...]:
+def rlimits(
+    limits: Limits, fallbacks: Container[str] = (), open_files: int | None = None
+) -> tuple[Rlimit, ...]:
     """The resource limits of every process of a plugin: hygiene, the limits that are resource limits by
-    nature, and the `fallbacks`, for which this machine has nothing better."""
+    nature, and the `fallbacks`, for which this machine has nothing better. `open_files`: the most that the
+    plugin's share of the machine allows."""
     found = [
         _both(resource.RLIMIT_CORE, 0),
         _both(resource.RLIMIT_RTPRIO, 0),
@@ -24,10 +29,9 @@ def rlimits(limits: Limits, fallbacks: Container[str] = ()) -> tuple[Rlimit, ...
         _both(resource.RLIMIT_MSGQUEUE, limits.message_queues or 0),
         _both(resource.RLIMIT_MEMLOCK, limits.locked_memory or 64 << 10),
     ]
-    if limits.open_files is None:
-        found.append((resource.RLIMIT_NOFILE, 1024, 4096))
-    else:
-        found.append(_both(resource.RLIMIT_NOFILE, limits.open_files))
+    soft, hard = OPEN_FILES if limits.open_files is None else (limits.open_files, limits.open_files)
+    most = hard if open_files is None else min(hard, open_files)
+    found.append((resource.RLIMIT_NOFILE, min(soft, most), most))
     # A single file cannot be larger than the limit of all files together.
     sizes = [size for size in (limits.file_size, limits.disk) if size is not None]
     if sizes:

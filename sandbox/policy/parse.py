@@ -78,6 +78,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         packages=_package_rule(top.table("packages")),
         approvals=_approval_rule(top.table("approvals")),
         move_host=_moves_host(top.table("cgroups")),
+        machine_share=_machine_share(top),
     )
     top.finish()
     if faults:
@@ -316,6 +317,21 @@ def _amount(table: PolicyTable, key: str, name: str) -> float | None:
     except ValueError as error:
         table.fault((key,), "policy_value", f"is wrong: {error}")
         return None
+
+
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
+
+
+def _machine_share(table: PolicyTable) -> float:
+    value, usual = table.take("machine_share"), Policy("", "").machine_share
+    if value is None:
+        return usual
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    share = float(match[1]) / 100 if match else 0.0
+    if 0 < share <= 1:
+        return share
+    table.fault(("machine_share",), "policy_value", 'must be a text such as "25%", above 0% and up to 100%')
+    return usual
 
 
 def _user(table: PolicyTable) -> tuple[tuple[int, int], str]:

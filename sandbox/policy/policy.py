@@ -230,6 +230,8 @@ class Policy(NamedTuple):
     packages: PackageRule = PackageRule()
     approvals: ApprovalRule = ApprovalRule()
     move_host: bool = False  # whether other processes of our delegated unit may be moved to a group below it
+    # The most that one plugin may take of each number that the whole machine shares; above 0, up to 1.
+    machine_share: float = 0.25
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())

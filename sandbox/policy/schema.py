@@ -27,6 +27,11 @@ def policy_schema() -> dict[str, Any]:
             "maximum": 100_000_000,
             "description": "The most entries of a folder that is shown to a plugin.",
         },
+        "machine_share": {
+            **_TEXT,
+            "pattern": r"^[0-9]{1,3}(\.[0-9]{1,6})?%$",
+            "description": "The most that one plugin may take of numbers that the whole machine shares.",
+        },
         "read": _paths("Host paths that plugins may read."),
         "write": _paths("Host paths that plugins may write."),
         "network": _network(),

@@ -113,7 +113,7 @@ def ending(export: DeclaredExport | None, end: CallEnd) -> Ending:
         code = "runner.hello_timeout" if hello else "runner.deadline_exceeded"
         return _by_effect(code, end.written, lost)
     if outcome.code == "crashed":
-        if outcome.cause == "oom" or outcome.cause in Limits._fields:
+        if outcome.cause in ("oom", "machine_share", *Limits._fields):
             return Ending("failed", "runner.resource_exhausted", lost)
         return _by_effect("runner.crashed", end.written, lost)
     if outcome.code == "internal":

@@ -44,7 +44,7 @@ def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
 def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
     """The classes of most kept plans, outside of `rest`. `plain`: the plan as it was kept."""
     from sandbox.given import Limits, Note
-    from sandbox.limits.assigned import AssignedLimit, AssignedLimits
+    from sandbox.limits.assigned import AssignedLimit, AssignedLimits, Shares
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan import plan
@@ -57,7 +57,7 @@ def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
         egress = EgressLimits, EgressPlan
     return (
         *egress,
-        *(Provision, AssignedLimits, AssignedLimit, Site, Hierarchy, Layer, Layers),
+        *(Provision, AssignedLimits, AssignedLimit, Shares, Site, Hierarchy, Layer, Layers),
         *(plan.LaunchPlan, plan.ShownPath, FileIdentity, Limits, Note),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )

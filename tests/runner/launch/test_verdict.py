@@ -185,6 +185,9 @@ def by_limit(name: str, code: int | None = KILL) -> End:
         (by_limit("disk", None), "crashed", "disk", KILL, ("disk",)),
         (by_limit("output"), "crashed", "output", KILL, ("output",)),
         (by_limit("output_lines"), "crashed", "output", KILL, ("output_lines",)),
+        # No limit of its own: a number that the whole machine shares.
+        (by_limit("machine_share"), "crashed", "machine_share", KILL, ()),
+        (by_limit("machine_share", 0), "crashed", "machine_share", KILL, ()),
         # Clocks.
         (by_deadline(KILL), "timeout", "deadline", 124, ("deadline",)),
         (ended(None, reason="launch", forced=True), "launch_failed", "deadline", 124, ("launch",)),
@@ -211,7 +214,7 @@ def test_an_ending_with_limits(end: End, code: str, cause: str, status: int, hit
     assert outcome.phase == _phase(outcome, end)
 
 
-_REMEDIABLE = ("oom", "pids", "cpu_time", "file_size", "disk", "output")
+_REMEDIABLE = ("oom", "pids", "cpu_time", "file_size", "disk", "output", "machine_share")
 
 
 def _phase(outcome: Outcome, end: End) -> str:

@@ -16,6 +16,7 @@ from sandbox.doctor.finding import Finding
 from sandbox.doctor.trial import TrialOutcome
 from sandbox.limits import cgroup as cgroups
 from sandbox.limits import cgroup_settings
+from sandbox.limits.assigned import Shares
 from sandbox.limits.cgroup import Cgroup, CgroupFault
 from sandbox.limits.cgroup_survey import DELEGATE, Lack, Survey, survey
 from sandbox.limits.site import Hierarchy, Site
@@ -172,3 +173,29 @@ def test_a_group_that_cannot_be_joined_does_not_count(monkeypatch: pytest.Monkey
     assert told_of["pids_limit"].status == "missing"
     assert "no process can be moved into" in told_of["pids_limit"].summary
     assert told_of["memory_limit"].status == "ok"
+
+
+# --- what the whole machine shares ---
+
+
+@pytest.mark.parametrize(("memory", "sockets"), [(None, 32), (64 << 20, 32), (16 << 20, 16)])
+def test_the_shares_are_told(monkeypatch: pytest.MonkeyPatch, memory: int | None, sockets: int) -> None:
+    whole = Shares(1.0, 400_000, 128 << 20, 8000)
+    quarter = Shares(0.25, 100_000, 32 << 20, 2000)
+    monkeypatch.setattr(limits, "shares_of", {1.0: whole, 0.25: quarter}.__getitem__)
+    rules = [("memory", LimitRule(memory)), ("pids", LimitRule(20, 100))]
+    found = told(limits.shares(rules, 0.25))
+    assert {finding.status for finding in found.values()} == {"info"}
+    files = found["shared_files"]
+    assert "100000 of 400000 open and mapped files, 25% of fs.file-max" in files.summary
+    assert files.summary.endswith(
+        "; each of 20 processes may open 4096; each of 100 processes (the ceiling) may open 1000"
+    )
+    memory_told = found["shared_socket_memory"].summary
+    assert f"hold {sockets} of 128 MiB, {100 * sockets / 128:g}% of net.ipv4.tcp_mem" in memory_told
+    assert "2000 of 8000 connections" in found["shared_orphans"].summary
+
+
+def test_a_machine_without_a_bound_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "shares_of", lambda part: Shares(part, None, 1 << 30, 100))
+    assert told(limits.shares((), 0.25))["shared_files"].summary.startswith("fs.file-max sets no bound")

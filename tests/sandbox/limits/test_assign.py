@@ -12,10 +12,11 @@ from sandbox.limits import assign as limits
 from sandbox.limits.assign import assign
 from sandbox.limits.assigned import AssignedLimit, AssignedLimits
 from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Survey
+from sandbox.limits.shares import shares_of
 from sandbox.limits.site import Site
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import LimitMode, LimitRule, Policy
-from sandbox.spec import Grant, Limits
+from sandbox.spec import Grant, Limits, Network
 from tests.sandbox import cages
 
 LACK = Lack("nobody handed us a group", "ask for one")
@@ -109,8 +110,13 @@ def test_every_limit_can_be_enforced(survey: Survey, by: str, cpu_time: str) -> 
 
 
 def test_only_set_limits_are_assigned() -> None:
-    assert assign(granted(Limits()), policy("require"), NONE) == AssignedLimits()
-    assert means(assign(granted(Limits(pids=3)), policy(), V1)) == {"pids": "cgroup v1"}
+    """And open_files, which every process has."""
+    found = assign(granted(Limits()), policy("require"), NONE)
+    assert (means(found), found.sites, found.fallbacks) == ({"open_files": "rlimit"}, (), frozenset())
+    assert means(assign(granted(Limits(pids=3)), policy(), V1)) == {
+        "pids": "cgroup v1",
+        "open_files": "rlimit",
+    }
 
 
 def test_the_source_of_each_limit() -> None:
@@ -211,7 +217,7 @@ def test_a_required_limit_that_cannot_be_enforced(
     given = granted(Limits(**{name: getattr(EVERYTHING, name)}))
     rules = policy("prefer", **{name: mode})
     if not refused:
-        assert [limit.name for limit in assign(given, rules, survey).all] == [name]
+        assert [limit.name for limit in assign(given, rules, survey).all] == [name, "open_files"]
         return
     with pytest.raises(LayerUnavailable) as caught:
         assign(given, rules, survey)
@@ -227,7 +233,8 @@ def test_a_limit_without_a_rule_is_required() -> None:
 
 def test_each_limit_is_required_on_its_own() -> None:
     rules = policy("prefer", pids="require")
-    assert means(assign(granted(Limits(memory=1 << 20)), rules, NONE)) == {"memory": "RLIMIT_DATA"}
+    found = assign(granted(Limits(memory=1 << 20)), rules, NONE)
+    assert means(found) == {"memory": "RLIMIT_DATA", "open_files": "rlimit"}
 
 
 @pytest.mark.parametrize("name", [name for name in Limits._fields if name not in BY_CGROUP])
@@ -316,12 +323,52 @@ def test_no_plugin_gets_more_than_the_runner_has(
     monkeypatch: pytest.MonkeyPatch, name: str, kind: int
 ) -> None:
     real = resource.getrlimit
-    for ceiling, effective in ((100, 100), (10**9, 10**6), (resource.RLIM_INFINITY, 10**6)):
+    for ceiling, effective in ((100, 100), (10**9, 20000), (resource.RLIM_INFINITY, 20000)):
         monkeypatch.setattr(
             resource, "getrlimit", lambda each, top=ceiling: (1, top) if each == kind else real(each)
         )
-        found = one(assign(granted(Limits(**{name: 10**6})), policy(), V1), name)
-        assert (found.requested, found.effective) == (10**6, effective)
+        found = one(assign(granted(Limits(**{name: 20000})), policy(), V1), name)
+        assert (found.requested, found.effective) == (20000, effective)
+
+
+def test_open_files_of_all_processes_fit_into_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "shares_of", lambda part: shares_of(part)._replace(files=20_000))
+    for asked, effective in (
+        (Limits(pids=10), 2000),  # nobody asks: 4096 of each would be more
+        (Limits(pids=10, open_files=1000), 1000),
+        (Limits(pids=100, open_files=1000), 200),
+        (Limits(pids=1000), 64),  # with fewer no program works: there the meter alone bounds them
+        (Limits(open_files=500), 500),
+    ):
+        found = assign(granted(asked), policy(), V1)
+        row = one(found, "open_files")
+        assert (row.requested, row.effective) == (asked.open_files or 4096, effective)
+        assert found.open_files == effective
+        assert row.detail.startswith("lowered, for ") == (effective < row.requested)
+        assert "all processes together 20000, with mapped files: 25% of fs.file-max" in row.detail
+        assert one(assign(granted(asked, unsandboxed=True), policy(), V1), "open_files").detail == ""
+    monkeypatch.setattr(limits, "shares_of", lambda part: shares_of(part)._replace(files=None))
+    row = one(assign(granted(Limits(pids=1000)), policy(), V1), "open_files")
+    assert (row.effective, row.detail) == (4096, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "survey", "told"),
+    [
+        ({}, V1, True),
+        ({}, NONE, True),
+        ({"seccomp": "strict"}, V1, False),  # it can make no such socket
+        ({"network": Network("host")}, V1, True),
+        ({"network": Network("host")}, NONE, False),  # nobody can tell whose they are
+        ({"limits": Limits(memory=1 << 20)}, V1, False),  # less than the share
+    ],
+)
+def test_memory_in_sockets_is_bounded_by_the_share(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], survey: Survey, told: bool
+) -> None:
+    monkeypatch.setattr(limits, "shares_of", lambda part: shares_of(part)._replace(socket_bytes=32 << 20))
+    row = one(assign(granted(**{"limits": Limits(memory=64 << 20), **changes}), policy(), survey), "memory")
+    assert row.detail.endswith("in sockets 32 MiB at most: 25% of net.ipv4.tcp_mem") == told
 
 
 def test_without_a_cage() -> None:
@@ -383,7 +430,7 @@ def test_effective_values_are_the_kernels() -> None:
     confirmed = found.confirmed({"memory": 8192, "cpu": 1.0})
     assert (one(confirmed, "memory").requested, one(confirmed, "memory").effective) == (5000, 8192)
     assert one(confirmed, "pids") == one(found, "pids")
-    assert [each.name for each in confirmed.all] == ["memory", "pids"]
+    assert [each.name for each in confirmed.all] == ["memory", "pids", "open_files"]
 
 
 def test_the_remedy_names_the_way_out() -> None:

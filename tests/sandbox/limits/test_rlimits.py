@@ -49,6 +49,14 @@ def test_without_any_limit() -> None:
     assert table(Limits()) == HYGIENE
 
 
+def test_the_share_of_the_machine_lowers_open_files() -> None:
+    def files(limits: Limits, most: int) -> tuple[int, int]:
+        return next(each[1:] for each in rlimits(limits, (), most) if each[0] == resource.RLIMIT_NOFILE)
+
+    assert [files(Limits(), most) for most in (500, 2000, 5000)] == [(500, 500), (1024, 2000), (1024, 4096)]
+    assert [files(Limits(open_files=300), most) for most in (200, 400)] == [(200, 200), (300, 300)]
+
+
 def test_limits_enforced_by_other_means() -> None:
     assert table(OTHERS) == HYGIENE
 

@@ -319,6 +319,7 @@ description = "all of it"
 unsandboxed = "allow"
 deny = ["/srv/vault/", "//srv/other"]
 scan_limit = 7
+machine_share = "12.5%"
 [read]
 default = ["/srv/data"]
 ceiling = ["/srv", "*"]
@@ -378,6 +379,7 @@ def test_every_key_of_a_policy() -> None:
         unsandboxed=True,
         deny=("/srv/vault", "/srv/other"),
         scan_limit=7,
+        machine_share=0.125,
         read=PathRule(("/srv/data",), ("/srv", "*")),
         write=PathRule(("${state_dir}",), ("${state_dir}/x", "/etc")),
         network=NetworkRule(
@@ -431,6 +433,11 @@ FAULTS = {
     'deny = ["${state_dir}"]': "policy_value",
     'deny = "/x"': "policy_type",
     "scan_limit = 0": "policy_value",
+    "machine_share = 0.25": "policy_value",
+    'machine_share = "25"': "policy_value",
+    'machine_share = "0%"': "policy_value",
+    'machine_share = "100.1%"': "policy_value",
+    'machine_share = " 25%\\n"': "policy_value",
     "scan_limit = true": "policy_value",
     'scan_limit = "many"': "policy_value",
     "read = 3": "policy_type",
