@@ -423,7 +423,7 @@ def hold_record(above: int, state_dir: str, manifest: str) -> int:
             raise StateRefused(
                 f"state directory {state_dir}: its record in {RECORDS} beside it cannot be made: "
                 f"{error.strerror}",
-                f"remove {record_path(state_dir)}, or choose another directory with --state-dir",
+                f"choose another directory with --state-dir, or remove {os.path.dirname(state_dir)}/{RECORDS}",
             ) from None
         try:
             if not lock_byte(fd, 0, fcntl.F_RDLCK):
