@@ -421,9 +421,8 @@ def hold_record(above: int, state_dir: str, manifest: str) -> int:
             fd = open_record(above, os.path.basename(state_dir), make=True)
         except OSError as error:
             raise StateRefused(
-                f"state directory {state_dir}: its record in {RECORDS} beside it cannot be made: "
-                f"{error.strerror}",
-                f"remove {record_path(state_dir)}, or choose another directory with --state-dir",
+                f"state directory {state_dir}: its record in {RECORDS} cannot be made: {error.strerror}",
+                f"remove {os.path.dirname(state_dir)}/{RECORDS}, or choose another --state-dir",
             ) from None
         try:
             if not lock_byte(fd, 0, fcntl.F_RDLCK):

@@ -48,6 +48,8 @@ class StandInRefused(Exception):
         super().__init__(f"{path} {'is locked by another program' if locked else why}")
         self.errno = code
         self.hint = "let the runner write to the folder, or give the plugin a narrower one"
+        if code == errno.ENOTDIR:
+            self.hint = "a plugin or a program is changing the folder: try again when it has ended"
         if locked:
             self.hint = f"end the program that holds a lock on {path} (lslocks lists them), and try again"
 
