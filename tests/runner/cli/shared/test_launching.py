@@ -10,6 +10,7 @@ import pytest
 
 from runner.cli.shared import launching
 from runner.protocol.disguise import finder
+from runner.protocol.disguise.forms import Forms
 from sandbox.network.egress import AuditLine
 
 SECRET = b"hunter2-hunter2"
@@ -20,8 +21,13 @@ def test_what_is_looked_for_is_made_once_for_all_lines(
 ) -> None:
     """A plugin decides how many names it asks for."""
     made: list[Any] = []
-    real = finder.Forms
-    monkeypatch.setattr(finder, "Forms", lambda values: made.append(values) or real(values))
+
+    class Counted(Forms):
+        def __init__(self, values: Any) -> None:
+            made.append(values)
+            super().__init__(values)
+
+    monkeypatch.setattr(finder, "Forms", Counted)
     host = launching.CommandLineHost(events=True, secrets={"token": SECRET})
     started: Any = SimpleNamespace(audit=SimpleNamespace(on_line=None), plumbing=SimpleNamespace(stderr=None))
     host.see_started(started)
