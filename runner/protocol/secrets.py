@@ -4,10 +4,11 @@ A plugin has its secrets and may repeat them: in an error, in a notice, on its s
 secrets are replaced. That catches honest plugins; a plugin that wants to betray a secret can encode it in
 ways that nobody foresees.
 
-A text is replaced before it is cut or escaped. A text that somebody else has escaped is recognised as JSON,
-as Python prints it, and as our own messages show it; in base64, also in the middle of a longer text; in hex;
-and with percent signs, whichever of its characters are written so. Each of them may be broken into lines, and
-escaped again. runner/protocol/disguise/ has the rules.
+A text that was escaped is recognised as JSON, as Python prints it, and as our own messages show it; in
+base64, also in the middle of a longer text; in hex; and with percent signs, whichever of its characters are
+written so. Each of them may be broken into lines, and escaped again. A text that was cut ends with "…"
+(`cut` in sandbox/document/diagnostic.py), and the beginning of a secret before that is recognised too. So a
+message may be made first, and hidden as a whole. runner/protocol/disguise/ has the rules.
 
 The work for a text grows with its length alone. A plugin cannot make it grow with what it writes, nor an
 operator with the number of secrets.
@@ -18,7 +19,7 @@ it that a report keeps is ours, and has no secrets.
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MARK = "[secret]"  # not longer than the shortest text it replaces
 _MARK = MARK.encode()
+_TEXT = re.compile(rb"[^\xff]+")  # what is not BETWEEN
 
 
 class Secrets(Mapping[str, Any]):
@@ -84,14 +86,18 @@ class Secrets(Mapping[str, Any]):
             return value
         if isinstance(value, str):
             return self.hide(value)
-        # All texts at once: a search has a cost of its own. No text can contain the mark between them, since
-        # nobody knows it.
-        between = f"\0{os.urandom(16).hex()}\0"
-        texts = list(_texts_of(value))
-        hidden = self.hide(between.join(texts)).split(between)
-        if len(hidden) != max(len(texts), 1):  # a text that was too much work, and the rest with it
-            hidden = [MARK] * len(texts)
-        return _rebuilt(value, zip(texts, hidden, strict=False))
+        from runner.protocol.disguise.needles import BETWEEN, WINDOW
+
+        # All different texts at once: a search has a cost of its own. A text that is too short has no secret.
+        texts = [
+            text for text in dict.fromkeys(_texts_of(value)) if len(text) >= WINDOW or not text.isascii()
+        ]
+        data = BETWEEN.join(text.encode("utf-8", "surrogatepass") for text in texts)
+        spans = [part.span() for span in self._finder.find(data) for part in _TEXT.finditer(data, *span)]
+        if not spans:
+            return value
+        hidden = map(_decode, _replaced(data, spans).split(BETWEEN))
+        return _rebuilt(value, dict(zip(texts, hidden, strict=True)))
 
 
 def _replaced(data: bytes, spans: list[Span]) -> bytes:
@@ -107,35 +113,34 @@ def _replaced(data: bytes, spans: list[Span]) -> bytes:
 
 
 def _texts_of(value: Any) -> Iterator[str]:
-    """In the order in which `_rebuilt` takes them."""
+    from runner.protocol.disguise.forms import number_texts
+
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, Mapping):
+            left.extend(each)
+            left.extend(each.values())
+        elif isinstance(each, list | tuple):
+            left.extend(each)
+        elif isinstance(each, int | float) and not isinstance(each, bool):
+            yield from number_texts(each)
+
+
+def _rebuilt(value: Any, shown: Mapping[str, str]) -> Any:
+    """The value with what is shown of each text."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _texts_of(key)
-            yield from _texts_of(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts_of(each)
-    elif isinstance(value, int | float):
-        from runner.protocol.disguise.forms import number_texts
-
-        yield from number_texts(value)
-
-
-def _rebuilt(value: Any, texts: Iterator[tuple[str, str]]) -> Any:
-    """The value with each text replaced: pairs of what it was and what is shown."""
-    if isinstance(value, str):
-        return next(texts)[1]
+        return shown.get(value, value)
     if isinstance(value, Mapping):
-        return {_rebuilt(key, texts): _rebuilt(each, texts) for key, each in value.items()}
+        return {_rebuilt(key, shown): _rebuilt(each, shown) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_rebuilt(each, texts) for each in value]
-    if isinstance(value, int | float):
+        return [_rebuilt(each, shown) for each in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
         from runner.protocol.disguise.forms import number_texts
 
-        shown = [next(texts) for _ in number_texts(value)]
-        return MARK if any(before != after for before, after in shown) else value
+        return MARK if any(shown.get(text, text) != text for text in number_texts(value)) else value
     return value
 
 

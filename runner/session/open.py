@@ -65,6 +65,9 @@ async def open_session(
             services = contract.provide(plugin, services, terms.allowance)
             gate = Gate(contract.services(plugin, terms.allowance), services, terms.host, plugin)
             hidden = Secrets(secrets)
+            if hidden:
+                # A long one takes a second, in which other sessions go on. The tail of stderr needs it.
+                await trio.to_thread.run_sync(lambda: hidden.longest)
             setting = Setting(
                 plugin,
                 terms.limits,

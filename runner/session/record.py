@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from runner.outcome import Phase
 from runner.protocol.dialect import Identity
 from runner.protocol.secrets import Secrets
+from sandbox.document.diagnostic import cut
 from sandbox.spec import Limits
 
 _STDERR_TAIL_BYTES = 8 << 10
@@ -48,7 +49,7 @@ class SessionRecord:
         return f"its stdout had lines that are no messages, such as {self.stray}" if self.stray else ""
 
     def strayed(self, value: object) -> None:
-        self.stray = repr(self.secrets.hide_in(value))[:_STRAY_CHARACTERS]
+        self.stray = cut(repr(value), _STRAY_CHARACTERS)
 
     def wrote(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         self.bytes[stream] += len(data)

@@ -62,6 +62,9 @@ def without_secrets(event: Event, secrets: Secrets) -> Event:
             return event._replace(failure=hide(failure))
         case Farewelled(error):
             return event._replace(error=hide(error))
+        case Ready(identity):
+            shown = identity._replace(version=hide(identity.version), details=hide_in(identity.details))
+            return event._replace(identity=shown)
     return event
 
 
@@ -171,12 +174,17 @@ class SessionState:
             self._frame = self.backlog.charge(self._weight)  # one for all events of the frame
         self.backlog.tell(event, self._frame)
 
+    def hidden(self, events: Events) -> Events:
+        """The events without secrets. It uses nothing else: those of a long frame are made in a thread."""
+        secrets = self.record.secrets
+        return [without_secrets(event, secrets) for event in events] if secrets else events
+
     def act(self, event: Event) -> None:
-        if type(event) is Reply and not event.failure:  # most of them; it is its caller's and shown to nobody
-            self.wake(event.call, event)
-            return
-        if self.record.secrets:
-            event = without_secrets(event, self.record.secrets)
+        for each in self.hidden((event,)):
+            self.act_hidden(each)
+
+    def act_hidden(self, event: Event) -> None:
+        """Do what an event of `hidden` says."""
         match event:
             case Reply() | Refusal():
                 self.wake(event.call, event)

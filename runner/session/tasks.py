@@ -17,7 +17,7 @@ from runner.exceptions import PluginFailure
 from runner.launch import verdict
 from runner.outcome import Failure, Outcome
 from runner.protocol import wire
-from runner.protocol.dialect import Alive, Answer, HostCall, Message, Pulse
+from runner.protocol.dialect import Alive, Answer, Events, HostCall, Message, Pulse
 from runner.protocol.memory import QUESTION, Charge
 from runner.session.deadline import Deadline
 from runner.session.state import SessionState
@@ -30,6 +30,8 @@ _READ_BYTES = 64 << 10  # of a stream, for one read
 # For one read of a frame of which _LONG_FRAME_BYTES have come. The plugin's pipe then holds as much, too.
 _LONG_READ_BYTES, _LONG_FRAME_BYTES = 256 << 10, 128 << 10
 _THREAD_BYTES = 256 << 10  # a longer frame is decoded in a thread: it would hold up all other sessions
+# Of a frame whose events are searched for secrets: a longer one is searched in a thread.
+_SEARCH_BYTES = 16 << 10
 _PIPE_SECONDS = 0.2  # for an answer that has arrived, and was not read yet
 _TURN_SECONDS = 0.005  # for the frames of one plugin, before other tasks run
 # What a plugin may say between two calls if it is ended for more (state.ends_if_chatty). An event or a second
@@ -195,8 +197,15 @@ class SessionTasks:
             else:
                 message = state.dialect.read(frame)
             state.frame_read.set()
-            asked = self._handle(Message._make((*message[:-1], now)), nursery)
-            del message  # else it is held while we wait below for the plugin to read its answers
+            message = Message._make((*message[:-1], now))
+            events = state.dialect.feed(message)
+            if state.record.secrets and len(frame) > _SEARCH_BYTES:
+                # A session that ends does not wait for the thread.
+                events = await trio.to_thread.run_sync(state.hidden, events, abandon_on_cancel=True)
+            else:
+                events = state.hidden(events)
+            asked = self._handle(message, events, nursery)
+            del message, events  # else they are held while we wait below for the plugin to read its answers
             if asked or len(frame) > _READ_BYTES:
                 # Let other tasks run. A question is then taken up before more is read, if only to be answered
                 # "busy": else a plugin with many questions in one write would look like one that never waits
@@ -206,11 +215,10 @@ class SessionTasks:
             if state.outbox.is_full:
                 await state.outbox.room()
 
-    def _handle(self, message: Message, nursery: trio.Nursery) -> bool:
-        """Do what the message says. Returns whether it asked something of the host."""
+    def _handle(self, message: Message, events: Events, nursery: trio.Nursery) -> bool:
+        """Do what the message says: its events. Returns whether it asked something of the host."""
         state = self._state
         questions: Charge | None = None
-        events = state.dialect.feed(message)
         for event in events:
             if isinstance(event, Alive):
                 break
@@ -222,7 +230,7 @@ class SessionTasks:
                 questions = questions or Charge(state.questions, message.weight, QUESTION)
                 self._begin_serving(event, questions, nursery)
             else:
-                state.act(event)
+                state.act_hidden(event)
         state.end_frame()
         return questions is not None
 

@@ -31,8 +31,12 @@ def _escaped(character: str) -> str:
 
 def quoted(text: str, limit: int = 60) -> str:
     """An untrusted word inside one of our sentences: escaped, bounded, in quotes."""
-    cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return f"'{printable(cut)}'"
+    return f"'{printable(cut(text, limit))}'"
+
+
+def cut(text: str, limit: int) -> str:
+    """At most so many characters. Where secrets are hidden, "…" says that one may break off there."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 class Diagnostic(NamedTuple):

@@ -50,6 +50,10 @@ class CommandLineHost:
         tells: bool | None = None,
     ) -> None:
         self.secrets = secrets or {}
+        if secrets:
+            from runner.protocol.secrets import Secrets
+
+            self.secrets = Secrets(secrets)  # once: what is looked for is made of them when it is first used
         self._inspect = inspect
         self._tty = tty
         self.events = events

@@ -33,7 +33,6 @@ from runner.protocol.dialect import (
     Call,
     CallRefused,
     Dialect,
-    Event,
     Events,
     Farewell,
     Farewelled,
@@ -52,8 +51,7 @@ from runner.protocol.dialect import (
     stray_context,
 )
 from runner.protocol.memory import STANDING
-from runner.protocol.secrets import Secrets
-from sandbox.document.diagnostic import quoted
+from sandbox.document.diagnostic import cut, quoted
 
 FRAME_LIMIT = 4 * 1024 * 1024  # bytes of a line without its newline, both ways
 
@@ -84,13 +82,12 @@ class KagedDialect(Dialect):
     patience = None
 
     def __init__(self, setting: Setting, ids: Ids = make_id) -> None:
-        self._setting = setting._replace(secrets={})
-        self._secrets = Secrets(setting.secrets)
+        self._setting = setting
         self._plugin = setting.plugin
         self._timeouts = dict(setting.plugin.timeouts)
         self._declared = declared_by(setting.plugin)
         self._calls = CallBook(setting.plugin.id, self._declared)
-        self._notifications = Notifications(self._declared.notifications, self._secrets)
+        self._notifications = Notifications(self._declared.notifications)
         self._ids = ids
         self._session_id = ids()
         self._peer = jsonrpc.Peer()
@@ -132,7 +129,7 @@ class KagedDialect(Dialect):
     def opening(self) -> Events:
         self._stage = "initialize"
         try:
-            params = handshake.make_params(self._setting, self._declared, self._secrets)
+            params = handshake.make_params(self._setting, self._declared)
         except handshake.HandshakeFault as fault:
             return self._end(fault.violation)
         try:
@@ -141,9 +138,9 @@ class KagedDialect(Dialect):
             text = "the configuration or the secrets are not JSON"
             return self._end(Violation("handshake_failed", text, "config_invalid"))
         if len(raw) > FRAME_LIMIT:
-            given = "the configuration and the secrets" if self._secrets else "the configuration"
+            given = "the configuration and the secrets" if self._setting.secrets else "the configuration"
             text = f"with {given}, initialize has {len(raw)} bytes, and a message has at most {FRAME_LIMIT}"
-            hint = "give it less with --config" + (" or --secrets" if self._secrets else "")
+            hint = "give it less with --config" + (" or --secrets" if self._setting.secrets else "")
             return self._end(Violation("handshake_failed", text, "config_invalid", hint))
         return (self._send(raw),)
 
@@ -152,7 +149,7 @@ class KagedDialect(Dialect):
             text = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
             return self._end(Violation("handshake_failed", text, "too_large", "list fewer methods"))
         try:
-            welcome = handshake.read_welcome(result, self._plugin, self._secrets)
+            welcome = handshake.read_welcome(result, self._plugin)
         except handshake.HandshakeFault as fault:
             return self._end(fault.violation)
         self._stage = "ready"
@@ -166,14 +163,10 @@ class KagedDialect(Dialect):
     # --- incoming messages ----------------------------------------------------------------------------------
 
     def feed(self, message: Message) -> Events:
-        events = self._heard(message)
-        return [self._hidden(event) for event in events] if self._secrets else events
-
-    def _heard(self, message: Message) -> Events:
         if self._stage == "over" or message.fault == "blank":
             return ()
         if message.fault:
-            return self._end(errors.judge_unreadable(message.fault, message.detail, self._secrets))
+            return self._end(errors.judge_unreadable(message.fault, message.detail))
         value = message.value
         if (fault := errors.judge_object(value)) is not None:
             return self._end(fault)
@@ -203,8 +196,8 @@ class KagedDialect(Dialect):
         if not isinstance(error, dict) or not (number is None or (type(number) is int and number == 0)):
             return ()
         self._count("unread")
-        text = errors.quote_error(error.get("code"), error.get("message"), self._secrets)
-        return (Notice("unread", f"the plugin could not read a message: {text[:_SHOWN_CHARACTERS]}"),)
+        text = errors.quote_error(error.get("code"), error.get("message"))
+        return (Notice("unread", f"the plugin could not read a message: {cut(text, _SHOWN_CHARACTERS)}"),)
 
     def _answered(self, token: Hashable, value: Any, weight: int) -> Events:
         if token == _INITIALIZE:
@@ -223,7 +216,7 @@ class KagedDialect(Dialect):
         return (Reply(token, hooks.contribution(hook, value)),)
 
     def _refused(self, error: jsonrpc.RpcError) -> Events:
-        said = errors.quote_error(error.code, error.message, self._secrets)
+        said = errors.quote_error(error.code, error.message)
         if error.token == _INITIALIZE:
             return self._end(
                 Violation("handshake_failed", f"it refuses to be initialized: {said}", "refused")
@@ -237,35 +230,12 @@ class KagedDialect(Dialect):
         hook = self._open.pop(error.token)
         if hook:
             return self._stood_in(error.token, hook, f"it answered with an error: {said}")
-        refusal = errors.make_refusal(error.token, error.code, error.message, error.data, self._secrets)
-        return (refusal,)
+        return (errors.make_refusal(error.token, error.code, error.message, error.data),)
 
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
         if self._stage == "initialize":
             return self._reply(question.ticket, Answer(error=_NOT_YET))
         return (HostCall(question.ticket, question.method, question.params),)
-
-    def _hidden(self, event: Event) -> Event:
-        """The event without the secrets that the plugin repeats in it. Results are the caller's, and what the
-        plugin asks of the host is its own: both stay as they are. What was cut or escaped on the way here has
-        none already: here it would not be found any more."""
-        hide, hide_in = self._secrets.hide, self._secrets.hide_in
-        match event:
-            case Notice():
-                return event._replace(value=hide_in(event.value))
-            case Refusal():
-                return event._replace(message=hide(event.message), data=hide_in(event.data))
-            case Violation():
-                claimed = None if event.plugin_id is None else hide(event.plugin_id)
-                return event._replace(message=hide(event.message), plugin_id=claimed)
-            case Reply():
-                return event._replace(failure=hide(event.failure))
-            case Farewelled():
-                return event._replace(error=hide(event.error))
-            case Ready(identity):
-                shown = identity._replace(version=hide(identity.version), details=hide_in(identity.details))
-                return Ready(shown)
-        return event
 
     # --- calls ----------------------------------------------------------------------------------------------
 

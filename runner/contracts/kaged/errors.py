@@ -1,4 +1,4 @@
-"""The meaning of a plugin's error, and of a message that is none. Secrets are hidden before a text is cut."""
+"""The meaning of a plugin's error, and of a message that is none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 from runner.outcome import Code
 from runner.protocol import jsonrpc
 from runner.protocol.dialect import Refusal, Violation
-from runner.protocol.secrets import Secrets
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import cut, printable
 
 _MOST_CHARACTERS = 2000  # of a message
 _MOST_QUOTED = 500  # of a message inside one of our sentences
@@ -26,25 +25,21 @@ _KINDS = {
 _CHECK_COMMAND = "check that the manifest's command starts this plugin"
 
 
-def make_refusal(call: int, code: int, message: str, data: Any, secrets: Secrets) -> Refusal:
+def make_refusal(call: int, code: int, message: str, data: Any) -> Refusal:
     kind = "plugin_error" if code in _OWN_CODES else _KINDS.get(code, "protocol_error")
-    number = secrets.hide(str(code))
-    text = printable(secrets.hide(message)[:_MOST_CHARACTERS]).strip()
-    said = text or f"the plugin answered with error {number}"
-    return Refusal(call, number, said, kind, secrets.hide_in(data))
+    text = printable(cut(message, _MOST_CHARACTERS)).strip()
+    return Refusal(call, str(code), text or f"the plugin answered with error {code}", kind, data)
 
 
-def quote_error(code: object, message: object, secrets: Secrets) -> str:
+def quote_error(code: object, message: object) -> str:
     """An error of the plugin's, inside one of our sentences."""
-    text = secrets.hide(message) if isinstance(message, str) else ""
+    text = message if isinstance(message, str) else ""
     number = code if type(code) is int else jsonrpc.INTERNAL_ERROR
-    return f"{printable(text[:_MOST_QUOTED])} ({secrets.hide(str(number))})".strip()
+    return f"{printable(cut(text, _MOST_QUOTED))} ({number})".strip()
 
 
-def judge_unreadable(cause: str, detail: str, secrets: Secrets) -> Violation:
+def judge_unreadable(cause: str, detail: str) -> Violation:
     """A line that is not JSON, or JSON with a fault."""
-    if secrets and cause == "bad_number":
-        detail = detail.partition(":")[0]  # what follows is the beginning of a number
     hint = "stdout is for messages only: print everything else to stderr" if cause == "bad_json" else ""
     text = f"a line on its stdout breaks the protocol: {detail}"
     return Violation("malformed_response", text, cause, hint)

@@ -16,15 +16,13 @@ from runner.plugin import Plugin
 from runner.protocol.dialect import Identity, Notice, Setting, Violation
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
-from runner.protocol.secrets import Secrets
-from sandbox.document.diagnostic import printable, quoted
+from sandbox.document.diagnostic import cut, printable, quoted
 from sandbox.value import NamedTuple
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 _MOST_SHOWN = 5  # entries of a list, in a message
 _MOST_FAULTS = 5
 
-_NO_SECRETS = Secrets()
 _LISTS = ("methods", "notifications", "capabilities_used")
 
 
@@ -42,7 +40,7 @@ class Welcome(NamedTuple):
 # --- what it is told --------------------------------------------------------------------------------------
 
 
-def make_params(setting: Setting, declared: Declared, secrets: Secrets) -> dict[str, Any]:
+def make_params(setting: Setting, declared: Declared) -> dict[str, Any]:
     """The params of initialize. Raises HandshakeFault."""
     params: dict[str, Any] = {
         "daemon_version": runner.__version__,
@@ -52,16 +50,16 @@ def make_params(setting: Setting, declared: Declared, secrets: Secrets) -> dict[
         "projects": [declared.project_id],
     }
     if setting.config is not None:
-        _check("configuration", "config_schema", setting.config, declared.config_schema, secrets)
+        _check("configuration", "config_schema", setting.config, declared.config_schema)
         params["config"] = setting.config
-    if secrets:
-        values = dict(secrets)
-        _check("secrets", "system_config_schema", values, declared.system_config_schema, secrets)
+    if setting.secrets:
+        values = dict(setting.secrets)
+        _check("secrets", "system_config_schema", values, declared.system_config_schema)
         params["system_config"] = values
     return params
 
 
-def _check(what: str, key: str, value: Any, schema: Any, secrets: Secrets) -> None:
+def _check(what: str, key: str, value: Any, schema: Any) -> None:
     """Raises HandshakeFault. The schema's faults name the place and the rule, and never a value."""
     hint = f"{key} in the manifest describes it"
     if schema is None:
@@ -74,7 +72,7 @@ def _check(what: str, key: str, value: Any, schema: Any, secrets: Secrets) -> No
     except SchemaFault as fault:
         raise _misfit(what, f"the {key} of the manifest cannot be used: {printable(str(fault))}") from None
     if faults:
-        text = printable(secrets.hide("; ".join(faults[:_MOST_FAULTS])))
+        text = printable("; ".join(faults[:_MOST_FAULTS]))
         raise _misfit(what, f"{key} does not allow its {what}: {text}", hint)
 
 
@@ -90,16 +88,14 @@ def _fault(message: str, cause: str, hint: str = "") -> HandshakeFault:
 # --- what it answers --------------------------------------------------------------------------------------
 
 
-def read_welcome(result: Any, plugin: Plugin, secrets: Secrets = _NO_SECRETS) -> Welcome:
-    """Raises HandshakeFault. The answer is compared as it is. The secrets in it are hidden where it is shown,
-    before anything is cut."""
+def read_welcome(result: Any, plugin: Plugin) -> Welcome:
+    """Raises HandshakeFault."""
     said = _shape(result)
     declared = declared_by(plugin)
     if said["name"] != plugin.id:
-        claimed = secrets.hide(said["name"])
-        message = f"it says that it is {quoted(claimed)}, its manifest says {quoted(plugin.id)}"
+        message = f"it says that it is {quoted(said['name'])}, its manifest says {quoted(plugin.id)}"
         hint = "check that the manifest's command starts the program of this manifest"
-        shown = claimed[:_MOST_CHARACTERS]
+        shown = cut(said["name"], _MOST_CHARACTERS)
         raise HandshakeFault(
             Violation("handshake_failed", message, "identity_mismatch", hint, plugin_id=shown)
         )
@@ -108,39 +104,35 @@ def read_welcome(result: Any, plugin: Plugin, secrets: Secrets = _NO_SECRETS) ->
         hint = f"use a version of the plugin that speaks {API_VERSION}"
         raise HandshakeFault(Violation("protocol_version_mismatch", message, "api_version", hint))
     if missing := _beyond(declared.methods, said["methods"]):
-        message = (
-            f"the plugin does not offer {_shown(missing, secrets)}, which its manifest lists under methods"
-        )
+        message = f"the plugin does not offer {_shown(missing)}, which its manifest lists under methods"
         hint = "remove it from the manifest's methods, or list it in the answer to initialize"
         raise HandshakeFault(Violation("tool_not_exposed", message, "method_missing", hint))
     if extra := _beyond(said["notifications"], declared.notifications):
-        message = (
-            f"it wants to send {_shown(extra, secrets)}, which its manifest does not list under notifications"
-        )
+        message = f"it wants to send {_shown(extra)}, which its manifest does not list under notifications"
         raise _fault(message, "notification_undeclared", "list it in the manifest's notifications")
     if extra := _beyond(said["capabilities_used"], plugin.capabilities):
-        message = f"it uses {_shown(extra, secrets)}, which its manifest does not list under capabilities"
+        message = f"it uses {_shown(extra)}, which its manifest does not list under capabilities"
         hint = "list exactly this text in the manifest's capabilities"
         raise HandshakeFault(Violation("capability_not_declared", message, "capability_violation", hint))
     identity = Identity(
         id=said["name"],
-        version=secrets.hide(said["version"])[:_MOST_CHARACTERS],
+        version=cut(said["version"], _MOST_CHARACTERS),
         protocol=str(API_VERSION),
         title=plugin.name,
         tools=tuple(declared.tools),
-        details={name: secrets.hide_in(said[name]) for name in _LISTS},
+        details={name: said[name] for name in _LISTS},
     )
-    return Welcome(identity, tuple(_warnings(said, plugin, declared, secrets)))
+    return Welcome(identity, tuple(_warnings(said, plugin, declared)))
 
 
-def _warnings(said: Mapping[str, Any], plugin: Plugin, declared: Declared, secrets: Secrets) -> list[Notice]:
+def _warnings(said: Mapping[str, Any], plugin: Plugin, declared: Declared) -> list[Notice]:
     found = []
     if said["version"] != plugin.version:
-        shown = secrets.hide(said["version"])[:_MOST_CHARACTERS]
+        shown = cut(said["version"], _MOST_CHARACTERS)
         versions = {"manifest": plugin.version, "plugin": shown}
         found.append(Notice("version_differs", versions))
     if extra := _beyond(said["methods"], (*declared.methods, *declared.tools)):
-        why = f"{_shown(extra, secrets)}: neither a method nor a tool of the manifest"
+        why = f"{_shown(extra)}: neither a method nor a tool of the manifest"
         found.append(Notice("methods_ignored", {"count": len(extra), "why": why}))
     return found
 
@@ -171,6 +163,6 @@ def _beyond(some: Any, known: Any) -> list[str]:
     return [each for each in some if each not in known]
 
 
-def _shown(names: list[str], secrets: Secrets) -> str:
+def _shown(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(quoted(secrets.hide(name)) for name in names[:_MOST_SHOWN]) + more
+    return ", ".join(quoted(name) for name in names[:_MOST_SHOWN]) + more

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from runner.protocol.dialect import Events, Notice
-from runner.protocol.secrets import Secrets
+from sandbox.document.diagnostic import cut
 
 PER_SECOND = 100
 WINDOW_SECONDS = 1.0
@@ -22,8 +22,7 @@ _MOST_NAMES, _NAME_CHARACTERS = 64, 200
 
 
 class Notifications:
-    def __init__(self, declared: Collection[str], secrets: Secrets) -> None:
-        self._secrets = secrets
+    def __init__(self, declared: Collection[str]) -> None:
         self._declared = frozenset(declared)
         self._accepted: deque[float] = deque(maxlen=PER_SECOND)  # when the last ones came
         self._strangers: set[str] = set()
@@ -43,7 +42,7 @@ class Notifications:
             self._count("notifications")
             return (Notice("notification", {"method": name, "params": params}),)
         self._count("notifications_undeclared")
-        shown = self._secrets.hide(name)[:_NAME_CHARACTERS]
+        shown = cut(name, _NAME_CHARACTERS)
         if shown in self._strangers or len(self._strangers) >= _MOST_NAMES:
             return ()
         self._strangers.add(shown)

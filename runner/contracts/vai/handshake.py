@@ -19,7 +19,7 @@ from runner.contracts.vai.messages import (
 )
 from runner.plugin import Plugin
 from runner.protocol.dialect import Identity, Violation
-from sandbox.document.diagnostic import quoted
+from sandbox.document.diagnostic import cut, quoted
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 
@@ -59,7 +59,7 @@ def read_hello(frame: Mapping[str, Any], plugin: Plugin) -> Identity:
         if said[key] != right:
             message = f"it says that it is {name} {quoted(said[key])}, its manifest says {quoted(right)}"
             hint = f"build the program with the {key} of the manifest, or correct {key} in vai-plugin.toml"
-            raise _fault(message, IDENTITY_MISMATCH, hint, said["package_id"][:_MOST_CHARACTERS])
+            raise _fault(message, IDENTITY_MISMATCH, hint, cut(said["package_id"], _MOST_CHARACTERS))
     return Identity(
         id=plugin.id,
         version=plugin.version,

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.protocol.dialect import Refusal, Reply, Violation
 from runner.protocol.schema import Schema
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import cut, printable
 
 INVALID_RESPONSE, INVALID_OUTPUT = "invalid_response", "invalid_output"
 # The kind of a Refusal for ok=false. The others have the status as their kind.
@@ -107,11 +107,11 @@ def _failed(token: int, status: str, body: Mapping[str, Any]) -> Refusal:
 
 
 def _code(text: str) -> str:
-    return printable(text[:_MOST_CODE]).strip()
+    return printable(cut(text, _MOST_CODE)).strip()
 
 
 def _text(text: str) -> str:
-    return printable(text[:_MOST_CHARACTERS]).strip()
+    return printable(cut(text, _MOST_CHARACTERS)).strip()
 
 
 # --- the results of each kind -------------------------------------------------------------------------------

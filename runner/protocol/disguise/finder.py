@@ -31,7 +31,7 @@ class SecretFinder:
         return self._make()[2]
 
     def find(self, data: bytes, *, at_end: bool = False) -> list[Span]:
-        """Where secrets stand, in order, none over another."""
+        """Where secrets stand."""
         texts, hexes, longest = self._make()
         if not longest:
             return []

@@ -25,11 +25,14 @@ MOST_LINES = 256
 LONGEST_PART = 4 << 10
 # Bytes of a name in the DNS.
 LONGEST_HOST_NAME = 253
-# Bytes that one byte takes at most: \u0041, and some more if that is escaped again or broken into lines.
-WIDEST = 8
+# Bytes that one byte takes at most, of what is foreseen: two digits of hex, each of them as \u0041.
+WIDEST = 12
+# From there on, JavaScript writes a number with an exponent too.
+_MOST_WITHOUT_EXPONENT = 1e21
 
 # A text that every notation leaves as it is, or that a view reads as it is.
 _PLAIN = re.compile(rb"[A-Za-z0-9!#$&()*+,./:;<=>?@^_`{|}~\[\]-]+")
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how a file in it begins
 # How Python may decode bytes that are no UTF-8.
 _ERRORS = ("replace", "ignore", "surrogateescape")
 
@@ -115,14 +118,15 @@ def _escaped(given: bytes | str) -> Iterator[str]:
     yield "".join(f"%{byte:02X}" for byte in raw)
 
 
-def number_texts(value: Any) -> Iterator[str]:
+def number_texts(value: Any) -> tuple[str, ...]:
     """A number as JSON; and without its fraction, if that is zero: other languages print none."""
-    if isinstance(value, bool):
-        return
-    with contextlib.suppress(ValueError):  # an integer of more digits than Python converts: it is not sent
-        yield json.dumps(value)
-    if isinstance(value, float) and value.is_integer():
-        yield str(int(value))
+    try:
+        text = str(value)
+    except ValueError:  # an integer of more digits than Python converts: it is not sent
+        return ()
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MOST_WITHOUT_EXPONENT:
+        return text, str(int(value))
+    return (text,)
 
 
 def _collect(value: Any, plain: set[bytes], encoded: set[bytes | str]) -> None:
@@ -131,22 +135,26 @@ def _collect(value: Any, plain: set[bytes], encoded: set[bytes | str]) -> None:
         try:
             value = value.decode()
         except UnicodeDecodeError:
-            if len(value.strip()) >= SHORTEST:
-                encoded.add(value.strip())
+            encoded.update(_texts(value, b"\0"))
+            with contextlib.suppress(UnicodeDecodeError):
+                value = value.decode("utf-16") if value.startswith(_UTF_16) else value
     if isinstance(value, str):
-        # A key of several lines may be printed line by line.
-        lines = {line.strip() for line in value.splitlines()}
-        for text in (value.strip(), *sorted(lines, key=len, reverse=True)[:MOST_LINES]):
-            if len(text) >= SHORTEST:
-                encoded.add(text)
+        encoded.update(_texts(value.removeprefix("\ufeff"), "\0"))
     elif isinstance(value, Mapping):
         for each in value.values():
             _collect(each, plain, encoded)
     elif isinstance(value, list | tuple):
         for each in value:
             _collect(each, plain, encoded)
-    elif isinstance(value, int | float):
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         plain.update(text.encode() for text in number_texts(value))
+
+
+def _texts(whole: Any, nul: Any) -> list[Any]:
+    """A key of several lines may be printed line by line."""
+    lines = {line.strip().strip(nul) for line in whole.splitlines()}
+    longest = sorted(lines, key=len, reverse=True)[:MOST_LINES]
+    return [text for text in (whole.strip(), *longest) if len(text) >= SHORTEST]
 
 
 def _parts(text: bytes) -> Iterator[bytes]:

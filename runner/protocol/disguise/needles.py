@@ -17,13 +17,19 @@ from sandbox.value import NamedTuple
 WINDOW = 8  # bytes, of a machine word. No needle is shorter
 # Bytes of the beginning of a needle that count at the end of a text that was cut off there.
 SHORTEST_BEGINNING = 4
-# In one text. Only a text that is made for it has more; the rest of it is taken for a secret.
+# In one text. Only a text that is made for it has more: from there on, each place where the first bytes of a
+# needle stand is taken for the longest needle that begins so.
 MOST_COMPARISONS = 1 << 18
+# Where one of our messages leaves out the rest of a text. A secret may break off there.
+CUT = "…".encode()
+# Between texts that are searched together. UTF-8 does not have this byte.
+BETWEEN = b"\xff"
 
 # Both alphabets of base64 as one.
 _ALPHABET = bytes.maketrans(b"-_", b"+/")
 _LETTER = re.compile(rb"[A-Za-z0-9+/]")
 _PADDING = re.compile(rb"={0,2}")
+_CUT = re.compile(CUT)
 
 Span = tuple[int, int]
 
@@ -48,8 +54,8 @@ class Needles:
         return sum(map(len, self._by_window.values()))
 
     def find(self, text: bytes, *, at_end: bool = False) -> list[Span]:
-        """Where they stand, in order, none over another. `at_end`: also the beginning of one with which the
-        text ends."""
+        """Where they stand. Also the beginning of one with which the text breaks off, at each CUT and, with
+        `at_end`, at its end."""
         plain = text.translate(_ALPHABET)
         found: list[Span] = []
         for start, end, continues in self._matches(text, plain, at_end):
@@ -57,28 +63,30 @@ class Needles:
                 found[-1] = found[-1][0], max(end, found[-1][1])
             else:
                 found.append((start, end))
-        if at_end:
-            begun, done = self._begun_at(plain), found[-1][1] if found else 0
-            if begun is not None and done < len(text):
-                found.append((max(begun, done), len(text)))
-        return found
+        ends = [cut.start() for cut in _CUT.finditer(plain)] if CUT in plain else []
+        return found + list(self._begun(plain, [*ends, len(plain)] if at_end else ends))
 
     def _matches(self, text: bytes, plain: bytes, at_end: bool) -> Iterator[tuple[int, int, bool]]:
         comparisons, size = 0, len(text)
         for at in sorted(self._candidates(plain)):
             same = self._by_window[int.from_bytes(plain[at : at + WINDOW], sys.byteorder)]
+            longest = at + len(same[0].text)
             comparisons += len(same)
             if comparisons > MOST_COMPARISONS:
-                yield at, size, False
-                return
+                end = text.find(BETWEEN, at, longest)
+                yield at, min(longest, size) if end < 0 else end, False
+                continue
+            end = text.find(CUT, at, longest + len(CUT))
+            if end < 0 and at_end:
+                end = size
             for needle in same:
                 where = plain if needle.is_base64 else text
                 length = len(needle.text)
                 if where.startswith(needle.text, at):
                     yield (*_widened(plain, at, at + length, needle), needle.continues)
                     break
-                if at_end and at + length > size and needle.text.startswith(where[at:]):
-                    yield _widened(plain, at, size, needle)[0], size, needle.continues
+                if 0 <= end < at + length and needle.text.startswith(memoryview(where)[at:end]):
+                    yield _widened(plain, at, end, needle)[0], end, needle.continues
                     break
 
     def _candidates(self, plain: bytes) -> Iterator[int]:
@@ -89,15 +97,16 @@ class Needles:
             windows = whole[shift:end].cast("Q")
             yield from compress(range(shift, end, WINDOW), map(self._by_window.__contains__, windows))
 
-    def _begun_at(self, plain: bytes) -> int | None:
-        """Where the text ends with less than a window of a needle."""
+    def _begun(self, plain: bytes, ends: list[int]) -> Iterator[Span]:
+        """Less than a window of a needle, at one of these ends."""
         if self._heads is None:
             words = (word.to_bytes(WINDOW, sys.byteorder) for word in self._by_window)
             self._heads = {word[:length] for word in words for length in range(SHORTEST_BEGINNING, WINDOW)}
-        for length in range(WINDOW - 1, SHORTEST_BEGINNING - 1, -1):
-            if len(plain) >= length and plain[-length:] in self._heads:
-                return len(plain) - length
-        return None
+        for end in ends:
+            for length in range(min(WINDOW - 1, end), SHORTEST_BEGINNING - 1, -1):
+                if plain[end - length : end] in self._heads:
+                    yield end - length, end
+                    break
 
 
 def _widened(plain: bytes, start: int, end: int, needle: Needle) -> Span:

@@ -13,6 +13,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate, compress
 
+from runner.protocol.disguise.needles import CUT
+
 # How often escapes are undone: a text may be escaped for JSON inside of a text that is escaped again.
 LAYERS = 2
 
@@ -20,19 +22,23 @@ LINE_ENDS = b"\r\n"
 HEX_SEPARATORS = b":- \t\r\n"  # aa:bb, AA-BB, aabb ccdd, and lines of them
 
 _LOWER = bytes(range(256)).lower()
-# Of JSON, of Python, of Rust's \u{…}, and of URLs. Without a group inside, so that `split` gives the escapes
-# at odd places.
-_ESCAPE = re.compile(
-    rb"(%[0-9A-Fa-f]{2}"
+# Of JSON, of Python, of Rust's \u{…}, and of URLs.
+_WHOLE = (
+    rb"%[0-9A-Fa-f]{2}"
     rb"|\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}"
     rb"|\\u[0-9A-Fa-f]{4}|\\u\{[0-9A-Fa-f]{1,6}\}|\\U[0-9A-Fa-f]{8}|\\x[0-9A-Fa-f]{2}"
-    rb"|\\[\\\"'/nrtbf])"
+    rb"|\\[\\\"'/nrtbf]"
 )
+_BEGUN = rb"%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|u\{[0-9A-Fa-f]{0,6}|U[0-9A-Fa-f]{0,7}|x[0-9A-Fa-f]?)?"
+_UNFINISHED = re.compile(_BEGUN)
+# An escape, or one in which the text breaks off: at a CUT; if it is the end of a longer text, also there.
+# One group, so that `split` gives the escapes at odd places.
+_ESCAPES = {
+    at_end: re.compile(rb"(%b|(?:%b)(?=%b))" % (_WHOLE, _BEGUN, end))
+    for at_end, end in ((False, CUT), (True, CUT + rb"|\Z"))
+}
 _PERCENT = re.compile(rb"%[0-9A-Fa-f]{2}")
-_UNFINISHED = re.compile(
-    rb"(?:%[0-9A-Fa-f]?|\\(?:u[0-9A-Fa-f]{0,3}|u\{[0-9A-Fa-f]{0,6}|U[0-9A-Fa-f]{0,7}|x[0-9A-Fa-f]?)?)\Z"
-)
-_LONGEST_ESCAPE = 12  # bytes
+_SURROGATES = 12  # bytes of two of them
 _SHORT = {b"t": b"\t", b"b": b"\b", b"f": b"\f", b"n": b"", b"r": b""}
 
 
@@ -65,15 +71,12 @@ class Squeezed(View):
 
 
 class Unescaped(View):
-    """Another view, one layer of escapes undone. A line end that was escaped is left out. `at_end`: so is an
-    escape that breaks off at the end of the text."""
+    """Another view, one layer of escapes undone. A line end that was escaped is left out, and so is an escape
+    in which the text breaks off."""
 
     def __init__(self, of: View, *, at_end: bool = False) -> None:
         self._of = of
-        self._written = _ESCAPE.split(of.text)  # an escape at each odd place
-        self._breaks_off = at_end and (unfinished := _find_unfinished(self._written[-1])) is not None
-        if self._breaks_off:
-            self._written[-1] = self._written[-1][:unfinished]
+        self._written = _ESCAPES[at_end].split(of.text)  # an escape at each odd place
         escapes = self._written[1::2]
         meanings = {escape: _meant(escape) for escape in set(escapes)}
         self._meant = self._written.copy()
@@ -90,9 +93,12 @@ class Unescaped(View):
         written, meant = self._starts
         first, last = bisect_right(meant, start) - 1, bisect_right(meant, end - 1) - 1
         begin = written[first] + (0 if first % 2 else start - meant[first])
-        if self._breaks_off and end == len(self.text):
-            return self._of.place(begin, len(self._of.text))
-        return self._of.place(begin, written[last + 1] if last % 2 else written[last] + end - meant[last])
+        stop = written[last + 1] if last % 2 else written[last] + end - meant[last]
+        # An escape that breaks off behind it belongs to it.
+        for after in range(last + 1, min(bisect_right(meant, end), len(self._written))):
+            if after % 2 and _UNFINISHED.fullmatch(self._written[after]):
+                stop = written[after + 1]
+        return self._of.place(begin, stop)
 
 
 def views_of(text: bytes, *, at_end: bool = False) -> Iterator[View]:
@@ -128,22 +134,18 @@ def readings_of(text: bytes) -> set[bytes]:
 def _has_escapes(text: bytes, at_end: bool) -> bool:
     if b"%" not in text and b"\\" not in text:
         return False
-    return _ESCAPE.search(text) is not None or (at_end and _find_unfinished(text) is not None)
-
-
-def _find_unfinished(text: bytes) -> int | None:
-    """Where the escape begins in which the text breaks off."""
-    found = _UNFINISHED.search(text, max(0, len(text) - _LONGEST_ESCAPE))
-    return None if found is None else found.start()
+    return _ESCAPES[at_end].search(text) is not None
 
 
 def _meant(escape: bytes) -> bytes:
     kind = escape[1:2]
-    if escape[:1] == b"%":
+    if _UNFINISHED.fullmatch(escape):
+        meant = b""
+    elif escape[:1] == b"%":
         meant = bytes((int(escape[1:], 16),))
     elif kind == b"x":
         meant = bytes((int(escape[2:], 16),))  # in a text of Python a character: `forms_of` knows that
-    elif kind == b"u" and len(escape) == _LONGEST_ESCAPE:  # two surrogates
+    elif kind == b"u" and len(escape) == _SURROGATES:  # two surrogates
         meant = json.loads(b'"%s"' % escape).encode()
     elif kind in b"uU":
         code = int(escape[2:].strip(b"{}"), 16)

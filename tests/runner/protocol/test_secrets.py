@@ -15,6 +15,7 @@ import pytest
 
 from runner.protocol.dialect import Setting
 from runner.protocol.disguise import needles as needles_module
+from runner.protocol.disguise.finder import SecretFinder
 from runner.protocol.disguise.forms import MOST_LINES
 from runner.protocol.secrets import Secrets
 from runner.session.record import SessionRecord
@@ -135,6 +136,20 @@ def test_bytes_that_are_no_text() -> None:
     assert secrets.hide(base64.b64encode(raw).decode()) == "[secret]"
 
 
+LINES = ["user=m\u00fcller-at-home", "password=hunter2-hunter2", "token=abcdefgh12345678"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("end", ["", "\n", "\0", "\r\n\0"])
+def test_each_line_of_a_file_in_another_encoding(encoding: str, end: str) -> None:
+    bom = "\ufeff" if encoding == "utf-16-be" else ""
+    secrets = Secrets({"a": (bom + "\r\n".join(LINES) + end).encode(encoding)})
+    for line in LINES:
+        assert secrets.hide(f"<{line}>") == "<[secret]>"
+        assert secrets.hide(f"<{line[::-1]}>") == f"<{line[::-1]}>"  # the control
+    assert Secrets({"a": f"{bom}{LINES[1]}{end}".encode(encoding)}).hide(f"<{LINES[1]}>") == "<[secret]>"
+
+
 def test_a_file_with_a_line_end() -> None:
     """The file is delivered as it is. It is hidden with and without the end of its line."""
     for text in (TOKEN, f"{TOKEN}\n", f"{TOKEN}\r\n"):
@@ -161,13 +176,13 @@ def test_hide_in_json_with_many_texts() -> None:
     assert secrets.hide_in(value) == shown
 
 
-def test_a_line_on_stdout_hides_them_before_it_is_cut() -> None:
-    record = SessionRecord()
-    record.strayed("x" * 190 + TOKEN)  # the control: the beginning of it is shown
-    assert TOKEN[:8] in record.noise
-    record.secrets = Secrets({"a": TOKEN})
-    record.strayed("x" * 190 + TOKEN)
-    assert TOKEN[:8] not in record.noise
+def test_a_line_on_stdout_that_is_cut_in_a_secret() -> None:
+    secrets = Secrets({"a": TOKEN})
+    for shown in range(4, len(TOKEN)):
+        record = SessionRecord()
+        record.strayed("x" * (198 - shown) + TOKEN)
+        assert record.noise.endswith(f"x{TOKEN[:shown]}…")  # the control
+        assert secrets.hide(record.noise).endswith("x[secret]…")  # as SessionState shows it
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 7])
@@ -324,8 +339,26 @@ def test_the_beginning_of_a_secret_at_the_end_of_a_tail(write: Write) -> None:
         shown = secrets.hide_in_tail(f"key: {written[:length]}".encode(), cut=False).decode()
         # What may stand behind it: a line end or a separator, escaped.
         assert re.fullmatch(r"key: [\"\\]*b?'?\[secret\][\\rn\n%3A:-]{0,4}", shown), (written[:length], shown)
-    other = f"key: {write(LONG[::-1].encode())[: len(written) // 2]}".encode()
+        assert secrets.hide(f"key: {written[:length]}…', cut") == f"{shown}…', cut"
+    other = f"key: {write(LONG[::-1].encode())[: len(written) // 2]}… more".encode()
     assert secrets.hide_in_tail(other, cut=False) == other
+
+
+WIDE: list[Write] = [
+    lambda raw: re.sub("..", lambda two: f"%25%{ord(two[0][0]):x}%{ord(two[0][1]):x}", raw.hex()),
+    lambda raw: "".join(f"\\U{byte:08x}" for byte in raw),
+    lambda raw: "".join(f"\\u{ord(digit):04x}" for digit in raw.hex()),
+]
+
+
+@pytest.mark.parametrize("write", WIDE, ids=["percent twice", "U", "hex"])
+def test_a_tail_that_begins_in_the_widest_notations(write: Write) -> None:
+    secrets, written = Secrets({"a": TOKEN}), write(TOKEN.encode()).encode()
+    rest = b"." * (secrets.longest + 50)
+    assert secrets.hide_in_tail(written + rest, cut=False) == b"[secret]" + rest  # the control
+    for start in range(len(written)):
+        shown = secrets.hide_in_tail(written[start:] + rest, cut=True)
+        assert set(shown) == set(b"."), (written[start:], shown)
 
 
 # --- bounded work -------------------------------------------------------------------------------------------
@@ -382,7 +415,61 @@ def test_a_text_that_is_too_much_work_is_not_shown(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(needles_module, "MOST_COMPARISONS", 100)
     shown = secrets.hide(text)
     assert shown == "start " + "a" * 100 + "[secret]"
-    assert secrets.hide_in(["x", text, "y"]) == ["[secret]"] * 3
+    assert secrets.hide_in(["x", text, "start y"]) == ["x", shown, "start y"]
+
+
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that are searched from now on."""
+    lengths: list[int] = []
+
+    def find(self: SecretFinder, data: bytes, *, at_end: bool = False) -> list[tuple[int, int]]:
+        lengths.append(len(data))
+        return real(self, data, at_end=at_end)
+
+    real = SecretFinder.find
+    monkeypatch.setattr(SecretFinder, "find", find)
+    return lengths
+
+
+@pytest.mark.parametrize(
+    ("value", "most"),
+    [
+        ([0] * 10_000, 0),  # in the share of its length as JSON
+        (["", "short", None, True, {}, []] * 10_000, 0),
+        (["a text that repeats"] * 10_000, 0.01),
+        ([0.123456789 + number for number in range(10_000)], 1),
+        ([f"text {number:05}" for number in range(10_000)], 1),
+        ([1e308] * 10_000, 0),
+        ([1e20 + 1e5 * number for number in range(10_000)], 2.5),
+        ([10**5 * number for number in range(10_000)], 1),
+    ],
+    ids=["zeros", "short", "repeated", "fractions", "texts", "exponents", "large", "integers"],
+)
+def test_what_is_searched_of_a_value_is_not_longer_than_the_value(
+    monkeypatch: pytest.MonkeyPatch, value: list[Any], most: float
+) -> None:
+    lengths = searched(monkeypatch)
+    secrets = Secrets({"a": TOKEN})
+    assert secrets.hide_in(value) is value  # nothing is found, and nothing is copied
+    assert len(lengths) == 1 and lengths[0] <= most * len(json.dumps(value))
+    assert secrets.hide_in([*value, TOKEN]) == [*value, "[secret]"]  # the control
+
+
+def test_a_plugin_cannot_blank_a_report() -> None:
+    """The secret is a file of lines that begin alike. The plugin asks for names that begin like them, until
+    not every line can be compared with each place."""
+    keys = "\n".join(f"api_key_{number:03}=Zx{7919 * number:08x}qq" for number in range(40))
+    secrets = Secrets({"file": keys.encode()})
+    names = [f"{number}.{'.'.join(['api_key_'] * 26)}" for number in range(400)]
+    report = {"schema": "runner.report.v1", "network": {"questions": names}, "outcome": {"code": "crashed"}}
+    assert sum(name.count("api_key_") for name in names) * 40 > needles_module.MOST_COMPARISONS
+    shown = secrets.hide_in({**report, "said": keys.splitlines()[39]})
+    assert shown["said"] == "[secret]"
+    questions = shown["network"].pop("questions")
+    assert {**shown, "said": ""} == {**report, "network": {}, "said": ""}
+    # What is hidden is a place where a line might stand, in the name itself. The first ones are compared.
+    assert questions[0] == names[0] or questions[-1] == names[-1]
+    assert all(each == name or "[secret]" in each for each, name in zip(questions, names, strict=True))
 
 
 def test_a_secret_in_a_text_of_several_blocks() -> None:

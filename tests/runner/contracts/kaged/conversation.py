@@ -11,6 +11,8 @@ from runner.contracts.kaged.declared import Declared, DeclaredTool, exports_of
 from runner.contracts.kaged.dialect import KagedDialect
 from runner.plugin import Plugin
 from runner.protocol.dialect import Event, Ready, Send, Setting
+from runner.protocol.secrets import Secrets
+from runner.session.state import without_secrets
 from sandbox.spec import SandboxSpec
 
 TEXT = {
@@ -71,11 +73,14 @@ def dialect(of: Plugin = NOTES, **setting: Any) -> KagedDialect:
 
 
 def hear(conversation: KagedDialect, *messages: Any, at: float = 0.0) -> list[Event]:
-    """What comes of lines of the plugin's: bytes as they are, anything else as JSON."""
+    """What comes of lines of the plugin's: bytes as they are, anything else as JSON. Without secrets, as a
+    session takes it."""
+    secrets = Secrets(conversation._setting.secrets)
     events: list[Event] = []
     for message in messages:
         raw = message if isinstance(message, bytes) else json.dumps(message).encode()
-        events += conversation.feed(conversation.read(raw)._replace(at=at))
+        heard = conversation.feed(conversation.read(raw)._replace(at=at))
+        events += [without_secrets(event, secrets) for event in heard]
     return events
 
 
