@@ -34,7 +34,7 @@ class ApprovalKey(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """All but the program: the name of its file as the first version of these files had it."""
+        """Of all but the program: the name of its file as the first version of these files had it."""
         return fingerprint(*(os.fsencode(part) for part in self[:-1]))[:32]
 
     @property
@@ -56,9 +56,9 @@ class ApprovalRecord(NamedTuple):
         return joined(self.asked, self.added)
 
 
-def key_of(plugin: Plugin, environ: Mapping[str, str]) -> ApprovalKey | None:
-    """None: nothing can be approved for it, because it starts nothing or has no name of its own. `environ`:
-    of the runner, whose PATH finds the program."""
+def key_of(plugin: Plugin) -> ApprovalKey | None:
+    """Without the program. None: nothing can be approved for it, because it starts nothing or has no name of
+    its own."""
     entrypoint = plugin.entrypoint
     if entrypoint is None or not plugin.approvable:
         return None
@@ -72,6 +72,14 @@ def key_of(plugin: Plugin, environ: Mapping[str, str]) -> ApprovalKey | None:
         words += tuple(map(text_of, plugin.template.files))
     arguments = arguments_digest(words, plugin.spec.env)
     file = look.realpath(plugin.manifest)
+    return ApprovalKey(plugin.contract, plugin.id, file, arguments, plugin.scope, folder)
+
+
+def with_program(key: ApprovalKey, plugin: Plugin, environ: Mapping[str, str]) -> ApprovalKey:
+    """`environ`: of the runner, whose PATH finds the program. Looks at many places: only where there is an
+    approval."""
+    entrypoint = plugin.entrypoint
+    assert entrypoint is not None  # key_of has found one
     program = locate(
         entrypoint.command,
         directory=entrypoint.directory,
@@ -79,7 +87,7 @@ def key_of(plugin: Plugin, environ: Mapping[str, str]) -> ApprovalKey | None:
         trusted=plugin.root is None,  # the command line is the operator's own
         environ=environ,
     )
-    return ApprovalKey(plugin.contract, plugin.id, file, arguments, plugin.scope, folder, program)
+    return key._replace(program=program)
 
 
 def arguments_digest(words: Sequence[str], env: Sequence[EnvRequest]) -> str:

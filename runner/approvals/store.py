@@ -44,15 +44,26 @@ def find_approval(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecor
     return record
 
 
+def is_any(key: ApprovalKey, environ: Mapping[str, str]) -> bool:
+    """Whether there is a yes to this plugin, for whichever program."""
+    return bool(_all(key, environ))
+
+
+def _all(key: ApprovalKey, environ: Mapping[str, str]) -> list[str]:
+    folder = approvals_folder(environ)
+    try:
+        names = [] if folder is None else look.listdir(folder)
+    except OSError:  # there is none, or nothing in it can be read
+        return []
+    return [name for name in names if name.endswith(key.stem + ENDING) and name[0] != "."]
+
+
 def passed_over(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
     """The person's yes to the same plugin with another program, or by the first version of these files, which
     named none. It does not count. Raises ApprovalsUnusable."""
+    names = sorted(name for name in _all(key, environ) if name != key.name + ENDING)
     folder = approvals_folder(environ)
-    if folder is None or not look.isdir(folder):
-        return None
-    names = [name for name in look.listdir(folder) if name.endswith(key.stem + ENDING) and name[0] != "."]
-    names = sorted(name for name in names if name != key.name + ENDING)
-    if not names:
+    if not names or folder is None:
         return None
     from runner.approvals.files import read_file
 

@@ -315,7 +315,7 @@ def _left_environment() -> dict[str, str]:
 
     given = dict(os.environ)
     for name in given:
-        if name not in _KEPT_VARIABLES:
+        if name and name not in _KEPT_VARIABLES:  # one without a name cannot be removed, and says nothing
             del os.environ[name]  # from what libraries in C see too
     return given
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from shlex import join
 
 from runner.approvals.files import remove_record, require_safe_program, write_record
-from runner.approvals.record import VERSION, ApprovalRecord, asked_of, digest_of, key_of
+from runner.approvals.record import VERSION, ApprovalRecord, asked_of, digest_of, key_of, with_program
 from runner.approvals.store import ApprovalsUnusable, find_approval, passed_over
 from runner.cli import leave_environment
 from runner.cli.shared import text as printing
@@ -219,9 +219,10 @@ class _Shown(NamedTuple):
 
 def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> int:
     loaded = subject.loaded
-    key = key_of(loaded.plugin, os.environ)
+    key = key_of(loaded.plugin)
     if key is None:
         raise ValueError("this plugin has no name to allow something by")
+    key = with_program(key, loaded.plugin, os.environ)
     require_safe_program(key.program)
     old = find_approval(key, os.environ)
     other = passed_over(key, os.environ) if old is None else None
@@ -410,7 +411,8 @@ def _unasked(shown: _Shown) -> Iterator[str]:
 
 def _print_diff(subject: AllowSubject) -> int:
     loaded = subject.loaded
-    key = key_of(loaded.plugin, os.environ)
+    key = key_of(loaded.plugin)
+    key = None if key is None else with_program(key, loaded.plugin, os.environ)
     old = None if key is None else find_approval(key, os.environ)
     if old is None:
         say(f"runner allow: you have allowed nothing for this plugin; {_command(subject)} shows what it asks")
@@ -436,7 +438,7 @@ def _print_diff(subject: AllowSubject) -> int:
 def _revoke(args: argparse.Namespace) -> int:
     if args.revoke or args.manifest is not None:
         return revoke(args.revoke or args.manifest, args.server)
-    return revoke_key(key_of(load(_invocation(args), Stopwatch()).plugin, os.environ))
+    return revoke_key(key_of(load(_invocation(args), Stopwatch()).plugin))
 
 
 def _command(subject: AllowSubject) -> str:

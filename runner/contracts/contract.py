@@ -115,6 +115,15 @@ class WrappedCommand(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()  # the variables that the host sets
 
 
+class WrappedEntry(NamedTuple):
+    """What a command line says about the entry that it came from. Whoever wrote it may have said anything."""
+
+    manifest: str
+    id: str
+    scope: str
+    env_file: str  # as the host filled it in
+
+
 class HostPlaces(NamedTuple):
     """Where the hosts of a contract's plugins keep what they run. No plugin of any contract may write it."""
 
@@ -219,9 +228,10 @@ class Contract(Protocol):
         """Whether a manifest at this path is the calling user's own: no project can have brought it along."""
         return False
 
-    def project_of(self, path: str) -> str:
-        """The folder of the project that a manifest at this path belongs to; empty: to none."""
-        return ""
+    def env_file_folder(self, wrapped: WrappedEntry, environ: Mapping[str, str]) -> str:
+        """The folder that the file of variables of a wrapped entry came with; empty: the one that the runner
+        was started in. Raises ValueError if the manifest has no such entry, or that names another file."""
+        raise ValueError(f"the contract {self.name} has no files of variables")
 
     def origin(self, document: Document) -> str:
         """Whose file it is, where a contract reads the files of several programs; empty: it does not say."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord, asked_of, key_of
-from runner.approvals.store import find_approval, passed_over
+from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord, asked_of, key_of, with_program
+from runner.approvals.store import find_approval, is_any, passed_over
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
 from sandbox.policy.approval import joined, within
@@ -46,9 +46,10 @@ def approval_of(
     """The stored approval of this plugin, and the caller's own words where it is a command. `record`: in
     place of the stored one. Raises ApprovalsUnusable, and DocumentError for the system's policy."""
     plugin = loaded.plugin
-    key = key_of(plugin, environ)
+    key = key_of(plugin)
     other = None
-    if record is None and key is not None:
+    if record is None and key is not None and is_any(key, environ):
+        key = with_program(key, plugin, environ)
         record = find_approval(key, environ)
         other = passed_over(key, environ) if record is None else None
     said = Approval() if record is None else record.whole

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from runner.contracts.registry import find_contract
 from runner.plugin import Entrypoint, Plugin, Template
 from sandbox import look
 from sandbox.cache import fingerprint
@@ -24,6 +23,7 @@ class Command(NamedTuple):
     named_directory: bool = False  # by an option: the program starts there, or nothing starts
     scope: str = ""  # the project that it is for, in a configuration that has those of several
     env_file: str = ""  # a file of variables for the program, as its configuration names it
+    env_file_folder: str = ""  # that it came with; empty: the one that the runner was started in
     search_path: str = ""  # the PATH by which the program is found; empty: the runner's
     # Of an entry that `runner wrap` wrote: the environment that the host gave the runner. Nothing of it
     # decides where the runner looks. Variables are passed on from it by name, and places that it names are
@@ -62,18 +62,10 @@ def plugin_of(command: Command, contract: str) -> Plugin:
         spec=spec,
         mark=mark,
         approvable=bool(command.name),
-        template=_template(command, contract),
+        template=Template("", command.env_file_folder, command.env_file) if command.env_file else None,
         scope=command.scope,
         folder=folder,
     )
-
-
-def _template(command: Command, contract: str) -> Template | None:
-    if not command.env_file:
-        return None
-    folder = command.scope if command.scope.startswith("/") else ""
-    folder = folder or find_contract(contract).project_of(command.file)
-    return Template("", folder, command.env_file)
 
 
 def _depends_on_folder(command: Command) -> bool:

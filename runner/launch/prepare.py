@@ -157,7 +157,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         notes=told,
         approval_said=found.said,
         approved_at=0.0 if found.record is None else found.record.when,
-        approved_program="" if found.record is None or found.key is None else found.key.program,
+        approved_program="" if found.record is None else found.record.key.program,
     )
 
 

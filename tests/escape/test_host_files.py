@@ -226,12 +226,13 @@ def test_what_is_missing_cannot_be_made(runner_as: Caller, empty: Path, tmp_path
     assert sorted(os.listdir(empty)) == ["beside", "sub"]
 
 
-def test_a_plugin_cannot_write_the_configuration_of_its_host(runner_as: Caller, project: Path) -> None:
+@pytest.mark.needs("root")
+def test_a_plugin_cannot_write_the_configuration_of_its_host(account_as: Caller, project: Path) -> None:
     file = project / ".mcp.json"
     wrapped = json.dumps({"file": str(file)})
     before = file.read_text()
     attacks = ("text('.mcp.json')", "open('.mcp.json').read()", "text('new')", "os.unlink('.mcp.json')")
-    told = _run(runner_as, project, attacks, "--name", "x", "--wrapped", wrapped, "--project=write")
+    told = _run(account_as, project, attacks, "--name", "x", "--wrapped", wrapped, "--project=write")
     assert told[2] == "done" and told.count("done") == 1  # nor read it: it holds other servers' secrets
     assert file.read_text() == before
 

@@ -266,6 +266,12 @@ def test_an_approval_that_the_project_brings_is_not_used(host: Host) -> None:
     assert "these act on the runner itself: 'XDG_CONFIG_HOME', 'HOME'" in " ".join(check.stdout.split())
 
 
+def test_a_user_without_an_account_has_no_home(host: Host, runner_as_user: Caller) -> None:
+    wrapped = host.wrap({"command": str(host.server)})
+    done = runner_as_user(*wrapped["args"])  # the account is only in the namespace of the host
+    assert done.returncode == 126 and "in the password database" in " ".join(done.stderr.split())
+
+
 # --- which program it is ------------------------------------------------------------------------------------
 
 
@@ -334,6 +340,22 @@ def test_a_file_of_variables_that_changes_after_wrap(host: Host, library: tuple[
     assert "a file of variables may not set it" in " ".join(refused.stderr.split())
     file.write_text(f"RUNNER_POLICY={host.project}/policy.toml\n")
     assert host.told()["env"]["RUNNER_POLICY"]
+    # Nor does it choose another file, by what it says about itself.
+    foreign = host.write_file(host.secret.parent / "foreign.env", "SECRET=1\n")
+    own = host.write_file(
+        host.caller.home / ".cursor/mcp.json", json.dumps({"mcpServers": {"tool": {"command": "x"}}})
+    )
+    host.caller.give(own.parent)
+    wrapped = host.entry()
+    for claim in (host.file, own):
+        options = ["run", "--wrapped", json.dumps({"file": str(claim), "format": "2"}), "--name", "tool"]
+        words = [*options, f"--env-file={foreign}", "--", str(host.server)]
+        host.write({**wrapped, "args": words})
+        refused = host.start()
+        assert refused.returncode in (2, 126) and not refused.stdout
+        why = "names no such file" if claim == own else f"it is outside of {host.project}"
+        assert why in " ".join(refused.stderr.split())
+    host.write(wrapped)
     undone = host.command(host.runner, "wrap", host.file, "--undo", "--yes")
     assert undone.returncode == 0 and host.entry() == entry
     file.write_text(f"LD_PRELOAD={built}\n")

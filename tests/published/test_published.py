@@ -19,12 +19,12 @@ from tests.published.places import Desk, make_desk
 from tests.published.servers import NEEDED, SERVERS
 from tests.published.use import AT_ONCE, allow, use_all, wrap
 
-pytestmark = [pytest.mark.needs("registry", "node"), pytest.mark.bound(1200)]
+pytestmark = [pytest.mark.needs("registry", "node", "root"), pytest.mark.bound(1200)]
 
 
 @pytest.fixture
-def desk(runner_as: Caller, programs: Path, plugin_dir: Path, nothing_left: None) -> Desk:
-    return make_desk(runner_as, programs, plugin_dir)
+def desk(account_as: Caller, programs: Path, plugin_dir: Path, nothing_left: None) -> Desk:
+    return make_desk(account_as, programs, plugin_dir)
 
 
 def test_published_servers_are_wrapped_allowed_listed_and_called(

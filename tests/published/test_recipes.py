@@ -54,24 +54,24 @@ def _entry(recipe: Recipe, desk: Desk) -> dict[str, Any]:
     return {**entry, "command": desk.program(server)}
 
 
-@pytest.mark.needs("registry", "node", "user")
+@pytest.mark.needs("registry", "node", "user", "root")
 @pytest.mark.bound(1200)
 def test_the_recipes_work(
-    runner_as_user: Caller, programs: Path, plugin_dir: Path, tmp_path: Path, nothing_left: None
+    account_user: Caller, programs: Path, plugin_dir: Path, tmp_path: Path, nothing_left: None
 ) -> None:
-    desk = make_desk(runner_as_user, programs, plugin_dir)
-    file = runner_as_user.home / CONFIGURATION
+    desk = make_desk(account_user, programs, plugin_dir)
+    file = account_user.home / CONFIGURATION
     file.parent.mkdir()
     file.write_text(json.dumps({"mcpServers": {each.name: _entry(each, desk) for each in RECIPES}}))
-    runner_as_user.give(file.parent)
+    account_user.give(file.parent)
     wrap(desk, file)
     # A function named like the command, so that the lines are those of the page.
-    words = " ".join(f"'{word}'" for word in runner_as_user.command()[len(runner_as_user.prefix) :])
+    words = " ".join(f"'{word}'" for word in account_user.command()[len(account_user.prefix) :])
     script = f'set -e\nrunner() {{ {words} "$@" --yes; }}\n' + "".join(each.allow for each in RECIPES)
     done = subprocess.run(
-        [*runner_as_user.prefix, "/bin/bash", "-c", script],
-        cwd=runner_as_user.home,
-        env=dict(runner_as_user.environ),
+        [*account_user.prefix, "/bin/bash", "-c", script],
+        cwd=account_user.home,
+        env=dict(account_user.environ),
         capture_output=True,
         text=True,
         timeout=300,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from runner.contracts.contract import WrappedEntry
 from runner.launch.command import Command
 from runner.plugin import PLUGIN_PREFIX, WRAP_FORMAT
 from sandbox.document.diagnostic import printable
@@ -116,10 +117,19 @@ def command_of(
         named_directory=args.cwd is not None or args.project is not None,
         scope=scope,
         env_file=args.env_file or "",
+        env_file_folder=_env_file_folder(WrappedEntry(file, name, scope, args.env_file), environ)
+        if args.env_file
+        else "",
         search_path=variables["PATH"].value or "" if "PATH" in variables else "",
         host_environ=given if wrapped else None,
         outdated=outdated,
     )
+
+
+def _env_file_folder(entry: WrappedEntry, environ: Mapping[str, str]) -> str:
+    from runner.contracts.registry import command_contract, find_contract
+
+    return find_contract(command_contract()).env_file_folder(entry, environ)
 
 
 def _plugin_variables(environ: Mapping[str, str]) -> dict[str, EnvRequest]:

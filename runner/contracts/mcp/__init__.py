@@ -9,6 +9,7 @@ from sandbox import look
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
+    from runner.contracts.contract import WrappedEntry
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods
@@ -122,11 +123,10 @@ class McpContract(Contract):
         place = place_of(path, os.path.expanduser("~"), environ)
         return place is not None and place.own
 
-    def project_of(self, path: str) -> str:
-        from runner.contracts.mcp.hosts.find import place_of
+    def env_file_folder(self, wrapped: WrappedEntry, environ: Mapping[str, str]) -> str:
+        from runner.contracts.mcp.wrap.claim import env_file_folder
 
-        place = place_of(path, os.path.expanduser("~")) if path else None
-        return "" if place is None else place.project
+        return env_file_folder(wrapped, environ)
 
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import remarks

@@ -49,7 +49,7 @@ def test_more_than_1000_arguments_depend_on_the_folder_unseen(tmp_path: Path, lo
 def _key(folder: Path, count: int) -> ApprovalKey:
     entrypoint = Entrypoint("echo", _absent(count)[1:], str(folder))
     file = str(folder / "servers.json")
-    key = key_of(Plugin("one", "1", "toy", "One", "", file, None, entrypoint, SandboxSpec()), {})
+    key = key_of(Plugin("one", "1", "toy", "One", "", file, None, entrypoint, SandboxSpec()))
     assert key is not None
     return key
 

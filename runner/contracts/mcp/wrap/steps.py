@@ -144,7 +144,8 @@ def _notes(config: Configuration, server: HostServer) -> tuple[str, ...]:
 
 def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, program: str) -> Step:
     otherwise = _differences(config, server, old)
-    acting = acting_names(server, table_names(config, server))
+    early = tuple(name for name in server.passed if acts_at_start(name))
+    acting = (*acting_names(server, table_names(config, server)), *early)
     is_ours = not program or _is_this_runner(server, old.program, program)
     unsafe: list[str] = []
     if not is_ours:
@@ -153,6 +154,9 @@ def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, 
         unsafe.append(OUTDATED)
     elif acting:
         unsafe.append(f"these act on the runner itself: {', '.join(map(quoted, acting))}")
+    fault = server.fault or _variables_fault(config, server)
+    if fault and not unsafe:
+        unsafe.append(f"it {fault}")
     names = env_names(old.options)
     added = tuple(name for name in filter(is_variable_name, server.passed) if name not in names)
     if not unsafe and not added:
@@ -164,8 +168,8 @@ def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, 
     kept = _own_options(config, server, old) if is_known else ()
     new = (f"it will get what its host passes on since: {', '.join(added)}",) if added else ()
     notes = (*unsafe, *otherwise, *new, *_notes(config, server))
-    if reason := _passed_fault(server):
-        return Step(server, "leave", reason, otherwise, tuple(unsafe), acting=acting, is_ours=is_ours)
+    if fault:
+        return Step(server, "leave", fault, otherwise, tuple(unsafe), acting=acting, is_ours=is_ours)
     return Step(server, "rewrap", "", otherwise, tuple(unsafe), notes, acting, kept, is_ours, added=added)
 
 

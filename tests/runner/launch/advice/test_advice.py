@@ -237,23 +237,24 @@ def test_a_manifest_is_allowed_more_by_a_command(
     assert (granted.returncode, granted.stdout, granted.stderr) == (0, "42\n", "")
 
 
+@pytest.mark.needs("root")
 def test_a_wrapped_server_is_allowed_more_in_its_configuration(
-    runner_as: Caller, plugin_dir: Path, write_file: Write
+    account_as: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
     """Its command line is written by `runner wrap`, and not for people to change."""
     data = write_file(plugin_dir / "data.txt", "42\n")
     config = entry(plugin_dir, write_file, f"cat {data}")
-    runner_as.give(plugin_dir)
-    wrapped = runner_as("wrap", config, "--yes")
+    account_as.give(plugin_dir)
+    wrapped = account_as("wrap", config, "--yes")
     assert wrapped.returncode == 0, wrapped.stderr
     server = json.loads(config.read_text())["mcpServers"]["notes"]
     words = server["args"][server["args"].index("run") :]
-    failed = runner_as(*words)
+    failed = account_as(*words)
     [line] = told(failed.stderr)
     assert option_of(line)[:5] == ["runner", "allow", str(config), "--server", "notes"]
-    allowed = runner_as(*option_of(line)[1:], "--yes")
+    allowed = account_as(*option_of(line)[1:], "--yes")
     assert allowed.returncode == 0, allowed.stderr
-    granted = runner_as(*words)
+    granted = account_as(*words)
     assert (granted.returncode, granted.stdout, granted.stderr) == (0, "42\n", "")
 
 

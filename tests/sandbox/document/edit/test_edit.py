@@ -10,6 +10,7 @@ from sandbox.document.edit.change import (
     DropFirst,
     InsertList,
     Prepend,
+    RenameKeys,
     SetNull,
     SetWord,
     applied,
@@ -23,7 +24,30 @@ A = ("s", "a")
 COMMAND, ARGS = (*A, "command"), (*A, "args")
 Y, P = SetWord(COMMAND, "y"), Prepend(ARGS, ("p",))
 
+SWAP = RenameKeys(A, (("x", "y"), ("y", "x")))
+
 CASES: list[tuple[str, EditSyntax, str, tuple[Change, ...], str]] = [
+    (
+        "names of keys, of which each takes the place of another",
+        "jsonc",
+        '{"s": {"a": {"x" : 1, /* c */ "\\u0079": 2,}}}',
+        (SWAP,),
+        '{"s": {"a": {"y" : 1, /* c */ "x": 2,}}}',
+    ),
+    (
+        "a name that needs quotes",
+        "yaml",
+        "s:\n  a: {x: 1, px 2: 3}\n",
+        (RenameKeys(A, (("x", "true"), ("px 2", "x 2"))),),
+        "s:\n  a: {'true': 1, x 2: 3}\n",
+    ),
+    (
+        "a name of a dotted key",
+        "toml",
+        's.a."x" = 1\ns . a . p0 = 2 # c\n',
+        (RenameKeys(A, (("x", "px"), ("p0", "0"))),),
+        's.a."px" = 1\ns . a . 0 = 2 # c\n',
+    ),
     (
         "a word, and a comment behind it",
         "jsonc",
@@ -217,6 +241,14 @@ def test_change(syntax: EditSyntax, before: str, changes: tuple[Change, ...], af
 
 
 REFUSED: list[tuple[str, EditSyntax, str, Change, str]] = [
+    (
+        "a name that is there",
+        "json",
+        '{"s": {"a": {"x": 1, "y": 2}}}',
+        RenameKeys(A, (("x", "y"),)),
+        "already",
+    ),
+    ("a key that is not there", "json", '{"s": {"a": {"y": 2}}}', RenameKeys(A, (("x", "z"),)), "not there"),
     ("an anchor", "yaml", "s:\n  a:\n    command: &c x\n", Y, "line 3: .*an anchor"),
     ("an alias", "yaml", "b: &b x\ns:\n  a:\n    command: *b\n", Y, "line 4: .*an alias"),
     (

@@ -119,3 +119,12 @@ def test_a_name_that_was_written_anew_is_written_plainly() -> None:
     anew = read(ANY, after.raw.replace(rb'"PLUGIN_ENV_\u0041"', rb'"PLUGIN\u005fENV_A"'))
     undone = carried_out(anew, [undo_step(anew.servers[0])], "")[0]
     assert json.loads(undone) == json.loads(text)
+
+
+def test_a_name_that_acts_at_the_start_and_is_passed_on_since() -> None:
+    after, _ = wrap(read(CODEX, TEXTS[CODEX] % 'env_vars = ["TOKEN"]'))
+    grown = read(CODEX, after.raw.replace(b'env_vars = ["TOKEN"', b'env_vars = ["TOKEN", "LD_PRELOAD"'))
+    step = wrap_step(grown, grown.servers[0])
+    assert (step.does, step.acting) == ("leave", ("LD_PRELOAD",))
+    assert "these act on the runner itself: 'LD_PRELOAD'" in step.unsafe[0]
+    assert "take it out of the entry" in step.reason

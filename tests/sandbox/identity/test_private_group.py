@@ -1,0 +1,46 @@
+"""Groups that nobody else is in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandbox.identity.private_group import is_private
+from sandbox.policy.load import untrustworthy
+
+ME = os.geteuid()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "passwd").write_text(
+        f"root:x:0:0::/root:/bin/sh\nme:x:{ME}:5000::/home/me:/bin/sh\nother:x:5001:5001::/home/o:/bin/sh\n"
+    )
+    (tmp_path / "group").write_text(
+        "me:x:5000:\nshared:x:5002:me,other\nempty:x:5003:\nmine:x:5004:me,root\nother:x:5001:\n"
+    )
+    return {"group": str(tmp_path / "group"), "passwd": str(tmp_path / "passwd")}
+
+
+def test_who_is_in_it(files: dict[str, str]) -> None:
+    private = [gid for gid in (5000, 5001, 5002, 5003, 5004, 5005) if is_private(gid, **files)]
+    assert private == [5000, 5003, 5004]
+    assert not is_private(5000, group="/no/such", passwd=files["passwd"])
+
+
+def test_a_program_that_such_a_group_may_write(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("")
+    program.chmod(0o775)
+    assert untrustworthy(str(program)) is not None  # the control: no group may write a policy
+    monkeypatch.setattr("sandbox.identity.private_group.is_private", lambda gid: gid == os.getegid())
+    assert untrustworthy(str(program), private_groups=True) is None
+    program.chmod(0o777)
+    assert untrustworthy(str(program), private_groups=True) is not None
+    monkeypatch.setattr("sandbox.identity.private_group.is_private", lambda gid: False)
+    program.chmod(0o775)
+    assert untrustworthy(str(program), private_groups=True) is not None
