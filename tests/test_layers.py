@@ -13,7 +13,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
