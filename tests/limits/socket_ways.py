@@ -1,4 +1,4 @@
-"""Programs that hold memory of the kernel in sockets, in every way that we know. Only for tests.
+"""Programs that hold memory of the kernel, in every way that we know but file locks. Only for tests.
 
 Each way adds sockets until they hold `goal` bytes, by what the kernel says of each (SO_MEMINFO), and returns
 that sum. Nothing is read from them again.
@@ -10,9 +10,10 @@ WAY_NAMES = (
     *("netlink", "UDP received", "UDP errors", "UDP held back", "TCP", "TCP errors"),
     *("UDP received, disconnected", "UDP errors, disconnected", "TCP, reset"),
     *("TCP errors, closed", "unix", "UDP errors, in transit", "attached filters"),
+    *("packet options", "access lists"),
 )
 WAYS = r"""
-import array, ctypes, json, os, socket, struct, sys
+import array, ctypes, errno, json, os, socket, struct, sys
 
 kept = []
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -206,6 +207,26 @@ def filters(goal):
     return until(goal, add)
 
 
+def packet_options(_):
+    # What each packet gets: 64 KiB for a socket of a few. By IPV6_2292PKTOPTIONS, in one header of padding.
+    padding = b"\x06\xff" + b"\x01\xfe" + bytes(2044)
+    one = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    kept.append(one)
+    one.setsockopt(41, 6, struct.pack("@QII", 16 + len(padding), 41, 54) + padding)
+    return len(padding)
+
+
+def access_lists(_):
+    # Of 8,187 entries, on a folder of /tmp.
+    path = f"/tmp/listed-{os.getpid()}"
+    os.mkdir(path)
+    users = b"".join(struct.pack("=HHI", 2, 7, uid) for uid in range(1, 8184))
+    last = b"".join(struct.pack("=HHI", tag, 7, 0xFFFFFFFF) for tag in (4, 16, 32))
+    whole = struct.pack("=I", 2) + struct.pack("=HHI", 1, 7, 0xFFFFFFFF) + users + last
+    os.setxattr(path, "system.posix_acl_access", whole)
+    return len(whole)
+
+
 ALL = {
     "netlink": netlink,
     "UDP received": received,
@@ -221,7 +242,9 @@ ALL = {
     "TCP errors, closed": lambda goal: tcp_errors(goal, True),
     "UDP errors, in transit": in_transit,
     "unix": unix,
-    # The runner's filter may refuse these:
+    # The runner's filter refuses these:
     "attached filters": filters,
+    "packet options": packet_options,
+    "access lists": access_lists,
 }
 """
