@@ -53,6 +53,7 @@ class InUnit(NamedTuple):
         return json.loads(self.report.read_bytes()), err.decode()
 
 
+NAMED = '{"name": "world"}'
 MOVES = '[cgroups]\nhost = "move"\n'
 
 
@@ -185,7 +186,7 @@ def test_a_call_alone_in_a_unit(box: Box) -> None:
     box.caller("new", "nexo", folder)
     options = box.policy_options(policy("require"))
     command = box.caller.command(
-        "call", *options, "--cpu", "0.5", "--report", report, folder, "greeter_greet", "--input", "{}"
+        "call", *options, "--cpu", "0.5", "--report", report, folder, "greeter_greet", "--input", NAMED
     )
     ended = subprocess.run(**in_transient(box, SERVICE, command), capture_output=True, timeout=120)
     told = json.loads(report.read_bytes())
