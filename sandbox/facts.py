@@ -156,7 +156,7 @@ def attribute(path: str, name: str) -> bytes:
 
 def is_alone(directory: str) -> bool:
     """Whether no process is in a cgroup but ours."""
-    return not strangers(members(directory))
+    return not strangers(members(directory), 1)
 
 
 def members(directory: str) -> list[int]:
@@ -173,14 +173,21 @@ def members(directory: str) -> list[int]:
 first_of_ours = 0
 
 
-def strangers(pids: Iterable[int]) -> list[int]:
-    """Those of some processes that are not ours. Ours are the first of us and what descends from it."""
-    me = os.getpid()
+def strangers(pids: Iterable[int], most: int | None = None) -> list[int]:
+    """Those of some processes that are not ours; the first `most` of them. Ours are the first of us and what
+    descends from it."""
+    first = me = os.getpid()
     others = [pid for pid in pids if pid != me]
-    if not others:
-        return []
-    first = first_of_ours if first_of_ours in _ancestry(me) else me
-    return [pid for pid in others if first not in _ancestry(pid) and _exists(pid)]
+    parents: dict[int, int] = {}
+    if others and first_of_ours and first_of_ours in _ancestry(me, parents):
+        first = first_of_ours
+    found: list[int] = []
+    for pid in others:
+        if len(found) == most:
+            break
+        if first not in _ancestry(pid, parents) and _exists(pid):
+            found.append(pid)
+    return found
 
 
 def is_of_this_user(pid: int) -> bool:
@@ -203,15 +210,23 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _ancestry(pid: int) -> Iterator[int]:
-    """A process and those that it descends from, as far as they can be seen."""
+def _ancestry(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    """A process and those that it descends from, as far as they can be seen. `parents`: those that are known,
+    which grows."""
     while pid > 0:
         yield pid
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b") ")[2].split()[1])
-        except (OSError, IndexError):
-            return
+        if pid not in parents:
+            parents[pid] = _parent(pid)
+        pid = parents[pid]
+
+
+def _parent(pid: int) -> int:
+    """0: it has none, or cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b") ")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def home_of(who: int | str) -> str:

@@ -22,6 +22,7 @@ _UNITS = (".service", ".scope")
 # systemd marks a delegated group (Delegate=yes) with one of these; a user's own systemd may not.
 _DELEGATED = ("user.delegate", "trusted.delegate")
 
+_NAMED = 3  # of the processes that are in the way
 _OWN_UNIT = "systemd-run --user --scope -p Delegate=yes runner …"
 DELEGATE = f"run the runner in a delegated unit: {_OWN_UNIT}, or Delegate=yes in its service file"
 
@@ -169,7 +170,7 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str], move_host: bool) -> tu
             continue
         enabled = frozenset(_words(f"{directory}/cgroup.subtree_control"))
         available = frozenset(_words(f"{directory}/cgroup.controllers"))
-        others = _others(directory)
+        others = _others(directory, None if move_host else _NAMED)
         usable, host = enabled, False
         if ours and available - enabled and look.access(f"{directory}/cgroup.subtree_control", os.W_OK):
             # The kernel's rule: a group hands controllers down only while it has no process.
@@ -289,18 +290,18 @@ def _writable(directory: str) -> bool:
     return look.access(directory, os.W_OK | os.X_OK) and look.access(f"{directory}/cgroup.procs", os.W_OK)
 
 
-def _others(directory: str) -> list[int]:
-    """The processes in a group that are not ours. Empty for the real root group, to which the rule does not
-    apply."""
+def _others(directory: str, most: int | None) -> list[int]:
+    """The processes in a group that are not ours; the first `most` of them. Empty for the real root group, to
+    which the rule does not apply."""
     if not look.exists(f"{directory}/cgroup.type"):
         return []
     look.note_alone(directory)
-    return facts.strangers(facts.members(directory))
+    return facts.strangers(facts.members(directory), most)
 
 
 def _named(pids: Iterable[int]) -> str:
     names = []
-    for pid in list(pids)[:3]:
+    for pid in list(pids)[:_NAMED]:
         try:
             with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
                 names.append(f"{file.read().strip()} ({pid})")

@@ -529,7 +529,7 @@ def test_the_policy_says_which_limits_are_needed(
     )
     launched = with_read_only_groups(runner_as)("exec", "--policy", policy, plugin)
     assert launched.returncode == (125 if expected == "missing" else 0), launched.stderr
-    assert ("memory" in launched.stderr) == (expected == "missing")
+    assert ("the memory limit" in launched.stderr) == (expected == "missing")
 
 
 def test_an_empty_policy_names_nothing(runner_as_user: Caller) -> None:

@@ -20,6 +20,7 @@ from runner.contracts.registry import contract_names, example_folder, find_contr
 from runner.manifest.load import load
 from tests.conftest import Caller
 from tests.runner.cli.test_new import forget_state, run_as_printed
+from tests.tables import without_limits_note
 
 FEWER_LINES_THAN = 80  # of a program
 NAMES = contract_names()
@@ -154,7 +155,7 @@ def test_a_wrong_input_and_a_wrong_tool_are_refused_and_end_nothing_else(called:
 @pytest.mark.usefixtures("nothing_left")
 def test_it_ends_by_itself_when_its_input_ends(runner_as: Caller, example: Path, state: list[str]) -> None:
     done = runner_as("exec", *state, example)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, without_limits_note(done.stderr)) == (0, "", "")
 
 
 @pytest.mark.launches
@@ -176,7 +177,9 @@ def test_its_readme_is_true(runner_as: Caller, example: Path, name: str) -> None
     assert [command.split()[1] for command in commands[:4]] == ["check", "explain", "tools", "call"]
     ended = list(run_as_printed(runner_as, commands, example))
     forget_state(runner_as, example)
-    assert [(done.returncode, done.stderr) for done in ended] == [(0, "")] * len(commands)
+    assert [(done.returncode, without_limits_note(done.stderr)) for done in ended] == [(0, "")] * len(
+        commands
+    )
 
 
 # What a host says in one conversation, for the contracts whose conversation can be written down in advance.
@@ -243,7 +246,7 @@ def test_a_conversation_is_as_the_contract_says(
         return
     said = "".join(json.dumps(message) + "\n" for message in CONVERSATIONS[name])
     done = runner_as("exec", *state, "--inspect", example, input=said)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_limits_note(done.stderr)) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) == len(ANSWERS[name])
     assert all(wanted in line for wanted, line in zip(ANSWERS[name], lines, strict=True)), lines
