@@ -642,7 +642,7 @@ def test_a_launch_from_a_kept_plan_loads_nothing_slow(
     ).strip()
     python_path = f"{runner_as.environ['PYTHONPATH']}:{packages}"  # for the launches that decide
     environ = {**runner_as.environ, "PYTHONPATH": python_path, "RUNNER_DEBUG": "1"}
-    for _ in range(4):  # a plan that rests on a file of this moment is not kept
+    for _ in range(10):  # a plan that rests on a file of this moment is not kept
         done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         if "runner: a kept plan is used" in done.stderr:

@@ -360,7 +360,7 @@ def test_parts_have_one_summary(
     arguments = command(tmp_path / "it", COUNTS)[3:]
     assert run_parts(here, [("--part", "parallel"), ("--part", "machine")], arguments) == 1
     said = capfd.readouterr().out
-    assert "1 passed, 1 error in 0:0" in said
+    assert "1 passed, 1 error in " in said
     assert said.index("the slowest 2") > said.index("1 passed, 1 deselected")
     assert (
         run_parts(here, [("--part", "parallel"), ("--part", "machine")], [*arguments, "-k", "_marked"]) == 0
