@@ -195,7 +195,7 @@ def check(path: str, text: str) -> None:
     raw = text.encode()
     before = configuration(path, raw, "/home/user", {})
     assert before.servers
-    steps = [wrap_step(before, each) for each in before.servers]
+    steps = [wrap_step(before, each, "/opt/runner") for each in before.servers]
     wrapped, done = carried_out(before, steps, "/opt/bin/runner")
     assert [(step.does, step.reason) for step in done] == [("wrap", "")] * len(before.servers)
     after = configuration(path, wrapped, "/home/user", {})

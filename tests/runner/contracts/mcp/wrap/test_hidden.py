@@ -138,7 +138,7 @@ def test_the_diff_leads_from_one_text_to_the_other(servers: int, indent: int | N
 
     entries = {f"s{n}": {"command": "/opt/x", "args": ["a", f"b{n}"][: n % 3]} for n in range(servers)}
     before = read(json.dumps({"mcpServers": entries}, indent=indent).encode())
-    steps = [wrap_step(before, each) for each in before.servers if each.name != "s1"]
+    steps = [wrap_step(before, each, "/opt/runner") for each in before.servers if each.name != "s1"]
     after = read(carried_out(before, steps, "/opt/runner")[0])
     old, new = before.raw.decode().split("\n"), after.raw.decode().split("\n")
     lines = diff(before, after)

@@ -27,7 +27,7 @@ def read(path: str, text: str | bytes) -> Configuration:
 def wrap(config: Configuration) -> tuple[Configuration, str]:
     """The file after it, and why its entry was left."""
     [server] = config.servers
-    raw, [step] = carried_out(config, [wrap_step(config, server)], RUNNER)
+    raw, [step] = carried_out(config, [wrap_step(config, server, RUNNER)], RUNNER)
     return config._replace(raw=raw) if step.does == "leave" else read(_place(config), raw), step.reason
 
 
@@ -124,7 +124,7 @@ def test_a_name_that_was_written_anew_is_written_plainly() -> None:
 def test_a_name_that_acts_at_the_start_and_is_passed_on_since() -> None:
     after, _ = wrap(read(CODEX, TEXTS[CODEX] % 'env_vars = ["TOKEN"]'))
     grown = read(CODEX, after.raw.replace(b'env_vars = ["TOKEN"', b'env_vars = ["TOKEN", "LD_PRELOAD"'))
-    step = wrap_step(grown, grown.servers[0])
+    step = wrap_step(grown, grown.servers[0], RUNNER)
     assert (step.does, step.acting) == ("leave", ("LD_PRELOAD",))
     assert "these act on the runner itself: 'LD_PRELOAD'" in step.unsafe[0]
     assert "take it out of the entry" in step.reason
