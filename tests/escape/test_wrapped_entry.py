@@ -405,7 +405,7 @@ def test_this_runner_by_hand_is_shown_with_its_options(host: Host) -> None:
     for words in (("exec", "--policy", "p", "."), ("run", "--report", "r"), ("exec", "--secret=a=@f", ".")):
         *shown, check = told(*words)
         assert "error: wrapped_unsafely" in check and "cage already" not in " ".join((*shown, check))
-    for words in (("exec", "."), ("run", "--net", "host")):
+    for words in (("exec", ".", "--inspect"), ("run", "--net", "host")):
         *shown, check = told(*words)
         assert "warning: runner_by_hand" in check and "error:" not in check
         assert "cage already" not in " ".join((*shown, check))

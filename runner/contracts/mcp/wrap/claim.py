@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from runner.contracts.contract import EntryFound, WrappedEntry
 from runner.contracts.mcp.hosts.find import MOST_BYTES
 from runner.contracts.mcp.hosts.wrapping import options_fault, run_name
-from runner.contracts.mcp.wrap.steps import Configuration, configuration, table_names, value_at
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration, table_names, value_at
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.document.read import read_bounded

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from shutil import which
 from typing import Literal
 
-from runner.contracts.mcp.hosts.entries import servers_of
-from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, Place, host_by_content, place_of
-from runner.contracts.mcp.hosts.host import Host, HostServer
+from runner.contracts.mcp.hosts.host import HostServer
 from runner.contracts.mcp.hosts.wrapping import (
     NO_FILE,
     Unwrapped,
@@ -26,21 +24,14 @@ from runner.contracts.mcp.hosts.wrapping import (
     unwrapped,
 )
 from runner.contracts.mcp.launchers import launcher_fault
+from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
 from runner.contracts.mcp.wrap.hidden import shown_line
 from runner.contracts.mcp.wrap.program import is_this_runner
 from runner.plugin import PLUGIN_PREFIX
-from sandbox.document.diagnostic import DocumentError, cut, printable, quoted
-from sandbox.document.edit.span import EditSyntax
-from sandbox.document.read import Document, Format, parse
+from sandbox.document.diagnostic import cut, printable, quoted
 from sandbox.spec import is_variable_name
 from sandbox.value import NamedTuple
 
-_ENDINGS: tuple[tuple[str, Format], ...] = (
-    (".toml", "toml"),
-    (".yaml", "yaml"),
-    (".yml", "yaml"),
-)
-_MARK = b"\xef\xbb\xbf"
 NOT_WRAPPED = "is not wrapped"
 WRAPPED = "is wrapped already"
 OUTDATED = "an earlier version wrapped it, so its variables act on the runner itself"
@@ -71,51 +62,6 @@ class Step(NamedTuple):
     is_ours: bool = True  # of an entry that looks wrapped: it starts this runner
     added: tuple[str, ...] = ()  # names that its host passes on since it was wrapped
     by_hand: str = ""  # of an entry that somebody wrote with the runner in it: what its options say
-
-
-class Configuration(NamedTuple):
-    """A configuration as it stands in a file."""
-
-    path: str  # real and absolute
-    raw: bytes
-    document: Document
-    host: Host | None
-    servers: tuple[HostServer, ...]
-    place: Place | None = None
-
-    @property
-    def host_name(self) -> str:
-        return self.host.name if self.host is not None else "an unknown host"
-
-    @property
-    def syntax(self) -> EditSyntax:
-        return self.document.format
-
-
-def configuration(
-    path: str, raw: bytes, home: str, environ: dict[str, str], given: str = ""
-) -> Configuration:
-    """Raises DocumentError. `given`: the path by which people know the file, if it is a link."""
-    place = place_of(given or path, home, environ)
-    body = raw.removeprefix(_MARK)
-    if place is not None:
-        try:
-            document = parse(path, body, place.host.syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
-        except DocumentError:
-            # Some hosts take comments although their documentation does not say so.
-            if place.host.syntax != "json":
-                raise
-            document = parse(path, body, "jsonc", limit=MOST_BYTES, most_values=MOST_VALUES)
-    else:
-        syntax: Format = next((each for ending, each in _ENDINGS if path.lower().endswith(ending)), "jsonc")
-        document = parse(path, body, syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
-    host = place.host if place is not None else None
-    servers = servers_of(document, host)
-    if not servers:
-        # A copy in another place, or a file that two hosts share.
-        other = host_by_content(document)
-        host, servers = (other, servers_of(document, other)) if other is not None else (host, servers)
-    return Configuration(path, raw, document, host, servers, place)
 
 
 def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...]:
@@ -313,12 +259,6 @@ def _passed_fault(server: HostServer) -> str:
     return ""
 
 
-def table_names(config: Configuration, server: HostServer) -> tuple[str, ...]:
-    """The names of its variables as they are written."""
-    table = value_at(config.document.data, server.env_keys) if server.env_keys is not None else None
-    return tuple(map(str, table)) if isinstance(table, dict) else ()
-
-
 def plugin_words(config: Configuration, server: HostServer) -> object:
     """What its program is started with, wrapped or not: its command line, its variables and its file of them.
     Variables count as they are written: a host may take one that is no string."""
@@ -334,15 +274,3 @@ def plugin_words(config: Configuration, server: HostServer) -> object:
 def is_safe(config: Configuration, server: HostServer) -> bool:
     """Whether nothing of an entry acts on the runner that it starts."""
     return unwrapped(server.argv) is not None and not acting_names(server, table_names(config, server))
-
-
-def value_at(data: object, keys: Sequence[str | int]) -> object:
-    for key in keys:
-        match data:
-            case dict():
-                data = data.get(key)
-            case list() if isinstance(key, int) and key < len(data):
-                data = data[key]
-            case _:
-                return None
-    return data

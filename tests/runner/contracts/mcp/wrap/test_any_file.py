@@ -9,14 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from runner.contracts.mcp.wrap.changes import carried_out
-from runner.contracts.mcp.wrap.steps import (
-    Configuration,
-    configuration,
-    is_safe,
-    plugin_words,
-    undo_step,
-    wrap_step,
-)
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration
+from runner.contracts.mcp.wrap.steps import is_safe, plugin_words, undo_step, wrap_step
 from sandbox.document.edit.words import written
 
 WORDS = st.text(

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from runner.contracts.mcp.wrap.changes import carried_out
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.hidden import shown_line, shown_words
 from runner.contracts.mcp.wrap.shown import diff
-from runner.contracts.mcp.wrap.steps import Configuration, configuration, wrap_step
+from runner.contracts.mcp.wrap.steps import wrap_step
 from tests.conftest import Caller
 
 Write = Callable[..., Path]

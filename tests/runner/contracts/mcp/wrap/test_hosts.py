@@ -10,16 +10,9 @@ import pytest
 
 from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, record_of, unwrapped
 from runner.contracts.mcp.wrap.changes import carried_out
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.shown import diff
-from runner.contracts.mcp.wrap.steps import (
-    Configuration,
-    Step,
-    configuration,
-    is_safe,
-    plugin_words,
-    undo_step,
-    wrap_step,
-)
+from runner.contracts.mcp.wrap.steps import Step, is_safe, plugin_words, undo_step, wrap_step
 from runner.plugin import PLUGIN_PREFIX
 
 CONFIGS = Path(__file__).parent / "configs"

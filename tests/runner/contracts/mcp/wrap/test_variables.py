@@ -7,7 +7,8 @@ import json
 import pytest
 
 from runner.contracts.mcp.wrap.changes import carried_out
-from runner.contracts.mcp.wrap.steps import Configuration, configuration, is_safe, undo_step, wrap_step
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration
+from runner.contracts.mcp.wrap.steps import is_safe, undo_step, wrap_step
 
 HOME = "/home/user"
 RUNNER = "/opt/runner/bin/runner"
