@@ -24,11 +24,9 @@ _FILLED = re.compile(r"\$\{\{[^}]*+\}\}|\$\{[^}]*+\}|\{[A-Za-z]++:[^}]*+\}|\$[A-
 
 def find_entry(wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
     """See Contract.find_entry."""
-    allow = f"runner allow {wrapped.manifest} --server {wrapped.id}"
     if fault := options_fault(wrapped.options):
-        raise ValueError(
-            f"--wrapped: {fault}; to give it more: {allow}, with --read, --write, --net or --env"
-        )
+        allow = "runner allow FILE --server NAME, with --read, --write, --net or --env"
+        raise ValueError(f"--wrapped: {fault}; run runner wrap again, and to give it more: {allow}")
     try:
         raw = read_bounded(wrapped.manifest, limit=MOST_BYTES)
         config = configuration(wrapped.manifest, raw, os.path.expanduser("~"), {})
