@@ -121,7 +121,18 @@ class WrappedEntry(NamedTuple):
     manifest: str
     id: str
     scope: str
-    env_file: str  # as the host filled it in
+    options: tuple[str, ...]  # of `runner run`, as the host filled them in
+    argv: tuple[str, ...]  # the plugin's
+    outdated: bool = False  # an earlier version wrote it: its variables have their own names
+
+
+class EntryFound(NamedTuple):
+    """The entry, as its configuration has it."""
+
+    folder: str  # the project that the configuration came with; empty: none
+    # The variables of the host that it gives the plugin without anybody's yes: those that the entry itself
+    # has a value for, and in a user's own configuration all that it names.
+    variables: frozenset[str] | None  # None: all
 
 
 class HostPlaces(NamedTuple):
@@ -228,10 +239,11 @@ class Contract(Protocol):
         """Whether a manifest at this path is the calling user's own: no project can have brought it along."""
         return False
 
-    def env_file_folder(self, wrapped: WrappedEntry, environ: Mapping[str, str]) -> str:
-        """The folder that the file of variables of a wrapped entry came with; empty: the one that the runner
-        was started in. Raises ValueError if the manifest has no such entry, or that names another file."""
-        raise ValueError(f"the contract {self.name} has no files of variables")
+    def find_entry(self, wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
+        """The entry that a wrapped command line says it came from. `environ`: as the host set it. Raises
+        ValueError if the options are none of an entry's, or the manifest has no entry with this command line
+        and these variables."""
+        raise ValueError(f"the contract {self.name} has no wrapped entries")
 
     def origin(self, document: Document) -> str:
         """Whose file it is, where a contract reads the files of several programs; empty: it does not say."""

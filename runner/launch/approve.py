@@ -6,6 +6,7 @@ import os
 
 from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord, asked_of, key_of, with_program
 from runner.approvals.store import find_approval, is_any, passed_over
+from runner.launch.command import said_by
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
 from sandbox.policy.approval import joined, within
@@ -54,7 +55,7 @@ def approval_of(
         other = passed_over(key, environ) if record is None else None
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
-        said = joined(said, asked_of(plugin))
+        said = joined(said, said_by(loaded.invocation.command))
     if said.is_empty:
         return Approved(said, record, said, (policy,), key, other)
     counted, bounds = said, (policy, *filter(None, [binding_policy(policy)]))

@@ -7,13 +7,14 @@ import os
 from runner.plugin import Entrypoint, Plugin, Template
 from sandbox import look
 from sandbox.cache import fingerprint
-from sandbox.spec import STATE_DIR_TOKEN, PathRequest, SandboxSpec
+from sandbox.spec import STATE_DIR_TOKEN, Approval, PathRequest, SandboxSpec
 from sandbox.typed import Mapping
 from sandbox.value import NamedTuple
 
 
 class Command(NamedTuple):
-    """The options of the command line are the caller's own words, so they count as approved."""
+    """The options of the command line are the caller's own words, so they count as approved. Of an entry that
+    `runner wrap` wrote they are those of a configuration: see `said_by`."""
 
     argv: tuple[str, ...]  # at least the program
     directory: str  # absolute: the working directory
@@ -35,6 +36,15 @@ class Command(NamedTuple):
 def environ_of_host(command: Command | None, environ: Mapping[str, str]) -> Mapping[str, str]:
     """The variables that can be passed on to the plugin by name. `environ`: the runner's own."""
     return environ if command is None or command.host_environ is None else command.host_environ
+
+
+def said_by(command: Command) -> Approval:
+    """What a command line allows by itself. That a variable of the host is passed on by its name is only the
+    wish of a configuration, where the command line came from one."""
+    from sandbox.policy.approval import asked_by
+
+    asked = asked_by(command.spec)
+    return asked if command.host_environ is None else asked._replace(env=())
 
 
 def plugin_of(command: Command, contract: str) -> Plugin:

@@ -184,17 +184,22 @@ def _read_text(text: str, syntax: Format, most_values: int | None) -> tuple[obje
         from sandbox.document import yaml as yaml_text
 
         return yaml_text.parse(text)
-    from sandbox.document import json as json_text
-    from sandbox.document import toml as toml_text
-
     if syntax == "jsonc":
         from sandbox.document import jsonc
 
         return jsonc.parse(text, most_values or VALUE_LIMIT)
-    seen = toml_text.scan(text) if syntax == "toml" else json_text.scan(text, most_values or VALUE_LIMIT)
-    # The text behind the stop was not measured, so the parser gets only enough to name the fault.
-    known = text if seen.stop is None else text[: seen.stop + FAULT_CONTEXT]
-    data = toml_text.parse(known, seen.stop) if syntax == "toml" else json_text.parse(text)
+    if syntax == "toml":
+        from sandbox.document import toml as toml_text
+
+        seen = toml_text.scan(text)
+        # The text behind the stop was not measured, so the parser gets only enough to name the fault.
+        known = text if seen.stop is None else text[: seen.stop + FAULT_CONTEXT]
+        data: object = toml_text.parse(known, seen.stop)
+    else:
+        from sandbox.document import json as json_text
+
+        seen = json_text.scan(text, most_values or VALUE_LIMIT)
+        data = json_text.parse(text)
     if seen.stop is not None:
         raise Fault(seen.stop, f"{syntax}_syntax", "the text from here on cannot be read")
     return data, seen.offsets

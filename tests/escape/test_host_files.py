@@ -229,10 +229,17 @@ def test_what_is_missing_cannot_be_made(runner_as: Caller, empty: Path, tmp_path
 @pytest.mark.needs("root")
 def test_a_plugin_cannot_write_the_configuration_of_its_host(account_as: Caller, project: Path) -> None:
     file = project / ".mcp.json"
-    wrapped = json.dumps({"file": str(file)})
-    before = file.read_text()
     attacks = ("text('.mcp.json')", "open('.mcp.json').read()", "text('new')", "os.unlink('.mcp.json')")
-    told = _run(account_as, project, attacks, "--name", "x", "--wrapped", wrapped, "--project=write")
+    record = json.dumps({"file": str(file), "format": "2"})
+    args = ["run", "--wrapped", record, "--name", "x"]
+    args += ["--", "/usr/bin/python3", "-c", PROBE, json.dumps(attacks)]
+    file.write_text(json.dumps({"mcpServers": {"x": {"command": "/opt/runner", "args": args}}}))
+    before = file.read_text()
+    allowed = account_as("allow", "--yes", "--write", project, file, cwd=project)
+    assert allowed.returncode == 0, allowed.stderr
+    done = account_as(*args, cwd=project)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
     assert told[2] == "done" and told.count("done") == 1  # nor read it: it holds other servers' secrets
     assert file.read_text() == before
 

@@ -353,7 +353,7 @@ def test_a_file_of_variables_that_changes_after_wrap(host: Host, library: tuple[
         host.write({**wrapped, "args": words})
         refused = host.start()
         assert refused.returncode in (2, 126) and not refused.stdout
-        why = "names no such file" if claim == own else f"it is outside of {host.project}"
+        why = "no entry tool with this command line" if claim == own else f"it is outside of {host.project}"
         assert why in " ".join(refused.stderr.split())
     host.write(wrapped)
     undone = host.command(host.runner, "wrap", host.file, "--undo", "--yes")
@@ -385,12 +385,154 @@ def test_another_program_called_runner_is_not_taken_for_a_cage(host: Host, comma
 
 
 def test_this_runner_by_hand_is_shown_with_its_options(host: Host) -> None:
-    args = ["run", "--policy", "/srv/p.toml", "--write", "/srv", "--", str(host.server)]
-    host.write({"command": str(host.runner), "args": args, "env": {"XDG_CONFIG_HOME": "/x", "TOKEN": "t"}})
-    for verb in (("wrap", "--dry-run"), ("wrap", "--find"), ("check",)):
-        done = host.command(host.runner, *verb, host.file)
-        told = " ".join(done.stdout.split())
-        assert "runs in a cage already" in told
-        assert "options of its own: --policy /srv/p.toml --write /srv, and its policy decides" in told
-        assert "these act on the runner itself: 'XDG_CONFIG_HOME'" in told and "'TOKEN'" not in told
-        assert (done.returncode != 0) == (verb == ("check",))
+    def told(*args: str, env: Mapping[str, str] | None = None) -> list[str]:
+        host.write({"command": str(host.runner), "args": [*args, "--", str(host.server)], "env": env or {}})
+        done = [
+            host.command(host.runner, *verb, host.file)
+            for verb in (("wrap", "--dry-run"), ("wrap", "--find"), ("check",))
+        ]
+        assert (done[2].returncode != 0) == ("error:" in done[2].stdout)
+        return [" ".join(each.stdout.split()) for each in done]
+
+    acting = {"XDG_CONFIG_HOME": "/x", "TOKEN": "t"}
+    for said in told("run", "--policy", "/srv/p.toml", "--write", "/srv", env=acting):
+        assert "cage already" not in said
+        assert (
+            "by options of its own: --policy /srv/p.toml --write /srv; runner wrap cannot judge them" in said
+        )
+        assert "chooses what only you should choose: --policy" in said
+        assert "these act on the runner itself: 'XDG_CONFIG_HOME'" in said and "'TOKEN'" not in said
+    for words in (("exec", "--policy", "p", "."), ("run", "--report", "r"), ("exec", "--secret=a=@f", ".")):
+        *shown, check = told(*words)
+        assert "error: wrapped_unsafely" in check and "cage already" not in " ".join((*shown, check))
+    for words in (("exec", ".", "--inspect"), ("run", "--net", "host")):
+        *shown, check = told(*words)
+        assert "warning: runner_by_hand" in check and "error:" not in check
+        assert "cage already" not in " ".join((*shown, check))
+    assert all("runs in a cage already" in said for said in told("run", "--memory", "1G"))  # the control
+
+
+def test_a_link_of_the_project_is_not_this_runner(host: Host) -> None:
+    """Through a link `runner` looks for its Python in the folder of whoever made the link."""
+    shutil.copy(ROOT / "scripts/entry/runner", host.runner)  # as it is installed
+    venv = host.runner.parent.parent
+    host.write_file(venv / "pyvenv.cfg", "")
+    (host.runner.parent / "start.py").rename(host.runner.parent / "runner-start")
+    words = f'#!/bin/sh\nshift 2; exec {host.caller.python[0]} -I "$@"\n'
+    host.write_file(host.runner.parent / "python", words, 0o755)
+    link, marker = host.project / "bin/runner", host.project / "marker"
+    host.write_file(host.project / "pyvenv.cfg", "")
+    host.write_file(host.project / "bin/runner-start", "")
+    host.write_file(host.project / "bin/python", f"#!/bin/sh\n: > {marker}\n", 0o755)
+    link.symlink_to(host.runner)
+    host.caller.give(host.project)
+    wrapped = host.wrap({"command": str(host.server)})
+    assert host.told()["file"] == str(host.server)
+    for command in ("/proc/self/cwd/bin/runner", str(link)):
+        host.write({**wrapped, "command": command})
+        find = host.command(host.runner, "wrap", "--find", host.file).stdout
+        assert "not wrapped, although it looks so: it starts another program" in " ".join(find.split())
+        check = host.command(host.runner, "check", host.file)
+        assert check.returncode != 0 and "another program" in check.stdout
+        host.start()
+        assert marker.exists()  # the control: it is the project's program that starts
+        marker.unlink()
+        assert "wrapped anew" in host.command(host.runner, "wrap", host.file, "--yes").stdout
+        assert host.entry() == wrapped
+        host.start()
+        assert not marker.exists()
+
+
+# --- what an entry that looks wrapped asks of the runner ----------------------------------------------------
+
+
+def test_options_of_an_entry_neither_give_nor_name_places(host: Host) -> None:
+    wrapped = host.wrap({"command": str(host.server)})
+    folder = host.secret.parent
+    policy = host.write_file(
+        host.project / "policy.toml",
+        f'version = 1\n[read]\ndefault = ["{folder}"]\nceiling = ["*"]\n',
+    )
+    victim = host.write_file(host.caller.home / ".bashrc", "mine")
+    host.caller.give(victim)
+    host.caller.give(host.project)
+    attacks = {
+        ("--read", str(folder)): "s3cret",
+        ("--policy", str(policy)): "s3cret",
+        (f"--report={victim}",): None,
+        (f"--events={victim}",): None,
+        ("--state-dir", str(host.caller.home)): None,
+        ("--env", "PYTHONPATH=/x"): None,
+        ("--name", "tool"): None,  # twice, although both say the same
+        ("--wrapped", wrapped["args"][2]): None,
+    }
+    for options, control in attacks.items():
+        if control is not None:  # the same words of a person
+            done = host.command(host.runner, "run", *options, "--", host.server)
+            assert json.loads(done.stdout)["secret"] == control
+        args = wrapped["args"]
+        host.write({**wrapped, "args": [*args[:5], *options, *args[5:]]})
+        refused = host.start()
+        assert (refused.returncode, refused.stdout) == (2, ""), options
+        assert victim.read_text() == "mine"
+        check = host.command(host.runner, "check", host.file)
+        assert check.returncode != 0 and "error: wrapped_unsafely" in check.stdout, options
+    # Without them it starts, and with a limit.
+    host.write({**wrapped, "args": [*wrapped["args"][:5], "--read", str(folder), *wrapped["args"][5:]]})
+    assert "does not start with" in host.command(host.runner, "wrap", host.file, "--yes").stdout
+    assert host.entry() == wrapped
+    host.write({**wrapped, "args": [*wrapped["args"][:5], "--deadline", "30", *wrapped["args"][5:]]})
+    assert host.told()["secret"] is None
+
+
+def test_the_hosts_own_variables_need_a_yes(host: Host) -> None:
+    wrapped = host.wrap({"command": str(host.server)})
+    host.write({**wrapped, "args": [*wrapped["args"][:5], "--env", "AWS_KEY", *wrapped["args"][5:]]})
+    words = (wrapped["command"], *host.entry()["args"])
+
+    def start(*words: str) -> dict[str, str]:
+        done = host.command(*words, env={"AWS_KEY": "aws"})
+        found: dict[str, str] = json.loads(done.stdout)["env"]
+        return found
+
+    assert "AWS_KEY" not in start(*words)
+    allow = (host.runner, "allow", "--yes", "--env", "AWS_KEY", host.file)
+    assert host.command(*allow, env={"AWS_KEY": "aws"}).returncode == 0
+    assert start(*words)["AWS_KEY"] == "aws"  # the control
+    # A person's own configuration passes on what it names.
+    own = host.caller.home / ".cursor/mcp.json"
+    mine = [word.replace(str(host.file), str(own)) for word in words]
+    entry = {"command": mine[0], "args": mine[1:]}
+    host.write_file(own, json.dumps({"mcpServers": {"tool": entry}}), 0o600)
+    host.caller.give(own.parent)
+    assert start(*mine)["AWS_KEY"] == "aws"
+
+
+def test_an_entry_that_claims_another_configuration(host: Host) -> None:
+    """Its approvals and its state are those of the configuration, so that must have the very entry."""
+    own = host.caller.home / ".cursor/mcp.json"
+    host.write_file(own, json.dumps({"mcpServers": {"tool": {"command": str(host.server)}}}), 0o600)
+    host.caller.give(own.parent)
+    assert host.command(host.runner, "wrap", own, "--yes").returncode == 0
+    host.allow("--read", host.secret.parent, file=own)
+    entry = json.loads(own.read_text())["mcpServers"]["tool"]
+    host.write(entry)
+    assert host.told()["secret"] == "s3cret"  # the control: as its own host starts it
+    args = entry["args"]
+    scoped = json.dumps({"file": str(own), "format": "2", "scope": "/"})
+    for change in (
+        {"env": {"PLUGIN_ENV_DUMP": "/etc"}},
+        {"args": [*args, "more"]},
+        {"args": [*args[:5], "--env", "AWS_KEY", *args[5:]]},
+        {"args": [*args[:2], scoped, *args[3:]]},
+        {"args": [*args[:2], json.dumps({"file": str(own)}), *args[3:]]},
+    ):
+        host.write({**entry, **change})
+        refused = host.start()
+        assert (refused.returncode, refused.stdout) == (2, "") and str(own) in refused.stderr
+    host.write(entry)
+    check = host.command(host.runner, "check", host.file)
+    assert check.returncode != 0 and "another configuration" in " ".join(check.stdout.split())
+    assert "wrapped anew" in host.command(host.runner, "wrap", host.file, "--yes").stdout
+    assert json.loads(host.entry()["args"][2])["file"] == str(host.file)
+    assert host.told()["secret"] is None

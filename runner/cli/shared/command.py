@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from runner.contracts.contract import WrappedEntry
+from runner.contracts.contract import EntryFound, WrappedEntry
 from runner.launch.command import Command
 from runner.plugin import PLUGIN_PREFIX, WRAP_FORMAT
 from sandbox.document.diagnostic import printable
@@ -97,8 +97,12 @@ def command_of(
     paths += [_request(path_of("--write", word, directory), "write") for word in args.write]
     if args.project is not None:
         paths.append(_request(here, "write" if args.project == "write" else "read"))
-    file, scope, outdated = _wrapped(args.wrapped)
+    file, scope, outdated = wrapped_record(args.wrapped)
     wrapped = args.wrapped is not None
+    words = tuple(args.words) if wrapped else ()
+    options = words[: len(words) - len(args.arguments) - 1]
+    entry = WrappedEntry(file, name, scope, options, tuple(args.arguments), outdated)
+    found = _found(entry, environ) if wrapped else None
     if args.env_file is not None and not (wrapped and args.env_file):
         raise ValueError("--env-file: only runner wrap writes it; use --env NAME=VALUE")
     variables = _plugin_variables(environ) if wrapped else {}
@@ -112,24 +116,22 @@ def command_of(
         spec=SandboxSpec(
             paths=tuple(dict.fromkeys(paths)),
             network=network_of(args.net),
-            env=tuple({**_variables(args.env, environ, wrapped=wrapped), **variables}.values()),
+            env=tuple({**_variables(args.env, environ, found), **variables}.values()),
         ),
         named_directory=args.cwd is not None or args.project is not None,
         scope=scope,
         env_file=args.env_file or "",
-        env_file_folder=_env_file_folder(WrappedEntry(file, name, scope, args.env_file), environ)
-        if args.env_file
-        else "",
+        env_file_folder="" if found is None else found.folder,
         search_path=variables["PATH"].value or "" if "PATH" in variables else "",
         host_environ=given if wrapped else None,
         outdated=outdated,
     )
 
 
-def _env_file_folder(entry: WrappedEntry, environ: Mapping[str, str]) -> str:
+def _found(entry: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
     from runner.contracts.registry import command_contract, find_contract
 
-    return find_contract(command_contract()).env_file_folder(entry, environ)
+    return find_contract(command_contract()).find_entry(entry, environ)
 
 
 def _plugin_variables(environ: Mapping[str, str]) -> dict[str, EnvRequest]:
@@ -205,7 +207,10 @@ def network_of(words: list[str]) -> Network | None:
     return Network("allowlist", tuple(hosts))
 
 
-def _variables(words: list[str], environ: Mapping[str, str], *, wrapped: bool) -> dict[str, EnvRequest]:
+def _variables(
+    words: list[str], environ: Mapping[str, str], entry: EntryFound | None
+) -> dict[str, EnvRequest]:
+    """`entry`: of a configuration. What it asks of the host's variables then needs a yes, but for its own."""
     found: dict[str, EnvRequest] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -213,17 +218,20 @@ def _variables(words: list[str], environ: Mapping[str, str], *, wrapped: bool) -
             raise ValueError(f"--env {word}: {name!r} is not the name of a variable")
         if equals:
             found[name] = EnvRequest(name, value)
+        elif name in environ and entry is not None:
+            is_own = entry.variables is None or name in entry.variables
+            # One that steers is as good as an argument.
+            found[name] = EnvRequest(name, environ[name] if is_own or steers(name) else None, required=False)
         elif name in environ:
-            # The host has set it to what the entry says: one that steers is as good as an argument.
-            found[name] = EnvRequest(name, environ[name] if wrapped and steers(name) else None)
-        elif not wrapped:  # a host may leave out a variable of its configuration
+            found[name] = EnvRequest(name)
+        elif entry is None:  # a host may leave out a variable of its configuration
             raise ValueError(
                 f"--env {name}: the runner's environment has no such variable; to set it write {name}=VALUE"
             )
     return found
 
 
-def _wrapped(text: str | None) -> tuple[str, str, bool]:
+def wrapped_record(text: str | None) -> tuple[str, str, bool]:
     """The configuration file that an entry came from, as `runner wrap` wrote it, the project that it is for
     if that file has entries of several, and whether an earlier version wrote it."""
     if text is None:
@@ -237,6 +245,6 @@ def _wrapped(text: str | None) -> tuple[str, str, bool]:
         os.fsencode(file + scope)  # half of a surrogate pair is no character, and no part of a path
     except (ValueError, AttributeError, TypeError, RecursionError):
         raise ValueError(wrong) from None
-    if not isinstance(file, str) or "\0" in file + scope or (file and not file.startswith("/")):
+    if not isinstance(file, str) or "\0" in file + scope or not file.startswith("/"):
         raise ValueError(wrong)
     return file, scope, record.get("format") != WRAP_FORMAT

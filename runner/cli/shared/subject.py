@@ -7,13 +7,13 @@ import os
 from typing import NoReturn
 
 from runner.cli.shared.asked import item_lines, items_of
-from runner.cli.shared.command import command_of
+from runner.cli.shared.command import command_of, wrapped_record
 from runner.contracts.registry import find_contract
+from runner.launch.command import said_by
 from runner.launch.prepare import load
 from runner.launch.stages import Invocation, Loaded, Stopwatch
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.paths.homes import homes
-from sandbox.policy.approval import asked_by
 from sandbox.typed import Sequence
 from sandbox.value import NamedTuple
 
@@ -23,8 +23,6 @@ class AllowSubject(NamedTuple):
 
     loaded: Loaded
     entry: Loaded | None = None  # where a host starts it with `runner run`: the entry as it was read
-    policy: str = ""  # that the entry chooses
-    state_dir: str = ""  # that the entry chooses
     folder_unknown: bool = False  # where the host starts it, so it is taken to be here
 
 
@@ -35,22 +33,25 @@ def unwrapped(loaded: Loaded) -> AllowSubject:
         return AllowSubject(loaded)
     words = _parsed(found.options)
     words.arguments = list(found.argv)
+    words.words = [*found.options, "--", *found.argv]
+    file, scope, outdated = wrapped_record(words.wrapped)
+    again = "runner wrap writes it anew"
+    if os.path.realpath(file) != os.path.realpath(loaded.plugin.manifest):
+        # A project that was cloned may claim another configuration: the yes would be for that one.
+        raise ValueError(f"this entry was wrapped for another configuration: {file}; {again}")
+    if scope != loaded.plugin.scope:
+        told = f"this entry was wrapped for another project of the file: {scope or 'none'}"
+        raise ValueError(f"{told}; {again}")
     environ = {**os.environ, **{PLUGIN_PREFIX + name: value for name, value in found.env}}
+    if outdated:  # they have their own names too
+        environ.update(found.env)
     command = command_of(words, directory=found.directory, environ=environ)
     if not command.name:
         raise ValueError("this entry was wrapped without a name; run runner wrap again")
-    again = "runner wrap --undo, then runner wrap, writes it anew"
-    if os.path.realpath(command.file) != os.path.realpath(loaded.plugin.manifest):
-        # A project that was cloned may claim another configuration: the yes would be for that one.
-        told = f"this entry was wrapped for another configuration: {command.file or 'none'}"
-        raise ValueError(f"{told}; {again}")
-    if command.scope != loaded.plugin.scope:
-        told = f"this entry was wrapped for another project of the file: {command.scope or 'none'}"
-        raise ValueError(f"{told}; {again}")
-    invocation = Invocation("", policy=words.policy or loaded.invocation.policy, command=command)
+    invocation = Invocation("", policy=loaded.invocation.policy, command=command)
     subject = load(invocation, Stopwatch())
     unknown = not found.directory and bool(subject.plugin.folder)
-    return AllowSubject(subject, loaded, words.policy or "", words.state_dir or "", unknown)
+    return AllowSubject(subject, loaded, unknown)
 
 
 def _parsed(options: Sequence[str]) -> argparse.Namespace:
@@ -70,9 +71,4 @@ def own_words(subject: AllowSubject) -> tuple[str, ...]:
     command = subject.loaded.invocation.command
     if command is None:
         return ()
-    found = item_lines(items_of(asked_by(command.spec), homes(os.environ)))
-    if subject.policy:
-        found.append(f"  ! policy  {subject.policy}  it chooses its policy")
-    if subject.state_dir:
-        found.append(f"  ! state   {subject.state_dir}  it chooses where its state is kept")
-    return tuple(found)
+    return tuple(item_lines(items_of(said_by(command), homes(os.environ))))

@@ -9,7 +9,7 @@ from sandbox import look
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
-    from runner.contracts.contract import WrappedEntry
+    from runner.contracts.contract import EntryFound, WrappedEntry
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods
@@ -123,10 +123,10 @@ class McpContract(Contract):
         place = place_of(path, os.path.expanduser("~"), environ)
         return place is not None and place.own
 
-    def env_file_folder(self, wrapped: WrappedEntry, environ: Mapping[str, str]) -> str:
-        from runner.contracts.mcp.wrap.claim import env_file_folder
+    def find_entry(self, wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
+        from runner.contracts.mcp.wrap.claim import find_entry
 
-        return env_file_folder(wrapped, environ)
+        return find_entry(wrapped, environ)
 
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import remarks

@@ -13,7 +13,8 @@ from sandbox.document.diagnostic import DocumentError, printable
 
 if TYPE_CHECKING:
     from runner.contracts.mcp.hosts.host import HostServer
-    from runner.contracts.mcp.wrap.steps import Configuration, Step
+    from runner.contracts.mcp.wrap.configuration import Configuration
+    from runner.contracts.mcp.wrap.steps import Step
 
 NAME = "wrap"
 HELP = "change a host's configuration so that its servers run in a cage, or undo that"
@@ -137,7 +138,7 @@ def _change(args: argparse.Namespace) -> int:
 
 
 def read_configuration(path: str, raw: bytes, given: str) -> Configuration:
-    from runner.contracts.mcp.wrap.steps import configuration
+    from runner.contracts.mcp.wrap.configuration import configuration
 
     home = os.path.expanduser("~")
     return configuration(path, raw, home if home.startswith("/") else "", dict(os.environ), given)

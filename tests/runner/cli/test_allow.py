@@ -340,7 +340,7 @@ def test_an_entry_that_claims_another_configuration_is_not_allowed_for_it(server
         server.write(None, args=args, command="/opt/runner")
         allowed = server.allow("--yes", "--server", "one", "--read", server.data)
         assert (allowed.returncode, allowed.stdout) == (2, "")
-        assert "wrapped for another configuration" in allowed.stderr
+        assert ("for another configuration" if claimed else "not what runner wrap writes") in allowed.stderr
     assert server.caller("allow", "--list").stdout == "nothing is allowed\n"
 
 
@@ -350,11 +350,14 @@ def test_two_servers_of_one_name_share_neither_state_nor_approvals(
     server: Server, plugin_dir: Path, write_file: Write
 ) -> None:
     """A cloned project that calls its server as another one does gets nothing of the other's."""
-    mine, clone = (write_file(plugin_dir / name / "mcp.json", "{}") for name in ("mine", "clone"))
+    mine, clone = (plugin_dir / name / "mcp.json" for name in ("mine", "clone"))
     keep = ["--", "/bin/sh", "-c", 'cat "$0/kept" 2>/dev/null; echo kept > "$0/kept"', "${state_dir}"]
 
     def run(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        return server.caller("run", "--wrapped", json.dumps({"file": str(file)}), "--name", "github", *words)
+        args = ["run", "--wrapped", json.dumps({"file": str(file)}), "--name", "github", *words]
+        entry = {"command": "/opt/runner", "args": args}
+        write_file(file, json.dumps({"mcpServers": {"github": entry}}))
+        return server.caller(*args)
 
     assert [run(mine, *keep).stdout, run(mine, *keep).stdout] == ["", "kept\n"]  # the control
     assert run(clone, *keep).stdout == ""

@@ -28,6 +28,10 @@ _ENV_FILE = "--env-file="
 # In the place of the file of variables, which the runner reads now. Some hosts start nothing without a file.
 NO_FILE = "/dev/null"
 _LONGEST_NAME = 128  # that --name takes
+# What an entry may say besides what wrapped_argv writes: a limit can only be lowered.
+_LIMITS = ("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit")
+_WRITTEN = (_MARK, "--name", "--env", "--env-file")
+_ONCE = (_MARK, "--name", "--env-file")
 _LOOKS_ESCAPED = re.compile(r"%(?=[0-9A-Fa-f]{2})")
 
 
@@ -38,14 +42,45 @@ class Unwrapped(NamedTuple):
 
 
 def unwrapped(argv: Sequence[str]) -> Unwrapped | None:
-    """The parts of a wrapped command line. None: it is none, or nothing stands behind its `--`."""
+    """The parts of a wrapped command line. None: it is none, nothing stands behind its `--`, or it says
+    twice what can be said once: no two readers need agree on which of them counts."""
     words = tuple(argv)
     if words[1:2] != (_VERB,) or os.path.basename(words[0]) != _PROGRAM or _END not in words:
         return None
     end = words.index(_END)
     options, old = words[2:end], words[end + 1 :]
-    marked = any(word == _MARK or word.startswith(_MARK + "=") for word in options)
+    names = option_names(options)
+    marked = _MARK in names and not any(names.count(each) > 1 for each in _ONCE)
     return Unwrapped(words[0], options, old) if marked and old else None
+
+
+def option_names(options: Sequence[str]) -> list[str]:
+    """Each word that may be the name of an option."""
+    return [word.partition("=")[0] for word in options if word.startswith("-")]
+
+
+def options_fault(options: Sequence[str]) -> str:
+    """Why `runner run` does not start with these options of an entry; empty: it does. They are the word of a
+    configuration, which may have come with a project: it gives its servers nothing, and names no place of the
+    runner's."""
+    names = option_names(options)
+    if twice := next((each for each in _ONCE if names.count(each) > 1), ""):
+        return f"{twice} is given twice"
+    others = [each for each in names if each not in (*_WRITTEN, *_LIMITS)]
+    others += [f"--env {name}=…" for name, equals in _env_words(options) if equals]
+    return f"an entry of a configuration may not have {others[0]}" if others else ""
+
+
+def only_limits(options: Sequence[str]) -> tuple[str, ...]:
+    """The options that can only lower a limit, with their values."""
+    found: list[str] = []
+    for at, word in enumerate(options):
+        value = options[at + 1 : at + 2]
+        if word in _LIMITS and value and not value[0].startswith("-"):
+            found += [word, *value]
+        elif "=" in word and word.partition("=")[0] in _LIMITS:
+            found.append(word)
+    return tuple(found)
 
 
 def wrapped_argv(
@@ -140,9 +175,14 @@ def acts_at_start(name: str) -> bool:
 
 def env_names(options: Sequence[str]) -> tuple[str, ...]:
     """The variables that a wrapped command line passes on or sets."""
+    return tuple(name for name, _ in _env_words(options))
+
+
+def _env_words(options: Sequence[str]) -> list[tuple[str, str]]:
+    """The names, each with the "=" behind it if a value follows."""
     found = [after for word, after in pairwise(options) if word == "--env"]
     found += [word.removeprefix("--env=") for word in options if word.startswith("--env=")]
-    return tuple(each.partition("=")[0] for each in found)
+    return [each.partition("=")[:2] for each in found]
 
 
 def acts_on_runner(name: str) -> bool:

@@ -15,7 +15,8 @@ from runner.contracts.mcp.hosts.wrapping import (
     unwrapped,
     wrapped_argv,
 )
-from runner.contracts.mcp.wrap.steps import ENV_FILE, Configuration, Step, table_names, value_at
+from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
+from runner.contracts.mcp.wrap.steps import ENV_FILE, Step
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.edit.change import (
     Change,

@@ -9,8 +9,9 @@ from shlex import join
 from runner.contracts.mcp.hosts.entries import servers_of
 from runner.contracts.mcp.hosts.find import host_of, place_of
 from runner.contracts.mcp.hosts.wrapping import unwrapped
+from runner.contracts.mcp.wrap.configuration import Configuration
 from runner.contracts.mcp.wrap.program import runner_path
-from runner.contracts.mcp.wrap.steps import Configuration, Step, wrap_step
+from runner.contracts.mcp.wrap.steps import Step, wrap_step
 from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 

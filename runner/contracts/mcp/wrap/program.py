@@ -24,8 +24,8 @@ def runner_path() -> str:
     return ""
 
 
-def is_same_program(path: str, other: str) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except OSError:
-        return False
+def is_this_runner(command: str, program: str) -> bool:
+    """Whether an absolute path is, word for word, the one that `wrap` writes, or the real one of the same
+    file. Any other link may lead elsewhere at the next start, and whoever made it chose the folder that it is
+    in: `runner` looks for its Python there."""
+    return bool(program) and command in (program, os.path.realpath(program))

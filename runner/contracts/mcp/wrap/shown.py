@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
+from runner.contracts.mcp.wrap.configuration import Configuration
 from runner.contracts.mcp.wrap.hidden import HIDDEN, shown_word
-from runner.contracts.mcp.wrap.steps import Configuration
 from sandbox.document.diagnostic import printable
 from sandbox.document.edit.edit import read_spans
 from sandbox.document.edit.words import written

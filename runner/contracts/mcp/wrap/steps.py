@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from shutil import which
 from typing import Literal
 
-from runner.contracts.mcp.hosts.entries import servers_of
-from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, Place, host_by_content, place_of
-from runner.contracts.mcp.hosts.host import Host, HostServer
+from runner.contracts.mcp.hosts.host import HostServer
 from runner.contracts.mcp.hosts.wrapping import (
     NO_FILE,
     Unwrapped,
@@ -18,32 +16,34 @@ from runner.contracts.mcp.hosts.wrapping import (
     acts_on_runner,
     env_names,
     is_outdated,
+    only_limits,
+    option_names,
     own_options,
     plugin_env_file,
     record_of,
     unwrapped,
 )
 from runner.contracts.mcp.launchers import launcher_fault
+from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
 from runner.contracts.mcp.wrap.hidden import shown_line
-from runner.contracts.mcp.wrap.program import is_same_program
+from runner.contracts.mcp.wrap.program import is_this_runner
 from runner.plugin import PLUGIN_PREFIX
-from sandbox.document.diagnostic import DocumentError, printable, quoted
-from sandbox.document.edit.span import EditSyntax
-from sandbox.document.read import Document, Format, parse
+from sandbox.document.diagnostic import cut, printable, quoted
 from sandbox.spec import is_variable_name
 from sandbox.value import NamedTuple
 
-_ENDINGS: tuple[tuple[str, Format], ...] = (
-    (".toml", "toml"),
-    (".yaml", "yaml"),
-    (".yml", "yaml"),
-)
-_MARK = b"\xef\xbb\xbf"
 NOT_WRAPPED = "is not wrapped"
 WRAPPED = "is wrapped already"
 OUTDATED = "an earlier version wrapped it, so its variables act on the runner itself"
 _AGAIN = "runner wrap --undo, then runner wrap, writes it anew"
 ENV_FILE = "envFile"
+_MOST_SHOWN = 400  # characters of options
+# Options of an entry that somebody wrote by hand which ask for something, and are shown. All others name a
+# place of the runner's, a secret or a file that it reads: a policy decides whether there is a cage at all.
+_BY_HAND = (
+    *("--read", "--write", "--net", "--env", "--project", "--cwd", "--name", "--server", "--contract"),
+    *("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit", "--inspect"),
+)
 
 
 class Step(NamedTuple):
@@ -64,51 +64,6 @@ class Step(NamedTuple):
     by_hand: str = ""  # of an entry that somebody wrote with the runner in it: what its options say
 
 
-class Configuration(NamedTuple):
-    """A configuration as it stands in a file."""
-
-    path: str  # real and absolute
-    raw: bytes
-    document: Document
-    host: Host | None
-    servers: tuple[HostServer, ...]
-    place: Place | None = None
-
-    @property
-    def host_name(self) -> str:
-        return self.host.name if self.host is not None else "an unknown host"
-
-    @property
-    def syntax(self) -> EditSyntax:
-        return self.document.format
-
-
-def configuration(
-    path: str, raw: bytes, home: str, environ: dict[str, str], given: str = ""
-) -> Configuration:
-    """Raises DocumentError. `given`: the path by which people know the file, if it is a link."""
-    place = place_of(given or path, home, environ)
-    body = raw.removeprefix(_MARK)
-    if place is not None:
-        try:
-            document = parse(path, body, place.host.syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
-        except DocumentError:
-            # Some hosts take comments although their documentation does not say so.
-            if place.host.syntax != "json":
-                raise
-            document = parse(path, body, "jsonc", limit=MOST_BYTES, most_values=MOST_VALUES)
-    else:
-        syntax: Format = next((each for ending, each in _ENDINGS if path.lower().endswith(ending)), "jsonc")
-        document = parse(path, body, syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
-    host = place.host if place is not None else None
-    servers = servers_of(document, host)
-    if not servers:
-        # A copy in another place, or a file that two hosts share.
-        other = host_by_content(document)
-        host, servers = (other, servers_of(document, other)) if other is not None else (host, servers)
-    return Configuration(path, raw, document, host, servers, place)
-
-
 def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...]:
     """The servers that --server names; all without a name. ValueError: there is none of that name."""
     if not names:
@@ -123,8 +78,8 @@ def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...
     return tuple(found)
 
 
-def wrap_step(config: Configuration, server: HostServer, program: str = "") -> Step:
-    """`program`: the runner that is to be started; empty: any."""
+def wrap_step(config: Configuration, server: HostServer, program: str) -> Step:
+    """`program`: the runner that is to be started; empty: nobody knows it, so no entry starts it."""
     old = unwrapped(server.argv)
     if old is not None:
         return _step_of_wrapped(config, server, old, program)
@@ -143,17 +98,23 @@ def _notes(config: Configuration, server: HostServer) -> tuple[str, ...]:
 
 
 def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, program: str) -> Step:
-    otherwise = _differences(config, server, old)
+    own = _own_options(config, server, old)
+    limits = only_limits(own)
+    otherwise = (f"it has {_shown_options(limits)}",) if limits else ()
     early = tuple(name for name in server.passed if acts_at_start(name))
     acting = (*acting_names(server, table_names(config, server)), *early)
-    is_ours = not program or _is_this_runner(server, old.program, program)
+    is_ours = _starts_this_runner(server, old.program, program)
     unsafe: list[str] = []
     if not is_ours:
-        unsafe.append(f"it starts another program: {quoted(old.program, 200)}")
+        unknown = "" if program else ", as far as anybody can tell: the path of this runner is not known"
+        unsafe.append(f"it starts another program: {quoted(old.program, 200)}{unknown}")
     elif is_outdated(old):
         unsafe.append(OUTDATED)
     elif acting:
         unsafe.append(f"these act on the runner itself: {', '.join(map(quoted, acting))}")
+    unsafe += _foreign(config, server, old)
+    if own != limits:
+        unsafe.append(f"it does not start with {_shown_options(own)}")
     fault = server.fault or _variables_fault(config, server)
     if fault and not unsafe:
         unsafe.append(f"it {fault}")
@@ -162,10 +123,8 @@ def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, 
     if not unsafe and not added:
         again = (_AGAIN,) if otherwise else ()
         return Step(server, "leave", "; ".join((WRAPPED, *otherwise, *again)), otherwise)
-    # A person's own options stay. An entry that was written elsewhere gets only ours.
-    record = record_of(old.options)
-    is_known = is_ours and (record.get("file"), record.get("scope", "")) == (config.path, server.scope)
-    kept = _own_options(config, server, old) if is_known else ()
+    # A person's own limits stay. An entry that was written elsewhere gets only our options.
+    kept = limits if is_ours and not _foreign(config, server, old) else ()
     new = (f"it will get what its host passes on since: {', '.join(added)}",) if added else ()
     notes = (*unsafe, *otherwise, *new, *_notes(config, server))
     if fault:
@@ -173,8 +132,8 @@ def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, 
     return Step(server, "rewrap", "", otherwise, tuple(unsafe), notes, acting, kept, is_ours, added=added)
 
 
-def _differences(config: Configuration, server: HostServer, old: Unwrapped) -> tuple[str, ...]:
-    """A project that was cloned may bring entries along that only look like ours: name every difference."""
+def _foreign(config: Configuration, server: HostServer, old: Unwrapped) -> tuple[str, ...]:
+    """A project that was cloned may bring entries along that claim to be of another configuration."""
     found: list[str] = []
     record = record_of(old.options)
     file = record.get("file", "")
@@ -182,8 +141,6 @@ def _differences(config: Configuration, server: HostServer, old: Unwrapped) -> t
         found.append(f"it was wrapped for another configuration: {quoted(file, 200)}")
     if record.get("scope", "") != server.scope:
         found.append(f"it was wrapped for another project: {quoted(record.get('scope', ''), 200)}")
-    if own := _own_options(config, server, old):
-        found.append(_shown_options(own))
     return tuple(found)
 
 
@@ -195,39 +152,48 @@ def _own_options(config: Configuration, server: HostServer, old: Unwrapped) -> t
 
 
 def _shown_options(options: Sequence[str]) -> str:
-    told = f"it has options of its own: {shown_line(options)[:400]}"
-    if any(word.partition("=")[0] == "--policy" for word in options):
-        told += ", and its policy decides what it may have"
-    return told
+    line = shown_line(options)
+    if len(line) > _MOST_SHOWN:  # no long value hides the name of an option
+        names = dict.fromkeys(cut(name, 40) for name in option_names(options))
+        line = f"{' '.join(names)} (in full: {cut(line, _MOST_SHOWN)})"
+    return f"options of its own: {line}"
 
 
-def _is_this_runner(server: HostServer, command: str, program: str) -> bool:
+def _starts_this_runner(server: HostServer, command: str, program: str) -> bool:
     """Whether a host that starts the command starts this very runner: by its absolute path, or by the
     person's own PATH where the entry sets none."""
     if os.path.isabs(command):
-        return is_same_program(program, command)
+        return is_this_runner(command, program)
     sets_path = server.env_file not in ("", NO_FILE) or any(name == "PATH" for name, _ in server.env)
     if command != "runner" or sets_path:
         return False
-    return is_same_program(program, which(command) or "")
+    return is_this_runner(os.path.abspath(which(command) or "/"), program)
 
 
 def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> Step | None:
     """An entry that somebody wrote with this runner in it: a cage in a cage cannot be made. Another program
     of that name is a program like all others."""
     argv = server.argv
-    if len(argv) < 2 or argv[1] not in ("run", "exec") or not program:
-        return None
-    if not _is_this_runner(server, argv[0], program):
+    if len(argv) < 2 or argv[1] not in ("run", "exec") or not _starts_this_runner(server, argv[0], program):
         return None
     options = argv[2 : argv.index("--")] if "--" in argv else argv[2:]
-    told = [f"runs in a cage already; {_shown_options(options)}" if options else "runs in a cage already"]
+    told = "runs in a cage already"
+    if argv[1] == "exec" or only_limits(options) != options:
+        words = options if argv[1] == "run" else argv[1:]
+        told = f"starts this runner by {_shown_options(words)}; runner wrap cannot judge them"
+    elif options:
+        told += f"; it has {_shown_options(options)}"
+    unsafe: list[str] = []
+    if names := [name for name in dict.fromkeys(option_names(options)) if name not in _BY_HAND]:
+        shown = ", ".join(cut(name, 40) for name in names)
+        unsafe.append(f"the configuration chooses what only you should choose: {shown}")
     acting = tuple(name for name in (*table_names(config, server), *server.passed) if acts_on_runner(name))
     acting += (ENV_FILE,) if server.env_file else ()
-    unsafe = (f"these act on the runner itself: {', '.join(map(quoted, acting))}",) if acting else ()
     if acting:
-        told += [*unsafe, "write the command itself into the entry, and wrap it"]
-    return Step(server, "leave", "; ".join(told), unsafe=unsafe, acting=acting, by_hand=told[0])
+        unsafe.append(f"these act on the runner itself: {', '.join(map(quoted, acting))}")
+    advice = ("write the command itself into the entry, and wrap it",) if unsafe else ()
+    reason = "; ".join((told, *unsafe, *advice))
+    return Step(server, "leave", reason, unsafe=tuple(unsafe), acting=acting, by_hand=told)
 
 
 def undo_step(server: HostServer) -> Step:
@@ -293,12 +259,6 @@ def _passed_fault(server: HostServer) -> str:
     return ""
 
 
-def table_names(config: Configuration, server: HostServer) -> tuple[str, ...]:
-    """The names of its variables as they are written."""
-    table = value_at(config.document.data, server.env_keys) if server.env_keys is not None else None
-    return tuple(map(str, table)) if isinstance(table, dict) else ()
-
-
 def plugin_words(config: Configuration, server: HostServer) -> object:
     """What its program is started with, wrapped or not: its command line, its variables and its file of them.
     Variables count as they are written: a host may take one that is no string."""
@@ -314,15 +274,3 @@ def plugin_words(config: Configuration, server: HostServer) -> object:
 def is_safe(config: Configuration, server: HostServer) -> bool:
     """Whether nothing of an entry acts on the runner that it starts."""
     return unwrapped(server.argv) is not None and not acting_names(server, table_names(config, server))
-
-
-def value_at(data: object, keys: Sequence[str | int]) -> object:
-    for key in keys:
-        match data:
-            case dict():
-                data = data.get(key)
-            case list() if isinstance(key, int) and key < len(data):
-                data = data[key]
-            case _:
-                return None
-    return data

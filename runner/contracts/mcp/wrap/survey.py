@@ -8,8 +8,9 @@ from typing import Any
 from runner.contracts.mcp.hosts.find import known_files
 from runner.contracts.mcp.hosts.wrapping import unwrapped
 from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.program import runner_path
-from runner.contracts.mcp.wrap.steps import Configuration, configuration, wrap_step
+from runner.contracts.mcp.wrap.steps import wrap_step
 from sandbox.document.diagnostic import DocumentError
 
 

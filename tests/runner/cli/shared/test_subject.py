@@ -22,7 +22,7 @@ def _unwrap(folder: Path, *options: str) -> str:
 
 
 def test_sound_options_are_taken(tmp_path: Path) -> None:
-    assert _unwrap(tmp_path, "--read", "/srv/data") == "db"
+    assert _unwrap(tmp_path, "--memory", "1G") == "db"
 
 
 REFUSED: dict[tuple[str, ...], str] = {

@@ -9,14 +9,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from runner.contracts.mcp.wrap.changes import carried_out
-from runner.contracts.mcp.wrap.steps import (
-    Configuration,
-    configuration,
-    is_safe,
-    plugin_words,
-    undo_step,
-    wrap_step,
-)
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration
+from runner.contracts.mcp.wrap.steps import is_safe, plugin_words, undo_step, wrap_step
 from sandbox.document.edit.words import written
 
 WORDS = st.text(
@@ -195,7 +189,7 @@ def check(path: str, text: str) -> None:
     raw = text.encode()
     before = configuration(path, raw, "/home/user", {})
     assert before.servers
-    steps = [wrap_step(before, each) for each in before.servers]
+    steps = [wrap_step(before, each, "/opt/runner") for each in before.servers]
     wrapped, done = carried_out(before, steps, "/opt/bin/runner")
     assert [(step.does, step.reason) for step in done] == [("wrap", "")] * len(before.servers)
     after = configuration(path, wrapped, "/home/user", {})

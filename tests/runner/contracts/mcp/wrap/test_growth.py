@@ -26,7 +26,7 @@ def test_check_reports_and_wrap_mends(runner_as_user: Caller, plugin_dir: Path, 
     assert "wrapped_" not in runner_as_user("check", path).stdout
     grown = read()
     grown["env"]["NEW"], grown["envFile"] = "2", "/srv/.env"
-    grown["args"][3:3] = ["--read", "/data"]
+    grown["args"][3:3] = ["--memory", "1G", "--read", "/data"]
     path.write_text(json.dumps({"mcpServers": {"tool": grown}}))
     done = runner_as_user("check", path)
     told = " ".join(done.stdout.split())
@@ -39,9 +39,9 @@ def test_check_reports_and_wrap_mends(runner_as_user: Caller, plugin_dir: Path, 
     mended = read()
     assert mended["env"] == {"PLUGIN_ENV_A": "1", "PLUGIN_ENV_NEW": "2"}
     assert mended["envFile"] == "/dev/null"
-    # What a person added stays.
+    # A limit stays. What gives the server something does not: that is said by runner allow.
     assert mended["args"][3:] == [
-        *("--name", "tool", "--env-file=/srv/.env", "--read", "/data", "--", str(program)),
+        *("--name", "tool", "--env-file=/srv/.env", "--memory", "1G", "--", str(program)),
     ]
     assert "wrapped_unsafely" not in runner_as_user("check", path).stdout
     assert runner_as_user("wrap", path, "--undo", "--yes").returncode == 0

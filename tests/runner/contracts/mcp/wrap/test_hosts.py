@@ -10,16 +10,9 @@ import pytest
 
 from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, record_of, unwrapped
 from runner.contracts.mcp.wrap.changes import carried_out
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.shown import diff
-from runner.contracts.mcp.wrap.steps import (
-    Configuration,
-    Step,
-    configuration,
-    is_safe,
-    plugin_words,
-    undo_step,
-    wrap_step,
-)
+from runner.contracts.mcp.wrap.steps import Step, is_safe, plugin_words, undo_step, wrap_step
 from runner.plugin import PLUGIN_PREFIX
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -59,7 +52,7 @@ def read(path: str, raw: bytes) -> Configuration:
 
 
 def wrap(config: Configuration, program: str = RUNNER) -> tuple[Configuration, tuple[Step, ...]]:
-    raw, steps = carried_out(config, [wrap_step(config, each) for each in config.servers], program)
+    raw, steps = carried_out(config, [wrap_step(config, each, program) for each in config.servers], program)
     return configuration(config.path, raw, HOME, {}), steps
 
 
@@ -130,7 +123,7 @@ def without_argv(config: Configuration) -> object:
 @pytest.mark.parametrize(("file", "path", "host", "wrapped"), HOSTS, ids=[each[2] for each in HOSTS])
 def test_a_second_time_changes_nothing(file: str, path: str, host: str, wrapped: tuple[str, ...]) -> None:
     after, _ = wrap(read(path, (CONFIGS / file).read_bytes()))
-    again, steps = wrap(after, "/elsewhere/runner")
+    again, steps = wrap(after)
     assert again.raw == after.raw
     assert all(step.reason == "is wrapped already" for step in steps if step.server.label in wrapped)
 
@@ -283,7 +276,7 @@ def test_what_only_looks_wrapped_is_told() -> None:
     own, _ = wrap(after, RUNNER)
     assert own.raw == after.raw
 
-    def reason(old: bytes, new: bytes, path: str = ".cursor/mcp.json", program: str = "") -> str:
+    def reason(old: bytes, new: bytes, path: str = ".cursor/mcp.json", program: str = RUNNER) -> str:
         changed = read(path, after.raw.replace(old, new))
         step = wrap_step(changed, changed.servers[0], program)
         return "; ".join((step.reason, *step.unsafe))
@@ -294,7 +287,15 @@ def test_what_only_looks_wrapped_is_told() -> None:
     )
     assert "for another configuration" in reason(b"", b"", path=".gemini/settings.json")
     granted = reason(b'"--name"', b'"--read", "/", "--env", "A=b", "--name"')
-    assert "options of its own: --read / --env A=b" in granted
+    assert "it does not start with options of its own: --read / --env A=b" in granted
+    assert "another program" in reason(b"", b"", program="")  # nobody knows which runner this is
+    twice = reason(b'"--name"', b'"--wrapped", "{}", "--name"')
+    assert "wrapped already" not in twice and "by options of its own: --wrapped" in twice
+    # No long value hides the name of an option.
+    long = b'"--env", "A=' + b"a" * 500 + b'", "--policy", "/p", "--name"'
+    assert "options of its own: --env --policy (in full: " in reason(b'"--name"', long)
+    # A limit can only be lowered.
+    assert reason(b'"--name"', b'"--memory", "1G", "--name"').startswith("is wrapped already; it has options")
 
 
 def test_a_command_that_undo_would_write_otherwise_is_written_plainly() -> None:

@@ -64,7 +64,6 @@ def test_every_difference_is_named_at_once(runner_as_user: Caller, config: Path)
         assert "another configuration: '/other/mcp.json'" in told
         assert "options of its own: --net host --policy dev --write /data --env AWS_PROFILE" in told
         assert "s3cr3t" not in told
-    assert "wrapped_otherwise" in outputs(runner_as_user, config)[2]
     # Whoever wrote it, their program and their options are gone when it is wrapped anew.
     assert runner_as_user("wrap", config, "--yes").returncode == 0
     wrap, _, check = outputs(runner_as_user, config)

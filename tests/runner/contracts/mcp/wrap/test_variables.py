@@ -7,7 +7,8 @@ import json
 import pytest
 
 from runner.contracts.mcp.wrap.changes import carried_out
-from runner.contracts.mcp.wrap.steps import Configuration, configuration, is_safe, undo_step, wrap_step
+from runner.contracts.mcp.wrap.configuration import Configuration, configuration
+from runner.contracts.mcp.wrap.steps import is_safe, undo_step, wrap_step
 
 HOME = "/home/user"
 RUNNER = "/opt/runner/bin/runner"
@@ -27,7 +28,7 @@ def read(path: str, text: str | bytes) -> Configuration:
 def wrap(config: Configuration) -> tuple[Configuration, str]:
     """The file after it, and why its entry was left."""
     [server] = config.servers
-    raw, [step] = carried_out(config, [wrap_step(config, server)], RUNNER)
+    raw, [step] = carried_out(config, [wrap_step(config, server, RUNNER)], RUNNER)
     return config._replace(raw=raw) if step.does == "leave" else read(_place(config), raw), step.reason
 
 
@@ -124,7 +125,7 @@ def test_a_name_that_was_written_anew_is_written_plainly() -> None:
 def test_a_name_that_acts_at_the_start_and_is_passed_on_since() -> None:
     after, _ = wrap(read(CODEX, TEXTS[CODEX] % 'env_vars = ["TOKEN"]'))
     grown = read(CODEX, after.raw.replace(b'env_vars = ["TOKEN"', b'env_vars = ["TOKEN", "LD_PRELOAD"'))
-    step = wrap_step(grown, grown.servers[0])
+    step = wrap_step(grown, grown.servers[0], RUNNER)
     assert (step.does, step.acting) == ("leave", ("LD_PRELOAD",))
     assert "these act on the runner itself: 'LD_PRELOAD'" in step.unsafe[0]
     assert "take it out of the entry" in step.reason
