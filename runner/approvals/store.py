@@ -10,7 +10,7 @@ import os
 
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 from sandbox import look
-from sandbox.typed import Mapping
+from sandbox.typed import Mapping, Sequence
 
 ENDING = ".json"  # of the name of each file
 
@@ -32,15 +32,18 @@ def approvals_folder(environ: Mapping[str, str]) -> str | None:
     return os.path.join(base, "runner/approvals") if base.startswith("/") else None
 
 
-def find_approval(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
-    """The person's yes to this plugin; None if there is none. Raises ApprovalsUnusable."""
+def find_approval(
+    key: ApprovalKey, environ: Mapping[str, str], code: Sequence[str] = ()
+) -> ApprovalRecord | None:
+    """The person's yes to this plugin; None if there is none. `code`: the files that it runs. Raises
+    ApprovalsUnusable."""
     folder = approvals_folder(environ)
     if folder is None or not look.lexists(os.path.join(folder, key.name + ENDING)):
         return None
-    from runner.approvals.files import read_record, require_safe_program
+    from runner.approvals.files import read_record, require_safe_code
 
     record = read_record(os.path.join(folder, key.name + ENDING), key)
-    require_safe_program(key.program)
+    require_safe_code(code)
     return record
 
 

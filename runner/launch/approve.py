@@ -49,8 +49,8 @@ def approval_of(
     key = key_of(plugin)
     other = None
     if record is None and key is not None and is_any(key, environ):
-        key = with_program(key, plugin, environ)
-        record = find_approval(key, environ)
+        key, code = with_program(key, plugin, environ)
+        record = find_approval(key, environ, code)
         other = passed_over(key, environ) if record is None else None
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
@@ -212,7 +212,8 @@ def _why_passed_over(approved: Approved) -> str:
         return ""
     why = "an earlier version recorded it, and approvals now name the program that they are for"
     if other.version == VERSION:
-        why = f"it is for {other.key.program or 'no program'}, and this is {key.program or 'none'}"
+        then, now = (" with ".join(each.programs) for each in (other.key, key))
+        why = f"it is for {then or 'no program'}, and this is {now or 'none'}"
     return f"your approval of {_day(other)} does not count: {why}"
 
 

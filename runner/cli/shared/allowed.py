@@ -45,7 +45,7 @@ def print_list(*, as_json: bool) -> int:
         head = f"{each.name[:12]}  {day(record.when)}  {key.id} ({key.contract})  {key.file}{gone}"
         head += f"  project {key.scope}" if key.scope else ""
         head += f"  in {key.folder}" if key.folder else ""
-        head += f"  program {key.program}" if key.program else ""
+        head += f"  program {' with '.join(key.programs)}" if key.program else ""
         head += f"  ({each.fault}; {each.hint})" if each.fault else ""
         lines = item_lines(items_of(record.asked, homes(os.environ)))
         lines += [f"{line}  (added by you)" for line in item_lines(items_of(record.added, homes(os.environ)))]
