@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord
-from runner.approvals.store import ENDING, ApprovalsUnusable, approvals_folder
+from runner.approvals.store import ENDING, TOLD, ApprovalsUnusable, approvals_folder
 from sandbox import look
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.load import untrustworthy
@@ -325,6 +325,8 @@ def remove_record(name: str, environ: Mapping[str, str]) -> bool:
             os.unlink(os.path.basename(path), dir_fd=directory)
         except FileNotFoundError:
             return False
+        with suppress(FileNotFoundError):
+            os.unlink(TOLD + name, dir_fd=directory)
         os.fsync(directory)
     return True
 

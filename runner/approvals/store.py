@@ -13,6 +13,7 @@ from sandbox import look
 from sandbox.typed import Mapping, Sequence
 
 ENDING = ".json"  # of the name of each file
+TOLD = ".told-"  # before the stem: the mark of is_told
 
 
 class ApprovalsUnusable(Exception):
@@ -45,6 +46,20 @@ def find_approval(
     record = read_record(os.path.join(folder, key.name + ENDING), key)
     require_safe_code(code)
     return record
+
+
+def is_told(key: ApprovalKey, environ: Mapping[str, str]) -> bool:
+    """Whether a person was told that a yes of the first version does not count. If not, they are told now,
+    and the next question is answered with True. Where nothing can be written they are told each time."""
+    folder = approvals_folder(environ)
+    path = os.path.join(folder or "/", TOLD + key.stem)
+    if look.lexists(path):
+        return True
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError:
+        pass
+    return False
 
 
 def is_any(key: ApprovalKey, environ: Mapping[str, str]) -> bool:

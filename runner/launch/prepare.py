@@ -123,7 +123,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     told: tuple[Note, ...] = ()
     if plugin.template is not None:
         plugin, told = _filled(loaded, policy, environ, own_homes)
-    told = (*told, *wrap_notes(loaded, found))
+    told = (*told, *wrap_notes(loaded, found, environ))
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
     asked = with_added(plugin.spec, found)

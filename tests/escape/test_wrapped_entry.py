@@ -419,11 +419,16 @@ def test_an_approval_of_the_first_version_is_told_and_replaced(host: Host) -> No
     done = host.start()
     assert json.loads(done.stdout)["secret"] is None
     assert "approvals now name the program" in " ".join(done.stderr.split())
-    listed = host.command(host.runner, "allow", "--list").stdout
+    assert "approvals now" not in host.start().stderr  # told once
+    # With the variables of a shell too: they do not lead to the approvals of wrapped entries.
+    elsewhere = {"XDG_CONFIG_HOME": str(host.project / "xdg")}
+    listed = host.command(host.runner, "allow", "--list", env=elsewhere).stdout
     assert "does not count any more" in " ".join(listed.split())
     host.allow()  # what was added then is shown and asked for again
     assert host.told()["secret"] == "s3cret"
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+    revoked = host.command(host.runner, "allow", "--revoke", host.file, env=elsewhere)
+    assert revoked.returncode == 0 and list(path.parent.iterdir()) == [], revoked.stderr
 
 
 # --- files of variables -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runner.cli.shared import launching
+from runner.cli.shared.events_file import EventsFile
 from runner.protocol.disguise import finder
 from runner.protocol.disguise.forms import Forms
 from sandbox.network.egress import AuditLine
@@ -28,7 +29,7 @@ def test_what_is_looked_for_is_made_once_for_all_lines(
             super().__init__(values)
 
     monkeypatch.setattr(finder, "Forms", Counted)
-    host = launching.CommandLineHost(events=True, secrets={"token": SECRET})
+    host = launching.CommandLineHost(events=EventsFile("2"), secrets={"token": SECRET})
     started: Any = SimpleNamespace(audit=SimpleNamespace(on_line=None), plumbing=SimpleNamespace(stderr=None))
     host.see_started(started)
     for number in range(20):
