@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord
-from runner.approvals.store import ENDING, ApprovalsUnusable, approvals_folder
+from runner.approvals.store import ENDING, TOLD, ApprovalsUnusable, approvals_folder
 from sandbox import look
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.load import untrustworthy
@@ -80,13 +80,14 @@ def _listed(path: str) -> ListedApproval:
     return ListedApproval(name, record)
 
 
-def require_safe_program(program: str) -> None:
-    """Raises ApprovalsUnusable if others than root and this user could put another program in its place: what
-    was allowed would be theirs."""
-    fault = untrustworthy(program, "the program", private_groups=True) if program else None
-    if fault is not None:
-        reason, remedy = fault
-        raise ApprovalsUnusable(f"nothing is allowed for {program}: {reason}", remedy)
+def require_safe_code(code: Sequence[str]) -> None:
+    """Raises ApprovalsUnusable if others than root and this user could put another program, interpreter or
+    script in the place of one: what was allowed would be theirs."""
+    for path in code:
+        fault = untrustworthy(path, "the file", private_groups=True)
+        if fault is not None:
+            reason, remedy = fault
+            raise ApprovalsUnusable(f"nothing is allowed for {path}: {reason}", remedy)
 
 
 def read_file(path: str) -> ApprovalRecord:
@@ -162,9 +163,12 @@ def _record(data: object) -> ApprovalRecord:
     version = top["version"]
     if not isinstance(version, int) or isinstance(version, bool) or version not in (1, VERSION):
         raise ValueError(f"its version is neither 1 nor {VERSION}, which this runner knows")
-    fields = ApprovalKey._fields if version == VERSION else ApprovalKey._fields[:-1]
-    plugin = _object(top["plugin"], fields, "plugin")
-    key = ApprovalKey(*(_text(plugin[field], f"plugin.{field}") for field in fields))
+    texts = ApprovalKey._fields[:-1] if version == VERSION else ApprovalKey._fields[:-2]
+    plugin = _object(top["plugin"], (*texts, "chosen") if version == VERSION else texts, "plugin")
+    values: dict[str, Any] = {field: _text(plugin[field], f"plugin.{field}") for field in texts}
+    if version == VERSION:
+        values["chosen"] = _texts(plugin["chosen"], "plugin.chosen", lambda text: "")
+    key = ApprovalKey(**values)
     if key.file and lexical_fault(key.file):
         raise ValueError("plugin.file is not an absolute path")
     when = top["when"]
@@ -321,6 +325,8 @@ def remove_record(name: str, environ: Mapping[str, str]) -> bool:
             os.unlink(os.path.basename(path), dir_fd=directory)
         except FileNotFoundError:
             return False
+        with suppress(FileNotFoundError):
+            os.unlink(TOLD + name, dir_fd=directory)
         os.fsync(directory)
     return True
 

@@ -9,7 +9,7 @@ from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.paths.program import locate
 from sandbox.policy.approval import asked_by, joined
-from sandbox.policy.policy import steers
+from sandbox.policy.policy import RUNTIME_PATHS, steers
 from sandbox.spec import Approval, EnvRequest
 from sandbox.typed import Mapping, Sequence
 from sandbox.value import NamedTuple
@@ -28,19 +28,28 @@ class ApprovalKey(NamedTuple):
     arguments: str  # digest of the command, its arguments, and the variables that decide which code runs
     scope: str = ""  # the project that it is for, where the file has plugins of several
     folder: str = ""  # where it starts, if what runs depends on that
-    # The program that starts: a PATH decides what a bare name means. Empty: there is none. Neither its inode
-    # nor its content count: after an upgrade nobody is asked again.
+    # The program that starts, by its name in its real folder: a PATH decides what a bare name means. Empty:
+    # there is none. Neither its inode nor its content count: after an upgrade nobody is asked again.
     program: str = ""
+    # What else decides which program that is: its real path, if the name is a link outside of the system's
+    # folders; so for the interpreter that its #! line has searched for; and PATH=VALUE, if the plugin sets
+    # it: in the cage it finds what a #! line, a launcher or a shell starts.
+    chosen: tuple[str, ...] = ()
 
     @property
     def stem(self) -> str:
         """Of all but the program: the name of its file as the first version of these files had it."""
-        return fingerprint(*(os.fsencode(part) for part in self[:-1]))[:32]
+        parts = (self.contract, self.id, self.file, self.arguments, self.scope, self.folder)
+        return fingerprint(*map(os.fsencode, parts))[:32]
 
     @property
     def name(self) -> str:
         """The name of its file among the approvals. It ends with the stem."""
-        return fingerprint(os.fsencode(self.program))[:8] + self.stem
+        return fingerprint(*map(os.fsencode, (self.program, *self.chosen)))[:8] + self.stem
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        return (self.program, *self.chosen)
 
 
 class ApprovalRecord(NamedTuple):
@@ -75,19 +84,24 @@ def key_of(plugin: Plugin) -> ApprovalKey | None:
     return ApprovalKey(plugin.contract, plugin.id, file, arguments, plugin.scope, folder)
 
 
-def with_program(key: ApprovalKey, plugin: Plugin, environ: Mapping[str, str]) -> ApprovalKey:
-    """`environ`: of the runner, whose PATH finds the program. Looks at many places: only where there is an
-    approval."""
+def with_program(
+    key: ApprovalKey, plugin: Plugin, environ: Mapping[str, str]
+) -> tuple[ApprovalKey, tuple[str, ...]]:
+    """The whole key, and all files that are code of the program. `environ`: of the runner, whose PATH finds
+    it. Looks at many places: only where there is an approval."""
     entrypoint = plugin.entrypoint
     assert entrypoint is not None  # key_of has found one
-    program = locate(
+    found = locate(
         entrypoint.command,
+        entrypoint.args,
         directory=entrypoint.directory,
         search_path=entrypoint.search_path or environ.get("PATH") or "",
         trusted=plugin.root is None,  # the command line is the operator's own
         environ=environ,
+        roots=[look.realpath(path) for path in RUNTIME_PATHS if look.isdir(path)],
     )
-    return key._replace(program=program)
+    paths = [f"PATH={each.value}" for each in plugin.spec.env if each.name == "PATH" and each.value]
+    return key._replace(program=found.program, chosen=(*found.chosen, *paths)), found.code
 
 
 def arguments_digest(words: Sequence[str], env: Sequence[EnvRequest]) -> str:

@@ -10,9 +10,10 @@ import os
 
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 from sandbox import look
-from sandbox.typed import Mapping
+from sandbox.typed import Mapping, Sequence
 
 ENDING = ".json"  # of the name of each file
+TOLD = ".told-"  # before the stem: the mark of is_told
 
 
 class ApprovalsUnusable(Exception):
@@ -32,16 +33,33 @@ def approvals_folder(environ: Mapping[str, str]) -> str | None:
     return os.path.join(base, "runner/approvals") if base.startswith("/") else None
 
 
-def find_approval(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
-    """The person's yes to this plugin; None if there is none. Raises ApprovalsUnusable."""
+def find_approval(
+    key: ApprovalKey, environ: Mapping[str, str], code: Sequence[str] = ()
+) -> ApprovalRecord | None:
+    """The person's yes to this plugin; None if there is none. `code`: the files that it runs. Raises
+    ApprovalsUnusable."""
     folder = approvals_folder(environ)
     if folder is None or not look.lexists(os.path.join(folder, key.name + ENDING)):
         return None
-    from runner.approvals.files import read_record, require_safe_program
+    from runner.approvals.files import read_record, require_safe_code
 
     record = read_record(os.path.join(folder, key.name + ENDING), key)
-    require_safe_program(key.program)
+    require_safe_code(code)
     return record
+
+
+def is_told(key: ApprovalKey, environ: Mapping[str, str]) -> bool:
+    """Whether a person was told that a yes of the first version does not count. If not, they are told now,
+    and the next question is answered with True. Where nothing can be written they are told each time."""
+    folder = approvals_folder(environ)
+    path = os.path.join(folder or "/", TOLD + key.stem)
+    if look.lexists(path):
+        return True
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    except OSError:
+        pass
+    return False
 
 
 def is_any(key: ApprovalKey, environ: Mapping[str, str]) -> bool:

@@ -9,8 +9,15 @@ import time
 from collections.abc import Iterator
 from shlex import join
 
-from runner.approvals.files import remove_record, require_safe_program, write_record
-from runner.approvals.record import VERSION, ApprovalRecord, asked_of, digest_of, key_of, with_program
+from runner.approvals.files import remove_record, require_safe_code, write_record
+from runner.approvals.record import (
+    VERSION,
+    ApprovalRecord,
+    asked_of,
+    digest_of,
+    key_of,
+    with_program,
+)
 from runner.approvals.store import ApprovalsUnusable, find_approval, passed_over
 from runner.cli import leave_environment
 from runner.cli.shared import text as printing
@@ -222,8 +229,8 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
     key = key_of(loaded.plugin)
     if key is None:
         raise ValueError("this plugin has no name to allow something by")
-    key = with_program(key, loaded.plugin, os.environ)
-    require_safe_program(key.program)
+    key, code = with_program(key, loaded.plugin, os.environ)
+    require_safe_code(code)
     old = find_approval(key, os.environ)
     other = passed_over(key, os.environ) if old is None else None
     outdated = other if other is not None and other.version != VERSION else None
@@ -319,6 +326,8 @@ def _lines(shown: _Shown) -> Iterator[str]:
         yield f"runs    {join((words.command, *words.args))}"
     if record.key.program not in ("", "" if entrypoint is None else entrypoint.command):
         yield f"program {record.key.program}"
+    for path in record.key.chosen:
+        yield f"   with {path}"
     if record.key.scope:
         yield f"project {record.key.scope}"
     if record.key.folder:
@@ -412,7 +421,7 @@ def _unasked(shown: _Shown) -> Iterator[str]:
 def _print_diff(subject: AllowSubject) -> int:
     loaded = subject.loaded
     key = key_of(loaded.plugin)
-    key = None if key is None else with_program(key, loaded.plugin, os.environ)
+    key = None if key is None else with_program(key, loaded.plugin, os.environ)[0]
     old = None if key is None else find_approval(key, os.environ)
     if old is None:
         say(f"runner allow: you have allowed nothing for this plugin; {_command(subject)} shows what it asks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord, asked_of, key_of, with_program
-from runner.approvals.store import find_approval, is_any, passed_over
+from runner.approvals.store import find_approval, is_any, is_told, passed_over
 from runner.launch.command import said_by
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
@@ -50,8 +50,8 @@ def approval_of(
     key = key_of(plugin)
     other = None
     if record is None and key is not None and is_any(key, environ):
-        key = with_program(key, plugin, environ)
-        record = find_approval(key, environ)
+        key, code = with_program(key, plugin, environ)
+        record = find_approval(key, environ, code)
         other = passed_over(key, environ) if record is None else None
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
@@ -193,7 +193,7 @@ def _covers(wide: Approval, narrow: Approval) -> bool:
     return joined(wide, narrow) == wide
 
 
-def wrap_notes(loaded: Loaded, approved: Approved) -> tuple[Note, ...]:
+def wrap_notes(loaded: Loaded, approved: Approved, environ: Mapping[str, str]) -> tuple[Note, ...]:
     """What a person does not see otherwise: an approval that does not count, and an entry of which the
     variables act on the runner."""
     found: list[Note] = []
@@ -201,7 +201,9 @@ def wrap_notes(loaded: Loaded, approved: Approved) -> tuple[Note, ...]:
     if command is not None and command.outdated:
         message = "an earlier version of runner wrap wrote this entry: its variables act on the runner itself"
         found.append(Note("wrapped", message, f"write it anew: {_wrap_command(loaded)}"))
-    if why := _why_passed_over(approved):
+    other, key = approved.passed_over, approved.key
+    is_old = other is not None and key is not None and other.version != VERSION
+    if (why := _why_passed_over(approved)) and not (is_old and key is not None and is_told(key, environ)):
         found.append(Note("approval", why, f"to allow it again: {allow_command(loaded)}"))
     return tuple(found)
 
@@ -213,7 +215,8 @@ def _why_passed_over(approved: Approved) -> str:
         return ""
     why = "an earlier version recorded it, and approvals now name the program that they are for"
     if other.version == VERSION:
-        why = f"it is for {other.key.program or 'no program'}, and this is {key.program or 'none'}"
+        then, now = (" with ".join(each.programs) for each in (other.key, key))
+        why = f"it is for {then or 'no program'}, and this is {now or 'none'}"
     return f"your approval of {_day(other)} does not count: {why}"
 
 

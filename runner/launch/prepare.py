@@ -123,7 +123,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     told: tuple[Note, ...] = ()
     if plugin.template is not None:
         plugin, told = _filled(loaded, policy, environ, own_homes)
-    told = (*told, *wrap_notes(loaded, found))
+    told = (*told, *wrap_notes(loaded, found, environ))
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
     asked = with_added(plugin.spec, found)
@@ -143,7 +143,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         denial._replace(required=False) if _is_missing(denial, plugin) else denial
         for denial in granted.denials
     )
-    strays = _set_by_file(loaded.plugin, plugin, chosen)
+    strays = _set_by_file(loaded.plugin, plugin, chosen, approved=found.record is not None)
     if strays:
         denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
     return Decided(
@@ -157,7 +157,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         notes=told,
         approval_said=found.said,
         approved_at=0.0 if found.record is None else found.record.when,
-        approved_program="" if found.record is None else found.record.key.program,
+        approved_program=() if found.record is None else found.record.key.programs,
     )
 
 
@@ -177,9 +177,9 @@ def _filled(
     return filled.plugin, notes(filled, policy.name, allow_command(loaded))
 
 
-def _set_by_file(written: Plugin, filled: Plugin, policy: Policy) -> tuple[Denial, ...]:
+def _set_by_file(written: Plugin, filled: Plugin, policy: Policy, *, approved: bool) -> tuple[Denial, ...]:
     """Variables that decide which code runs, and come from a file that may change after a person's yes: no
-    approval covers them."""
+    approval covers them. PATH is one where there is such a yes."""
     if filled is written:
         return ()
     from sandbox.policy.policy import matches, steers
@@ -194,7 +194,9 @@ def _set_by_file(written: Plugin, filled: Plugin, policy: Policy) -> tuple[Denia
             where=each.where,
         )
         for each in filled.spec.env
-        if each.name not in known and steers(each.name) and not matches(policy.env.steering, each.name)
+        if each.name not in known
+        and (steers(each.name) or (approved and each.name == "PATH"))
+        and not matches(policy.env.steering, each.name)
     )
 
 

@@ -111,7 +111,7 @@ class Decided(NamedTuple):
     notes: tuple[Note, ...] = ()  # what to know before anything is planned
     approval_said: Approval = Approval()  # all that they approved
     approved_at: float = 0.0  # when the stored one was given, in seconds since 1970; 0: there is none
-    approved_program: str = ""  # the real path of the program that the stored one is for
+    approved_program: tuple[str, ...] = ()  # the program that the stored one is for: ApprovalKey.programs
 
 
 class Provision(NamedTuple):

@@ -83,7 +83,8 @@ def start(
             meters += [] if sockets is None else [sockets]
         for meter in meters:
             stack.callback(meter.close)
-        if planned.limits.shares is not None and not unsandboxed:
+        shares = planned.limits.shares
+        if shares is not None and shares.part < 1 and not unsandboxed:
             meters.append(LaterMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
         meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
         yield Started(

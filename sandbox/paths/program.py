@@ -34,6 +34,17 @@ class Program(NamedTuple):
     scripts: tuple[str, ...]  # real paths that must be readable
     notes: tuple[str, ...]  # facts about the choice that a person should know
     env: tuple[tuple[str, str], ...] = ()  # variables by which it finds its parts
+    chosen: tuple[str, ...] = ()  # as in Located
+
+
+class Located(NamedTuple):
+    """What a command starts."""
+
+    program: str = ""  # its name in its real folder; empty: there is none
+    # What else decides which program that is, each as its name in its real folder and as its real path: a
+    # link outside of the system's folders, and an interpreter that the `env` of a #! line finds there.
+    chosen: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()  # all files that are executed or interpreted, under the names that lead there
 
 
 class Sight(NamedTuple):
@@ -62,10 +73,16 @@ class _ProgramSearch:
         self.scripts: list[str] = []
         self.notes: list[str] = []
         self.env: dict[str, str] = {}
+        self.chosen: list[str] = []
+        self.code: list[str] = []
         # What decides about shims, for a command of the operator's own: others never get behind one.
         self.shim_rules: tuple[str, Mapping[str, str]] | None = None
         # The project that the command's name is in. Its links show nothing outside of it.
         self.project: str | None = None
+
+    def choose(self, path: str) -> None:
+        if os.path.dirname(path) not in SYSTEM_PATH.split(":"):  # the links there are root's to change
+            self.chosen += [_with_real_folder(path), look.realpath(path)]
 
     def covered(self, path: str) -> bool:
         return path in self.prefixes or any(contains(tree, path) for tree in (*self.roots, *self.trees))
@@ -177,6 +194,7 @@ def resolve(
     if trusted and not on_path:
         search.project = packages.project_of(found, directory, search_path, environ or {})
     path = _with_real_folder(found)
+    search.choose(path)
     if contains("/proc", path):
         raise in_proc(command)
     # The content of a program found on PATH is the operator's as well. The content of a program that a
@@ -203,19 +221,50 @@ def resolve(
         tuple(search.scripts),
         tuple(search.notes),
         tuple(search.env.items()),
+        _unique(search.chosen, path),
     )
 
 
 def locate(
-    command: str, *, directory: str, search_path: str, trusted: bool, environ: Mapping[str, str]
-) -> str:
-    """The path of the program that `resolve` starts, if it may be shown. Empty: there is none."""
-    search = _ProgramSearch((), Sight(lambda path: None, lambda path: True), search_path or SYSTEM_PATH)
+    command: str,
+    args: Sequence[str] = (),
+    *,
+    directory: str,
+    search_path: str,
+    trusted: bool,
+    environ: Mapping[str, str],
+    roots: Sequence[str] = (),
+) -> Located:
+    """The program that `resolve` starts, if it may be shown. `roots`: as for that."""
+    search = _ProgramSearch(roots, Sight(lambda path: None, lambda path: True), search_path or SYSTEM_PATH)
     search.shim_rules = (directory, environ) if trusted else None
     try:
-        return _with_real_folder(_found(command, directory, search)[0])
+        path = _with_real_folder(_found(command, directory, search)[0])
     except (ProgramFault, OSError, ValueError):
-        return ""
+        return Located()
+    search.choose(path)
+    try:
+        _show_executable(path, search, trusted=False, deep=False)
+    except (ProgramFault, OSError, ValueError):
+        pass  # nothing starts, and the launch says why
+    search.code += _scripts(path, args, directory)
+    return Located(path, _unique(search.chosen, path), tuple(dict.fromkeys(search.code)))
+
+
+def _unique(chosen: Sequence[str], program: str) -> tuple[str, ...]:
+    return tuple(each for each in dict.fromkeys(chosen) if each != program)
+
+
+def _scripts(program: str, args: Sequence[str], directory: str) -> list[str]:
+    """The files among the arguments that are code: those with the ending of a script, the first path that an
+    interpreter is given, and the script behind a launcher of npm."""
+    words = [text for arg in args for text in (arg, arg.partition("=")[2]) if text and "\0" not in text]
+    paths = [os.path.normpath(os.path.join(directory, word)) for word in words]
+    found = [path for path in paths if path.endswith(_SCRIPTS) and look.lexists(path)]
+    if os.path.basename(program).rstrip("0123456789.") in _INTERPRETERS:
+        found += [path for path in paths if look.lexists(path)][:1]
+    behind = packages.script_behind(look.realpath(program))
+    return [*found, behind] if behind is not None else found
 
 
 def _found(command: str, directory: str, search: _ProgramSearch) -> tuple[str, bool]:
@@ -282,10 +331,12 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
 def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: bool, depth: int = 0) -> None:
     """`trusted`: the operator chose the path. `deep`: the content of the file is the operator's as well."""
     # An interpreter is none of a project's links: it is the system's, a language's, or on PATH.
+    search.code.append(path)
     real = search.show(path, trusted=trusted, project=search.project if depth == 0 else None)
     head = read_head(path, real)
     if head.startswith(b"\x7fELF"):
         if (loader := loader_of(path, real, head)) is not None:
+            search.code.append(loader)
             search.show(loader, trusted=deep)
     elif head.startswith(b"#!"):
         if depth == _MAX_INTERPRETERS:
@@ -336,6 +387,7 @@ def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep:
             prefix = home_of(path)
             if prefix not in search.prefixes or not is_runtime(prefix or "/") or not is_executable(path):
                 path = _on_path(name, f"{SYSTEM_PATH}:{search.search_path}", search)
+            search.choose(path)
             _show_executable(path, search, trusted=True, deep=True, depth=depth)
             if os.path.dirname(path) not in SYSTEM_PATH.split(":"):
                 search.path_dirs.append(os.path.dirname(path))

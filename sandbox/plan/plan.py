@@ -189,7 +189,8 @@ class PlanRequest(NamedTuple):
     root_parts: tuple[str, ...] = ()
     by_options: bool = False  # the command line asks for paths, and no manifest
     search_path: str = ""  # where `command` is looked up; empty: on the caller's PATH
-    approved_program: str = ""  # a person allowed this one, as `programs.locate` finds it; empty: any
+    # A person allowed this program with what else is chosen, as `programs.locate` finds both; empty: any.
+    approved_program: tuple[str, ...] = ()
 
 
 class OpenPlan(NamedTuple):

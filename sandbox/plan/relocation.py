@@ -101,9 +101,12 @@ def relocate(request: PlanRequest) -> Relocation:
 
 def require_approved(request: PlanRequest, found: Program) -> Program:
     """Raises ProgramFault if what a person allowed is for another program."""
-    if request.approved_program not in ("", found.argv[0]):
+    program, *chosen = request.approved_program or (found.argv[0], *found.chosen)
+    strays = [each for each in found.chosen if each not in chosen]
+    if found.argv[0] != program or strays:
+        would = found.argv[0] if found.argv[0] != program else strays[0]
         raise ProgramFault(
-            f"{found.argv[0]} would run, and what was allowed is for {request.approved_program}",
+            f"{would} would run, and what was allowed is for {', '.join(request.approved_program)}",
             "write the program's full path into the configuration, and allow it again",
             found=True,
             denied=True,

@@ -289,7 +289,8 @@ def test_a_yes_for_one_program_is_none_for_another_of_its_name(host: Host) -> No
     told = json.loads(done.stdout)
     assert (told["secret"], told["file"]) == (None, f"{host.project}/theirs/tool")
     said = " ".join(done.stderr.split())
-    assert f"it is for {host.project}/mine/tool, and this is {host.project}/theirs/tool" in said
+    assert f"it is for {host.project}/mine/tool with PATH=" in said
+    assert f"and this is {host.project}/theirs/tool with PATH=" in said
     assert f"runner allow {host.file} --server tool" in said
     # A program that another user could replace.
     host.edit(lambda entry: entry["env"].update(PLUGIN_ENV_PATH=f"{host.project}/mine:/usr/bin"))
@@ -301,12 +302,115 @@ def test_a_yes_for_one_program_is_none_for_another_of_its_name(host: Host) -> No
     assert again.returncode != 0 and "can be written by" in " ".join(again.stderr.split())
 
 
+def _tool(word: str, secret: Path) -> str:
+    return f"#!/bin/sh\necho {word} $(cat {secret} 2>/dev/null)\n"
+
+
+@pytest.mark.parametrize("variable", ["PLUGIN_ENV_PATH", "PATH"])
+def test_a_path_of_the_entry_chooses_no_other_interpreter(host: Host, variable: str) -> None:
+    """The program stays, and `env` in its first line finds another one."""
+    person = host.caller.home / "bin"
+    host.write_file(person / "mynode", _tool("mine", host.secret), 0o755)
+    host.write_file(person / "server", "#!/usr/bin/env mynode\n", 0o755)
+    host.write_file(host.project / "bin/mynode", _tool("theirs", host.secret), 0o755)
+    host.caller.give(person)
+    # The person's PATH: the host and `runner allow` have the same.
+    own = f"{person}:/usr/bin:/bin"
+    host.wrap({"command": str(person / "server")})
+
+    def start(path: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        entry = host.entry()
+        return host.command(entry["command"], *entry["args"], env={"PATH": path, **variables})
+
+    words = ("allow", "--yes", "--read", host.secret.parent, host.file)
+    allowed = host.command(host.runner, *words, env={"PATH": own})
+    assert allowed.returncode == 0 and f"with {person}/mynode" in allowed.stdout, allowed.stderr
+    assert start(own).stdout == "mine s3cret\n"  # the control
+    other = f"{host.project}/bin:/usr/bin:/bin"
+    done = start(other) if variable == "PATH" else start(own, PLUGIN_ENV_PATH=other)
+    assert "s3cret" not in done.stdout
+    said = " ".join(done.stderr.split())
+    assert "your approval of" in said and f"is for {person}/server with {person}/mynode" in said
+    # An upgrade asks nobody again: the same names with another content.
+    (person / "mynode").unlink()
+    host.write_file(person / "mynode", _tool("newer", host.secret), 0o755)
+    host.caller.give(person)
+    assert start(own).stdout == "newer s3cret\n"
+
+
+def test_a_path_of_the_entry_finds_nothing_else_in_the_cage(host: Host) -> None:
+    """The program calls others by their bare names, as launchers do."""
+    program = host.write_file(host.caller.home / "bin/server", "#!/bin/sh\nid -u\n", 0o755)
+    host.write_file(host.project / "bin/id", _tool("theirs", host.secret), 0o755)
+    file = host.write_file(host.project / ".env", "PLAIN=1\n")
+    host.caller.give(program.parent)
+    host.wrap({"command": str(program), "envFile": "${workspaceFolder}/.env"})
+    host.allow("--read", host.secret.parent, "--read", host.project)
+    uid = host.start().stdout
+    assert uid.strip().isdecimal()
+    path = f"PATH={host.project}/bin:/usr/bin"
+    file.write_text(f"{path}\n")
+    done = host.start()
+    assert (done.returncode, done.stdout) == (126, "")
+    assert "a file of variables may not set it" in " ".join(done.stderr.split())
+    file.write_text("PLAIN=1\n")
+    host.edit(lambda entry: entry.update(env={PLUGIN_PREFIX + "PATH": path[5:]}))
+    done = host.start()
+    assert "s3cret" not in done.stdout and f"and this is {program} with {path}" in " ".join(
+        done.stderr.split()
+    )
+    host.allow("--read", host.secret.parent, "--read", host.project)
+    assert host.start().stdout == "theirs s3cret\n"  # the control: a yes for this PATH
+
+
+def test_a_link_that_leads_elsewhere_since_is_another_program(host: Host) -> None:
+    person = host.caller.home / "bin"
+    for name in ("mine", "theirs"):
+        host.write_file(person / name, _tool(name, host.secret), 0o755)
+    (person / "tool").symlink_to("mine")
+    host.caller.give(person)
+    host.wrap({"command": str(person / "tool")})
+    host.allow("--read", host.secret.parent)
+    assert host.start().stdout == "mine s3cret\n"  # the control
+    (person / "tool").unlink()
+    (person / "tool").symlink_to("theirs")
+    host.caller.give(person)
+    assert host.start().stdout == "theirs\n"
+
+
+@pytest.mark.parametrize("part", ["script", "interpreter"])
+def test_code_that_others_could_replace_gets_nothing(host: Host, part: str) -> None:
+    """Not only the program: its script and the interpreter of its first line are as good as it."""
+    shared = host.project.parent / "shared"
+    sh = shared / "sh"
+    script = host.write_file(shared / "text.sh", _tool("mine", host.secret), 0o755)
+    entry = {"command": "/bin/sh", "args": [str(script)]}
+    if part == "interpreter":
+        shutil.copy("/bin/sh", sh)
+        script = host.write_file(host.project / "tool", f"#!{sh}\ncat {host.secret}\n", 0o755)
+        entry = {"command": str(script)}
+    host.caller.give(shared)
+    host.wrap(entry)
+    weak = sh if part == "interpreter" else script
+    weak.chmod(0o777)
+    words = ("allow", "--yes", "--read", host.secret.parent, host.file)
+    refused = host.command(host.runner, *words)
+    assert refused.returncode != 0 and "can be written by" in " ".join(refused.stderr.split())
+    weak.chmod(0o755)
+    host.allow("--read", host.secret.parent, "--read", shared)
+    assert "s3cret" in host.start().stdout  # the control
+    weak.chmod(0o777)
+    done = host.start()
+    assert (done.returncode, done.stdout) == (126, "")
+    assert f"nothing is allowed for {weak}" in "".join(done.stderr.split("\n")).replace("  ", " ")
+
+
 def test_an_approval_of_the_first_version_is_told_and_replaced(host: Host) -> None:
     host.wrap({"command": str(host.server)})
     host.allow("--read", host.secret.parent)
     [path] = (host.caller.home / ".config/runner/approvals").iterdir()
     record = json.loads(path.read_text())
-    del record["plugin"]["program"]
+    del record["plugin"]["program"], record["plugin"]["chosen"]
     old = path.with_name(path.name[8:])
     old.write_text(json.dumps({**record, "version": 1}))
     old.chmod(0o600)
@@ -315,11 +419,16 @@ def test_an_approval_of_the_first_version_is_told_and_replaced(host: Host) -> No
     done = host.start()
     assert json.loads(done.stdout)["secret"] is None
     assert "approvals now name the program" in " ".join(done.stderr.split())
-    listed = host.command(host.runner, "allow", "--list").stdout
+    assert "approvals now" not in host.start().stderr  # told once
+    # With the variables of a shell too: they do not lead to the approvals of wrapped entries.
+    elsewhere = {"XDG_CONFIG_HOME": str(host.project / "xdg")}
+    listed = host.command(host.runner, "allow", "--list", env=elsewhere).stdout
     assert "does not count any more" in " ".join(listed.split())
     host.allow()  # what was added then is shown and asked for again
     assert host.told()["secret"] == "s3cret"
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+    revoked = host.command(host.runner, "allow", "--revoke", host.file, env=elsewhere)
+    assert revoked.returncode == 0 and list(path.parent.iterdir()) == [], revoked.stderr
 
 
 # --- files of variables -------------------------------------------------------------------------------------

@@ -6,14 +6,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 from runner.approvals.files import ListedApproval, list_records, remove_record
 from runner.approvals.record import ApprovalKey
+from runner.approvals.store import approvals_folder
 from runner.cli.shared.asked import item_lines, items_of
 from runner.cli.shared.text import say
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
-from sandbox.paths.homes import homes
+from sandbox.paths.homes import homes, own_home
 
 SCHEMA = "runner.allow.v1"
 _SHORTEST_KEY = 6
@@ -23,9 +25,20 @@ def day(when: float) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(when))
 
 
+def _all() -> list[tuple[ListedApproval, Mapping[str, str]]]:
+    """All that is allowed, with the environment by which it is found: this one, and that of entries that
+    `runner wrap` wrote, which have only the home of the password database. Raises ApprovalsUnusable."""
+    own = {"HOME": own_home()}
+    places: list[Mapping[str, str]] = [os.environ]
+    folders = [os.path.realpath(approvals_folder(each) or "/") for each in (os.environ, own)]
+    if own["HOME"] and folders[0] != folders[1]:
+        places.append(own)
+    return [(each, place) for place in places for each in list_records(place)]
+
+
 def print_list(*, as_json: bool) -> int:
     """Raises ApprovalsUnusable."""
-    found = list_records(os.environ)
+    found = [each for each, _ in _all()]
     if as_json:
         document = {"schema": SCHEMA, "approvals": [_document(each) for each in found]}
         print(json.dumps(document, indent=2))
@@ -45,7 +58,7 @@ def print_list(*, as_json: bool) -> int:
         head = f"{each.name[:12]}  {day(record.when)}  {key.id} ({key.contract})  {key.file}{gone}"
         head += f"  project {key.scope}" if key.scope else ""
         head += f"  in {key.folder}" if key.folder else ""
-        head += f"  program {key.program}" if key.program else ""
+        head += f"  program {' with '.join(key.programs)}" if key.program else ""
         head += f"  ({each.fault}; {each.hint})" if each.fault else ""
         lines = item_lines(items_of(record.asked, homes(os.environ)))
         lines += [f"{line}  (added by you)" for line in item_lines(items_of(record.added, homes(os.environ)))]
@@ -72,14 +85,16 @@ def _document(each: ListedApproval) -> dict[str, object]:
 def revoke(word: str, server: str | None) -> int:
     """Take back what is meant by a key, or all that is allowed for a manifest, which may be gone or have a
     fault. `server`: only for this one of it. Raises ValueError and ApprovalsUnusable."""
-    found = list_records(os.environ)
-    meant = [each.name for each in found if len(word) >= _SHORTEST_KEY and each.name.startswith(word)]
-    if len(meant) > 1:
+    found = _all()
+    meant = [(each, at) for each, at in found if len(word) >= _SHORTEST_KEY and each.name.startswith(word)]
+    if len({each.name for each, _ in meant}) > 1:
         raise ValueError(f"--revoke {word}: several keys begin with this; write more of the one you mean")
     if not meant:
         path = os.path.realpath(word)
         meant = [
-            each.name for each in found if each.record is not None and _is_of(each.record.key, path, server)
+            (each, at)
+            for each, at in found
+            if each.record is not None and _is_of(each.record.key, path, server)
         ]
     if not meant:
         raise ValueError(f"--revoke {word}: nothing is allowed for it; runner allow --list shows what is")
@@ -88,18 +103,16 @@ def revoke(word: str, server: str | None) -> int:
 
 def revoke_key(key: ApprovalKey | None) -> int:
     """Take back what is allowed for one plugin. Raises ValueError and ApprovalsUnusable."""
-    meant = [
-        each.name for each in list_records(os.environ) if key is not None and each.name.endswith(key.stem)
-    ]
+    meant = [(each, at) for each, at in _all() if key is not None and each.name.endswith(key.stem)]
     if not meant:
         raise ValueError("nothing is allowed for this command; runner allow --list shows what is")
     return _remove(meant)
 
 
-def _remove(names: list[str]) -> int:
-    for name in names:
-        remove_record(name, os.environ)
-    say(f"revoked: {', '.join(name[:12] for name in names)}", sys.stdout)
+def _remove(meant: list[tuple[ListedApproval, Mapping[str, str]]]) -> int:
+    for each, place in meant:
+        remove_record(each.name, place)
+    say(f"revoked: {', '.join(dict.fromkeys(each.name[:12] for each, _ in meant))}", sys.stdout)
     return EXIT["ok"]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import time
 from collections import deque
 from typing import Any
 
-from runner.cli.shared.report_file import ReportFile
+from runner.cli.shared.report_file import ReportFile, is_descriptor
 from sandbox.streams.endpoints import sink_for
 
 # Bytes of lines that wait for a reader. Further lines are left out, and counted in one that says so.
@@ -25,6 +26,7 @@ class EventsFile:
         """Raises ReportFileError."""
         fd = ReportFile(target, "--events").open()
         self.is_stderr = fd == 2
+        self.path = "" if is_descriptor(target) else os.readlink(f"/proc/self/fd/{fd}")
         self._sink = sink_for(fd)
         self._lines: deque[memoryview] = deque()
         self._bytes = 0  # of all of them

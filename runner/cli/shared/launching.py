@@ -66,6 +66,8 @@ class CommandLineHost:
 
     def see_ready(self, planned: Planned) -> None:
         self.is_ready = True
+        if self.events is not None and self.events.path:
+            _refuse_writable(planned, self.events.path)
         if self._is_new:
             from runner.contracts.registry import find_contract
 
@@ -102,6 +104,19 @@ class CommandLineHost:
             secrets = Secrets(self.secrets)
             relay.conceal(secrets.hide_in_tail, secrets.longest)
         return started
+
+
+def _refuse_writable(planned: Planned, path: str) -> None:
+    """--events is written while the plugin runs: where that may write, it could forge the file."""
+    from sandbox.paths.mounts import contains
+    from sandbox.plan.plan import Bind
+
+    binds = [each for each in planned.plan.operations if isinstance(each, Bind) and each.writable]
+    for place in (*(each.real for each in binds), *filter(None, (planned.state_dir,))):
+        if contains(os.path.realpath(place), path):
+            told = f"--events {path}: the plugin may write to {place}, and could put another file there"
+            hint = "choose a file outside of what it may write, or open one and write its descriptor's number"
+            raise Failure(Outcome("policy_denied", "plan", told, "events", hint), EXEC_REFUSED)
 
 
 def launch(

@@ -133,6 +133,10 @@ def open_events(target: str | None) -> EventsFile | None:
     return EventsFile(target)
 
 
+def is_descriptor(target: str) -> bool:
+    return _number(target) is not None
+
+
 def _number(target: str) -> str | None:
     """The number of the descriptor that `target` names, if it names one."""
     if target.isdecimal():

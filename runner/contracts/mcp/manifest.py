@@ -263,7 +263,7 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
     elif host is GENERIC:
         model.check(faults, ServerTable, data, server.keys, strict)
     if server.fault and not faults.failed:
-        no_command = not server.argv and isinstance(data, dict)
+        no_command = server.fault.startswith("has no ") and not server.argv and isinstance(data, dict)
         rule = "command_missing" if no_command else "entry_invalid"
         keys = server.command_keys if no_command else server.keys
         faults.error(keys, rule, f"the server {server.fault}")

@@ -69,7 +69,8 @@ def test_the_umask_opens_nothing(environ: dict[str, str]) -> None:
 def test_a_key_that_differs_in_one_thing_finds_nothing(
     environ: dict[str, str], path: Path, field: str
 ) -> None:
-    assert find_approval(KEY._replace(**{field: "b" * 32}), environ) is None
+    other: Any = {field: ("/b",) if field == "chosen" else "b" * 32}
+    assert find_approval(KEY._replace(**other), environ) is None
 
 
 def test_a_record_under_another_plugins_name_is_refused(environ: dict[str, str], path: Path) -> None:
@@ -97,6 +98,8 @@ Change = Callable[[dict[str, Any]], object]
         (lambda data: data.pop("added"), "it has no added"),
         (lambda data: data["plugin"].update(more=""), "unknown key"),
         (lambda data: data["plugin"].update(id=1), "plugin.id"),
+        (lambda data: data["plugin"].update(chosen="/a"), "plugin.chosen is not a list"),
+        (lambda data: data["plugin"].update(chosen=[1]), "plugin.chosen is not a text"),
         (lambda data: data["plugin"].update(file="plugin.toml"), "plugin.file is not an absolute path"),
         (lambda data: data["asked"].update(read=["data"]), "not absolute"),
         (lambda data: data["asked"].update(read=["/a/../b"]), "contains '..'"),

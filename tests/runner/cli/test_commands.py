@@ -148,6 +148,20 @@ def test_run_gives_what_its_options_say_and_nothing_else(
     assert said.returncode == 126 and "use --project, --read or --write" in said.stderr
 
 
+def test_events_are_not_written_where_the_plugin_may_write(runner_as_user: Caller, plugin_dir: Path) -> None:
+    """It could put a file of its own in that place, and forge every line."""
+    folder = plugin_dir / "work"
+    folder.mkdir()
+    runner_as_user.give(folder)
+    forge = f"rm -f {folder}/events; echo forged > {folder}/events"
+    words = ("--write", folder, "--", "/bin/sh", "-c", forge)
+    refused = runner_as_user("run", "--events", folder / "events", *words)
+    assert refused.returncode == 126 and "the plugin may write to" in " ".join(refused.stderr.split())
+    assert (folder / "events").read_text() == ""
+    assert runner_as_user("run", *words).returncode == 0
+    assert (folder / "events").read_text() == "forged\n"  # the control
+
+
 @pytest.mark.parametrize("option", ["--read", "--write", "--net", "--env", "--project"])
 def test_under_strict_no_option_counts(runner_as: Caller, plugin_dir: Path, option: str) -> None:
     words = {

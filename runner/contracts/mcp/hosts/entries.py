@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from runner.contracts.mcp.hosts.host import Host, HostServer, Shape
 from runner.manifest.table import Table
@@ -15,6 +16,12 @@ GENERIC = Host("", "json", (("mcpServers",),), keys=("description", "disabled", 
 
 REMOTE = ("http", "sse", "streamable-http", "streamableHttp", "streamable_http", "ws", "remote")
 URLS = ("url", "serverUrl", "httpUrl", "uri")
+_LOCAL = ("stdio", "local")  # what hosts call a server that they start
+_TYPES = ("type", "transport", "transportType")
+# Goose's own, of which there is no program.
+_GOOSE_TYPES = ("builtin", "platform", "frontend")
+# Keys beside a URL whose value is a command, which the host starts outside of every cage.
+_HELPERS = ("headersHelper",)
 OVER_NETWORK = "is reached over the network; only stdio servers can be hosted"
 # Where each shape has its program, its arguments and its variables.
 _WORDS: dict[Shape, tuple[str, str, str]] = {
@@ -37,19 +44,15 @@ def servers_of(document: Document, host: Host | None) -> tuple[HostServer, ...]:
                 shown = name if isinstance(name, str) and name else f"item {index + 1}"
                 found.append(_server(shown, entry, (*keys, index), host, scope))
         elif isinstance(table, dict):
-            entries = [(name, entry) for name, entry in table.items() if not _is_hosts_own(entry, host)]
-            found += [_server(name, entry, (*keys, name), host, scope) for name, entry in entries]
+            for name, entry in table.items():
+                if not _is_hosts_own(entry, host) and _is_entry(entry, keys, table, host):
+                    found.append(_server(name, entry, (*keys, name), host, scope))
     return tuple(found)
 
 
 def _tables(document: Document, host: Host) -> Iterator[tuple[KeyPath, str]]:
     """The keys of each table of servers, and the project that it is for."""
-    if host.shape == "argv" and _is_second_version(document.data.get("mcp")):
-        yield ("mcp", "servers"), ""
-        return
     for keys in host.servers:
-        if host.shape == "argv" and len(keys) > 1:
-            continue
         if "*" not in keys:
             yield keys, ""
             continue
@@ -59,11 +62,16 @@ def _tables(document: Document, host: Host) -> Iterator[tuple[KeyPath, str]]:
             yield (*keys[:star], name, *keys[star + 1 :]), name
 
 
-def _is_second_version(mcp: object) -> bool:
-    """Whether the servers are one level deeper: `servers` is not itself a server of this name."""
-    inner = mcp.get("servers") if isinstance(mcp, dict) else None
-    return isinstance(inner, dict) and not any(
-        isinstance(inner.get(key), str | list) for key in ("command", "type", "url")
+def _is_entry(entry: object, keys: KeyPath, table: dict[str, Any], host: Host) -> bool:
+    """Versions of opencode differ in whether `servers` is a server of this name, or the table of all: what
+    may be a server on either level counts."""
+    if host.shape != "argv":
+        return True
+    looks_so = isinstance(entry, dict) and any(
+        isinstance(entry.get(key), str | list) for key in ("command", "type", "url")
+    )
+    return looks_so or (
+        isinstance(entry, dict) if len(keys) > 1 else not isinstance(table.get("servers"), dict)
     )
 
 
@@ -71,7 +79,7 @@ def _is_hosts_own(entry: object, host: Host) -> bool:
     """Extensions that are part of the host, and of which there is no program."""
     if host.shape != "cmd" or not isinstance(entry, dict):
         return False
-    return entry.get("type") not in ("stdio", None, *REMOTE)
+    return entry.get("type") in _GOOSE_TYPES and not entry.get("cmd") and not entry.get("config")
 
 
 def _at(data: object, keys: KeyPath) -> object:
@@ -83,10 +91,13 @@ def _at(data: object, keys: KeyPath) -> object:
 def _server(name: str, data: object, keys: KeyPath, host: Host, scope: str) -> HostServer:
     shape = host.shape
     entry = Table(data, keys)
+    twice = ""
     if shape == "cmd" and isinstance(entry.data.get("config"), dict):  # as older versions wrote it
-        entry = Table(
-            {**entry.table("config").data, "enabled": entry.data.get("enabled")}, entry.at("config")
-        )
+        own = {key: entry.data[key] for key in ("enabled", "type") if key in entry}
+        if strays := [key for key in ("cmd", "args", "envs", "env_keys", *URLS) if key in entry]:
+            twice = f"has {quoted(strays[0])} and a 'config', and versions of Goose differ in which they take"
+        else:
+            entry = Table({**entry.table("config").data, **own}, entry.at("config"))
     if shape == "nested" and not isinstance(entry.data.get("command"), dict):
         shape = "plain"
     program = entry.table("command") if shape == "nested" else entry
@@ -94,8 +105,16 @@ def _server(name: str, data: object, keys: KeyPath, host: Host, scope: str) -> H
     empty = HostServer(name, keys, shape, program.at(command), None, (), scope=scope, disabled=_is_off(entry))
     if not isinstance(data, dict):
         return empty._replace(fault="is not an object with a command")
-    if _is_remote(entry):
+    odd = twice or _type_fault(entry, host)
+    if not odd and _is_remote(entry):
         return empty._replace(remote=True, skipped=OVER_NETWORK)
+    if (
+        not odd
+        and shape == "cmd"
+        and command not in program
+        and entry.data.get("type") not in (None, *_LOCAL)
+    ):
+        return empty._replace(skipped=f"has a type of which only {host.name} knows what it starts")
     if "settings" in entry and command not in program and shape == "plain" and host.shape == "nested":
         return empty._replace(skipped=f"belongs to an extension, whose program only {host.name} knows")
     argv, fault = _argv(program, command, args)
@@ -108,7 +127,7 @@ def _server(name: str, data: object, keys: KeyPath, host: Host, scope: str) -> H
         passed=_passed(entry),
         env_file=(entry.string("envFile") or "") if "envFile" in host.keys else "",
         cwd=entry.string("cwd") or "",
-        fault=fault or env_fault,
+        fault=odd or fault or env_fault,
     )
 
 
@@ -116,9 +135,39 @@ def _is_off(entry: Table) -> bool:
     return entry.data.get("disabled") is True or entry.data.get("enabled") is False
 
 
+def _type_fault(entry: Table, host: Host) -> str:
+    """Why it is not known what a host starts: nothing of this may be called remote, or be overlooked."""
+    name = host.name or "the host"
+    if helper := next((key for key in _HELPERS if entry.data.get(key)), ""):
+        return f"has {quoted(helper)}, a command that {name} runs outside of every cage; remove it"
+    key = _program_key(entry)
+    if not key:
+        return ""
+    if url := next((each for each in URLS if entry.string(each)), ""):
+        return f"has {quoted(key)} and {quoted(url)}, and hosts differ in which they take; remove one of them"
+    for each in _TYPES:
+        kind = entry.data.get(each)
+        if kind in REMOTE:
+            return (
+                f"has {quoted(key)} and the {each} {quoted(kind)} of a server without one; remove one of them"
+            )
+        if kind is not None and kind not in _LOCAL:
+            return (
+                f"has {quoted(key)} and the unknown {each} {quoted(str(kind))}; write 'stdio', or remove it"
+            )
+    return ""
+
+
+def _program_key(entry: Table) -> str:
+    return next((key for key in ("command", "cmd") if entry.data.get(key)), "")
+
+
 def _is_remote(entry: Table) -> bool:
-    kind = entry.string("type") or entry.string("transport") or entry.string("transportType")
-    return kind in REMOTE or any(entry.string(url) is not None for url in URLS)
+    """A program is never remote: _type_fault has named what speaks for both."""
+    if _program_key(entry):
+        return False
+    kinds = [entry.data.get(each) for each in _TYPES]
+    return any(kind in REMOTE for kind in kinds) or any(entry.string(url) is not None for url in URLS)
 
 
 def _argv(program: Table, command: str, args: str) -> tuple[tuple[str, ...], str]:
@@ -143,15 +192,17 @@ def _env(program: Table, key: str, host: Host) -> tuple[tuple[tuple[str, str], .
     if not isinstance(value, dict):
         return (), f"has {quoted(key)} that is not an object"
     found: dict[str, str] = {}
+    fault = ""
     for name, text in value.items():
         if host.rules == "vscode" and text is None:
             continue  # "unset it", and no cage has it set
         if isinstance(text, int | float) and not isinstance(text, bool) and host.syntax in ("jsonc", "yaml"):
             text = str(text)
         if not isinstance(text, str):
-            return tuple(found.items()), f"has a variable {quoted(str(name))} whose value is not a string"
+            fault = fault or f"has a variable {quoted(str(name))} whose value is not a string"
+            continue
         found[name] = text
-    return tuple(found.items()), ""
+    return tuple(found.items()), fault
 
 
 def _passed(entry: Table) -> tuple[str, ...]:

@@ -96,8 +96,10 @@ def test_networks(written: str | None, network: str | None) -> None:
 
 RULES: list[tuple[str, dict[str, Any], str, int, int]] = [
     # The entry is written with one key per line: command in line 4, the first other key in line 5.
-    ("url", {"url": "https://x"}, "server_not_stdio", 5, 4),
-    ("http", {"type": "http"}, "server_not_stdio", 5, 4),
+    ("url", {"command": "", "url": "https://x"}, "server_not_stdio", 5, 4),
+    ("http", {"command": "", "type": "http"}, "server_not_stdio", 5, 4),
+    ("command and url", {"url": "https://x"}, "entry_invalid", 3, 3),
+    ("command and http", {"type": "http"}, "entry_invalid", 3, 3),
     ("type", {"type": "carrier-pigeon"}, "invalid_value", 5, 4),
     ("blank command", {"command": " "}, "command_missing", 4, 4),
     ("command type", {"command": 1}, "invalid_type", 4, 4),

@@ -339,7 +339,7 @@ def idle(given: dict[str, Any], count: int) -> list[Any]:
 
 def test_it_sleeps_while_nothing_happens(box: Box) -> None:
     """It is not woken once: no clock and no meter of these plugins has anything to look at."""
-    policy = 'version = 1\n[seccomp]\ndefault = "strict"\nceiling = "strict"\n'
+    policy = 'version = 1\nmachine_share = "100%"\n[seccomp]\ndefault = "strict"\nceiling = "strict"\n'
     assert run(box, idle, monitored_plugins.given(box, ECHOES, policy=policy), 8) == [0, 1]
 
 

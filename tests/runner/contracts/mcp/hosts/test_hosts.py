@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from runner.contracts.mcp.hosts.entries import servers_of
+from runner.contracts.mcp.hosts.entries import GENERIC, servers_of
 from runner.contracts.mcp.hosts.find import host_by_content, host_of, known_files, place_of
 from runner.contracts.mcp.hosts.host import HostServer
-from runner.contracts.mcp.hosts.table import HOSTS
+from runner.contracts.mcp.hosts.table import GOOSE, HOSTS
 from sandbox.document.read import Document, parse
 from tests.conftest import ROOT
 
@@ -390,6 +391,90 @@ def test_an_entry_that_cannot_be_read_says_why(entry: str, said: str) -> None:
     read = parse("/x/mcp.json", f'{{"mcpServers": {{"a": {entry}}}}}'.encode(), "json")
     [server] = servers_of(read, None)
     assert said in server.fault
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"type": "stdio", "command": "x", "url": "https://e/"}, "'command' and 'url'"),
+        ({"command": "x", "uri": "y"}, "'command' and 'uri'"),
+        ({"type": "stdio", "command": "x", "transport": "http"}, "the transport 'http'"),
+        ({"command": "x", "transportType": "sse"}, "the transportType 'sse'"),
+        ({"type": "http", "command": "x", "url": "https://e/"}, "'command' and 'url'"),
+        ({"type": "Stdio", "command": "x"}, "the unknown type 'Stdio'"),
+        ({"type": ["http"], "command": "x"}, "the unknown type"),
+        ({"type": "http", "url": "https://e/", "headersHelper": "./x.sh"}, "'headersHelper', a command that"),
+        # The controls: a server that is started, and one that is not.
+        ({"type": "stdio", "command": "x", "url": ""}, ""),
+        ({"type": "http", "command": "", "url": "https://e/"}, "remote"),
+        ({"type": "http", "url": "https://e/"}, "remote"),
+    ],
+)
+def test_nothing_that_a_host_may_start_is_called_remote(entry: dict[str, Any], said: str) -> None:
+    for host in (None, *HOSTS):
+        if host is None or host.shape == "plain":
+            keys = (host or GENERIC).servers[0]
+            table: Any = [{"name": "a", **entry}] if host is not None and host.named_list else {"a": entry}
+            read = parse("/x/mcp.json", json.dumps({keys[0]: table}).encode(), "json")
+            [server] = servers_of(read, host)
+            assert (server.remote, said in server.fault) == (
+                (True, False) if said == "remote" else (False, True)
+            )
+            assert bool(server.fault) == (said not in ("", "remote"))
+
+
+@pytest.mark.parametrize(
+    ("mcp", "expected"),
+    [
+        ({"servers": {"enabled": False}, "evil": {"type": "local", "command": ["x"]}}, {"evil"}),
+        (
+            {"servers": {"one": {"type": "local", "command": ["x"]}}, "evil": {"command": ["y"]}},
+            {"one", "evil"},
+        ),
+        ({"servers": {"type": "local", "command": ["x"], "evil": {"command": ["y"]}}}, {"servers", "evil"}),
+        ({"servers": {"type": "local", "command": ["x"]}}, {"servers"}),
+        ({"timeout": {"startup": 1}, "servers": {"one": {"command": ["x"]}}}, {"one"}),
+    ],
+)
+def test_both_levels_of_opencode_are_read(mcp: dict[str, Any], expected: set[str]) -> None:
+    read = parse("/src/shop/opencode.json", json.dumps({"mcp": mcp}).encode(), "jsonc")
+    found = servers_of(read, host_of(read.path, read))
+    assert {server.name for server in found} == expected
+    for server in found:
+        assert not server.fault and server.argv and at(read.data, server.command_keys) == list(server.argv)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("type: stdio, cmd: evil, envs: {LD_PRELOAD: /x.so}, config: {cmd: decoy}", "'cmd' and a 'config'"),
+        ("type: stdio, envs: {LD_PRELOAD: /x.so}, config: {cmd: decoy}", "'envs' and a 'config'"),
+        ("type: stdioo, cmd: evil", "the unknown type 'stdioo'"),
+        ("type: Stdio, cmd: evil", "the unknown type 'Stdio'"),
+        ("type: builtin, cmd: evil", "the unknown type 'builtin'"),
+        ("type: builtin, config: {cmd: evil}", "the unknown type 'builtin'"),
+        ("type: stdio, cmd: evil, uri: x", "'cmd' and 'uri'"),
+        ("type: sse, config: {cmd: evil}", "the type 'sse'"),
+    ],
+)
+def test_what_goose_may_start_is_named(entry: str, said: str) -> None:
+    text = f"extensions:\n  x: {{{entry}}}\n".encode()
+    read = parse("/h/.config/goose/config.yaml", text, "yaml")
+    [server] = servers_of(read, GOOSE)
+    assert said in server.fault and not server.remote and not server.skipped
+
+
+def test_a_type_of_goose_that_nobody_knows_is_named() -> None:
+    text = b"extensions:\n  x: {type: inline_python, code: pass}\n  y: {type: builtin, name: y}\n"
+    read = parse("/h/.config/goose/config.yaml", text, "yaml")
+    [server] = servers_of(read, GOOSE)
+    assert server.name == "x" and "only Goose knows" in server.skipped
+
+
+def test_variables_behind_one_that_is_no_string_are_read() -> None:
+    text = b'{"mcpServers": {"a": {"command": "x", "env": {"A": [], "PATH": "/p"}}}}'
+    [server] = servers_of(parse("/x/mcp.json", text, "json"), None)
+    assert server.env == (("PATH", "/p"),) and "'A'" in server.fault
 
 
 def test_the_documentation_has_every_host_and_every_file_of_a_project() -> None:

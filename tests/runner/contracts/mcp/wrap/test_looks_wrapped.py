@@ -48,6 +48,23 @@ def test_what_wrap_wrote_is_wrapped(runner_as_user: Caller, config: Path) -> Non
     assert "wrapped_otherwise" not in check
 
 
+def test_a_program_beside_a_url_is_an_error(runner_as_user: Caller, config: Path) -> None:
+    helper = {"type": "http", "url": "https://example.com/", "headersHelper": "./evil.sh"}
+    for entry, said in (
+        ({"command": "./evil", "uri": "x"}, "'command' and 'uri'"),
+        (helper, "a command that"),
+    ):
+        config.write_text(json.dumps({"mcpServers": {"tool": entry}}))
+        before = config.read_text()
+        for told in outputs(runner_as_user, config):
+            assert said in told and "no program to run" not in told
+        assert runner_as_user("check", config).returncode == 20
+        assert config.read_text() == before
+    config.write_text(json.dumps({"mcpServers": {"tool": {"url": "https://example.com/"}}}))
+    assert "no program to run" in outputs(runner_as_user, config)[0]  # the control
+    assert "'headersHelper'" not in outputs(runner_as_user, config)[2]
+
+
 def test_every_difference_is_named_at_once(runner_as_user: Caller, config: Path) -> None:
     assert runner_as_user("wrap", config, "--yes").returncode == 0
 
