@@ -143,6 +143,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         denial._replace(required=False) if _is_missing(denial, plugin) else denial
         for denial in granted.denials
     )
+    told = (*told, *_withheld(denials, loaded))
     strays = _set_by_file(loaded.plugin, plugin, chosen, approved=found.record is not None)
     if strays:
         denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
@@ -159,6 +160,22 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         approved_at=0.0 if found.record is None else found.record.when,
         approved_program=() if found.record is None else found.record.key.programs,
     )
+
+
+def _withheld(denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
+    """Variables of the host that a wrapped entry names and does not get: that was not the person's own
+    word."""
+    command = loaded.invocation.command
+    if command is None or command.host_environ is None:
+        return ()
+    names = [each.asked for each in denials if each.rule == "env_ceiling" and not each.required]
+    if not names:
+        return ()
+    from runner.launch.approve import allow_command
+
+    options = [word for name in names for word in ("--env", name)]
+    message = f"the entry asks for variables of the host, which need your yes: {', '.join(names)}"
+    return (Note("withheld", message, f"to allow it: {allow_command(loaded, *options)}"),)
 
 
 def _filled(

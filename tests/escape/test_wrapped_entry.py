@@ -327,7 +327,13 @@ def test_a_path_of_the_entry_chooses_no_other_interpreter(host: Host, variable: 
     assert allowed.returncode == 0 and f"with {person}/mynode" in allowed.stdout, allowed.stderr
     assert start(own).stdout == "mine s3cret\n"  # the control
     other = f"{host.project}/bin:/usr/bin:/bin"
-    done = start(other) if variable == "PATH" else start(own, PLUGIN_ENV_PATH=other)
+    if variable == "PATH":
+        done = start(other)
+    else:  # the project's file has it by now, or nothing would start
+        document = json.loads(host.file.read_text())
+        document["mcpServers"]["tool"]["env"] = {variable: other}
+        host.file.write_text(json.dumps(document))
+        done = start(own, PLUGIN_ENV_PATH=other)
     assert "s3cret" not in done.stdout
     said = " ".join(done.stderr.split())
     assert "your approval of" in said and f"is for {person}/server with {person}/mynode" in said
@@ -514,11 +520,18 @@ def test_this_runner_by_hand_is_shown_with_its_options(host: Host) -> None:
     for words in (("exec", "--policy", "p", "."), ("run", "--report", "r"), ("exec", "--secret=a=@f", ".")):
         *shown, check = told(*words)
         assert "error: wrapped_unsafely" in check and "cage already" not in " ".join((*shown, check))
-    for words in (("exec", ".", "--inspect"), ("run", "--net", "host")):
-        *shown, check = told(*words)
-        assert "warning: runner_by_hand" in check and "error:" not in check
-        assert "cage already" not in " ".join((*shown, check))
+    # What an option gives is the word of the project that the file came with.
+    given = (("run", "--net", "host"), ("run", "--read=/srv"), ("run", "--env", "AWS_KEY"))
+    for some in given:
+        assert "error: wrapped_unsafely" in told(*some)[2]
+    *shown, check = told("exec", ".", "--inspect")
+    assert "warning: runner_by_hand" in check and "error:" not in check
+    assert "cage already" not in " ".join((*shown, check))
     assert all("runs in a cage already" in said for said in told("run", "--memory", "1G"))  # the control
+    host.file = host.caller.home / ".cursor/mcp.json"  # and so is a person's own file
+    for some in given:
+        *shown, check = told(*some)
+        assert "warning: runner_by_hand" in check and "error:" not in check
 
 
 def test_a_link_of_the_project_is_not_this_runner(host: Host) -> None:
@@ -605,6 +618,8 @@ def test_the_hosts_own_variables_need_a_yes(host: Host) -> None:
         return found
 
     assert "AWS_KEY" not in start(*words)
+    noted = " ".join(host.command(*words, env={"AWS_KEY": "aws"}).stderr.split())
+    assert "which need your yes: AWS_KEY; to allow it: runner allow --env AWS_KEY" in noted
     allow = (host.runner, "allow", "--yes", "--env", "AWS_KEY", host.file)
     assert host.command(*allow, env={"AWS_KEY": "aws"}).returncode == 0
     assert start(*words)["AWS_KEY"] == "aws"  # the control
@@ -615,6 +630,49 @@ def test_the_hosts_own_variables_need_a_yes(host: Host) -> None:
     host.write_file(own, json.dumps({"mcpServers": {"tool": entry}}), 0o600)
     host.caller.give(own.parent)
     assert start(*mine)["AWS_KEY"] == "aws"
+    # Also one that is kept elsewhere, with a link in the host's place.
+    kept = host.caller.home / "dotfiles.json"
+    host.write_file(kept, own.read_text().replace(str(own), str(kept)), 0o600)
+    host.caller.give(kept)
+    own.unlink()
+    linked = [word.replace(str(own), str(kept)) for word in mine]
+    assert "AWS_KEY" not in start(*linked)
+    own.symlink_to(kept)
+    assert start(*linked)["AWS_KEY"] == "aws"
+
+
+def test_a_record_that_a_host_would_fill_in_is_none_of_ours(host: Host) -> None:
+    """What `check` reads is what the runner gets, and a path says where it leads only if it is real."""
+    entry = host.wrap({"command": str(host.server)})
+    args = entry["args"]
+    host.write_file(host.project / "x/.cursor/mcp.json", "{}")
+    (host.project / "x/y").mkdir()
+    (host.project / "link").symlink_to("x/y")
+    foreign = f"{host.project}/link/../.cursor/mcp.json"  # for the kernel: that of x
+    tricky = f'{{"file":"${{HOME:-","file":"{host.file}","format":"2","x":"}}{foreign}","format":"2"}}'
+    host.write({**entry, "args": [*args[:2], tricky, *args[3:]]})
+    assert json.loads(tricky)["file"] == str(
+        host.file
+    )  # the control: read as it is written, it looks like ours
+    check = host.command(host.runner, "check", host.file)
+    assert check.returncode != 0 and "error: wrapped_unsafely" in check.stdout
+    claim = json.dumps({"file": foreign, "format": "2"})
+    words = [*args[:2], claim, *args[3:]]
+    host.write_file(Path(foreign), json.dumps({"mcpServers": {"tool": {**entry, "args": words}}}))
+    refused = host.command(entry["command"], *words)
+    assert refused.returncode == 2 and "is not the real path" in refused.stderr
+
+
+def test_a_second_table_of_variables(host: Host) -> None:
+    """Whether a host reads it is not known."""
+    entry = host.wrap({"command": str(host.server), "env": {"TOKEN": "t"}})
+    assert host.command(host.runner, "check", host.file).returncode == 0  # the control
+    for key in ("environment", "ENV", "envs"):
+        host.write({**entry, key: {"LD_PRELOAD": "/x.so"}})
+        check = host.command(host.runner, "check", host.file)
+        assert check.returncode != 0 and f"'{key}'" in check.stdout
+        host.write({"command": str(host.server), key: {"LD_PRELOAD": "/x.so"}})
+        assert "will run in a cage" not in host.command(host.runner, "wrap", "--dry-run", host.file).stdout
 
 
 def test_an_entry_that_claims_another_configuration(host: Host) -> None:

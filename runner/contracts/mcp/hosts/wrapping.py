@@ -128,6 +128,8 @@ def record_of(options: Sequence[str]) -> dict[str, str]:
     for word in words:
         text = next(words, "") if word == _MARK else word.removeprefix(_MARK + "=")
         if word == _MARK or text != word:
+            if any(c in text[1:-1] for c in "${}"):  # what a host fills in makes another record of it
+                return {}
             try:
                 found = json.loads(text)
             except (ValueError, RecursionError):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping
 
 from runner.contracts.contract import EntryFound, WrappedEntry
-from runner.contracts.mcp.hosts.find import MOST_BYTES
+from runner.contracts.mcp.hosts.find import MOST_BYTES, known_files
 from runner.contracts.mcp.hosts.wrapping import options_fault, run_name
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration, table_names, value_at
 from runner.plugin import PLUGIN_PREFIX
@@ -21,17 +22,20 @@ from sandbox.document.read import read_bounded
 # What some host fills in. Which value it had is not known here.
 _FILLED = re.compile(r"\$\{\{[^}]*+\}\}|\$\{[^}]*+\}|\{[A-Za-z]++:[^}]*+\}|\$[A-Za-z0-9_]++|^~")
 
+_REWRITING_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
+
 
 def find_entry(wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
     """See Contract.find_entry."""
     if fault := options_fault(wrapped.options):
         allow = "runner allow FILE --server NAME, with --read, --write, --net or --env"
         raise ValueError(f"--wrapped: {fault}; run runner wrap again, and to give it more: {allow}")
-    try:
-        raw = read_bounded(wrapped.manifest, limit=MOST_BYTES)
-        config = configuration(wrapped.manifest, raw, os.path.expanduser("~"), {})
-    except DocumentError as error:
-        raise ValueError(f"--wrapped: {error.diagnostics[0].text()}") from None
+    if os.path.realpath(wrapped.manifest) != wrapped.manifest:
+        # A link on the way leads elsewhere than the words of the path say.
+        told = f"{printable(wrapped.manifest)} is not the real path of a configuration"
+        raise ValueError(f"--wrapped: {told}; run runner wrap again")
+    home = os.path.expanduser("~")
+    config = _read(wrapped.manifest, home)
     told = f"{wrapped.manifest} has no entry {wrapped.id} with this command line"
     words = ("run", *wrapped.options, "--", *wrapped.argv)
     for server in config.servers:
@@ -43,9 +47,28 @@ def find_entry(wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
         told = _wrong_variable(config, server.env_keys or (), names, wrapped, environ)
         if not told:
             is_own = config.place is not None and config.place.own
+            if not is_own and any(word.startswith("--env") for word in wrapped.options):
+                is_own = _is_linked_to(wrapped.manifest, home)
             folder = config.place.project if config.place is not None else ""
             return EntryFound(folder, None if is_own else frozenset(names if wrapped.outdated else ()))
     raise ValueError(f"--wrapped: {printable(told)}; restart the host, or run runner wrap again")
+
+
+def _read(path: str, home: str) -> Configuration:
+    """A host may write its file anew at this moment, so what cannot be read is read again for a while."""
+    until = time.monotonic() + _REWRITING_SECONDS
+    while True:
+        try:
+            return configuration(path, read_bounded(path, limit=MOST_BYTES), home, {})
+        except DocumentError as error:
+            if time.monotonic() >= until:
+                raise ValueError(f"--wrapped: {error.diagnostics[0].text()}") from None
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _is_linked_to(path: str, home: str) -> bool:
+    """Whether a file of the person's own in a host's place is a link to this one."""
+    return any(each.own and os.path.realpath(each.path) == path for each in known_files({}, home, home))
 
 
 def _wrong_variable(

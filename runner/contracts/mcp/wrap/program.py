@@ -28,4 +28,8 @@ def is_this_runner(command: str, program: str) -> bool:
     """Whether an absolute path is, word for word, the one that `wrap` writes, or the real one of the same
     file. Any other link may lead elsewhere at the next start, and whoever made it chose the folder that it is
     in: `runner` looks for its Python there."""
-    return bool(program) and command in (program, os.path.realpath(program))
+    if not program:
+        return False
+    real = os.path.realpath(program)
+    found = os.path.abspath(which("runner") or "")  # by the person's own PATH, as pipx makes a link there
+    return command in (program, real) or (command == found and os.path.realpath(found) == real)

@@ -40,9 +40,10 @@ ENV_FILE = "envFile"
 _MOST_SHOWN = 400  # characters of options
 # Options of an entry that somebody wrote by hand which ask for something, and are shown. All others name a
 # place of the runner's, a secret or a file that it reads: a policy decides whether there is a cage at all.
+_GIVES_NOTHING = ("--name", "--server", "--contract", "--inspect")
 _BY_HAND = (
-    *("--read", "--write", "--net", "--env", "--project", "--cwd", "--name", "--server", "--contract"),
-    *("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit", "--inspect"),
+    *("--read", "--write", "--net", "--env", "--project", "--cwd", *_GIVES_NOTHING),
+    *("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit"),
 )
 
 
@@ -184,7 +185,10 @@ def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> S
     elif options:
         told += f"; it has {_shown_options(options)}"
     unsafe: list[str] = []
-    if names := [name for name in dict.fromkeys(option_names(options)) if name not in _BY_HAND]:
+    # In a file that came with a project, what an option gives was nobody's word but the project's.
+    is_own = config.place is not None and config.place.own
+    allowed = _BY_HAND if is_own else (*_GIVES_NOTHING, *option_names(only_limits(options)))
+    if names := [name for name in dict.fromkeys(option_names(options)) if name not in allowed]:
         shown = ", ".join(cut(name, 40) for name in names)
         unsafe.append(f"the configuration chooses what only you should choose: {shown}")
     acting = tuple(name for name in (*table_names(config, server), *server.passed) if acts_on_runner(name))
@@ -238,6 +242,9 @@ def _variables_fault(config: Configuration, server: HostServer) -> str:
             return f"has a variable {quoted(name)}, which is the name of none"
     entry = value_at(config.document.data, server.keys)
     files = [key for key in entry if _is_env_file(key)] if isinstance(entry, dict) else []
+    tables = [key for key in entry if _is_env_table(key)] if isinstance(entry, dict) else []
+    if other := [str(key) for key in tables if (*server.keys, key) != server.env_keys]:
+        return f"has {quoted(other[0])}, and {config.host_name} may take it for variables too; remove it"
     if files and (not server.env_file or files != [ENV_FILE]):
         return (
             f"has {quoted(str(files[0]))}, and it is not known what {config.host_name} does with it; remove"
@@ -248,6 +255,16 @@ def _variables_fault(config: Configuration, server: HostServer) -> str:
 
 def _is_env_file(key: str) -> bool:
     return key.replace("_", "").lower() == ENV_FILE.lower()
+
+
+def _is_env_table(key: str) -> bool:
+    return key.replace("_", "").lower() in (
+        "env",
+        "envs",
+        "environment",
+        "environmentvariables",
+        "envvariables",
+    )
 
 
 def _passed_fault(server: HostServer) -> str:
