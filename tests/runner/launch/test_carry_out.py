@@ -57,7 +57,7 @@ def carried_out(plan: str) -> dict[str, Any]:
     from runner.launch.stdio import connect_caller
     from runner.launch.wait import drive, watch_signals
     from sandbox.codec import unpack
-    from sandbox.limits.assigned import AssignedLimit, AssignedLimits
+    from sandbox.limits.assigned import AssignedLimit, AssignedLimits, Shares
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan import plan as plans
@@ -100,6 +100,7 @@ def carried_out(plan: str) -> dict[str, Any]:
                 Provision,
                 AssignedLimit,
                 AssignedLimits,
+                Shares,
                 Hierarchy,
                 Site,
                 Layer,
