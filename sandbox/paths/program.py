@@ -82,7 +82,10 @@ class _ProgramSearch:
 
     def choose(self, path: str) -> None:
         if os.path.dirname(path) not in SYSTEM_PATH.split(":"):  # the links there are root's to change
-            self.chosen += [_with_real_folder(path), look.realpath(path)]
+            try:
+                self.chosen += [_with_real_folder(path), look.realpath(path)]
+            except OSError:
+                pass  # a link of /proc that nobody may read: nothing starts by it
 
     def covered(self, path: str) -> bool:
         return path in self.prefixes or any(contains(tree, path) for tree in (*self.roots, *self.trees))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from runner.exceptions import PluginFailure
 from runner.protocol.dialect import Call, Notice
@@ -77,10 +78,16 @@ async def test_a_long_frame_is_searched_once_and_in_a_thread(monkeypatch: pytest
 
 @pytest.mark.trio
 async def test_no_clock_waits_for_a_search(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock
+    monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
     searches = Searches(monkeypatch)
-    async with live(with_a_notice) as rig:
+
+    async def pass_the_time() -> None:
+        await searches.began.wait()  # before that no clock of the session runs
+        mock_clock.autojump_threshold = 0
+
+    async with trio.open_nursery() as nursery, live(with_a_notice) as rig:
+        nursery.start_soon(pass_the_time)
         rig.session.state.record.secrets = Secrets({"token": TOKEN})
         with pytest.raises(PluginFailure, match="no answer within"):
             await rig.session.call(ADD._replace(input={"text": "100000"}))

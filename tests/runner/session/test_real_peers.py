@@ -51,7 +51,7 @@ def policy(folder: Path, *host: str) -> Path:
     """The default policy with other host capabilities. It is not in the plugin's folder, which others may be
     able to write to: a policy must not be writable by others."""
     text = (ROOT / "policies/default.toml").read_text()
-    text, count = re.subn(r"(?m)^host = .*$", f"host = {json.dumps(host)}", text)
+    text, count = re.subn(r"(?m)^host = \[.*$", f"host = {json.dumps(host)}", text)
     assert count == 1
     path = folder / "policy.toml"
     path.write_text(text)
