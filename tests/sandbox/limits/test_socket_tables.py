@@ -17,6 +17,8 @@ from sandbox.limits.socket_meter import most_of_one, shown_by
 from sandbox.limits.socket_tables import SocketLists, SocketTables, entries_of, open_network
 from tests.limits.socket_ways import WAY_NAMES, WAYS
 
+pytestmark = pytest.mark.launches  # a network namespace
+
 MIB = 1 << 20
 GOAL = 8 * MIB
 
