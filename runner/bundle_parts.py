@@ -21,7 +21,7 @@ PARTS = {
         "sandbox.facts",
         "runner.launch.stored.entry",
         "runner.outcome",
-        "sandbox.given",
+        "sandbox.spec",
         "sandbox.limits",
         "sandbox.limits.assigned",
         "sandbox.scopes",
@@ -84,7 +84,6 @@ PARTS = {
     # What `runner exec` loads besides if no plan holds, for a manifest and a policy that it knows.
     "decide": (
         "runner.contracts",
-        "sandbox.spec",
         "runner.plugin",
         "runner.contracts.contract",
         "sandbox.look",
@@ -144,6 +143,7 @@ PARTS = {
         "sandbox.plan.compile",
         "sandbox.plan.sources",
         "sandbox.plan.find_bwrap",
+        "runner.launch.denylist",
         "runner.launch.plan",
         "runner.launch.run",
         "runner.cli.exec",
@@ -162,7 +162,6 @@ PARTS = {
         "runner.cli.shared.json_option",
         "runner.contracts",
         "sandbox.value",
-        "sandbox.given",
         "sandbox.spec",
         "runner.plugin",
         "runner.contracts.contract",

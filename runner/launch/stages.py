@@ -21,9 +21,9 @@ from __future__ import annotations
 import time
 
 from runner.outcome import Failure
-from sandbox.given import Approval, Overrides
 from sandbox.limits.assigned import AssignedLimits
 from sandbox.scopes import contextmanager
+from sandbox.spec import Approval, Overrides
 from sandbox.typed import TYPE_CHECKING, Iterator
 from sandbox.value import NamedTuple
 

@@ -12,12 +12,12 @@ from runner.launch.stdio import MakeInspection, Plumbing
 from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
-from sandbox.given import Limits
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import LaterMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager
 from sandbox.signals import signal
+from sandbox.spec import Limits
 from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from runner.launch.remote.kept import told_of
 from runner.launch.remote.messages import LaunchOrder
 from runner.launch.stages import Invocation
 from runner.launch.stored.code import OwnCode
-from sandbox.given import Limits, Overrides
+from sandbox.spec import Limits, Overrides
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.stored.kept_plugin import (
@@ -56,7 +56,7 @@ def hosting() -> None:
     from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
     from runner.launch.stages import Invocation
     from sandbox.codec import as_plain
-    from sandbox.given import Limits, Overrides
+    from sandbox.spec import Limits, Overrides
 
     log = os.memfd_create("log")  # of this process, its fork server and its monitors
     os.dup2(log, 2)
