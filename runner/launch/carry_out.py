@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from runner.launch.acquire import Sources, acquire
+from runner.launch.acquire import Sources, acquire, require_contents
 from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import settle, start
 from runner.launch.wait import wait_steps
@@ -80,8 +80,6 @@ def plan_steps(
     stage: Stage = planned
     try:
         if contents or planned.plan.memory_files:
-            from runner.launch.provide.contents import require_contents
-
             require_contents(planned, contents)
         with sources or Sources() as held, acquire(planned, environ, held) as acquired:
             stage = planned = acquired.planned._replace(timings=watch.lap("plan"))

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from runner.launch.acquire import Sources
+from runner.launch.acquire import Sources, measured_room
 from runner.launch.carry_out import CalledOff, LaunchHost, plan_steps
 from runner.launch.plan import plan
 from runner.launch.prepare import decide, load
@@ -104,8 +104,6 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
         planned = plan(decided, environ, watch, sources)
         disk, held = planned.plan.limits.disk, sources.held
         if disk is not None and held is not None and not planned.grant.unsandboxed:
-            from runner.launch.provide.room import measured_room
-
             with failing(planned), measured_room(held.opened.writable, disk):
                 pass
         return planned
