@@ -9,10 +9,9 @@ import trio
 
 from runner.outcome import Outcome
 from runner.protocol.dialect import Events, Refusal, Reply, Violation
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline, Waiter
 from runner.session.prepared import GIVEN_UP
 from runner.session.state import SessionState
-from runner.session.waiter import Waiter
 
 # The reasons that a plugin is told.
 DEADLINE_EXCEEDED = "deadline_exceeded"

@@ -18,7 +18,7 @@ from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
 from runner.protocol.secrets import Secrets
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 

@@ -20,7 +20,7 @@ from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal, Violation
 from runner.protocol.secrets import Secrets
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline
 from sandbox.cell.contents import Contents
 from sandbox.value import NamedTuple
 

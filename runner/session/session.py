@@ -41,13 +41,12 @@ from runner.protocol.jsonrpc import INTERNAL_ERROR
 from runner.session import settlement
 from runner.session.backlog import Backlog
 from runner.session.cancellation import await_answer
-from runner.session.deadline import Deadline
 from runner.session.outbox import Letter
+from runner.session.pending import Deadline, OnProgress, Waiter
 from runner.session.prepared import GIVEN_UP
 from runner.session.shutdown import Shutdown
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
-from runner.session.waiter import OnProgress, Waiter
 from sandbox.network.egress import AuditLine
 
 # The counter of a dialect for events about a call that it did not pass on.

@@ -8,9 +8,9 @@ import trio
 
 from runner.protocol.dialect import Farewell
 from runner.session.cancellation import SHUTDOWN, tell_and_wait
+from runner.session.pending import first_of
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import LINGER_SECONDS
-from runner.session.waiter import first_of
 from sandbox.cell import KILL_SECONDS
 
 _SIGTERM = 15

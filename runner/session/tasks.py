@@ -19,9 +19,8 @@ from runner.outcome import Failure, Outcome
 from runner.protocol import wire
 from runner.protocol.dialect import Alive, Answer, Events, HostCall, Message, Pulse
 from runner.protocol.memory import QUESTION, Charge
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline, first_of
 from runner.session.state import SessionState
-from runner.session.waiter import first_of
 
 # A process that has closed its stdout may take this long to end, and stdout this long when the process has.
 LINGER_SECONDS = 2.0

@@ -25,9 +25,9 @@ from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, CallEnd, Notice
 from runner.protocol.secrets import Secrets
 from runner.session import settlement
-from runner.session.deadline import Deadline
 from runner.session.delegation import open_prepared
 from runner.session.open import bare_report, open_session
+from runner.session.pending import Deadline
 from runner.session.prepared import PreparedCall
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
