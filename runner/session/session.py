@@ -40,11 +40,10 @@ from runner.protocol.host_services import Gate, HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
 from runner.session import settlement
 from runner.session.backlog import Backlog
-from runner.session.cancellation import await_answer
 from runner.session.outbox import Letter
 from runner.session.pending import Deadline, OnProgress, Waiter
 from runner.session.prepared import GIVEN_UP
-from runner.session.shutdown import Shutdown
+from runner.session.shutdown import Shutdown, await_answer
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
 from sandbox.network.egress import AuditLine
