@@ -1,5 +1,4 @@
-"""Calls that wait for their answers: the waiter of each, its deadline, and the clock that wakes them when their
-time is up.
+"""Calls that wait for their answers: the waiter of each, its deadline, and the clock that wakes them at it.
 
 A deadline counts from when the call was accepted: its launch is included.
 """

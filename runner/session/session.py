@@ -38,11 +38,11 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import Gate, HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
-from runner.session import settlement
 from runner.session.backlog import Backlog
 from runner.session.outbox import Letter
 from runner.session.pending import Deadline, OnProgress, Waiter
 from runner.session.prepared import GIVEN_UP
+from runner.session.record import told_exit, without_verdict
 from runner.session.shutdown import Shutdown, await_answer
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
@@ -359,10 +359,10 @@ class Session:
             state.verdict = Outcome(
                 "internal", "teardown", message, "monitor", "look for a stopped process: ps -o pid,stat,args"
             )
-        outcome = state.verdict or settlement.without_verdict(state.left, state.ready.is_set(), state.phase)
+        outcome = state.verdict or without_verdict(state.left, state.ready.is_set(), state.phase)
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
-        self.report["exit"] = settlement.told_exit(self.report["exit"], state.verdict, state.given_up)
+        self.report["exit"] = told_exit(self.report["exit"], state.verdict, state.given_up)
         self.report["advice"] = [each._asdict() for each in self._advice(ended, outcome)]
         if state.record.secrets:
             # The monitor knows no secrets, and a plugin can ask for a host of any name.
