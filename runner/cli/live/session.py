@@ -24,8 +24,7 @@ from runner.launch.verdict import judge_error
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, CallEnd, Notice
 from runner.protocol.secrets import Secrets
-from runner.session.delegation import open_prepared
-from runner.session.open import bare_report, open_session
+from runner.session.open import bare_report, open_prepared, open_session
 from runner.session.pending import Deadline
 from runner.session.prepared import PreparedCall
 from runner.session.record import with_signal
