@@ -549,7 +549,7 @@ MAKES_PLANS = (
     "runner.plugin",
     *(
         f"runner.launch.{name}"
-        for name in ("approve", "command", "plan", "denylist", "prepare", "read", "run")
+        for name in ("approve", "command", "plan", "denylist", "failures", "prepare", "read", "run")
     ),
     "runner.launch.read",
     "runner.launch.verdict",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import stat
 
-from runner.launch.stages import failing
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.identity.owner import Owner, Writing, owned_state
 from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
@@ -145,11 +144,9 @@ class Acquired(NamedTuple):
 
 @contextmanager
 def acquire(planned: Planned, environ: Mapping[str, str], sources: Sources) -> Iterator[Acquired]:
-    """Raises Failure, with the plan as its stage."""
+    """Raises what `failures.failure_of` knows."""
     with ExitStack() as stack:
-        with failing(planned):
-            acquired = _acquire(planned, environ, sources, stack)
-        yield acquired
+        yield _acquire(planned, environ, sources, stack)
 
 
 def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, stack: ExitStack) -> Acquired:

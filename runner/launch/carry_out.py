@@ -108,9 +108,9 @@ def plan_steps(
         failure.stage = failure.stage or stage
         raise
     except Exception as error:
-        from runner.launch.verdict import judge_error
+        from runner.launch.failures import failure_of  # most launches need no words for what went wrong
 
-        raise Failure(*judge_error(error), stage) from error
+        raise failure_of(error, stage) from error
 
 
 def judge_end(end: End, limits: Limits) -> tuple[Outcome, int]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from runner.launch.acquire import Sources, measured_room
 from runner.launch.carry_out import CalledOff, LaunchHost, plan_steps
+from runner.launch.failures import failing, failure_of
 from runner.launch.plan import plan
 from runner.launch.prepare import decide, load
-from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Stopwatch, failing
-from runner.launch.verdict import judge_error
+from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Stopwatch
 from runner.launch.wait import Steps, drive
 from runner.outcome import Failure
 from sandbox import look
@@ -83,7 +83,7 @@ def run_steps(
         except Failure:
             raise
         except Exception as error:
-            raise Failure(*judge_error(error), stage) from error
+            raise failure_of(error, stage) from error
         steps = plan_steps(planned, environ, began, host, sources, watch, contents, keeper)
         return (yield from steps)
 

@@ -7,7 +7,7 @@ import os
 import time
 
 from runner.launch.acquire import Acquired
-from runner.launch.stages import Planned, Started, failing
+from runner.launch.stages import Planned, Started
 from runner.launch.stdio import MakeInspection, Plumbing
 from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
@@ -63,8 +63,7 @@ def start(
 
             cell = stack.enter_context(start_unsandboxed(opened.plan, bounds))
         else:
-            with failing(planned):
-                cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds, contents))
+            cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds, contents))
         plumbing.give_away()
         disk = acquired.disk
         if disk is not None:

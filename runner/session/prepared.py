@@ -17,8 +17,8 @@ import trio
 from runner.contracts.contract import Contract, Prepared
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
+from runner.launch.failures import judge_diagnostics
 from runner.launch.stages import Invocation
-from runner.launch.verdict import judge_diagnostics
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal, Violation

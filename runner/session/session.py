@@ -1,7 +1,7 @@
 """One live plugin, as callers use it: calls, notifications, events, and the end.
 
 A caller that gives up a call loses that call and not the session. The first cause of a failure stays the
-cause (launch/verdict.py has the sentences).
+cause (verdict.py has the sentences).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.launch import verdict
 from runner.launch.remote.messages import MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
@@ -38,6 +37,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import Gate, HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
+from runner.session import verdict
 from runner.session.backlog import Backlog
 from runner.session.outbox import Letter
 from runner.session.pending import Deadline, OnProgress, Waiter

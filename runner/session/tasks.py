@@ -14,11 +14,11 @@ from typing import Any, Literal
 import trio
 
 from runner.exceptions import PluginFailure
-from runner.launch import verdict
 from runner.outcome import Failure, Outcome
 from runner.protocol import wire
 from runner.protocol.dialect import Alive, Answer, Events, HostCall, Message, Pulse
 from runner.protocol.memory import QUESTION, Charge
+from runner.session import verdict
 from runner.session.pending import Deadline, first_of
 from runner.session.state import SessionState
 

@@ -17,10 +17,10 @@ from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
+from runner.launch.failures import judge_error
 from runner.launch.remote import forkserver
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
-from runner.launch.verdict import judge_error
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, CallEnd, Notice
 from runner.protocol.secrets import Secrets

@@ -31,6 +31,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 from runner.launch.acquire import Acquired, Sources
 from runner.launch.carry_out import CalledOff, plan_steps
+from runner.launch.failures import diagnose, judge_error
 from runner.launch.remote.control import Control, Interruptible
 from runner.launch.remote.handover import FAILED, STARTED, GivenSources, PassedOn, Planner, decode_handover
 from runner.launch.remote.kept import launch_steps
@@ -51,7 +52,7 @@ from runner.launch.run import SeePlanned
 from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of, started_of
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.stored.code import OwnCode
-from runner.launch.verdict import diagnose, judge, judge_error
+from runner.launch.verdict import judge
 from runner.launch.wait import Need, Steps
 from runner.outcome import Failure, Outcome
 from runner.plugin import Allowance
