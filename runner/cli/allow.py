@@ -13,12 +13,13 @@ from runner.approvals.files import remove_record, require_safe_code, write_recor
 from runner.approvals.record import (
     VERSION,
     ApprovalRecord,
+    ApprovalsUnusable,
     asked_of,
     digest_of,
     key_of,
     with_program,
 )
-from runner.approvals.store import ApprovalsUnusable, find_approval, passed_over
+from runner.approvals.store import find_approval, passed_over
 from runner.cli import leave_environment
 from runner.cli.shared import text as printing
 from runner.cli.shared.allowed import day, print_list, revoke, revoke_key

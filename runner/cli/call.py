@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from runner.bundle import load
 from runner.cli.shared.json_option import read_json_option
-from runner.cli.shared.options import add_invocation, contract_at_args, invocation_of, is_command, secrets_of
+from runner.cli.shared.options import (
+    add_invocation,
+    contract_at_args,
+    invocation_of,
+    is_command,
+    open_events,
+    secrets_of,
+)
 from runner.cli.shared.plain import read_plain_call
-from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
+from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import all_kinds, find_contract
 from runner.outcome import USAGE_ERROR
@@ -48,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_command_arguments(parser: argparse.ArgumentParser) -> None:
-    from runner.cli.shared.command import add_command_invocation
+    from runner.cli.shared.options import add_command_invocation
 
     add_command_invocation(parser)
     _add_call(parser)

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.shared import text as printing
-from runner.cli.shared.command import add_command_invocation
-from runner.cli.shared.options import add_invocation, invocation_of
+from runner.cli.shared.options import add_command_invocation, add_invocation, invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report

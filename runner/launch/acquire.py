@@ -16,7 +16,7 @@ import os
 import stat
 
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
-from sandbox.identity.owner import Owner, Writing, owned_state
+from sandbox.identity.owner import Owner, Writing, leased_owner
 from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
 from sandbox.limits.cgroup_settings import whole_disks
 from sandbox.plan.layers import LayerUnavailable, with_owner
@@ -201,7 +201,14 @@ def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
     own = account if owners is not None and not owners.maps_state else None
     parts, manifest = provision.state_parts, provision.manifest
     try:
-        claimed = owned_state(state_dir, uid_range, parts, manifest=manifest, writing=writing, account=own)
+        if state_dir is None and (writing is None or uid_range is None):
+            claimed = leased_owner(uid_range)
+        else:
+            from sandbox.identity.state import owned_state
+
+            claimed = owned_state(
+                state_dir, uid_range, parts, manifest=manifest, writing=writing, account=own
+            )
         owner = stack.enter_context(claimed)
         return owner if account is None else owner._replace(uid=account.uid, gid=account.gid)
     except OSError as error:

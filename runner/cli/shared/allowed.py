@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping
 
 from runner.approvals.files import ListedApproval, list_records, remove_record
-from runner.approvals.record import ApprovalKey
-from runner.approvals.store import approvals_folder
+from runner.approvals.record import ApprovalKey, approvals_folder
 from runner.cli.shared.asked import item_lines, items_of
 from runner.cli.shared.text import say
 from runner.outcome import EXIT

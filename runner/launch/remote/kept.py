@@ -15,9 +15,9 @@ from runner.launch.remote.messages import LaunchOrder
 from runner.launch.run import SeePlanned, run_steps
 from runner.launch.stages import Ended, Stopwatch
 from runner.launch.stored.code import OwnCode
-from runner.launch.stored.entry import Told, find, forget, say, told_by
+from runner.launch.stored.entry import Told, forget, say, told_by
 from runner.launch.stored.keep import PlanKeeper
-from runner.launch.stored.run import DecideAnew, kept_steps
+from runner.launch.stored.run import DecideAnew, find, kept_steps
 from runner.launch.wait import Steps
 from sandbox.cell.contents import Contents
 from sandbox.codec import as_plain
