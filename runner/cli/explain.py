@@ -281,8 +281,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
 
 def _approved(decided: Decided) -> Iterable[str]:
     """What a person allowed, by which word, and what of it counts."""
-    from runner.cli.shared.allowed import day
-    from runner.cli.shared.asked import items_of
+    from runner.cli.allow import day, items_of
 
     whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
     whose += ["the command line"] if decided.loaded.invocation.command is not None else []
