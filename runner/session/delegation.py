@@ -96,7 +96,7 @@ async def _delegate(completed: PreparedCall, gateway: Gateway, asked: Delegation
         with granting(Granted(completed.plugin)):
             delegation = await gateway.delegate(asked)
         known = Secrets({**known, "delegation": delegation.token})
-        delegated = completed.contract.with_delegation(completed.prepared, delegation)
+        delegated = completed.calls.with_delegation(completed.prepared, delegation)
     except CallRefused as refused:
         raise completed.refuse(refused.event, known) from None
     except Exception as error:  # noqa: BLE001 -- a bug of the service; its caller gets a refused call

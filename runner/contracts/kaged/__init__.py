@@ -8,6 +8,7 @@ from sandbox.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from runner.contracts.contract import SecretsBy
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods, Services
@@ -36,7 +37,7 @@ class KagedContract(Contract):
     context: Mapping[str, tuple[str, ...]] = {"tool": CONTEXT, "method": CONTEXT, "hook": CONTEXT}
     declared = ("methods", "hooks")
     config_shapes_cage = True
-    takes_secrets = True
+    secrets_by: SecretsBy = "dialect"
     options = (
         ContractOption(
             "--project", "DIR", "the project that the plugin works on: what project:/ paths lie below"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import Contract, ExampleCall
+from runner.contracts.contract import Contract, Example
 from runner.plugin import Switches
 from sandbox.typed import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Call, Dialect, Setting
+    from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods
     from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
@@ -32,7 +32,8 @@ class NexoContract(Contract):
     policy_answers_hooks = True
     kinds = ("tool", "hook", "channel", "llm", "memory", "event", "method")
     context: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
-    example_call = ExampleCall("greeter_greet")  # a tool's name begins with its plugin's id
+    example = Example("greeter_greet")  # a tool's name begins with its plugin's id
+    event_method = "broker.event"
     declared = ("hooks", "channels", "llm_providers", "memory_backends")
 
     def recognises(self, document: Document) -> bool:
@@ -77,9 +78,6 @@ class NexoContract(Contract):
         from runner.contracts.nexo import services
 
         return services
-
-    def event(self, call: Call) -> tuple[str, Any]:
-        return "broker.event", {"topic": call.name, "payload": call.input}
 
 
 CONTRACT = NexoContract()

@@ -8,6 +8,7 @@ from sandbox.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from runner.contracts.contract import Layout
     from runner.plugin import Plugin
     from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.inspector import Inspector
@@ -26,7 +27,7 @@ class RuneContract(Contract):
     format: Format = "json"
     file_names = ("rterm-plugin.json",)
     sign = "protocol_version rterm.plugin.v1, or plugin_id and process"
-    in_subdirectory = True
+    layout: Layout = "archive"
     no_command_hint = 'give the manifest a command: "process": {"command": "./plugin"}'
     context: Mapping[str, tuple[str, ...]] = {
         "tool": ("workspace_id", "widget_id", "repo_root", "role_id", "mode_id")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from runner.contracts.vai import HELLO_SECONDS, PACKAGE, SHUTDOWN_SECONDS
-from runner.contracts.vai.cage import ASSETS, choose_export, package_parts
+from runner.contracts.vai.cage import ASSETS, package_parts, shape
 from runner.contracts.vai.declared import (
     Declared,
     DeclaredExport,
@@ -79,7 +79,7 @@ def read(document: Document, *, options: Mapping[str, str]) -> tuple[Plugin | No
         root_inside=PACKAGE,
         root_parts=package_parts(entrypoint.command, os.path.basename(document.path)),
     )
-    chosen, found = choose_export(plugin, options)
+    chosen, found = shape(plugin, options)
     return chosen, (*faults.diagnostics(), *found)
 
 
