@@ -13,6 +13,8 @@ when it is called.
 
 from __future__ import annotations
 
+import importlib
+
 from runner.plugin import Switches
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Literal, Protocol
 from sandbox.value import NamedTuple
@@ -338,8 +340,9 @@ class Contract(Protocol):
         ...
 
     def json_schema(self) -> dict[str, object]:
-        """The manifest as JSON Schema, for editors."""
-        ...
+        """The manifest as JSON Schema, for editors: `json_schema` in manifest.py."""
+        found: dict[str, object] = self._module("manifest").json_schema()
+        return found
 
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         """What the manifest promises about the files beside it and is not so. Only `runner check` asks."""
@@ -369,11 +372,20 @@ class Contract(Protocol):
     # nothing.
     policy_answers_hooks: bool = False
 
-    def dialect(self, setting: Setting) -> Dialect: ...
+    def dialect(self, setting: Setting) -> Dialect:
+        """What `make` in dialect.py makes."""
+        made: Dialect = self._module("dialect").make(setting)
+        return made
 
     def inspector(self, setting: Setting) -> Inspector:
-        """For `runner exec --inspect`: checks what plugin and host say to each other."""
-        ...
+        """What `make` in inspector.py makes. For `runner exec --inspect`: checks what plugin and host say to
+        each other."""
+        made: Inspector = self._module("inspector").make(setting)
+        return made
+
+    def _module(self, name: str) -> Any:
+        """A module of the contract's folder."""
+        return importlib.import_module(f"{type(self).__module__}.{name}")
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         """What a plugin may ask of its host."""

@@ -10,9 +10,8 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Layout
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Call, Dialect, Setting
+    from runner.protocol.dialect import Call
     from runner.protocol.host_services import HostMethods, Services
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -67,21 +66,6 @@ class AinbContract(Contract):
         from runner.contracts.ainb.manifest import check_files
 
         return check_files(document, plugin)
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.ainb.manifest import json_schema
-
-        return json_schema()
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.ainb.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.ainb.inspector import make
-
-        return make(setting)
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.ainb.host.services import AinbMethods

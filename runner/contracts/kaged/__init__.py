@@ -10,9 +10,7 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import SecretsBy
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods, Services
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -59,21 +57,6 @@ class KagedContract(Contract):
         from runner.contracts.kaged.manifest import check_files
 
         return check_files(document, plugin)
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.kaged.manifest import json_schema
-
-        return json_schema()
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.kaged.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.kaged.inspector import make
-
-        return make(setting)
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.kaged.services import StorageMethods

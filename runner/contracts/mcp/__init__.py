@@ -19,9 +19,7 @@ from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 if TYPE_CHECKING:
     from runner.contracts.contract import EntryFound, WrappedEntry
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
     from sandbox.spec import KeyPath
@@ -179,21 +177,6 @@ class McpContract(Contract):
                 command_keys(document, plugin), fault.cause, fault.message, fault.hint, "warning"
             ),
         )
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.mcp.manifest import json_schema
-
-        return json_schema()
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.mcp.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.mcp.inspector import make
-
-        return make(setting)
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.mcp import services

@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -53,26 +51,11 @@ class NexoContract(Contract):
 
         return read(document, home=home)
 
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.nexo.manifest import json_schema
-
-        return json_schema()
-
     def switches(self, environ: Mapping[str, str]) -> Switches:
         return Switches(
             sandbox_required_by=_REQUIRE_SANDBOX if environ.get(_REQUIRE_SANDBOX) in _YES else "",
             host_network_by=_HOST_NETWORK if environ.get(_HOST_NETWORK) in _YES else "",
         )
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.nexo.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.nexo.inspector import make
-
-        return make(setting)
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.nexo import services

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Layout
     from runner.plugin import Plugin
-    from runner.protocol.dialect import Dialect, Setting
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -52,21 +50,6 @@ class RuneContract(Contract):
         from runner.contracts.rune.manifest import check_files
 
         return check_files(document, plugin)
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.rune.manifest import json_schema
-
-        return json_schema()
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.rune.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.rune.inspector import make
-
-        return make(setting)
 
 
 CONTRACT = RuneContract()

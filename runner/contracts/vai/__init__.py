@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Choice, LaunchFault, PreparedCalls, SecretsBy
     from runner.plugin import Plugin
-    from runner.protocol.dialect import Dialect, Setting
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -115,21 +113,6 @@ class VaiContract(Contract):
         from runner.contracts.vai.package.lint import lint
 
         return lint(document, plugin)
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.vai.manifest import json_schema
-
-        return json_schema()
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.vai.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.vai.inspector import make
-
-        return make(setting)
 
 
 CONTRACT = VaiContract()

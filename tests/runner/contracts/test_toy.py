@@ -250,7 +250,7 @@ def spoiled(tree: Path) -> Iterator[Callable[[str, str], None]]:
 def test_a_bug_in_a_dialect_is_named_and_reported(
     toy_as_user: Caller, bear: Path, spoiled: Callable[[str, str], None], plugin_dir: Path
 ) -> None:
-    spoiled("dialect.py", "\n\ndef ToyDialect(setting):\n    raise ZeroDivisionError('in the toy')\n")
+    spoiled("dialect.py", "\n\ndef make(setting):\n    raise ZeroDivisionError('in the toy')\n")
     report = plugin_dir / "report.json"
     plugin_dir.chmod(0o777)
     done = toy_as_user("call", "--report", report, bear, "say", "--input", "{}")

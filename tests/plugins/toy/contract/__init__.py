@@ -33,20 +33,5 @@ class ToyContract(Contract):
 
         return read(document, options.get("saying"))
 
-    def json_schema(self):
-        from runner.contracts.toy.manifest import SCHEMA
-
-        return SCHEMA
-
-    def dialect(self, setting):
-        from runner.contracts.toy.dialect import ToyDialect
-
-        return ToyDialect(setting)
-
-    def inspector(self, setting):
-        from runner.contracts.toy.inspector import Inspector
-
-        return Inspector(setting)
-
 
 CONTRACT = ToyContract()
