@@ -15,7 +15,7 @@ from runner.contracts.vai.call.context import (
     refused,
     timestamp,
 )
-from runner.contracts.vai.call.schemas import PackageSchema
+from runner.contracts.vai.package.schemas import PackageSchema
 from runner.contracts.vai.declared import DeclaredExport, Kind
 from runner.protocol.dialect import Call, CallRefused
 from runner.protocol.wire import encode
