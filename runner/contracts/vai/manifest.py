@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-
-from typing import Any, Literal
-
-from pydantic import BaseModel, Field
-
-from runner.manifest import model
-
-
 import os
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field
 
 from runner.contracts.vai import HELLO_SECONDS, PACKAGE, SHUTDOWN_SECONDS
 from runner.contracts.vai.cage import ASSETS, package_parts, shape

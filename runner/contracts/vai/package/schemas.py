@@ -6,19 +6,9 @@ refused. Nothing is ever fetched.
 
 from __future__ import annotations
 
-
-import os
-import stat
-from typing import Any
-
-from sandbox import look
-from sandbox.document.diagnostic import Diagnostic, DocumentError
-from sandbox.document.read import parse
-from sandbox.paths.beneath import open_beneath
-
-
 import copy
 import os
+import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,8 +16,10 @@ from runner.contracts.vai.declared import DeclaredExport
 from runner.plugin import Plugin
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
+from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError
-from sandbox.paths.beneath import Escapes
+from sandbox.document.read import parse
+from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.value import NamedTuple
 
 MOST_SCHEMA_BYTES = 1 << 20
