@@ -365,14 +365,14 @@ async def open_plugin(
     plugin = loaded.plugin
     known = None if plugin is None else find_contract(plugin.contract)
     if secrets and known is not None:
-        if not known.takes_secrets and not known.secret_files:
+        if not known.secrets_by:
             raise ValueError(f"secrets: the contract {known.name} sends its plugins none")
         settings = settings._replace(contents=secret_contents(known, secrets))
     one_shot = known is not None and known.one_shot
     async with AsyncExitStack() as stack:
         session: Session | None = None
         pool: Pool | None = None
-        if known is not None and known.prepares_calls:
+        if known is not None and known.prepared_calls is not None:
             pool = await stack.enter_async_context(open_pool(settings.prepared_session))
         elif not one_shot:
             session = await stack.enter_async_context(settings.session())
@@ -390,7 +390,7 @@ async def open_plugin(
 def _load(invocation: Invocation) -> ManifestRead:
     """Where calls are prepared, the options are about a call: nothing is chosen before there is one."""
     name = contract_of(invocation)
-    prepares = name is not None and find_contract(name).prepares_calls
+    prepares = name is not None and find_contract(name).prepared_calls is not None
     return read_invocation(invocation, options={} if prepares else None)
 
 

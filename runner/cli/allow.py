@@ -583,7 +583,8 @@ class AllowSubject(NamedTuple):
 
 def unwrapped(loaded: Loaded) -> AllowSubject:
     """A plugin that a host starts with `runner run` is the command behind that: its key is the command's."""
-    found = find_contract(loaded.plugin.contract).wrapped(loaded.plugin, os.environ)
+    hosts = find_contract(loaded.plugin.contract).configurations
+    found = None if hosts is None else hosts.wrapped(loaded.plugin, os.environ)
     if found is None or loaded.invocation.command is not None:
         return AllowSubject(loaded)
     words = _parsed(found.options)

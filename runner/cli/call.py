@@ -253,7 +253,7 @@ def _default_kind(args: argparse.Namespace) -> str:
 
 def _prepares(args: argparse.Namespace) -> bool:
     contract = _contract(args)
-    return contract is not None and contract.prepares_calls
+    return contract is not None and contract.prepared_calls is not None
 
 
 def _contract(args: argparse.Namespace) -> Contract | None:
@@ -310,7 +310,7 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
 def _takes_arguments(args: argparse.Namespace) -> bool:
     """Whether what follows -- is for the call, and not for the plugin's program."""
     contract = _contract(args) if args.kind == "tool" else None
-    return contract is not None and contract.arguments_are_input
+    return contract is not None and contract.commands is not None
 
 
 def configured(invocation: Invocation) -> tuple[Invocation, Any]:
@@ -344,7 +344,7 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
     if not isinstance(value, dict):
         raise ValueError(f"--secrets {args.secrets}: it has to be a JSON object: a value for each name")
     contract = _contract(args)
-    if contract is not None and not contract.takes_secrets:
+    if contract is not None and contract.secrets_by != "dialect":
         raise ValueError(
             f"--secrets: the contract {contract.name} sends its plugins no secrets; leave it out"
         )

@@ -56,11 +56,11 @@ def _describe(contract: Contract) -> dict[str, Any]:
         "format": contract.format,
         "file_names": list(contract.file_names),
         "recognised_by": contract.sign,
-        "several_plugins": contract.several_plugins,
+        "several_plugins": contract.configurations is not None,
         "config_shapes_cage": contract.config_shapes_cage,
-        "takes_secrets": contract.takes_secrets,
-        "secret_files": contract.secret_files,
-        "call_shapes_cage": contract.prepares_calls,
+        "takes_secrets": contract.secrets_by == "dialect",
+        "secret_files": contract.secrets_by == "files",
+        "call_shapes_cage": contract.prepared_calls is not None,
         "calls": list(contract.kinds),
         "context": {kind: list(keys) for kind, keys in contract.context.items()},
         "lists": [*([listing.what for listing in contract.lists] or ["tools"]), *contract.declared],
@@ -69,6 +69,7 @@ def _describe(contract: Contract) -> dict[str, Any]:
         "options": [
             {"flag": option.flag, "metavar": option.metavar, "help": option.help, "verbs": list(option.verbs)}
             for option in contract.options
+            if option.verbs
         ],
         "verbs": [{"name": verb.name, "help": verb.help} for verb in contract.verbs],
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.shared import text as printing
 from runner.cli.shared.options import add_command_invocation, add_invocation, invocation_of
 from runner.cli.shared.text import say
-from runner.contracts.registry import find_contract
+from runner.contracts.registry import choice_fault, find_contract
 from runner.launch.network_report import SHOUTED
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
@@ -275,7 +275,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
             ", but paths that it names are not in the cage: see the notes." if lacking else "."
         )
         options = {} if loaded is None else dict(loaded.invocation.options)
-        if fault := find_contract(plugin.contract).choice_fault(plugin, options):
+        if fault := choice_fault(plugin, options):
             yield f"But `runner exec` would refuse it: {printable(fault.message)}"
             yield f"  {printable(fault.hint)}"
     else:

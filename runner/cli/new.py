@@ -111,7 +111,7 @@ def _example_id(contract: str) -> str:
         raise NotWritten(
             f"the example of {contract} has a fault: {read.diagnostics[0].message}", _NOT_WRITTEN
         )
-    return read.plugin.id.removeprefix(find_contract(contract).example_namespace)
+    return read.plugin.id.removeprefix(find_contract(contract).example.namespace)
 
 
 def _plugin_id(contract: str, files: Files, name: str) -> str:
@@ -123,7 +123,7 @@ def _plugin_id(contract: str, files: Files, name: str) -> str:
     if read.plugin is None or read.diagnostics:
         fault = read.diagnostics[0]
         raise NotWritten("; ".join(text for text in (fault.message, fault.hint) if text))
-    return read.plugin.id.removeprefix(find_contract(contract).example_namespace)
+    return read.plugin.id.removeprefix(find_contract(contract).example.namespace)
 
 
 def _choose_name(contract: str, example: Files, own_name: str, asked: str | None, folder: str) -> str:
@@ -208,15 +208,15 @@ def _unlink(name: str, parent: int) -> None:
 
 def _tell(contract: str, folder: str, files: Files, name: str, own_name: str) -> None:
     word = shlex.quote(folder if not folder.startswith("-") else f"./{folder}")
-    call = find_contract(contract).example_call
-    tool = call.name.replace(own_name, name)
+    example = find_contract(contract).example
+    tool = example.call.replace(own_name, name)
     lines = [
         f"{printable(folder)} is now the {contract} plugin {name}: {', '.join(sorted(files))}",
         "",
         "Check it, list its tools, call one:",
         f"  runner check {word}",
         f"  runner tools {word}",
-        f"  runner call {word} {tool} --input {shlex.quote(call.input)}",
+        f"  runner call {word} {tool} --input {shlex.quote(example.input)}",
         "Let your host start it with this command, in place of its own:",
         f"  runner exec {word}",
     ]

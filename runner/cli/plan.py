@@ -14,7 +14,7 @@ from runner.cli.shared import text as printing
 from runner.cli.shared.options import invocation_of
 from runner.cli.shared.plain import deciding_words, read_plain
 from runner.cli.shared.text import say
-from runner.contracts.registry import find_contract
+from runner.contracts.registry import choice_fault
 from runner.launch.prepare import load
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, report
 from runner.launch.run import rehearse
@@ -93,9 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _require_choice(planned: Planned) -> None:
     """As `runner exec` does: it trusts that a kept plan was judged before. Raises Failure."""
-    fault = find_contract(planned.plugin.contract).choice_fault(
-        planned.plugin, dict(planned.invocation.options)
-    )
+    fault = choice_fault(planned.plugin, dict(planned.invocation.options))
     if fault is not None:
         outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
         raise Failure(outcome, EXEC_REFUSED, planned)

@@ -108,14 +108,16 @@ def _list_declared(args: argparse.Namespace, invocation: Invocation, sink: Repor
     """List what the manifest declares, if it declares everything. None: the plugin has to be started, or the
     launch will say what is wrong with the manifest."""
     read = read_invocation(invocation)
-    if read.plugin is None or not find_contract(read.plugin.contract).prepares_calls:
+    calls = None if read.plugin is None else find_contract(read.plugin.contract).prepared_calls
+    if read.plugin is None or calls is None:
         return None
     from runner.cli.live.list_tools import tell_declared
     from runner.cli.live.output import Output
     from runner.launch.report import report
     from runner.launch.stages import Loaded
 
-    tell_declared(read.plugin, Output("tools", as_json=args.json, events=args.events))
+    output = Output("tools", as_json=args.json, events=args.events)
+    tell_declared(read.plugin, calls.catalogue(read.plugin), output)
     if sink.wanted:
         outcome = Outcome("ok", "manifest", "the manifest says it all; nothing was started")
         sink.write(report(Loaded(invocation, read.plugin, read.diagnostics), outcome, EXIT["ok"]))

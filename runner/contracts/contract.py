@@ -13,10 +13,10 @@ when it is called.
 
 from __future__ import annotations
 
-import os
+import importlib
 
 from runner.plugin import Switches
-from sandbox.typed import TYPE_CHECKING, Any, Callable, Protocol
+from sandbox.typed import TYPE_CHECKING, Any, Callable, Literal, Protocol
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from sandbox.document.read import Document, Format
     from sandbox.paths.guarded import GuardedName
     from sandbox.spec import KeyPath
+
+
+Layout = Literal["folder", "archive", "root"]
+SecretsBy = Literal["", "dialect", "files"]
 
 
 class Listing(NamedTuple):
@@ -49,7 +53,7 @@ class ContractOption(NamedTuple):
     flag: str  # "--binding"
     metavar: str
     help: str
-    verbs: tuple[str, ...] = ("exec", "call", "tools", "explain", "check")
+    verbs: tuple[str, ...] = ("exec", "call", "tools", "explain", "check")  # (): only `prepare` sets it
     names_file: bool = False  # the shell completes file names
     # The value is the name of a file. The file is read once, before the launch: `options` has its text, and
     # its name under the option's name with "_file" behind it.
@@ -81,11 +85,13 @@ class Verb(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-class ExampleCall(NamedTuple):
-    """A call of the plugin in the contract's example/ that succeeds. With the input {} it fails."""
+class Example(NamedTuple):
+    """The plugin in the contract's example/, which `runner new` copies. The new plugin's name takes the place
+    of the id in the example's manifest, wherever that word stands in a file."""
 
-    name: str = "greet"  # may contain the id of the example's plugin, which `runner new` replaces
-    input: str = '{"name": "world"}'  # JSON
+    call: str = "greet"  # a call that succeeds. Its name may contain the id
+    input: str = '{"name": "world"}'  # JSON. With {} in its place the call fails
+    namespace: str = ""  # how the id begins, and those of the plugins that `runner new` makes of it
 
 
 class Prepared(NamedTuple):
@@ -150,80 +156,39 @@ class CommandOutput(NamedTuple):
     status: int
 
 
-class Contract(Protocol):
-    about: str  # one line for `runner contracts`: whose plugins they are, and how they talk
+class HostConfigurations(Protocol):
+    """A contract whose manifests are the configuration files of the hosts that start its plugins.
 
-    # --- its manifests ------------------------------------------------------------------------------------
-
-    name: str  # the name of its folder, and what --contract takes
-    format: Format
-    formats: tuple[Format, ...] = ()  # further ones that its manifests may have
-    file_names: tuple[str, ...]  # in order of preference
-    sign: str  # how a manifest with another file name is recognised, for messages
-    in_subdirectory: bool = False  # look into the only subdirectory of a folder: an unpacked archive
-    # Whether plugins lie side by side in a root, each in a folder of its own. `check` and `tools` take the
-    # root, and skip a plugin whose manifest has an error.
-    plugin_roots: bool = False
-    several_plugins: bool = False  # one manifest may describe several plugins, --server chooses
-    no_command_hint: str  # what to do about a manifest without a command to start
-
-    # Whether the operator wrote the command line, not the plugin's author. Only then does the cage show the
-    # files that the command line names without asking the policy.
-    operators_own_command: bool = False
-    takes_commands: bool = False  # whether a command without a manifest is taken for one of its plugins
-
-    # Whether some of its manifests are known by the folder they are in, because their names are too common.
-    known_by_place: bool = False
+    Such a file may list several plugins (--server chooses), and may have any format. Some are known by the
+    folder they are in, because their names are too common. The operator wrote the command lines, not the
+    plugin's author: so the cage shows the files that a command line names without asking the policy. A
+    command without a manifest is taken for a plugin of this contract.
+    """
 
     def format_at(self, path: str) -> Format | None:
-        """The format of a manifest at this absolute path. None: its path does not say that it is one."""
-        return self.format if os.path.basename(path) in self.file_names else None
+        """The format of the file at this absolute path. None: its path does not say that it is one."""
+        ...
 
     def limits_at(self, path: str) -> tuple[int, int] | None:
         """How many bytes and values a user's own file at this path may have, where that is more than a
         manifest may have: its host keeps other things in it too."""
-        return None
-
-    def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
-        """The command behind `runner run`, if the program of this plugin is the runner itself, put there so
-        that a host starts the command in a cage."""
-        return None
-
-    def recognises(self, document: Document) -> bool:
-        """Whether a parsed document with an unknown file name is one of its manifests."""
         ...
-
-    # Whether requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
-    # check take --config too. Otherwise only the dialect gets it.
-    config_shapes_cage: bool = False
-
-    takes_secrets: bool = False  # whether the dialect delivers secrets of the operator (--secrets)
-    secret_files: bool = False  # whether the cage delivers them, as files in memory (--secret)
-
-    def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
-    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-        """The plugin, from the text alone; None if there is an error among the diagnostics. `config`: None
-        if there is none."""
-        ...
-
-    # Whether options only choose from what the manifest says, and narrow it. Then the plugin without options
-    # is cached, and `shape` applies the options to it.
-    options_shape_plugin: bool = False
-
-    def shape(
-        self, plugin: Plugin, options: Mapping[str, str]
-    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-        """What `read` with these options gives, from what it gives without any."""
-        raise AssertionError(f"the options of the contract {self.name} need its manifest")
 
     def servers(self, document: Document) -> tuple[str, ...]:
-        """The names that --server can choose from, where `several_plugins` is set."""
-        return ()
+        """The names that --server can choose from."""
+        ...
 
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
-        """Warnings about the whole manifest, which belong to none of its `servers`."""
-        return ()
+        """Warnings about the whole file, which belong to none of its `servers`."""
+        ...
+
+    def origin(self, document: Document) -> str:
+        """Whose file it is; empty: it does not say."""
+        ...
+
+    def is_users_own(self, path: str, environ: Mapping[str, str]) -> bool:
+        """Whether a file at this path is the calling user's own: no project can have brought it along."""
+        ...
 
     def fill(
         self, plugin: Plugin, variable: Callable[[str], str | None], read_file: Callable[[str, KeyPath], str]
@@ -233,61 +198,59 @@ class Contract(Protocol):
         `variable`: a variable of the host; None if there is none, or it is withheld. `read_file`: the text of
         a file and where the manifest names it. It refuses the launch if the plugin may not have the file.
         """
-        raise AssertionError(f"the contract {self.name} has no templates")
+        ...
 
-    def is_users_own(self, path: str, environ: Mapping[str, str]) -> bool:
-        """Whether a manifest at this path is the calling user's own: no project can have brought it along."""
-        return False
+    def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
+        """The command behind `runner run`, if the program of this plugin is the runner itself, put there so
+        that a host starts the command in a cage."""
+        ...
 
     def find_entry(self, wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
         """The entry that a wrapped command line says it came from. `environ`: as the host set it. Raises
-        ValueError if the options are none of an entry's, or the manifest has no entry with this command line
-        and these variables."""
-        raise ValueError(f"the contract {self.name} has no wrapped entries")
-
-    def origin(self, document: Document) -> str:
-        """Whose file it is, where a contract reads the files of several programs; empty: it does not say."""
-        return ""
-
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """What the manifest promises about the files beside it and is not so. Only `runner check` asks."""
-        return ()
-
-    def json_schema(self) -> dict[str, object]:
-        """The manifest as JSON Schema, for editors."""
+        ValueError if the options are none of an entry's, or the file has no entry with this command line and
+        these variables."""
         ...
 
-    def switches(self, environ: Mapping[str, str]) -> Switches:
-        """What the operator says through the contract's own environment variables."""
-        return Switches()
+    def places(self) -> HostPlaces:
+        """Asked for every launch with a writable folder, whatever the plugin's contract."""
+        ...
 
-    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
-        """Why the plugin cannot run on this machine, as far as the manifest says it."""
-        return None
+
+class Choice(Protocol):
+    """A contract whose options only choose from what the manifest says, and narrow it: the plugin without
+    options is cached, and `shape` applies the options to it. A module, imported when it is asked for."""
+
+    def shape(
+        self, plugin: Plugin, options: Mapping[str, str]
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        """What `Contract.read` with these options gives, from what it gives without any."""
+        ...
 
     def check_options(self, plugin: Plugin, options: Mapping[str, str]) -> tuple[Diagnostic, ...]:
-        """Errors in what the options name, by the files beside the manifest. `read` has found none by the
+        """Errors in what the options name, by the files beside the manifest. `shape` has found none by the
         text alone. Only `runner check` asks."""
-        return ()
+        ...
 
     def choice_fault(self, plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:
         """Why `runner exec` makes no cage by these options: one has to choose and was not given, or what one
         names may be looked at, and not be run."""
-        return None
+        ...
 
-    def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """What is allowed and unwise, for `runner package lint`."""
-        return ()
 
-    def host_places(self) -> HostPlaces:
-        """Asked of every contract for every launch with a writable folder, whatever the plugin's contract."""
-        return HostPlaces()
+class PreparedCalls(Protocol):
+    """A contract whose cages depend on the call: on the export that is called, on files the call brings
+    along. Every call is prepared before its launch, and its process serves only calls that were prepared
+    alike. A module, imported when it is asked for."""
 
-    # --- calls that shape the cage --------------------------------------------------------------------------
+    @property
+    def CALLER_KEYS(self) -> tuple[str, ...]:  # noqa: N802 -- a constant of the module
+        """Keys of a call's context that tell callers apart. No two of them share a process."""
+        ...
 
-    # Whether the cage depends on the call: on the export that is called, on files the call brings along. Then
-    # every call is prepared before its launch, and its process serves only calls that were prepared alike.
-    prepares_calls: bool = False
+    @property
+    def OPTIONS_OF_ONE_CALL(self) -> tuple[str, ...]:  # noqa: N802
+        """Names of options that differ from call to call, and say nothing about a cage that serves many."""
+        ...
 
     def prepare(
         self,
@@ -305,37 +268,97 @@ class Contract(Protocol):
         `seconds`: the caller's time limit. `now`: seconds since 1970, when the call was accepted. `secrets`:
         the operator's, by name, and the values of secret options, by their flag ("--gateway-token").
         """
-        raise AssertionError(f"the contract {self.name} prepares no calls")
-
-    def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
-        """All that the plugin exposes, by kind ("tools"), from the manifest and the files beside it. There is
-        no cage before there is a call, so `runner tools` starts nothing."""
-        raise AssertionError(f"the contract {self.name} prepares no calls")
+        ...
 
     def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
         """The call with the credentials that it asked for. Raises CallRefused if they are not usable."""
-        raise AssertionError(f"the contract {self.name} delegates no credentials")
+        ...
 
     def reuses(self, plugin: Plugin) -> int:
         """How many processes may live at once and serve one prepared call after the other; 0: each process
         serves one call."""
-        return 0
+        ...
 
     def concurrent(self, plugin: Plugin) -> int:
         """How many calls may run at once where each process serves one; 0: any number."""
-        return 0
-
-    prepared_options: tuple[str, ...] = ()  # names of options that only `prepare` sets
-    # Keys of a call's context that tell callers apart. No two of them share a process.
-    caller_keys: tuple[str, ...] = ()
-    # Names of options that differ from call to call, and say nothing about a cage that serves several.
-    options_of_one_call: tuple[str, ...] = ()
+        ...
 
     def record(
         self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]
-    ) -> Mapping[str, Any] | None:
+    ) -> Mapping[str, Any]:
         """The contract's own record of a call, which becomes `invocation` in the report."""
+        ...
+
+    def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
+        """All that the plugin exposes, by kind ("tools"), from the manifest and the files beside it. There is
+        no cage before there is a call, so `runner tools` starts nothing."""
+        ...
+
+
+class CommandCalls(Protocol):
+    """A contract whose tools are commands: `runner call MANIFEST NAME -- ARGS` gives ARGS to the call (its
+    input is {"argv": ARGS}), and not to the program."""
+
+    def output(self, call: Call, value: Any) -> CommandOutput | None:
+        """The answer as the output of a command, which `runner call` makes its own; None: it is a value to
+        print."""
+        ...
+
+
+class Contract(Protocol):
+    """What a contract has to say is without a value here. The rest has the answer of a contract that has none
+    of it."""
+
+    # --- its manifests ------------------------------------------------------------------------------------
+
+    name: str  # the name of its folder, and what --contract takes
+    about: str  # one line for `runner contracts`: whose plugins they are, and how they talk
+    format: Format
+    file_names: tuple[str, ...]  # in order of preference
+    sign: str  # how a manifest with another file name is recognised, for messages
+    no_command_hint: str  # what to do about a manifest without a command to start
+
+    # How a folder holds its plugins. "archive": also in its only subdirectory, as an unpacked archive does.
+    # "root": also side by side, each in a folder of its own. `check` and `tools` take the root, and skip a
+    # plugin whose manifest has an error.
+    layout: Layout = "folder"
+    # Whether requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
+    # check take --config too. Otherwise only the dialect gets it.
+    config_shapes_cage: bool = False
+    # The operator's secrets: sent by the dialect (--secrets), or files in the cage's memory (--secret).
+    secrets_by: SecretsBy = ""
+
+    def recognises(self, document: Document) -> bool:
+        """Whether a parsed document with an unknown file name is one of its manifests."""
+        ...
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        """The plugin, from the text alone; None if there is an error among the diagnostics. `config`: None
+        if there is none."""
+        ...
+
+    def json_schema(self) -> dict[str, object]:
+        """The manifest as JSON Schema, for editors: `json_schema` in manifest.py."""
+        found: dict[str, object] = self._module("manifest").json_schema()
+        return found
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        """What the manifest promises about the files beside it and is not so. Only `runner check` asks."""
+        return ()
+
+    def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        """What is allowed and unwise, for `runner package lint`."""
+        return ()
+
+    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
+        """Why the plugin cannot run on this machine, as far as the manifest says it."""
         return None
+
+    def switches(self, environ: Mapping[str, str]) -> Switches:
+        """What the operator says through the contract's own environment variables."""
+        return Switches()
 
     # --- its conversations --------------------------------------------------------------------------------
 
@@ -344,18 +367,25 @@ class Contract(Protocol):
     lists: tuple[Listing, ...] = ()  # what a running plugin can be asked to list, where asking tells more
     declared: tuple[str, ...] = ()  # kinds of exports that `runner tools` takes from the manifest
     one_shot: bool = False  # one process serves one call
-    # Whether `runner call MANIFEST NAME -- ARGS` gives ARGS to the call ({"argv": ARGS} is its input), and
-    # not to the program.
-    arguments_are_input: bool = False
+    event_method: str = ""  # the notification for a call of kind "event", with its topic and its payload
     # Whether a hook that fails has the policy's answer (on_failure under [hooks]). Otherwise it contributes
     # nothing.
     policy_answers_hooks: bool = False
 
-    def dialect(self, setting: Setting) -> Dialect: ...
+    def dialect(self, setting: Setting) -> Dialect:
+        """What `make` in dialect.py makes."""
+        made: Dialect = self._module("dialect").make(setting)
+        return made
 
     def inspector(self, setting: Setting) -> Inspector:
-        """For `runner exec --inspect`: checks what plugin and host say to each other."""
-        ...
+        """What `make` in inspector.py makes. For `runner exec --inspect`: checks what plugin and host say to
+        each other."""
+        made: Inspector = self._module("inspector").make(setting)
+        return made
+
+    def _module(self, name: str) -> Any:
+        """A module of the contract's folder."""
+        return importlib.import_module(f"{type(self).__module__}.{name}")
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         """What a plugin may ask of its host."""
@@ -363,32 +393,35 @@ class Contract(Protocol):
 
         return NoHostMethods()
 
+    def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
+        """The host's services, with those that the runner itself has for plugins of this contract."""
+        return services
+
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
         """What the manifest says that the plugin may ask of its host, for `explain`: a word, and what it
         covers."""
         return ()
 
-    def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
-        """The host's services, with those that the runner itself has for plugins of this contract."""
-        return services
-
-    def command_output(self, call: Call, value: Any) -> CommandOutput | None:
-        """The answer to a call as the output of a command, which `runner call` makes its own; None: it is a
-        value to print."""
-        return None
-
-    def event(self, call: Call) -> tuple[str, Any]:
-        """Method and params of the notification for a call of kind "event", where `kinds` has it."""
-        raise AssertionError(f"the contract {self.name} has no events")
-
-    # --- its example --------------------------------------------------------------------------------------
-
-    # The folder example/ beside the contract's modules is a small plugin, which `runner new` copies. The new
-    # plugin's name takes the place of the id in the example's manifest, wherever that word stands in a file.
-    example_call: ExampleCall = ExampleCall()  # what `runner new` tells people to try
-    example_namespace: str = ""  # how the ids of the example, and of what `runner new` makes of it, begin
-
     # --- its command line ---------------------------------------------------------------------------------
 
     verbs: tuple[ContractVerb, ...] = ()
     options: tuple[ContractOption, ...] = ()
+    example: Example = Example()
+
+    # --- what few contracts have --------------------------------------------------------------------------
+
+    @property
+    def configurations(self) -> HostConfigurations | None:
+        return None
+
+    @property
+    def choice(self) -> Choice | None:
+        return None
+
+    @property
+    def prepared_calls(self) -> PreparedCalls | None:
+        return None
+
+    @property
+    def commands(self) -> CommandCalls | None:
+        return None

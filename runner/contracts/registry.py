@@ -10,7 +10,10 @@ from sandbox import CODE_ROOT, look
 from sandbox.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.contracts.contract import Contract, ContractOption, ContractVerb
+    from collections.abc import Mapping
+
+    from runner.contracts.contract import Contract, ContractOption, ContractVerb, LaunchFault
+    from runner.plugin import Plugin
 
 
 _FOLDER = os.path.join(CODE_ROOT, "runner", "contracts")
@@ -53,7 +56,7 @@ def all_contracts() -> tuple[Contract, ...]:
 
 def all_host_places() -> HostPlaces:
     """Of the hosts of all contracts together."""
-    each = [contract.host_places() for contract in all_contracts()]
+    each = [hosts.places() for contract in all_contracts() if (hosts := contract.configurations) is not None]
     return HostPlaces(
         tuple(place for places in each for place in places.home),
         tuple(place for places in each for place in places.system),
@@ -62,9 +65,15 @@ def all_host_places() -> HostPlaces:
     )
 
 
+def choice_fault(plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:
+    """See Choice.choice_fault. None for a contract that has no choice."""
+    choice = find_contract(plugin.contract).choice
+    return None if choice is None else choice.choice_fault(plugin, options)
+
+
 def command_contract() -> str:
     """The contract that a program without a manifest is taken for."""
-    return next(contract.name for contract in all_contracts() if contract.takes_commands)
+    return next(contract.name for contract in all_contracts() if contract.configurations is not None)
 
 
 def all_kinds() -> tuple[str, ...]:
@@ -104,5 +113,5 @@ def option_owners(name: str) -> tuple[str, ...]:
     return tuple(
         contract.name
         for contract in all_contracts()
-        if any(option.name == name for option in contract.options)
+        if any(option.name == name and option.verbs for option in contract.options)
     )

@@ -102,7 +102,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         )
         raise Failure(outcome, EXEC_NOT_FOUND)
     writes = writes_outside(decided)
-    operators_own = find_contract(plugin.contract).operators_own_command
+    operators_own = find_contract(plugin.contract).configurations is not None
     command = decided.loaded.invocation.command
     configured = operators_own and (command is None or bool(command.file))
     filled = Placeholders(plugin, decided.state_dir, caged=not decided.grant.unsandboxed)

@@ -51,7 +51,8 @@ def fill(
 ) -> Filled:
     """Raises FillRefused."""
     given = dict(overrides.env)
-    contract = find_contract(plugin.contract)
+    hosts = find_contract(plugin.contract).configurations
+    assert hosts is not None  # only their words are templates
     withheld: dict[str, None] = {}
 
     def variable(name: str) -> str | None:
@@ -66,7 +67,7 @@ def fill(
         return None
 
     def read_file(path: str, where: KeyPath) -> str:
-        own = contract.is_users_own(plugin.manifest, environ)
+        own = hosts.is_users_own(plugin.manifest, environ)
         base = (plugin.template and plugin.template.folder) or os.path.dirname(plugin.manifest)
         try:
             return read_named(path, base, homes, own=own, may_read=policy.may_read, denied=policy.deny)
@@ -79,7 +80,7 @@ def fill(
             Diagnostic(plugin.manifest, *position(plugin, where), "file_unusable", message, hint)
         )
 
-    filled, questions = contract.fill(plugin, variable, read_file)
+    filled, questions = hosts.fill(plugin, variable, read_file)
     for request in plugin.spec.env:
         if request.value is None and not request.required and not request.fills:
             variable(request.name)

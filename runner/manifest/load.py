@@ -84,7 +84,7 @@ def _by_path(path: str) -> str | None:
     owners = owners or [
         contract.name
         for contract in all_contracts()
-        if contract.known_by_place and contract.format_at(path) is not None
+        if (hosts := contract.configurations) is not None and hosts.format_at(path) is not None
     ]
     return owners[0] if len(owners) == 1 else None
 
@@ -93,8 +93,9 @@ def _find_in(directory: str, chosen: str | None) -> Found:
     contracts = all_contracts() if chosen is None else (find_contract(chosen),)
     present = {contract.name: _present(directory, contract.file_names) for contract in contracts}
     for contract in contracts:
-        if not any(present.values()) and contract.in_subdirectory and (inner := _only_directory(directory)):
-            present[contract.name] = _present(inner, contract.file_names)
+        if not any(present.values()) and contract.layout == "archive":
+            inner = _only_directory(directory)
+            present[contract.name] = _present(inner, contract.file_names) if inner else []
     candidates = {name: files for name, files in present.items() if files}
     if not candidates and not look.access(directory, os.X_OK, effective_ids=True):
         message = "the folder cannot be entered: Permission denied"
@@ -133,7 +134,7 @@ def plugins_in(path: str, chosen: str | None = None) -> tuple[str, ...]:
     if chosen is not None and chosen not in contract_names():
         return ()
     contracts = all_contracts() if chosen is None else (find_contract(chosen),)
-    names = [name for contract in contracts if contract.plugin_roots for name in contract.file_names]
+    names = [name for contract in contracts if contract.layout == "root" for name in contract.file_names]
     own = [name for contract in contracts for name in contract.file_names]
     if not names or _present(path, tuple(own)):
         return ()
@@ -189,13 +190,13 @@ def load(
         # options is not cached, nor is one with a configuration.
         key = "" if config else cache.key(found.path, raw, found.contract, server, home)
         cached = cache.load(key) if key else None
-        if cached is not None and (not options or find_contract(cached[0].contract).options_shape_plugin):
+        if cached is not None and (not options or find_contract(cached[0].contract).choice):
             plugin, diagnostics = cached
             return _shape(ManifestRead(plugin, found.diagnostics + diagnostics), options)
         name, document = _recognise(found, raw)
     except DocumentError as error:
         return ManifestRead(None, error.diagnostics)
-    shapes = find_contract(name).options_shape_plugin
+    shapes = find_contract(name).choice is not None
     loaded = _read(name, document, server, home, {} if shapes else options, config)
     if loaded.plugin is not None and key and (shapes or not options):
         cache.store(key, loaded.plugin, loaded.diagnostics)
@@ -210,7 +211,8 @@ def _shape(read: ManifestRead, options: Mapping[str, str]) -> ManifestRead:
     if (fault := _foreign_option(contract, options)) is not None:
         refused = Diagnostic(read.plugin.manifest, 1, 1, "option_foreign", *fault)
         return ManifestRead(None, (refused,))
-    plugin, diagnostics = contract.shape(read.plugin, options)
+    assert contract.choice is not None  # options of other contracts are read with the manifest
+    plugin, diagnostics = contract.choice.shape(read.plugin, options)
     return ManifestRead(plugin, read.diagnostics + diagnostics)
 
 
@@ -231,7 +233,8 @@ def servers_at(path: str) -> tuple[str, ...]:
         name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError:
         return ()
-    return find_contract(name).servers(document)
+    hosts = find_contract(name).configurations
+    return () if hosts is None else hosts.servers(document)
 
 
 def load_all(
@@ -259,11 +262,12 @@ def load_all(
     except DocumentError as error:
         return (ManifestRead(None, error.diagnostics),)
     home = _home()
-    listed = find_contract(name).servers(document)
+    hosts = find_contract(name).configurations
+    listed = () if hosts is None else hosts.servers(document)
     results: list[ManifestRead] = []
     shown = 0
     chosen: tuple[str | None, ...] = listed if server is None else (server,)
-    remarks = find_contract(name).remarks(document) if server is None else ()
+    remarks = () if hosts is None or server is not None else hosts.remarks(document)
     if not chosen and not remarks:
         chosen = (None,)
     for each in chosen:
@@ -274,7 +278,7 @@ def load_all(
         loaded = _read(name, document, each, home, options or {}, config)
         results.append(_check_files(name, document, loaded, options or {}))
         shown += len(results[-1].diagnostics)
-    origin = find_contract(name).origin(document)
+    origin = "" if hosts is None else hosts.origin(document)
     first = results[0] if results else ManifestRead(None)
     first = first._replace(diagnostics=found.diagnostics + remarks + first.diagnostics)
     return tuple(read._replace(origin=origin) for read in (first, *results[1:]))
@@ -308,7 +312,7 @@ def _read(
         hint = "leave --config out here; runner call sends a configuration to plugins that take one"
         return ManifestRead(None, (document.diagnostic((), "config_foreign", message, hint),))
     value = _parsed(config) if config else None
-    if server is not None and not contract.several_plugins:
+    if server is not None and contract.configurations is None:
         _, diagnostics = contract.read(document, server=None, home=home, options=options, config=value)
         message = f"a {name} manifest has no servers to choose from"
         refused = document.diagnostic((), "server_unknown", message, "leave --server out")
@@ -319,7 +323,7 @@ def _read(
 
 def _foreign_option(contract: Contract, options: Mapping[str, str]) -> tuple[str, str] | None:
     """Message and hint about an option of another contract."""
-    own = {option.name for option in contract.options} | set(contract.prepared_options)
+    own = {option.name for option in contract.options}
     own |= {f"{option.name}_file" for option in contract.options if option.reads_file}
     for option in options:
         if option not in own:
@@ -343,8 +347,8 @@ def _check_files(
         return loaded
     contract = find_contract(name)
     found = contract.check_files(document, loaded.plugin)
-    if options:
-        found += contract.check_options(loaded.plugin, options)
+    if options and contract.choice is not None:
+        found += contract.choice.check_options(loaded.plugin, options)
     failed = any(diagnostic.severity == "error" for diagnostic in found)
     return ManifestRead(None if failed else loaded.plugin, loaded.diagnostics + found)
 
@@ -384,7 +388,8 @@ def _bytes_of(path: str) -> bytes:
 
 
 def _larger_limits(path: str) -> tuple[int, int] | None:
-    found = (contract.limits_at(path) for contract in all_contracts() if contract.known_by_place)
+    all_hosts = (contract.configurations for contract in all_contracts())
+    found = (hosts.limits_at(path) for hosts in all_hosts if hosts is not None)
     return next((limits for limits in found if limits is not None), None)
 
 
@@ -404,7 +409,8 @@ def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
     matching = [
         contract.name
         for contract in all_contracts()
-        if document.format in (contract.format, *contract.formats) and contract.recognises(document)
+        if (document.format == contract.format or contract.configurations is not None)
+        and contract.recognises(document)
     ]
     if len(matching) == 1:
         return matching[0], document
@@ -427,10 +433,11 @@ def _syntax_hint(syntax: Format, fault: Diagnostic) -> str:
 
 def _format_for(contract: Contract, path: str) -> Format:
     """The format of a contract's manifest, whatever is in it."""
-    written = contract.format_at(path) or next(
-        (syntax for ending, syntax in _ENDINGS.items() if path.endswith(ending)), contract.format
-    )
-    return written if written in contract.formats else contract.format
+    if contract.configurations is None:
+        return contract.format
+    if (known := contract.configurations.format_at(path)) is not None:
+        return known
+    return next((syntax for ending, syntax in _ENDINGS.items() if path.endswith(ending)), contract.format)
 
 
 def _format(path: str, raw: bytes) -> Format:

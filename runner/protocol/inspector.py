@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from runner.protocol.dialect import Violation
 from runner.protocol.framing import Framing
+from runner.protocol.observer import Heard, Observer, Question
 
 
 class Inspector(Protocol):
@@ -44,3 +45,48 @@ class Inspector(Protocol):
     def plugin_frame(self, raw: bytes) -> Violation | None:
         """Check a frame from the plugin; returns its fault, or None."""
         ...
+
+
+class HandshakeInspector:
+    """The inspector of a JSON-RPC contract whose host sends one handshake, which the plugin answers."""
+
+    def __init__(self, observer: Observer, handshake: str) -> None:
+        self._observer = observer
+        self._handshake = handshake
+        self.handshaken = False
+        self.awaiting = False
+
+    @property
+    def strays(self) -> Mapping[str, int]:
+        return self._observer.strays
+
+    def host_frame(self, raw: bytes | None) -> None:
+        for asked in self._observer.host(raw):
+            if asked.method == self._handshake and asked.is_question and not self.handshaken:
+                self.awaiting = True
+
+    def plugin_frame(self, raw: bytes) -> Violation | None:
+        heard = self._observer.plugin(raw)
+        if isinstance(heard, Violation):
+            return heard
+        return next(filter(None, map(self._fault_of, heard)), None)
+
+    def _fault_of(self, heard: Heard) -> Violation | None:
+        if isinstance(heard, Question):
+            return self._asked(heard)
+        if heard.method != self._handshake:
+            return None
+        self.awaiting = False
+        if heard.error is not None:
+            return None  # the host sees the error itself
+        fault = self._welcomed(heard.result)
+        self.handshaken = self.handshaken or fault is None
+        return fault
+
+    def _welcomed(self, result: Any) -> Violation | None:
+        """The fault of the plugin's answer to the handshake."""
+        raise NotImplementedError
+
+    def _asked(self, question: Question) -> Violation | None:
+        """The fault of a request or a notification of the plugin."""
+        return None

@@ -133,9 +133,8 @@ class Pool:
         keys = _keys(prepared, self._salt)
         if keys.share not in self._shares:
             plugin = await _read(prepared.invocation)
-            contract = prepared.contract
-            reuses = contract.reuses(plugin)
-            self._shares[keys.share] = Sharing(reuses > 0, reuses or contract.concurrent(plugin))
+            reuses = prepared.calls.reuses(plugin)
+            self._shares[keys.share] = Sharing(reuses > 0, reuses or prepared.calls.concurrent(plugin))
         share = self._shares[keys.share]
         while not self._closed:
             sharing = [worker for worker in self._workers if worker.keys.share == keys.share]
@@ -255,10 +254,10 @@ def _with_record(report: dict[str, Any] | None, record: dict[str, Any] | None) -
 
 
 def _keys(prepared: PreparedCall, salt: bytes) -> Keys:
-    contract, context = prepared.contract, prepared.call.context
-    own = contract.options_of_one_call
+    calls, context = prepared.calls, prepared.call.context
+    own = calls.OPTIONS_OF_ONE_CALL
     options = {name: text for name, text in prepared.prepared.options.items() if name not in own}
-    callers = ((f"caller {name}", str(context.get(name, ""))) for name in contract.caller_keys)
+    callers = ((f"caller {name}", str(context.get(name, ""))) for name in calls.CALLER_KEYS)
     alike = (("", prepared.call.kind), *sorted(options.items()))
     return Keys(alike, (*alike, *callers, ("secrets", _digest(prepared, salt))))
 

@@ -1,6 +1,6 @@
 """A call that is prepared before its launch: its cage, its deadline and its record depend on it.
 
-The library and the command line both prepare calls here, for contracts that have `prepares_calls`. A call
+The library and the command line both prepare calls here, for contracts that have `prepared_calls`. A call
 that cannot succeed is refused here, and nothing is started for it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from runner.contracts.contract import Contract, Prepared
+from runner.contracts.contract import Contract, Prepared, PreparedCalls
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch.failures import judge_diagnostics
@@ -54,6 +54,10 @@ class PreparedCall(NamedTuple):
         return find_contract(self.plugin.contract)
 
     @property
+    def calls(self) -> PreparedCalls:
+        return _calls(self.contract)
+
+    @property
     def seconds(self) -> float:
         """Its time limit, from its acceptance on."""
         return float(self.prepared.options.get("timeout", math.inf))
@@ -72,17 +76,22 @@ class PreparedCall(NamedTuple):
         made = _complete(self.invocation, self.plugin, prepared, secrets, self.began, self.accepted)
         return made._replace(deadline=self.deadline)
 
-    def record(self, end: CallEnd) -> dict[str, Any] | None:
+    def record(self, end: CallEnd) -> dict[str, Any]:
         """The contract's own record of how it ended, without secrets."""
         return _record(self.plugin, self.call, end, self.prepared.options, self.secrets, self.began)
 
 
+def _calls(contract: Contract) -> PreparedCalls:
+    found = contract.prepared_calls
+    assert found is not None  # no call of another contract is prepared
+    return found
+
+
 def _record(
     plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str], secrets: Secrets, began: float
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     timed = end._replace(began=began, ended=end.ended or time.time())
-    record = find_contract(plugin.contract).record(plugin, call, timed, options)
-    return None if record is None else dict(secrets.hide_in(record))
+    return dict(secrets.hide_in(_calls(find_contract(plugin.contract)).record(plugin, call, timed, options)))
 
 
 def complete_call(
@@ -109,7 +118,7 @@ def complete_call(
     )
     options = dict(invocation.options)
     try:
-        prepared = contract.prepare(
+        prepared = _calls(contract).prepare(
             plugin, call, seconds=seconds, options=options, secrets=given, config=config, now=began
         )
     except CallRefused as refused:
@@ -247,7 +256,7 @@ async def _delegate(completed: PreparedCall, gateway: Gateway, asked: Delegation
         with granting(Granted(completed.plugin)):
             delegation = await gateway.delegate(asked)
         known = Secrets({**known, "delegation": delegation.token})
-        delegated = completed.contract.with_delegation(completed.prepared, delegation)
+        delegated = completed.calls.with_delegation(completed.prepared, delegation)
     except CallRefused as refused:
         raise completed.refuse(refused.event, known) from None
     except Exception as error:  # noqa: BLE001 -- a bug of the service; its caller gets a refused call

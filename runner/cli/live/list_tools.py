@@ -36,9 +36,8 @@ def list_all(request: SessionRequest, output: Output) -> int:
     return run_session(request, output, "tools", work)
 
 
-def tell_declared(plugin: Plugin, output: Output) -> None:
+def tell_declared(plugin: Plugin, found: Mapping[str, list[dict[str, Any]]], output: Output) -> None:
     """What the manifest says, without a session."""
-    found = find_contract(plugin.contract).catalogue(plugin)
     if output.as_json:
         about = {"id": plugin.id, "version": plugin.version, "contract": plugin.contract}
         output.result({"plugin": about, **found})

@@ -122,7 +122,9 @@ def command_of(
 def _found(entry: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
     from runner.contracts.registry import command_contract, find_contract
 
-    return find_contract(command_contract()).find_entry(entry, environ)
+    hosts = find_contract(command_contract()).configurations
+    assert hosts is not None  # which makes it that contract
+    return hosts.find_entry(entry, environ)
 
 
 def _plugin_variables(environ: Mapping[str, str]) -> dict[str, EnvRequest]:

@@ -69,10 +69,10 @@ class CommandLineHost:
         if self.events is not None and self.events.path:
             _refuse_writable(planned, self.events.path)
         if self._is_new:
-            from runner.contracts.registry import find_contract
+            from runner.contracts.registry import choice_fault
 
             options = dict(planned.invocation.options)
-            fault = find_contract(planned.plugin.contract).choice_fault(planned.plugin, options)
+            fault = choice_fault(planned.plugin, options)
             if fault is not None:
                 outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
                 raise Failure(outcome, EXEC_REFUSED)

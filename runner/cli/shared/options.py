@@ -296,8 +296,8 @@ def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
         found[name] = read_secret(f"--secret {printable(name)}=", source)
     if found:
         contract = contract_at_args(args)
-        if contract is not None and not find_contract(contract).secret_files:
-            other = "; use --secrets" if find_contract(contract).takes_secrets else "; leave it out"
+        if contract is not None and (by := find_contract(contract).secrets_by) != "files":
+            other = "; use --secrets" if by == "dialect" else "; leave it out"
             raise ValueError(f"--secret: the contract {contract} has no secrets in files{other}")
     for name, value, option in _given(args):
         if option is not None and option.secret:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import CommandOutput, Contract, ContractVerb, ExampleCall
+from runner.contracts.contract import CommandCalls, CommandOutput, Contract, ContractVerb, Example
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from runner.contracts.contract import Layout
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Call, Dialect, Setting
+    from runner.protocol.dialect import Call
     from runner.protocol.host_services import HostMethods, Services
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -25,6 +25,16 @@ ACTION_SECONDS = 60.0
 SHUTDOWN_SECONDS = 5.0
 
 
+class AinbCommands(CommandCalls):
+    def output(self, call: Call, value: Any) -> CommandOutput | None:
+        from runner.contracts.ainb.calls import exit_status, take_bytes
+
+        if call.kind != "tool":
+            return None
+        stdout, stderr = take_bytes(value["stdout"]), take_bytes(value["stderr"])
+        return CommandOutput(stdout, stderr, exit_status(value["exit_code"]))
+
+
 class AinbContract(Contract):
     name = "ainb"
     about = "JSON-RPC with Content-Length headers on stdio, contract v2; described by a TOML manifest"
@@ -35,10 +45,11 @@ class AinbContract(Contract):
     kinds = ("tool", "render", "action", "event")
     context: Mapping[str, tuple[str, ...]] = {}
     declared = ("screens", "commands", "snapshots")
-    plugin_roots = True
-    arguments_are_input = True
+    layout: Layout = "root"
+    event_method = "plugin/handle_event"
+    commands = AinbCommands()
     verbs = (ContractVerb("render", "runner.contracts.ainb.verb_render", "draw the screen of a plugin"),)
-    example_call = ExampleCall("greeter", '{"argv": ["hello", "world"]}')
+    example = Example("greeter", '{"argv": ["hello", "world"]}')
 
     def recognises(self, document: Document) -> bool:
         plugin = document.data.get("plugin")
@@ -56,21 +67,6 @@ class AinbContract(Contract):
 
         return check_files(document, plugin)
 
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.ainb.manifest import json_schema
-
-        return json_schema()
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.ainb.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.ainb.inspector import make
-
-        return make(setting)
-
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.ainb.host.services import AinbMethods
 
@@ -86,17 +82,6 @@ class AinbContract(Contract):
         from runner.contracts.ainb.host.services import provide
 
         return provide(plugin, services, allowance)
-
-    def command_output(self, call: Call, value: Any) -> CommandOutput | None:
-        from runner.contracts.ainb.calls import exit_status, take_bytes
-
-        if call.kind != "tool":
-            return None
-        stdout, stderr = take_bytes(value["stdout"]), take_bytes(value["stderr"])
-        return CommandOutput(stdout, stderr, exit_status(value["exit_code"]))
-
-    def event(self, call: Call) -> tuple[str, Any]:
-        return "plugin/handle_event", {"topic": call.name, "payload": call.input}
 
 
 CONTRACT = AinbContract()

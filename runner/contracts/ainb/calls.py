@@ -14,10 +14,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from runner.contracts.ainb import payload
-from runner.contracts.ainb.buffer import Buffer, RenderFault, Rendering, Size, read_rendering
 from runner.contracts.ainb.declared import Declared
-from runner.contracts.ainb.draw import describe_rendering
 from runner.contracts.ainb.notifications import make_payload
+from runner.contracts.ainb.screen import (
+    Buffer,
+    RenderFault,
+    Rendering,
+    Size,
+    describe_rendering,
+    read_rendering,
+)
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.value import NamedTuple

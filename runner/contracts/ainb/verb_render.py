@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from runner.contracts.ainb.keys import key_to_wire, read_keys
+    from runner.contracts.ainb.user_input import key_to_wire, read_keys
 
     try:
         invocation, config = configured(invocation_of(args))
@@ -85,8 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drawn(value: Any) -> str:
-    from runner.contracts.ainb.buffer import Size, read_rendering
-    from runner.contracts.ainb.draw import draw, wants_colour
+    from runner.contracts.ainb.screen import Size, draw, read_rendering, wants_colour
 
     is_terminal = sys.stdout.isatty()
     size = Size(value["width"], value["height"])

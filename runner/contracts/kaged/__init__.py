@@ -8,10 +8,9 @@ from sandbox.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from runner.contracts.contract import SecretsBy
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods, Services
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -36,7 +35,7 @@ class KagedContract(Contract):
     context: Mapping[str, tuple[str, ...]] = {"tool": CONTEXT, "method": CONTEXT, "hook": CONTEXT}
     declared = ("methods", "hooks")
     config_shapes_cage = True
-    takes_secrets = True
+    secrets_by: SecretsBy = "dialect"
     options = (
         ContractOption(
             "--project", "DIR", "the project that the plugin works on: what project:/ paths lie below"
@@ -58,21 +57,6 @@ class KagedContract(Contract):
         from runner.contracts.kaged.manifest import check_files
 
         return check_files(document, plugin)
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.kaged.manifest import json_schema
-
-        return json_schema()
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.kaged.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.kaged.inspector import make
-
-        return make(setting)
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.kaged.services import StorageMethods

@@ -19,13 +19,13 @@ from runner.contracts.kaged import (
     CONTRACT,
     HANDSHAKE_SECONDS,
     HEALTH_ANSWER_SECONDS,
-    errors,
     handshake,
     hooks,
 )
 from runner.contracts.kaged.calls import CallBook, Ids, make_context, make_id
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.notifications import Notifications
+from runner.outcome import Code
 from runner.protocol import frames, jsonrpc, wire
 from runner.protocol.dialect import (
     Alive,
@@ -51,7 +51,7 @@ from runner.protocol.dialect import (
     stray_context,
 )
 from runner.protocol.memory import STANDING
-from sandbox.document.diagnostic import cut, quoted
+from sandbox.document.diagnostic import cut, printable, quoted
 
 FRAME_LIMIT = 4 * 1024 * 1024  # bytes of a line without its newline, both ways
 
@@ -166,9 +166,9 @@ class KagedDialect(Dialect):
         if self._stage == "over" or message.fault == "blank":
             return ()
         if message.fault:
-            return self._end(errors.judge_unreadable(message.fault, message.detail))
+            return self._end(judge_unreadable(message.fault, message.detail))
         value = message.value
-        if (fault := errors.judge_object(value)) is not None:
+        if (fault := judge_object(value)) is not None:
             return self._end(fault)
         if "id" in value and "method" not in value and "error" not in value:
             # JavaScript leaves out a result that is undefined. It counts as null.
@@ -182,7 +182,7 @@ class KagedDialect(Dialect):
             return self._asked(heard)
         if isinstance(heard, jsonrpc.RpcNotification):
             return self._notifications.take(heard.method, heard.params, message.at)
-        broken = errors.judge_stray(heard.why, heard.detail, ready=self._stage != "initialize")
+        broken = judge_stray(heard.why, heard.detail, ready=self._stage != "initialize")
         if broken is not None:
             return self._end(broken)
         if heard.why == "late":
@@ -196,7 +196,7 @@ class KagedDialect(Dialect):
         if not isinstance(error, dict) or not (number is None or (type(number) is int and number == 0)):
             return ()
         self._count("unread")
-        text = errors.quote_error(error.get("code"), error.get("message"))
+        text = quote_error(error.get("code"), error.get("message"))
         return (Notice("unread", f"the plugin could not read a message: {cut(text, _SHOWN_CHARACTERS)}"),)
 
     def _answered(self, token: Hashable, value: Any, weight: int) -> Events:
@@ -216,7 +216,7 @@ class KagedDialect(Dialect):
         return (Reply(token, hooks.contribution(hook, value)),)
 
     def _refused(self, error: jsonrpc.RpcError) -> Events:
-        said = errors.quote_error(error.code, error.message)
+        said = quote_error(error.code, error.message)
         if error.token == _INITIALIZE:
             return self._end(
                 Violation("handshake_failed", f"it refuses to be initialized: {said}", "refused")
@@ -230,7 +230,7 @@ class KagedDialect(Dialect):
         hook = self._open.pop(error.token)
         if hook:
             return self._stood_in(error.token, hook, f"it answered with an error: {said}")
-        return (errors.make_refusal(error.token, error.code, error.message, error.data),)
+        return (make_refusal(error.token, error.code, error.message, error.data),)
 
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
         if self._stage == "initialize":
@@ -349,3 +349,67 @@ class KagedDialect(Dialect):
 
     def _count(self, name: str) -> None:
         self._counters[name] = self._counters.get(name, 0) + 1
+
+
+# --- the meaning of an error, and of a message that is none -------------------------------------------------
+
+_MOST_CHARACTERS = 2000  # of a message
+_MOST_QUOTED = 500  # of a message inside one of our sentences
+
+# JSON-RPC leaves these codes to the program. All others are errors of the protocol.
+_OWN_CODES = range(-32099, -32000 + 1)
+_KINDS = {
+    jsonrpc.PARSE_ERROR: "parse_error",
+    jsonrpc.INVALID_REQUEST: "invalid_request",
+    jsonrpc.METHOD_NOT_FOUND: "method_not_found",
+    jsonrpc.INVALID_PARAMS: "invalid_params",
+    jsonrpc.INTERNAL_ERROR: "internal",
+}
+
+_CHECK_COMMAND = "check that the manifest's command starts this plugin"
+
+
+def make_refusal(call: int, code: int, message: str, data: Any) -> Refusal:
+    kind = "plugin_error" if code in _OWN_CODES else _KINDS.get(code, "protocol_error")
+    text = printable(cut(message, _MOST_CHARACTERS)).strip()
+    return Refusal(call, str(code), text or f"the plugin answered with error {code}", kind, data)
+
+
+def quote_error(code: object, message: object) -> str:
+    """An error of the plugin's, inside one of our sentences."""
+    text = message if isinstance(message, str) else ""
+    number = code if type(code) is int else jsonrpc.INTERNAL_ERROR
+    return f"{printable(cut(text, _MOST_QUOTED))} ({number})".strip()
+
+
+def judge_unreadable(cause: str, detail: str) -> Violation:
+    """A line that is not JSON, or JSON with a fault."""
+    hint = "stdout is for messages only: print everything else to stderr" if cause == "bad_json" else ""
+    text = f"a line on its stdout breaks the protocol: {detail}"
+    return Violation("malformed_response", text, cause, hint)
+
+
+def judge_stray(why: str, detail: str, *, ready: bool) -> Violation | None:
+    """The fault of a message that is neither question nor answer. None: it is dropped and counted."""
+    if why == "not_rpc":
+        return Violation("malformed_response", f"a line on its stdout is no message: {detail}", "not_rpc")
+    if why == "echo":
+        text = f"it sends our own messages back: {detail}"
+        code: Code = "malformed_response" if ready else "handshake_failed"
+        return Violation(code, text, "echo", _CHECK_COMMAND)
+    if why == "too_many":
+        text = f"it does not wait for answers: {detail}"
+        return Violation("malformed_response", text, "too_many_requests")
+    return None
+
+
+def judge_object(value: Any) -> Violation | None:
+    """The fault of a value that is not a message of JSON-RPC 2.0."""
+    if not isinstance(value, dict):
+        kind = "an array" if isinstance(value, list) else "a single value"
+        text = f"a line on its stdout is {kind}, and every message is an object"
+        return Violation("malformed_response", text, "not_object")
+    if value.get("jsonrpc") != "2.0":
+        text = 'a message on its stdout lacks "jsonrpc": "2.0"'
+        return Violation("malformed_response", text, "jsonrpc_version")
+    return None

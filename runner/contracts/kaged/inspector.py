@@ -6,14 +6,15 @@ drops it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 from runner.contracts.kaged import HANDSHAKE_SECONDS, handshake
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.dialect import FRAME_LIMIT
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import Answered, Observer
+from runner.protocol.inspector import HandshakeInspector
+from runner.protocol.observer import Observer, Question
 
 # The keys of the answer to initialize that are read.
 _WORDS = frozenset(("name", "version", "api_version", "methods", "notifications", "capabilities_used"))
@@ -24,48 +25,27 @@ def make(setting: Setting) -> Inspector:
     return Inspector(setting)
 
 
-class Inspector:
+class Inspector(HandshakeInspector):
     framing = LineFraming(FRAME_LIMIT)
 
     def __init__(self, setting: Setting) -> None:
+        observer = Observer(_WORDS, frozenset((INITIALIZE,)), messages_only=True)
+        super().__init__(observer, INITIALIZE)
         self._plugin = setting.plugin
         self._notifications = frozenset(declared_by(setting.plugin).notifications)
-        self._observer = Observer(_WORDS, frozenset((INITIALIZE,)), messages_only=True)
-        self.handshaken = False
-        self.awaiting = False
 
     @property
     def handshake_seconds(self) -> float:
         return dict(self._plugin.timeouts).get("handshake", HANDSHAKE_SECONDS)
 
-    @property
-    def strays(self) -> Mapping[str, int]:
-        return self._observer.strays
-
-    def host_frame(self, raw: bytes | None) -> None:
-        for asked in self._observer.host(raw):
-            if asked.method == INITIALIZE and asked.is_question and not self.handshaken:
-                self.awaiting = True
-
-    def plugin_frame(self, raw: bytes) -> Violation | None:
-        heard = self._observer.plugin(raw)
-        if isinstance(heard, Violation):
-            return heard
-        for one in heard:
-            if isinstance(one, Answered):
-                if one.method == INITIALIZE and (fault := self._shaken(one)) is not None:
-                    return fault
-            elif not one.is_question and one.method not in self._notifications:
-                self._observer.stray("undeclared")
-        return None
-
-    def _shaken(self, answer: Answered) -> Violation | None:
-        self.awaiting = False
-        if answer.error is not None:
-            return None  # the host sees the error itself
+    def _welcomed(self, result: Any) -> Violation | None:
         try:
-            handshake.read_welcome(answer.result, self._plugin)
+            handshake.read_welcome(result, self._plugin)
         except handshake.HandshakeFault as fault:
             return fault.violation
-        self.handshaken = True
+        return None
+
+    def _asked(self, question: Question) -> Violation | None:
+        if not question.is_question and question.method not in self._notifications:
+            self._observer.stray("undeclared")
         return None

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 
-from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing, WrappedCommand
+from runner.contracts.contract import (
+    Contract,
+    ContractVerb,
+    HostConfigurations,
+    HostPlaces,
+    LaunchFault,
+    Listing,
+    WrappedCommand,
+)
 from sandbox import look
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
     from runner.contracts.contract import EntryFound, WrappedEntry
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Dialect, Setting
     from runner.protocol.host_services import HostMethods
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
     from sandbox.spec import KeyPath
+
+FILE_NAMES = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
 
 # How the names of programs begin that may start another one. Only for these launchers.py is imported, which
 # costs a launch a millisecond.
@@ -27,83 +35,20 @@ _MAY_LAUNCH = (
 )
 
 
-class McpContract(Contract):
-    name = "mcp"
-    about = "servers of the Model Context Protocol on stdio, from the configuration that hosts have"
-    format: Format = "json"
-    formats: tuple[Format, ...] = ("json", "jsonc", "toml", "yaml")
-    file_names = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
-    sign = "an mcpServers object"
-    known_by_place = True
-    several_plugins = True
-    operators_own_command = True
-    takes_commands = True
-    no_command_hint = 'give the server a command: "command": "./server"'
-    kinds = ("tool", "prompt", "resource", "method")
-    lists = (
-        Listing("tools", "tool"),
-        Listing("prompts", "prompt", offered_as="prompts"),
-        Listing("resources", "resource", "uri", offered_as="resources", complete=False),  # and templates
-        Listing("resource_templates", key="uriTemplate", offered_as="resources"),
-    )
-    verbs = (
-        ContractVerb(
-            "wrap",
-            "runner.contracts.mcp.verb_wrap",
-            "change a host's configuration so that its servers run in a cage, or undo that",
-        ),
-    )
-
+class McpConfigurations(HostConfigurations):
     def format_at(self, path: str) -> Format | None:
         from runner.contracts.mcp.hosts.find import place_of
 
         place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
-        return super().format_at(path) if place is None else place.host.syntax
+        if place is not None:
+            return place.host.syntax
+        return "json" if os.path.basename(path) in FILE_NAMES else None
 
     def limits_at(self, path: str) -> tuple[int, int] | None:
         from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, place_of
 
         place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
         return (MOST_BYTES, MOST_VALUES) if place is not None and place.own and place.host.live else None
-
-    def recognises(self, document: Document) -> bool:
-        if document.format in ("json", "jsonc") and isinstance(document.data.get("mcpServers"), dict):
-            return True
-        from runner.contracts.mcp.hosts.find import host_by_content
-
-        return host_by_content(document) is not None
-
-    def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
-        if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
-            return None
-        from runner.contracts.mcp.hosts.expand import as_host_starts
-        from runner.manifest.fill import text_of
-
-        # The host fills its words in before it starts the runner.
-        rules, folder = plugin.template.rules, plugin.template.folder
-        home = os.path.expanduser("~")
-
-        def file(path: str) -> str:
-            base = os.path.dirname(plugin.manifest)
-            return text_of(os.path.join(base, os.path.expanduser(path))).strip()
-
-        def text(word: str) -> str:
-            return as_host_starts(word, rules, folder, home, environ, file)
-
-        words = (plugin.entrypoint.command, *plugin.entrypoint.args)
-        return WrappedCommand(
-            options=tuple(map(text, plugin.template.outer)),
-            argv=tuple(map(text, words)),
-            directory="" if plugin.project is None else plugin.entrypoint.directory,
-            env=tuple((each.name, text(each.value)) for each in plugin.spec.env if each.value is not None),
-        )
-
-    def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
-    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-        from runner.contracts.mcp.manifest import read
-
-        return read(document, server=server, home=home)
 
     def servers(self, document: Document) -> tuple[str, ...]:
         from runner.contracts.mcp.manifest import servers
@@ -140,6 +85,74 @@ class McpContract(Contract):
         host = host_of(document.path, document)
         return "" if host is None else host.name
 
+    def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
+        if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
+            return None
+        from runner.contracts.mcp.hosts.expand import as_host_starts
+        from runner.manifest.fill import text_of
+
+        # The host fills its words in before it starts the runner.
+        rules, folder = plugin.template.rules, plugin.template.folder
+        home = os.path.expanduser("~")
+
+        def file(path: str) -> str:
+            base = os.path.dirname(plugin.manifest)
+            return text_of(os.path.join(base, os.path.expanduser(path))).strip()
+
+        def text(word: str) -> str:
+            return as_host_starts(word, rules, folder, home, environ, file)
+
+        words = (plugin.entrypoint.command, *plugin.entrypoint.args)
+        return WrappedCommand(
+            options=tuple(map(text, plugin.template.outer)),
+            argv=tuple(map(text, words)),
+            directory="" if plugin.project is None else plugin.entrypoint.directory,
+            env=tuple((each.name, text(each.value)) for each in plugin.spec.env if each.value is not None),
+        )
+
+    def places(self) -> HostPlaces:
+        from runner.contracts.mcp.hosts.places import HOME_PLACES, PROJECT_NAMES, SYSTEM_PLACES, VARIABLES
+
+        return HostPlaces(HOME_PLACES, SYSTEM_PLACES, VARIABLES, PROJECT_NAMES)
+
+
+class McpContract(Contract):
+    name = "mcp"
+    about = "servers of the Model Context Protocol on stdio, from the configuration that hosts have"
+    format: Format = "json"
+    file_names = FILE_NAMES
+    sign = "an mcpServers object"
+    no_command_hint = 'give the server a command: "command": "./server"'
+    configurations = McpConfigurations()
+    kinds = ("tool", "prompt", "resource", "method")
+    lists = (
+        Listing("tools", "tool"),
+        Listing("prompts", "prompt", offered_as="prompts"),
+        Listing("resources", "resource", "uri", offered_as="resources", complete=False),  # and templates
+        Listing("resource_templates", key="uriTemplate", offered_as="resources"),
+    )
+    verbs = (
+        ContractVerb(
+            "wrap",
+            "runner.contracts.mcp.verb_wrap",
+            "change a host's configuration so that its servers run in a cage, or undo that",
+        ),
+    )
+
+    def recognises(self, document: Document) -> bool:
+        if document.format in ("json", "jsonc") and isinstance(document.data.get("mcpServers"), dict):
+            return True
+        from runner.contracts.mcp.hosts.find import host_by_content
+
+        return host_by_content(document) is not None
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        from runner.contracts.mcp.manifest import read
+
+        return read(document, server=server, home=home)
+
     def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
         command, args = (plugin.entrypoint.command, plugin.entrypoint.args) if plugin.entrypoint else ("", ())
         name = command.replace("\\", "/").rpartition("/")[2].lower()
@@ -164,26 +177,6 @@ class McpContract(Contract):
                 command_keys(document, plugin), fault.cause, fault.message, fault.hint, "warning"
             ),
         )
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.mcp.manifest import json_schema
-
-        return json_schema()
-
-    def host_places(self) -> HostPlaces:
-        from runner.contracts.mcp.hosts.places import HOME_PLACES, PROJECT_NAMES, SYSTEM_PLACES, VARIABLES
-
-        return HostPlaces(HOME_PLACES, SYSTEM_PLACES, VARIABLES, PROJECT_NAMES)
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.mcp.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.mcp.inspector import make
-
-        return make(setting)
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.mcp import services

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import Contract, ExampleCall
+from runner.contracts.contract import Contract, Example
 from runner.plugin import Switches
 from sandbox.typed import TYPE_CHECKING, Any
 
@@ -10,9 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Call, Dialect, Setting
     from runner.protocol.host_services import HostMethods
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -32,7 +30,8 @@ class NexoContract(Contract):
     policy_answers_hooks = True
     kinds = ("tool", "hook", "channel", "llm", "memory", "event", "method")
     context: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
-    example_call = ExampleCall("greeter_greet")  # a tool's name begins with its plugin's id
+    example = Example("greeter_greet")  # a tool's name begins with its plugin's id
+    event_method = "broker.event"
     declared = ("hooks", "channels", "llm_providers", "memory_backends")
 
     def recognises(self, document: Document) -> bool:
@@ -52,34 +51,16 @@ class NexoContract(Contract):
 
         return read(document, home=home)
 
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.nexo.manifest import json_schema
-
-        return json_schema()
-
     def switches(self, environ: Mapping[str, str]) -> Switches:
         return Switches(
             sandbox_required_by=_REQUIRE_SANDBOX if environ.get(_REQUIRE_SANDBOX) in _YES else "",
             host_network_by=_HOST_NETWORK if environ.get(_HOST_NETWORK) in _YES else "",
         )
 
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.nexo.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.nexo.inspector import make
-
-        return make(setting)
-
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.nexo import services
 
         return services
-
-    def event(self, call: Call) -> tuple[str, Any]:
-        return "broker.event", {"topic": call.name, "payload": call.input}
 
 
 CONTRACT = NexoContract()

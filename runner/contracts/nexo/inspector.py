@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from runner.contracts.nexo import handshake, timeouts, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import Answered, Observer, odd_key
+from runner.protocol.inspector import HandshakeInspector
+from runner.protocol.observer import Observer, Question, odd_key
 from sandbox.document.diagnostic import quoted
 
 # The keys of the plugin's messages that are read, here and in handshake.py.
@@ -22,54 +23,27 @@ def make(setting: Setting) -> Inspector:
     return Inspector(setting)
 
 
-class Inspector:
+class Inspector(HandshakeInspector):
     framing = LineFraming(FRAME_LIMIT)
 
     def __init__(self, setting: Setting) -> None:
-        self._observer = Observer(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH)))
+        super().__init__(Observer(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH))), INITIALIZE)
         self._plugin = setting.plugin
         self._topics = topics.read_topics(setting.plugin)
         # The host started the runner, so the host's variables are in the runner's environment.
         self.handshake_seconds = timeouts.read_timeouts(setting.environ).seconds("initialize")
-        self.handshaken = False
-        self.awaiting = False
 
-    @property
-    def strays(self) -> Mapping[str, int]:
-        return self._observer.strays
-
-    def host_frame(self, raw: bytes | None) -> None:
-        for asked in self._observer.host(raw):
-            if asked.method == INITIALIZE and asked.is_question and not self.handshaken:
-                self.awaiting = True
-
-    def plugin_frame(self, raw: bytes) -> Violation | None:
-        heard = self._observer.plugin(raw)
-        if isinstance(heard, Violation):
-            return heard
-        for one in heard:
-            fault = None
-            if isinstance(one, Answered):
-                if one.method == INITIALIZE:
-                    fault = self._shaken(one)
-            elif one.method == PUBLISH:
-                fault = self._published(one.params)
-            if fault is not None:
-                return fault
-        return None
-
-    def _shaken(self, answer: Answered) -> Violation | None:
-        self.awaiting = False
-        if answer.error is not None:
-            return None  # the host sees the error itself
-        if odd := next(filter(None, (odd_key(table, _WORDS) for table in _described(answer.result))), ""):
+    def _welcomed(self, result: Any) -> Violation | None:
+        if odd := next(filter(None, (odd_key(table, _WORDS) for table in _described(result))), ""):
             return Violation("malformed_response", odd, "ambiguous")
         try:
-            handshake.read_welcome(answer.result, self._plugin)
+            handshake.read_welcome(result, self._plugin)
         except handshake.HandshakeFault as fault:
             return Violation("handshake_failed", str(fault), fault.cause, fault.hint)
-        self.handshaken = True
         return None
+
+    def _asked(self, question: Question) -> Violation | None:
+        return self._published(question.params) if question.method == PUBLISH else None
 
     def _published(self, params: Any) -> Violation | None:
         given = params if isinstance(params, dict) else {}

@@ -8,9 +8,8 @@ from sandbox.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from runner.contracts.contract import Layout
     from runner.plugin import Plugin
-    from runner.protocol.dialect import Dialect, Setting
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -26,7 +25,7 @@ class RuneContract(Contract):
     format: Format = "json"
     file_names = ("rterm-plugin.json",)
     sign = "protocol_version rterm.plugin.v1, or plugin_id and process"
-    in_subdirectory = True
+    layout: Layout = "archive"
     no_command_hint = 'give the manifest a command: "process": {"command": "./plugin"}'
     context: Mapping[str, tuple[str, ...]] = {
         "tool": ("workspace_id", "widget_id", "repo_root", "role_id", "mode_id")
@@ -51,21 +50,6 @@ class RuneContract(Contract):
         from runner.contracts.rune.manifest import check_files
 
         return check_files(document, plugin)
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.rune.manifest import json_schema
-
-        return json_schema()
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.rune.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.rune.inspector import make
-
-        return make(setting)
 
 
 CONTRACT = RuneContract()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import Contract, ContractOption
+from runner.contracts.contract import Contract, ContractOption, Example
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.contracts.contract import LaunchFault, Prepared
+    from runner.contracts.contract import Choice, LaunchFault, PreparedCalls, SecretsBy
     from runner.plugin import Plugin
-    from runner.protocol.dialect import Call, CallEnd, Dialect, Setting
-    from runner.protocol.host_services import Delegation
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -49,13 +46,8 @@ class VaiContract(Contract):
         "harness": IDENTITIES,
     }
     declared = ("hooks", "compactors", "harnesses")
-    example_namespace = "example/"
-    prepares_calls = True
-    options_shape_plugin = True
-    prepared_options = ("timeout", "output_schema", "artifact")
-    caller_keys = ("org_id", "project_id")
-    options_of_one_call = ("invocation_id", "timeout", "delivery_id", "artifact")
-    secret_files = True
+    example = Example(namespace="example/")
+    secrets_by: SecretsBy = "files"
     options = (
         ContractOption("--export", "ID", "the export that the cage is for", ("exec", "explain", "check")),
         ContractOption(
@@ -77,6 +69,7 @@ class VaiContract(Contract):
             ("call",),
             secret=True,
         ),
+        *(ContractOption(flag, "", "", ()) for flag in ("--timeout", "--output-schema", "--artifact")),
     )
 
     def recognises(self, document: Document) -> bool:
@@ -89,12 +82,17 @@ class VaiContract(Contract):
 
         return read(document, options=options)
 
-    def shape(
-        self, plugin: Plugin, options: Mapping[str, str]
-    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-        from runner.contracts.vai.cage import choose_export
+    @property
+    def choice(self) -> Choice:
+        from runner.contracts.vai import cage
 
-        return choose_export(plugin, options)
+        return cage
+
+    @property
+    def prepared_calls(self) -> PreparedCalls:
+        from runner.contracts.vai import prepared_calls
+
+        return prepared_calls
 
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         from runner.contracts.vai.package.files import check_files
@@ -106,21 +104,6 @@ class VaiContract(Contract):
 
         return launch_fault(plugin)
 
-    def check_options(self, plugin: Plugin, options: Mapping[str, str]) -> tuple[Diagnostic, ...]:
-        from runner.contracts.vai.cage import check_options
-
-        return check_options(plugin, options)
-
-    def choice_fault(self, plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:
-        from runner.contracts.vai.cage import choice_fault
-
-        return choice_fault(plugin, options)
-
-    def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
-        from runner.contracts.vai.package.catalogue import catalogue
-
-        return catalogue(plugin)
-
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
         from runner.contracts.vai.cage import exports_asked
 
@@ -130,60 +113,6 @@ class VaiContract(Contract):
         from runner.contracts.vai.package.lint import lint
 
         return lint(document, plugin)
-
-    def json_schema(self) -> dict[str, object]:
-        from runner.contracts.vai.manifest import json_schema
-
-        return json_schema()
-
-    def prepare(
-        self,
-        plugin: Plugin,
-        call: Call,
-        *,
-        seconds: float | None,
-        options: Mapping[str, str],
-        secrets: Mapping[str, str],
-        config: Any,
-        now: float,
-    ) -> Prepared:
-        from runner.contracts.vai.call.prepare import prepare
-
-        return prepare(
-            plugin, call, seconds=seconds, options=options, secrets=secrets, config=config, now=now
-        )
-
-    def with_delegation(self, prepared: Prepared, delegation: Delegation) -> Prepared:
-        from runner.contracts.vai.call.prepare import with_delegation
-
-        return with_delegation(prepared, delegation)
-
-    def reuses(self, plugin: Plugin) -> int:
-        from runner.contracts.vai.outcome import reuses
-
-        return reuses(plugin)
-
-    def concurrent(self, plugin: Plugin) -> int:
-        from runner.contracts.vai.outcome import concurrent
-
-        return concurrent(plugin)
-
-    def record(
-        self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]
-    ) -> Mapping[str, Any] | None:
-        from runner.contracts.vai.outcome import record
-
-        return record(plugin, call, end, options)
-
-    def dialect(self, setting: Setting) -> Dialect:
-        from runner.contracts.vai.dialect import make
-
-        return make(setting)
-
-    def inspector(self, setting: Setting) -> Inspector:
-        from runner.contracts.vai.inspector import make
-
-        return make(setting)
 
 
 CONTRACT = VaiContract()

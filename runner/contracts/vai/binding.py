@@ -196,7 +196,7 @@ class _Record:
         config: Mapping[str, Any] = self._object("config").data
         if files and not self.faults.failed:
             # Imported here: a launch without a call checks no configuration.
-            from runner.contracts.vai.call.schemas import complete_config
+            from runner.contracts.vai.package.schemas import complete_config
 
             config, found = complete_config(self.plugin, export, config)
             for fault in found:

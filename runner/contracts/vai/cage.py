@@ -34,7 +34,7 @@ class Misfit(Exception):
         self.rule, self.message, self.hint = rule, message, hint
 
 
-def choose_export(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+def shape(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin with the cage of the export that the options choose. Without a choice it asks for nothing.
 
     The answer: None if the options are wrong, and what is to be said about them. What was chosen before does

@@ -74,8 +74,8 @@ def test_text_has_the_same_values(runner_as_user: Caller) -> None:
         ]
         assert all(values.values())
         assert values["manifest"].startswith(", ".join(contract.file_names))
-        usual = "--secrets" if contract.takes_secrets else "none"
-        assert values["secrets"] == ("--secret, as files in the cage" if contract.secret_files else usual)
+        secrets = {"": "none", "dialect": "--secrets", "files": "--secret, as files in the cage"}
+        assert values["secrets"] == secrets[contract.secrets_by]
         assert ("--config" in values["cage"]) == contract.config_shapes_cage
         assert values["calls"] == ", ".join(contract.kinds)
         assert values["may ask"] == (", ".join(contract.services(NOBODY, Allowance()).METHODS) or "none")

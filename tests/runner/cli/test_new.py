@@ -60,7 +60,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def only_plugin_id(folder: Path) -> str:
     read = load(str(folder))
     assert read.plugin is not None and read.diagnostics == ()
-    return read.plugin.id.removeprefix(find_contract(read.plugin.contract).example_namespace)
+    return read.plugin.id.removeprefix(find_contract(read.plugin.contract).example.namespace)
 
 
 # --- what is printed works ---------------------------------------------------------------------------------
@@ -317,5 +317,5 @@ def test_a_contract_is_guessed(runner_as_user: Caller) -> None:
 
 def test_every_contract_tells_what_to_call() -> None:
     for name in NAMES:
-        call = find_contract(name).example_call
-        assert call.name and call.input.startswith("{")
+        example = find_contract(name).example
+        assert example.call and example.input.startswith("{")

@@ -164,7 +164,7 @@ def test_a_report_of_it(runner_as: Caller, copied: Copy) -> None:
 
 
 # Of a contract that prepares its calls, the manifest says everything, and nothing is started.
-STARTED = [each for each in misbehaviour.CONTRACTS if not find_contract(each).prepares_calls]
+STARTED = [each for each in misbehaviour.CONTRACTS if find_contract(each).prepared_calls is None]
 
 
 @pytest.mark.parametrize("contract", STARTED)

@@ -50,7 +50,7 @@ def state(runner_as: Caller, plugin_dir: Path) -> list[str]:
 
 @pytest.fixture
 def called(runner_as: Caller, example: Path, name: str, state: list[str]) -> Calling:
-    return Calling(runner_as, example, find_contract(name).example_call.name, state)
+    return Calling(runner_as, example, find_contract(name).example.call, state)
 
 
 @dataclasses.dataclass
@@ -92,8 +92,8 @@ def test_it_says_what_may_be_changed_and_how_to_try_it(name: str) -> None:
     folder = Path(example_folder(name))
     [program] = programs(name)
     assert ast.get_docstring(ast.parse(program.read_text()))
-    call = find_contract(name).example_call
-    assert f"runner call . {call.name} --input '{call.input}'" in (folder / "README.md").read_text()
+    tried = find_contract(name).example
+    assert f"runner call . {tried.call} --input '{tried.input}'" in (folder / "README.md").read_text()
 
 
 # --- without a launch --------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_tools_lists_what_it_offers(runner_as: Caller, example: Path, name: str,
     done = runner_as("tools", *state, "--json", example)
     assert (done.returncode, done.stderr) == (0, "")
     tools = json.loads(done.stdout)["tools"]
-    call = find_contract(name).example_call.name
+    call = find_contract(name).example.call
     assert any(tool["name"] == call or tool["name"].endswith(f".{call}") for tool in tools), tools
     assert all(tool["description"] for tool in tools)
 
@@ -133,12 +133,12 @@ def test_tools_lists_what_it_offers(runner_as: Caller, example: Path, name: str,
 @pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
 def test_its_call_is_answered(called: Calling, name: str) -> None:
-    done = called(find_contract(name).example_call.input)
+    done = called(find_contract(name).example.input)
     # With --json a contract's own record of the call follows the answer.
     said = [line for line in done.stderr.splitlines() if not line.startswith('{"event":"invocation",')]
     assert (done.returncode, said) == (0, [])
     assert json.loads(done.stdout)
-    assert "world" in done.stdout or "world" not in find_contract(name).example_call.input
+    assert "world" in done.stdout or "world" not in find_contract(name).example.input
 
 
 @pytest.mark.launches

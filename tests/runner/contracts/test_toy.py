@@ -164,16 +164,15 @@ command = "/bin/true"
 """
 
 
-@pytest.mark.parametrize("verb", ["check", "explain", "exec", "call", "tools"])
 def test_its_option_is_refused_for_another_contract(
-    toy_as_user: Caller, bear: Path, write_file: Callable[..., Path], verb: str
+    toy_as_user: Caller, bear: Path, write_file: Callable[..., Path]
 ) -> None:
-    manifest = write_file(bear / "nexo" / "plugin.toml", OTHER)
-    words = ("x",) if verb == "call" else ()
-    done = toy_as_user(verb, "--saying", binding(bear, "hi"), manifest, *words)
-    assert done.returncode != 0
-    assert "--saying belongs to toy, and this is a manifest of nexo" in done.stdout + done.stderr
-    assert "leave --saying out" in done.stdout + done.stderr
+    manifest, word = write_file(bear / "nexo" / "plugin.toml", OTHER), binding(bear, "hi")
+    for verb, *words in (("check",), ("exec",), ("call", "x")):
+        done = toy_as_user(verb, "--saying", word, manifest, *words)
+        assert done.returncode != 0
+        assert "--saying belongs to toy, and this is a manifest of nexo" in done.stdout + done.stderr
+        assert "leave --saying out" in done.stdout + done.stderr
 
 
 def test_a_wrong_value_of_its_option_is_the_contracts_to_refuse(toy_as_user: Caller, bear: Path) -> None:
@@ -182,58 +181,36 @@ def test_a_wrong_value_of_its_option_is_the_contracts_to_refuse(toy_as_user: Cal
 
 
 # --- launched ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.launches
-def test_explain_knows_it(toy_as: Caller, bear: Path) -> None:
-    done = toy_as("explain", "--saying", binding(bear, "hi"), bear)
-    assert done.returncode == 0, done.stderr
-    assert "bear 1 (toy)" in done.stdout or "bear (toy)" in done.stdout
-    command = toy_as("explain", "--format", "argv", "--saying", binding(bear, "hi"), bear).stdout
-    assert "toy.py hi" in " ".join(command.split())
+# As a user alone: nothing here depends on the caller. test_toy_box.py has what does.
 
 
 @pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
-def test_exec_runs_it(toy_as: Caller, bear: Path) -> None:
-    asked = json.dumps({"id": 1, "do": "say"}) + "\n"
-    done = toy_as("exec", "--saying", binding(bear, "hi"), bear, input=asked)
+def test_exec_and_explain_know_it(toy_as_user: Caller, bear: Path) -> None:
+    word, asked = binding(bear, "hi"), json.dumps({"id": 1, "do": "say"}) + "\n"
+    done = toy_as_user("exec", "--saying", word, bear, input=asked)
     assert (done.returncode, done.stderr) == (0, "")
     hello, answer = map(json.loads, done.stdout.splitlines())
     assert hello == {"hello": "bear"} and answer["did"]["word"] == "hi"
-
-
-@pytest.mark.launches
-@pytest.mark.usefixtures("nothing_left")
-def test_exec_inspects_it(toy_as: Caller, bear: Path) -> None:
-    fine = toy_as("exec", "--inspect", "--saying", binding(bear, "hi"), bear)
+    assert "bear 1 (toy)" in toy_as_user("explain", "--saying", word, bear).stdout
+    fine = toy_as_user("exec", "--inspect", "--saying", word, bear)
     assert (fine.returncode, fine.stdout) == (0, '{"hello": "bear"}\n'), fine.stderr
-    rude = toy_as("exec", "--inspect", "--saying", binding(bear, "rude"), bear)
-    assert rude.returncode != 0 and rude.stdout == ""
-    assert "its first line is no hello" in rude.stderr
+    rude = toy_as_user("exec", "--inspect", "--saying", binding(bear, "rude"), bear)
+    assert rude.returncode != 0 and rude.stdout == "" and "its first line is no hello" in rude.stderr
 
 
 @pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
-def test_call_asks_it(toy_as: Caller, bear: Path) -> None:
-    word = binding(bear, "hi")
-    done = toy_as(
-        "call", "--json", "--saying", os.path.relpath(word, bear), bear, "say", "--input", "[1]", cwd=bear
-    )
+def test_call_and_tools_ask_it(toy_as_user: Caller, bear: Path) -> None:
+    word = os.path.relpath(binding(bear, "hi"), bear)
+    done = toy_as_user("call", "--json", "--saying", word, bear, "say", "--input", "[1]", cwd=bear)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"tool": "say", "word": "hi", "with": [1], "binding": "hi.json"}
-    unknown = toy_as("call", bear, "sing")
+    unknown = toy_as_user("call", bear, "sing")
     assert unknown.returncode != 0 and "the toy cannot sing" in unknown.stderr
-    wrong = toy_as("call", "--kind", "prompt", bear, "say")
+    wrong = toy_as_user("call", "--kind", "prompt", bear, "say")
     assert wrong.returncode == 2 and "the contract toy has tool, trick" in wrong.stderr
-
-
-@pytest.mark.launches
-@pytest.mark.usefixtures("nothing_left")
-def test_tools_lists_it(toy_as: Caller, bear: Path) -> None:
-    done = toy_as("tools", "--json", bear)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(toy_as_user("tools", "--json", bear).stdout)
     assert found["plugin"] == {"id": "bear", "version": "1", "protocol": "toy", "contract": "toy"}
     assert [tool["name"] for tool in found["tools"]] == ["say", "hug"]
     assert found["tricks"] == [{"name": "roll"}]
@@ -241,13 +218,13 @@ def test_tools_lists_it(toy_as: Caller, bear: Path) -> None:
 
 @pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
-def test_new_writes_its_example(toy_as: Caller, plugin_dir: Path) -> None:
-    toy_as.give(plugin_dir)
-    done = toy_as("new", NAME, "wolf", cwd=plugin_dir)
+def test_new_writes_its_example(toy_as_user: Caller, plugin_dir: Path) -> None:
+    toy_as_user.give(plugin_dir)
+    done = toy_as_user("new", NAME, "wolf", cwd=plugin_dir)
     assert done.returncode == 0 and "runner call wolf say --input '\"boo\"'\n" in done.stdout, done.stderr
-    called = toy_as("call", "--json", "wolf", "say", "--input", '"boo"', cwd=plugin_dir)
+    called = toy_as_user("call", "--json", "wolf", "say", "--input", '"boo"', cwd=plugin_dir)
     assert called.returncode == 0 and json.loads(called.stdout)["with"] == "boo", called.stderr
-    assert toy_as("check", "wolf", cwd=plugin_dir).stdout == "wolf: ok: wolf 1 (toy)\n"
+    assert toy_as_user("check", "wolf", cwd=plugin_dir).stdout == "wolf: ok: wolf 1 (toy)\n"
 
 
 # --- a contract with a bug ---------------------------------------------------------------------------------
@@ -273,7 +250,7 @@ def spoiled(tree: Path) -> Iterator[Callable[[str, str], None]]:
 def test_a_bug_in_a_dialect_is_named_and_reported(
     toy_as_user: Caller, bear: Path, spoiled: Callable[[str, str], None], plugin_dir: Path
 ) -> None:
-    spoiled("dialect.py", "\n\ndef ToyDialect(setting):\n    raise ZeroDivisionError('in the toy')\n")
+    spoiled("dialect.py", "\n\ndef make(setting):\n    raise ZeroDivisionError('in the toy')\n")
     report = plugin_dir / "report.json"
     plugin_dir.chmod(0o777)
     done = toy_as_user("call", "--report", report, bear, "say", "--input", "{}")

@@ -55,8 +55,8 @@ def test_taken() -> None:
     require_contents(planned(KEY, BIG), given)
 
 
-FILED: Any = SimpleNamespace(name="filed", secret_files=True)
-UNFILED: Any = SimpleNamespace(name="unfiled", secret_files=False)
+FILED: Any = SimpleNamespace(name="filed", secrets_by="files")
+UNFILED: Any = SimpleNamespace(name="unfiled", secrets_by="")
 
 
 def test_which_secrets_are_files() -> None:

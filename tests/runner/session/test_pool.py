@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from runner.contracts.contract import Contract, Prepared
+from runner.contracts.contract import Prepared, PreparedCalls
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import Invocation
 from runner.outcome import Outcome
@@ -30,15 +31,9 @@ from tests.runner.session.graced import PLUGIN, GracedPlugin, Handle, graced, ob
 pytestmark = pytest.mark.trio
 
 
-class PooledContract(Contract):
-    name = "pooled"
-    about = ""
-    no_command_hint = ""
-    sign = ""
-    format = "json"
-    file_names = ()
-    options_of_one_call = ("invocation_id",)
-    caller_keys = ("org_id",)
+class PooledCalls(PreparedCalls):
+    OPTIONS_OF_ONE_CALL = ("invocation_id",)
+    CALLER_KEYS = ("org_id",)
 
     def __init__(self) -> None:
         self.workers = 2  # 0: each call has a process of its own
@@ -85,9 +80,10 @@ class Machine:
 
 
 @pytest.fixture
-def contract(monkeypatch: pytest.MonkeyPatch) -> PooledContract:
-    found = PooledContract()  # type: ignore[abstract]
-    monkeypatch.setattr(prepared_module, "find_contract", lambda name: found)
+def calls(monkeypatch: pytest.MonkeyPatch) -> PooledCalls:
+    found = PooledCalls()  # type: ignore[abstract]
+    contract = SimpleNamespace(prepared_calls=found)
+    monkeypatch.setattr(prepared_module, "find_contract", lambda name: contract)
 
     async def read(invocation: Invocation) -> Plugin:  # in no thread: an autojump clock waits for none
         return PLUGIN
@@ -135,7 +131,7 @@ async def outcome(pool: Pool, call: PreparedCall) -> str:
 
 
 async def test_calls_one_after_the_other_share_a_process(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async with opened() as (pool, machine):
         assert machine.living == 0  # nothing is started before a call
@@ -147,8 +143,8 @@ async def test_calls_one_after_the_other_share_a_process(
         assert len(machine.plugins) == 1
 
 
-async def test_a_process_for_each_call(contract: PooledContract, autojump_clock: trio.abc.Clock) -> None:
-    contract.workers = 0
+async def test_a_process_for_each_call(calls: PooledCalls, autojump_clock: trio.abc.Clock) -> None:
+    calls.workers = 0
     async with opened() as (pool, machine):
         for number in range(3):
             assert (await pool.call(prepared("echo", number))).value == number
@@ -157,7 +153,7 @@ async def test_a_process_for_each_call(contract: PooledContract, autojump_clock:
 
 
 async def test_calls_that_were_prepared_otherwise_get_another_process(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async with opened() as (pool, machine):
         for binding in ("a", "b", "a", "b"):
@@ -165,9 +161,7 @@ async def test_calls_that_were_prepared_otherwise_get_another_process(
         assert len(machine.plugins) == 2
 
 
-async def test_callers_do_not_share_a_process(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_callers_do_not_share_a_process(calls: PooledCalls, autojump_clock: trio.abc.Clock) -> None:
     async with opened() as (pool, machine):
         for org, session in (("a", "1"), ("b", "1"), ("a", "2"), ("", "1"), ("b", "3")):
             await pool.call(prepared("echo", 1, context={"org_id": org, "session_id": session}))
@@ -175,9 +169,9 @@ async def test_callers_do_not_share_a_process(
 
 
 async def test_a_call_that_brings_files_has_a_process_of_its_own(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
-    contract.workers = 1
+    calls.workers = 1
     async with opened() as (pool, machine):
         for contents in ({}, {"/file": b"x"}, {"/file": b"y"}, {}, {}):
             await pool.call(prepared("echo", contents=contents))
@@ -186,9 +180,9 @@ async def test_a_call_that_brings_files_has_a_process_of_its_own(
 
 @pytest.mark.parametrize(("workers", "isolated"), [(2, 0), (0, 2)])
 async def test_more_calls_than_processes(
-    contract: PooledContract, workers: int, isolated: int, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, workers: int, isolated: int, autojump_clock: trio.abc.Clock
 ) -> None:
-    contract.workers, contract.isolated = workers, isolated
+    calls.workers, calls.isolated = workers, isolated
     codes: list[str] = []
 
     async def one(pool: Pool) -> None:
@@ -206,9 +200,9 @@ async def test_more_calls_than_processes(
     ("call", "code"), [("fail", "plugin_error"), ("die", "crashed"), ("hang", "timeout")]
 )
 async def test_a_process_whose_call_failed_is_not_used_again(
-    contract: PooledContract, call: str, code: str, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, call: str, code: str, autojump_clock: trio.abc.Clock
 ) -> None:
-    contract.workers = 1
+    calls.workers = 1
     async with opened() as (pool, machine):
         assert await outcome(pool, prepared(call, seconds=5.0)) == code
         # The next call waits for the end of the first process: there may be one at a time.
@@ -217,7 +211,7 @@ async def test_a_process_whose_call_failed_is_not_used_again(
 
 
 async def test_a_process_that_dies_while_it_waits_is_not_handed_out(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async with opened() as (pool, machine):
         await pool.call(prepared("echo"))
@@ -229,7 +223,7 @@ async def test_a_process_that_dies_while_it_waits_is_not_handed_out(
         assert len(machine.plugins) == 2
 
 
-async def test_a_caller_that_gives_up(contract: PooledContract, autojump_clock: trio.abc.Clock) -> None:
+async def test_a_caller_that_gives_up(calls: PooledCalls, autojump_clock: trio.abc.Clock) -> None:
     async with opened() as (pool, machine):
         with trio.move_on_after(1.0):
             await pool.call(prepared("hang"))
@@ -240,7 +234,7 @@ async def test_a_caller_that_gives_up(contract: PooledContract, autojump_clock: 
 
 
 async def test_a_caller_that_gives_up_during_the_launch(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async with opened() as (pool, machine):
         machine.launches = trio.sleep_forever
@@ -250,7 +244,7 @@ async def test_a_caller_that_gives_up_during_the_launch(
         assert pool.invocation == {"code": "cancelled", "written": False, "id": None}
 
 
-async def test_a_launch_that_fails(contract: PooledContract, autojump_clock: trio.abc.Clock) -> None:
+async def test_a_launch_that_fails(calls: PooledCalls, autojump_clock: trio.abc.Clock) -> None:
     async def fail() -> None:
         raise PluginFailure(Outcome("launch_failed", "launch", "no cage"))
 
@@ -262,7 +256,7 @@ async def test_a_launch_that_fails(contract: PooledContract, autojump_clock: tri
 
 
 async def test_a_bug_reaches_the_caller_and_not_the_pool(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async def fail() -> None:
         raise ZeroDivisionError
@@ -277,9 +271,9 @@ async def test_a_bug_reaches_the_caller_and_not_the_pool(
 
 @pytest.mark.parametrize("workers", [0, 2])
 async def test_the_end_of_the_pool_while_calls_run(
-    contract: PooledContract, workers: int, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, workers: int, autojump_clock: trio.abc.Clock
 ) -> None:
-    contract.workers = workers
+    calls.workers = workers
     codes: list[str] = []
 
     async def one(pool: Pool, name: str) -> None:
@@ -299,7 +293,7 @@ async def test_the_end_of_the_pool_while_calls_run(
 
 
 async def test_the_end_of_the_pool_during_a_launch(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     codes: list[str] = []
 
@@ -314,7 +308,7 @@ async def test_the_end_of_the_pool_during_a_launch(
 
 
 async def test_an_error_in_the_body_leaves_as_itself(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async def body() -> None:
         async with opened() as (pool, _):
@@ -326,7 +320,7 @@ async def test_an_error_in_the_body_leaves_as_itself(
 
 
 async def test_everything_is_cancelled_in_the_middle(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     with trio.move_on_after(3.0):
         async with opened() as (pool, machine), trio.open_nursery() as nursery:
@@ -348,9 +342,9 @@ async def leaky(plugin: GracedPlugin, message: dict[str, Any]) -> None:
 
 
 async def test_calls_with_other_secrets_get_another_process(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
-    contract.workers = 3
+    calls.workers = 3
     async with opened() as (pool, machine):
         for secrets in (None, {"a": "hidden"}, {"a": "two"}, {"a": "hidden"}, {}, {"a": "two"}):
             assert await outcome(pool, prepared("echo", secrets=secrets)) == "ok"
@@ -363,7 +357,7 @@ async def test_calls_with_other_secrets_get_another_process(
 
 
 async def test_secrets_that_are_no_json_are_like_no_others(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async with opened() as (pool, machine):
         for _ in range(3):
@@ -372,7 +366,7 @@ async def test_secrets_that_are_no_json_are_like_no_others(
 
 
 async def test_callers_share_the_number_of_processes(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async with opened() as (pool, machine):
         for number in range(5):
@@ -384,7 +378,7 @@ async def test_callers_share_the_number_of_processes(
 
 
 async def test_a_no_that_leaves_the_pool_has_a_report(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     with pytest.raises(PluginError) as caught:
         async with opened(reporting=True) as (pool, _):
@@ -394,7 +388,7 @@ async def test_a_no_that_leaves_the_pool_has_a_report(
     assert report["invocation"] == caught.value.invocation and caught.value.invocation is not None
 
 
-async def test_events_of_all_processes(contract: PooledContract, autojump_clock: trio.abc.Clock) -> None:
+async def test_events_of_all_processes(calls: PooledCalls, autojump_clock: trio.abc.Clock) -> None:
     async def talking(plugin: GracedPlugin, message: dict[str, Any]) -> None:
         if "do" in message:
             await plugin.say({"about": message["id"], "text": message["with"]})
@@ -412,7 +406,7 @@ async def test_events_of_all_processes(contract: PooledContract, autojump_clock:
 
 
 async def test_events_that_nobody_reads_are_dropped(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
     async def talking(plugin: GracedPlugin, message: dict[str, Any]) -> None:
         if "do" in message:
@@ -433,7 +427,7 @@ async def test_events_that_nobody_reads_are_dropped(
 
 @pytest.mark.parametrize(("frames", "size", "lives"), [(100, 1, True), (101, 1, False), (30, 50_000, False)])
 async def test_a_process_that_waits_has_nothing_to_say(
-    contract: PooledContract, frames: int, size: int, lives: bool, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, frames: int, size: int, lives: bool, autojump_clock: trio.abc.Clock
 ) -> None:
     async with opened() as (pool, machine):
         for _ in range(2):  # a call between them
@@ -450,9 +444,7 @@ async def test_a_process_that_waits_has_nothing_to_say(
     assert [each["cause"] for each in told] == ([] if lives else ["unasked"])
 
 
-async def test_a_process_that_works_may_say_much(
-    contract: PooledContract, autojump_clock: trio.abc.Clock
-) -> None:
+async def test_a_process_that_works_may_say_much(calls: PooledCalls, autojump_clock: trio.abc.Clock) -> None:
     async def talking(plugin: GracedPlugin, message: dict[str, Any]) -> None:
         if "do" in message:
             for _ in range(300):
@@ -469,7 +461,7 @@ async def _all(pool: Pool) -> list[Notice | Progress]:
     return [event async for event in pool.events]
 
 
-async def test_secrets_are_hidden(contract: PooledContract, autojump_clock: trio.abc.Clock) -> None:
+async def test_secrets_are_hidden(calls: PooledCalls, autojump_clock: trio.abc.Clock) -> None:
     told: list[Any] = []
     async with opened(leaky) as (pool, _):
         with pytest.raises(PluginError) as caught:

@@ -15,7 +15,6 @@ import trio
 from runner.contracts.ainb import ACTION_SECONDS
 from runner.contracts.ainb.declared import declared_by
 from runner.contracts.ainb.host.files import GuardedFiles
-from runner.contracts.ainb.host.log import DEFAULT_LEVEL, check_level, log_notice
 from runner.contracts.ainb.host.network import GuardedFetcher, common_rules
 from runner.contracts.ainb.host.params import (
     ACTION_TIMEOUT,
@@ -58,6 +57,7 @@ from runner.protocol.bus import PAYLOAD_MOST_BYTES, SnapshotBus
 from runner.protocol.dialect import Answer, Call, Notice
 from runner.protocol.host_services import Ask, Emit, HostError, Services, Tell, Why
 from runner.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
+from runner.protocol.memory import size_of
 from sandbox.document.diagnostic import quoted
 
 # Method -> the capability that the manifest must have. Those of host/fs/* are in files.py; the others need
@@ -337,3 +337,38 @@ def _payload_of(value: Any) -> bytes:
 
 def _unknown(method: str) -> HostError:
     return HostError(METHOD_NOT_FOUND, f"method not found: {method[:_NAME_MOST]}")
+
+
+# --- host/log: an event of the session, from the lowest level on --------------------------------------------
+
+LEVELS = ("trace", "debug", "info", "warn", "error")
+DEFAULT_LEVEL = "warn"
+
+MESSAGE_MOST = 4096  # characters; the rest is cut off
+_SHOWN_CHARACTERS = 40  # of an unknown level
+FIELDS_MOST_BYTES = 8 << 10  # in memory; larger fields are left out
+
+
+def check_level(level: str) -> str:
+    """For Services.log_level. Raises ValueError."""
+    if level not in (*LEVELS, "off"):
+        raise ValueError(f"the log level {level!r} is none of {', '.join(LEVELS)}, off")
+    return level
+
+
+def log_notice(plugin_id: str, lowest: str, level: str, message: str, fields: Any) -> Notice | None:
+    """None: the host does not want it. Raises HostError if there is no such level."""
+    if level not in LEVELS:
+        raise invalid(f"there is no log level {quoted(level[:_SHOWN_CHARACTERS])}")
+    if lowest == "off" or LEVELS.index(level) < LEVELS.index(lowest):
+        return None
+    value: dict[str, Any] = {"plugin": plugin_id, "level": level, "message": message[:MESSAGE_MOST]}
+    if len(message) > MESSAGE_MOST:
+        value["cut"] = len(message) - MESSAGE_MOST
+    if fields is not None:
+        size = size_of(fields)
+        if size is not None and size <= FIELDS_MOST_BYTES:
+            value["fields"] = fields
+        else:
+            value["fields_left_out"] = True
+    return Notice("log", value)

@@ -22,9 +22,9 @@ from runner.contracts.vai.call.context import (
     refused,
 )
 from runner.contracts.vai.call.requests import PINNED, Asked, ids_in, make_request
-from runner.contracts.vai.call.schemas import PackageSchema, complete_config, explained, load_of
 from runner.contracts.vai.declared import DeclaredExport, declared_by
 from runner.contracts.vai.dialect import GRACE_SECONDS
+from runner.contracts.vai.package.schemas import PackageSchema, complete_config, explained, load_of
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallRefused, Violation
 from runner.protocol.host_services import Delegation, DelegationRequest

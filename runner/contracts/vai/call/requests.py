@@ -15,8 +15,8 @@ from runner.contracts.vai.call.context import (
     refused,
     timestamp,
 )
-from runner.contracts.vai.call.schemas import PackageSchema
 from runner.contracts.vai.declared import DeclaredExport, Kind
+from runner.contracts.vai.package.schemas import PackageSchema
 from runner.protocol.dialect import Call, CallRefused
 from runner.protocol.wire import encode
 from sandbox.document.diagnostic import did_you_mean, printable, quoted

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from runner.contracts.vai.declared import DeclaredExport, declared_by
-from runner.contracts.vai.package.schema_file import read_schema
+from runner.contracts.vai.package.schemas import read_schema
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import DocumentError
 from sandbox.paths.beneath import Escapes

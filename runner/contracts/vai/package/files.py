@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
 from runner.contracts.vai.package.machine import machine_fault
-from runner.contracts.vai.package.schema_file import read_schema
+from runner.contracts.vai.package.schemas import read_schema
 from runner.manifest.faults import Faults
 from runner.plugin import Plugin
 from runner.protocol.schema import Schema

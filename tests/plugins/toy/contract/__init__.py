@@ -4,7 +4,7 @@ The plugin says {"hello": ID}. Then it answers each {"id": N, "do": TOOL, "with"
 {"id": N, "did": VALUE}.
 """
 
-from runner.contracts.contract import Contract, ContractOption, ContractVerb, ExampleCall
+from runner.contracts.contract import Contract, ContractOption, ContractVerb, Example
 
 
 class ToyContract(Contract):
@@ -15,9 +15,9 @@ class ToyContract(Contract):
     sign = "a toy key"
     no_command_hint = 'give it a command: "run": ["./toy"]'
     kinds = ("tool", "trick")
-    secret_files = True
+    secrets_by = "files"
     declared = ("tricks",)
-    example_call = ExampleCall("say", '"boo"')
+    example = Example("say", '"boo"')
     verbs = (
         ContractVerb(
             "recite", "runner.contracts.toy.verb_recite", "print the tools of a toy without starting it"
@@ -32,21 +32,6 @@ class ToyContract(Contract):
         from runner.contracts.toy.manifest import read
 
         return read(document, options.get("saying"))
-
-    def json_schema(self):
-        from runner.contracts.toy.manifest import SCHEMA
-
-        return SCHEMA
-
-    def dialect(self, setting):
-        from runner.contracts.toy.dialect import ToyDialect
-
-        return ToyDialect(setting)
-
-    def inspector(self, setting):
-        from runner.contracts.toy.inspector import Inspector
-
-        return Inspector(setting)
 
 
 CONTRACT = ToyContract()

@@ -17,6 +17,10 @@ from runner.protocol.dialect import (
 LINE_LIMIT = 1 << 16
 
 
+def make(setting):
+    return ToyDialect(setting)
+
+
 class ToyDialect(Dialect):
     one_shot = False
     patience = None

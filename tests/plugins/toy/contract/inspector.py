@@ -7,6 +7,10 @@ from runner.protocol.dialect import Violation
 from runner.protocol.framing import LineFraming
 
 
+def make(setting):
+    return Inspector(setting)
+
+
 class Inspector:
     framing = LineFraming(LINE_LIMIT)
     handshake_seconds = 5.0

@@ -17,6 +17,10 @@ LISTS = dict.fromkeys(("run", "tools", "box", "secrets"), STRINGS)
 SCHEMA = {"type": "object", "properties": {"toy": {"type": "string"}, **LISTS}}
 
 
+def json_schema():
+    return SCHEMA
+
+
 def read(document, binding):
     faults, table = Faults(document), Table(document.data)
     name = table.string("toy")

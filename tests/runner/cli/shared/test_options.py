@@ -203,8 +203,7 @@ def test_help_names_every_limit_and_stays_short(runner_as_user: Caller) -> None:
 
 class _Boxed:
     name = "boxed"
-    secret_files = True
-    takes_secrets = False
+    secrets_by = "files"
     options = (
         ContractOption("--record", "FILE", "a file", reads_file=True),
         ContractOption("--token", "@FILE|env:NAME", "a token", secret=True),
@@ -214,8 +213,7 @@ class _Boxed:
 
 class _Other:
     name = "other"
-    secret_files = False
-    takes_secrets = False
+    secrets_by = ""
     options = (ContractOption("--record", "FILE", "a name"),)
 
 

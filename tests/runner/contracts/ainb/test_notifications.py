@@ -193,8 +193,8 @@ def test_one_generation_counts_renders_keys_and_the_mouse() -> None:
 
 
 def test_a_call_of_kind_event() -> None:
-    method, params = CONTRACT.event(Call("event", "cts.a07", {"text": "event-data"}))
-    (told,) = sent(ready().notify(method, params))
+    params = {"topic": "cts.a07", "payload": {"text": "event-data"}}
+    (told,) = sent(ready().notify(CONTRACT.event_method, params))
     assert told["params"] == {"topic": "cts.a07", "payload": b64("event-data")}
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.registry import find_contract
 from runner.contracts.vai import CONTRACT, manifest
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai.binding import Binding
@@ -276,9 +275,9 @@ def test_a_binding_that_lets_nothing_run(
 ) -> None:
     plugin = make_package(tmp_path)
     for options, expected in ((bound(), None), (bound(**changes), cause)):
-        shaped, found = CONTRACT.shape(plugin, options)
+        shaped, found = CONTRACT.choice.shape(plugin, options)
         assert shaped is not None and all(each.severity == "warning" for each in found)
-        fault = CONTRACT.choice_fault(shaped, options)
+        fault = CONTRACT.choice.choice_fault(shaped, options)
         assert (fault.cause if fault is not None else None) == expected
     assert fault is not None and said in fault.message and "--binding" in fault.hint
 
@@ -289,11 +288,11 @@ def test_an_export_whose_binding_lets_nothing_run_is_not_listed(
 ) -> None:
     plugin = make_package(tmp_path)
     for options, names in ((bound(), ["jira_search", "plain"]), (bound(**changes), ["plain"])):
-        shaped, _ = CONTRACT.shape(plugin, options)
+        shaped, _ = CONTRACT.choice.shape(plugin, options)
         assert shaped is not None
-        assert [tool["name"] for tool in CONTRACT.catalogue(shaped)["tools"]] == names
-    again, _ = CONTRACT.shape(shaped or plugin, {})
-    assert again is not None and len(CONTRACT.catalogue(again)["tools"]) == 2
+        assert [tool["name"] for tool in CONTRACT.prepared_calls.catalogue(shaped)["tools"]] == names
+    again, _ = CONTRACT.choice.shape(shaped or plugin, {})
+    assert again is not None and len(CONTRACT.prepared_calls.catalogue(again)["tools"]) == 2
 
 
 def test_check_holds_the_configuration_of_a_binding_against_its_schema(plugin_dir: Path) -> None:
@@ -447,14 +446,14 @@ def test_a_file_of_a_call_elsewhere_is_refused(permissions: str, path: str) -> N
 def test_options_on_a_cached_plugin_give_what_reading_with_them_gives(
     text: str, options: dict[str, str]
 ) -> None:
-    contract = find_contract("vai")
+    shape = CONTRACT.choice.shape
     plain, _ = read(text)
     assert plain is not None
-    assert contract.shape(plain, options) == read(text, **options)
-    shaped, _ = contract.shape(plain, options)
+    assert shape(plain, options) == read(text, **options)
+    shaped, _ = shape(plain, options)
     if shaped is not None:  # what was chosen before does not count
-        assert contract.shape(shaped, {}) == (plain, ())
-        assert contract.shape(shaped, options) == (shaped, ())
+        assert shape(shaped, {}) == (plain, ())
+        assert shape(shaped, options) == (shaped, ())
 
 
 def test_a_launch_with_options_imports_no_model(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def test_any_configuration_is_read_or_refused(host: Any, place: str, value: Any,
         assert read is not None or any(each.severity == "error" for each in diagnostics)
         assert all("\n" not in each.text() for each in diagnostics)
         if read is not None:
-            CONTRACT.fill(read, lambda name: None, lambda path, where: "")
-            CONTRACT.wrapped(read, {})
+            CONTRACT.configurations.fill(read, lambda name: None, lambda path, where: "")
+            CONTRACT.configurations.wrapped(read, {})
 
 
 @pytest.mark.parametrize("count", [19_000])

@@ -88,7 +88,7 @@ def test_a_refused_call_keeps_the_ids_that_were_made(plugin: Plugin) -> None:
 
 def test_the_contract_prepares(plugin: Plugin) -> None:
     given = tool(plugin)
-    again = CONTRACT.prepare(
+    again = CONTRACT.prepared_calls.prepare(
         plugin, given.call._replace(kind="tool", input=QUERY, context={}), seconds=None, options={},
         secrets=SECRETS, config=CONFIG, now=0.0,
     )  # fmt: skip

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai.call.schemas import load_schema, with_defaults
-from runner.contracts.vai.package.schema_file import MOST_SCHEMA_BYTES
+from runner.contracts.vai.package.schemas import MOST_SCHEMA_BYTES, load_schema, with_defaults
 from sandbox.document.diagnostic import DocumentError
 
 SCHEMA = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/word"}}}

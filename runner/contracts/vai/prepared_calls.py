@@ -1,0 +1,21 @@
+"""What the runner asks about calls that are prepared: see PreparedCalls in runner/contracts/contract.py."""
+
+from __future__ import annotations
+
+from runner.contracts.vai.call.prepare import prepare, with_delegation
+from runner.contracts.vai.outcome import concurrent, record, reuses
+from runner.contracts.vai.package.catalogue import catalogue
+
+__all__ = [
+    "CALLER_KEYS",
+    "OPTIONS_OF_ONE_CALL",
+    "catalogue",
+    "concurrent",
+    "prepare",
+    "record",
+    "reuses",
+    "with_delegation",
+]
+
+CALLER_KEYS = ("org_id", "project_id")
+OPTIONS_OF_ONE_CALL = ("invocation_id", "timeout", "delivery_id", "artifact")
