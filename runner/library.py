@@ -38,12 +38,11 @@ from runner.session.arguments import (
     check_options,
     check_seconds,
 )
-from runner.session.delegation import open_prepared, prepare_call
-from runner.session.open import bare_report, open_session
+from runner.session.open import bare_report, open_prepared, open_session
+from runner.session.pending import OnProgress
 from runner.session.pool import Pool, open_pool
-from runner.session.prepared import PreparedCall
+from runner.session.prepared import PreparedCall, prepare_call
 from runner.session.session import Session
-from runner.session.waiter import OnProgress
 from sandbox.cell.contents import Contents
 from sandbox.spec import Overrides
 from sandbox.value import NamedTuple

@@ -1,20 +1,11 @@
 """Values that describe the cage: requests, denials, grants.
 
-Nothing here has an effect. Those that a launch from a stored plan needs are in a module of their own,
-sandbox/given.py, and are offered here too. Named tuples and not dataclasses, here and everywhere on the
-launch path: importing `dataclasses` alone costs more than bubblewrap does.
+Nothing here has an effect. Named tuples and not dataclasses, here and everywhere on the launch path:
+importing `dataclasses` alone costs more than bubblewrap does.
 """
 
 from __future__ import annotations
 
-from sandbox.given import Approval as Approval
-from sandbox.given import Limits as Limits
-from sandbox.given import MemoryFile as MemoryFile
-from sandbox.given import NetworkMode as NetworkMode
-from sandbox.given import Note as Note
-from sandbox.given import Overrides as Overrides
-from sandbox.given import ProjectAccess as ProjectAccess
-from sandbox.given import SeccompProfile as SeccompProfile
 from sandbox.typed import Literal
 from sandbox.value import NamedTuple
 
@@ -23,6 +14,11 @@ from sandbox.value import NamedTuple
 KeyPath = tuple[str | int, ...]
 
 Access = Literal["read", "write"]
+# "open": every host by name, but not the private ranges and not this machine.
+NetworkMode = Literal["none", "allowlist", "open", "host"]
+SeccompProfile = Literal["strict", "default", "compat"]
+ProjectAccess = Literal["none", "read"]  # to the folder a program works on
+
 # Weakest grant first: a ceiling admits everything up to and including itself.
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
 SECCOMP_ORDER: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
@@ -80,12 +76,37 @@ class EnvRequest(NamedTuple):
     fills: bool = False
 
 
+class Limits(NamedTuple):
+    """Limits. None means no request; sizes in bytes, times in seconds."""
+
+    memory: int | None = None  # of all processes together, with what they keep in /tmp and /dev/shm
+    pids: int | None = None  # processes and threads, not counting those of the cage itself
+    cpu: float | None = None  # cores
+    cpu_time: float | None = None
+    io: int | None = None  # bytes per second, for reading and for writing, on each disk it has files on
+    open_files: int | None = None
+    file_size: int | None = None
+    locked_memory: int | None = None
+    message_queues: int | None = None
+    disk: int | None = None  # in each folder it may write
+    tmp: int | None = None
+    shm: int | None = None
+    output: int | None = None
+    output_lines: int | None = None
+    # Clocks, by phase. runner exec passes streams on unread, and sees only launch, teardown and deadline.
+    launch: float | None = None
+    handshake: float | None = None
+    call: float | None = None
+    idle: float | None = None
+    teardown: float | None = None
+    deadline: float | None = None  # the whole run
+
+
 # Which limits are sizes and which are times; the others are plain numbers.
 SIZES = frozenset(
     ("memory", "io", "file_size", "locked_memory", "message_queues", "disk", "tmp", "shm", "output")
 )
 DURATIONS = frozenset(("cpu_time", "launch", "handshake", "call", "idle", "teardown", "deadline"))
-
 
 DEFAULT_SCRATCH_BYTES = 64 << 20  # of a scratch folder without a disk limit
 
@@ -95,6 +116,15 @@ class Scratch(NamedTuple):
 
     dest: str  # absolute, in the cage
     where: KeyPath = ()
+
+
+class MemoryFile(NamedTuple):
+    """A file in the cage that exists only in memory. Its content is handed over at the launch, and is in no
+    plan, cache or report."""
+
+    dest: str  # absolute, in the cage; in the scratch folder, or on the cage's read-only root
+    mode: int = 0o400
+    secret: str = ""  # the name of the operator's secret that it holds; empty: the call brings the content
 
 
 class SandboxSpec(NamedTuple):
@@ -112,6 +142,31 @@ class SandboxSpec(NamedTuple):
     memory_files: tuple[MemoryFile, ...] = ()
 
 
+class Overrides(NamedTuple):
+    """The operator's options on the command line, for this launch."""
+
+    env: tuple[tuple[str, str], ...] = ()
+    pass_env: tuple[str, ...] = ()
+    limits: Limits = Limits()
+
+
+class Approval(NamedTuple):
+    """What a person allows one plugin beyond the policy's ceilings (sandbox/policy/approval.py)."""
+
+    read: tuple[str, ...] = ()  # absolute paths; each stands for all below it
+    write: tuple[str, ...] = ()
+    network: NetworkMode = "none"
+    hosts: tuple[str, ...] = ()  # entries of an allowlist, as sandbox/network/rules.py writes them
+    env: tuple[str, ...] = ()  # names of the host's variables that are passed on
+    steering: tuple[str, ...] = ()  # names of variables that decide which code runs, passed on or set
+    seccomp: SeccompProfile = "strict"
+    project: ProjectAccess = "none"
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Approval()
+
+
 class Denial(NamedTuple):
     """One request that was refused."""
 
@@ -123,6 +178,22 @@ class Denial(NamedTuple):
     where: KeyPath = ()
     # Where the request came from, if not from the manifest: "policy", "the program", "the plugin's folder", …
     origin: str = ""
+
+
+class Note(NamedTuple):
+    """A fact about a launch that a person should know, although nothing was refused."""
+
+    # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
+    # withheld, wrapped, approval, limits.
+    rule: str
+    message: str
+    hint: str = ""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it is shown even if nothing failed."""
+        urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
+        return self.rule in (*urgent, "wrapped", "approval", "limits")
 
 
 class Project(NamedTuple):

@@ -52,7 +52,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.network.*",),
     ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
     ("sandbox.spec",),
-    ("sandbox.given",),
     ("sandbox.cache",),
     ("sandbox.codec", "sandbox.files", "sandbox.process"),
     ("sandbox.look",),
@@ -550,7 +549,7 @@ MAKES_PLANS = (
     "runner.plugin",
     *(
         f"runner.launch.{name}"
-        for name in ("approve", "command", "plan", "prepare", "provide", "read", "run")
+        for name in ("approve", "command", "plan", "denylist", "failures", "prepare", "read", "run")
     ),
     "runner.launch.read",
     "runner.launch.verdict",
@@ -592,7 +591,7 @@ def test_a_fork_server_loads_nothing_of_its_host() -> None:
 
 
 # What a kept plan may need of these, with a disk limit and with a state directory.
-NEEDED_WITH_LIMITS = ("runner.launch.provide", "runner.launch.provide.room", "sandbox.paths.mounts")
+NEEDED_WITH_LIMITS = ("sandbox.paths.mounts",)
 # What a gate needs: no file can be opened once it is confined, so it loads all of it before. It is a fork of
 # the launch, and its imports are among those that are shown.
 NEEDED_BY_GATES = ("array", "collections", "enum", "re")

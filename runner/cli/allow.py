@@ -276,7 +276,7 @@ def _impossible(added: Approval, after: Decided) -> Iterator[str]:
     """Paths that no approval can give, by their names. A launch looks at the files behind the names too."""
     if not added.read and not added.write:
         return
-    from runner.launch.plan import make_denylist
+    from runner.launch.denylist import make_denylist
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Access
 

@@ -1,7 +1,8 @@
 """Planned -> Acquired: what only this process can have, for as long as the plugin lives.
 
 Open sources, a uid, the state directory, cgroups. All of it is given back when the context ends, and a state
-directory that was made for a launch that failed is removed again.
+directory that was made for a launch that failed is removed again. What only few launches need imports its
+modules inside of its functions.
 
 The plan that comes out is the plan that went in, completed: with the identity of the state directory, the uid
 that was really reserved, and the limits as the kernel took them. None of these can be decided earlier without
@@ -12,21 +13,24 @@ looked at before it was claimed may be replaced by another.
 from __future__ import annotations
 
 import os
+import stat
 
-from runner.launch.stages import failing
+from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.identity.owner import Owner, Writing, owned_state
 from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
 from sandbox.limits.cgroup_settings import whole_disks
-from sandbox.plan.layers import with_owner
+from sandbox.plan.layers import LayerUnavailable, with_owner
 from sandbox.plan.plan import Bind, PlanRefused
 from sandbox.scopes import ExitStack, contextmanager
-from sandbox.typed import TYPE_CHECKING, Iterator, Mapping
+from sandbox.spec import Denial
+from sandbox.typed import TYPE_CHECKING, Collection, Iterator, Mapping
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from runner.launch.stages import Planned, Provision
+    from sandbox.cell.contents import Contents
     from sandbox.limits.assigned import AssignedLimits
     from sandbox.limits.cgroup import Cgroup
     from sandbox.limits.cgroup_survey import Survey
@@ -86,10 +90,22 @@ class Sources:
         return self._held
 
     def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
-        """Open the sources of a plan that was made earlier, and judge each again."""
-        from runner.launch.plan import hold_again
+        """Open the sources of a plan that was made earlier, and judge each again. Raises PlanRefused, and
+        BwrapUnusable if its bubblewrap is not trusted any more."""
+        from runner.launch.denylist import make_denylist
+        from sandbox.limits.assign import assign
+        from sandbox.limits.cgroup_survey import survey
+        from sandbox.paths.mounts import read_mounts
+        from sandbox.plan.find_bwrap import trusted_program
+        from sandbox.plan.sources import reopen
 
-        return hold_again(planned, environ, self)
+        if planned.bwrap:
+            trusted_program(planned.bwrap)
+        mounts = read_mounts()
+        denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
+        opening = reopen(planned.plan, denylist, scan_limit=planned.policy.scan_limit)
+        found = survey(mounts, move_host=planned.policy.move_host)
+        return self.hold(opening, assign(planned.grant, planned.policy, found), found, denylist)
 
     def hold_known(self, planned: Planned) -> None:
         """Open the sources of a kept plan, all facts of which hold. Raises PlanOutdated."""
@@ -128,11 +144,9 @@ class Acquired(NamedTuple):
 
 @contextmanager
 def acquire(planned: Planned, environ: Mapping[str, str], sources: Sources) -> Iterator[Acquired]:
-    """Raises Failure, with the plan as its stage."""
+    """Raises what `failures.failure_of` knows."""
     with ExitStack() as stack:
-        with failing(planned):
-            acquired = _acquire(planned, environ, sources, stack)
-        yield acquired
+        yield _acquire(planned, environ, sources, stack)
 
 
 def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, stack: ExitStack) -> Acquired:
@@ -143,9 +157,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     provision, owners = planned.provision, planned.plan.owners
     owner = _claim(planned, provision, stack)
     if owners is not None and owners.left:
-        from runner.launch.provide.owners import confirm_owners
-
-        owners = confirm_owners(owners, planned, held.opened, owner.uid)
+        owners = _confirm_owners(owners, planned, held.opened, owner.uid)
     opened = _open_state(planned, held, owners, stack)
     _require_same_state(owner, opened.plan)
     if provision.state_dir is not None and (owners is None or not owners.maps_state):
@@ -153,12 +165,8 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     disk = None
     if not provision.unsandboxed:
         if held.opened.plan.guards:
-            from runner.launch.provide.guards import hold_guarded
-
-            hold_guarded(held.opened, stack)
+            _hold_guarded(held.opened, stack)
         if opened.plan.limits.disk is not None and (writable := opened.writable):
-            from runner.launch.provide.room import measured_room
-
             disk = stack.enter_context(measured_room(writable, opened.plan.limits.disk))
     cgroup, limits = _make_cgroup(planned, held, opened.plan, stack)
     own_count = cgroup is not None and cgroup.counts_memory
@@ -175,8 +183,6 @@ def _require_same_user(planned: Planned) -> None:
     if planned.euid != os.geteuid():
         reason = f"the plan was made by uid {planned.euid}, and this is uid {os.geteuid()}"
         hint = "make the plan again: start the plugin from its manifest"
-        from sandbox.spec import Denial
-
         raise PlanRefused([Denial("plan_outdated", planned.plugin.manifest, reason, hint)])
 
 
@@ -200,15 +206,54 @@ def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
         return owner if account is None else owner._replace(uid=account.uid, gid=account.gid)
     except OSError as error:
         if isinstance(error, PermissionError) and uid_range is not None:
-            from runner.launch.provide.capabilities import require_capabilities
-
-            require_capabilities(uid_range)
+            _require_capabilities(uid_range)
         from sandbox.identity.state import StateRefused
 
         place, hint = error.filename or state_dir, "choose a writable place with --state-dir"
         if uid_range is not None and str(place).startswith("/run/"):
             hint = "uids of plugins are leased there: make it writable (in a container: --tmpfs /run)"
         raise StateRefused(f"{place}: {error.strerror}", hint) from None
+
+
+def _require_capabilities(uid_range: tuple[int, int]) -> None:
+    """For a root that may not write everywhere: in a container or a unit. Raises LayerUnavailable if it may
+    not drop its uid either."""
+    from sandbox.doctor.probes import first_obstacle
+
+    found = first_obstacle(os.environ, uid_range=uid_range)
+    if found is not None and found.layer == "uid_drop":
+        raise LayerUnavailable(found.layer, found.summary, " ".join(found.remedy.split())) from None
+
+
+def _confirm_owners(owners: Decision, planned: Planned, opened: OpenPlan, uid: int) -> Decision:
+    """The owners of what the plugin writes to folders of the host, with the uid it got. Raises PlanRefused if
+    that one is another than was expected, and may not write there."""
+    from sandbox.paths.denied_paths import normal
+    from sandbox.paths.source import OpenSource
+    from sandbox.plan.owners import WriteRequest
+
+    where = {path.path: path.where for path in planned.grant.paths}
+    strangers = {each.path: each.strangers for each in owners.paths}
+    asked = [
+        WriteRequest(
+            OpenSource(
+                normal(bind.dest),
+                bind.real,
+                opened.descriptors[bind.dest],
+                bind.identity,
+                "dir" if stat.S_ISDIR(bind.identity.mode) else "file",
+                "write",
+                strangers=strangers[normal(bind.dest)],
+            ),
+            where.get(bind.dest, ()),
+        )
+        for bind in planned.plan.operations
+        if isinstance(bind, Bind) and bind.writable and normal(bind.dest) in strangers
+    ]
+    confirmed = owners.confirmed(asked, uid)
+    if confirmed.denials:
+        raise PlanRefused(confirmed.denials)
+    return confirmed
 
 
 # --- its state directory ------------------------------------------------------------------------------------
@@ -256,6 +301,88 @@ def _require_reachable(state_dir: str, owner: Owner) -> None:
         raise Unreadable(blocked, owner.uid, f"chmod o+x {blocked}, or choose another place with --state-dir")
 
 
+# --- the folders it may write, and the files in memory -----------------------------------------------------
+
+
+def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
+    """Make the guarded names that are missing in writable folders, for as long as the plugin runs. Raises
+    PlanRefused."""
+    from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
+
+    for guard in opened.plan.guards:
+        if guard.access == "write" or guard.state == "optional":
+            continue
+        # Also what was there before: it may have been another launch's, and be gone.
+        place = GuardedPlace(opened.descriptors[guard.dest], guard.path, guard.content)
+        try:
+            stack.enter_context(held_places([place]))
+        except StandInRefused as refused:
+            reason = f"{guard.dest} cannot be written by a plugin: {refused}"
+            raise PlanRefused([Denial("guarded", guard.dest, reason, refused.hint)]) from None
+
+
+@contextmanager
+def measured_room(writable: Mapping[str, int], limit: int) -> Iterator[DiskMeter]:
+    """Refuse a plugin whose folders already hold more than its disk limit. Raises Failure.
+
+    The meter goes on from what it has measured here. So it need not measure again as soon as the plugin
+    starts, and counts what the plugin writes first.
+    """
+    from sandbox.limits.disk import DiskMeter
+
+    meter = DiskMeter(writable, limit)
+    try:
+        if meter.measure():
+            from sandbox.units import format_limit
+
+            amount = format_limit("disk", limit)
+            message = f"{meter.where} already holds more than the disk limit of {amount}"
+            hint = "delete files there, or raise the disk limit: --limit disk=SIZE, or in manifest and policy"
+            raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
+        yield meter
+    finally:
+        meter.close()
+
+
+def require_contents(planned: Planned, contents: Contents | None) -> None:
+    """Refuse a launch whose memory files have no content, or more than fits. Raises Failure."""
+    from sandbox.cell.contents import Contents
+    from sandbox.document.diagnostic import quoted
+    from sandbox.paths.mounts import contains
+    from sandbox.units import format_limit
+
+    files, given = planned.plan.memory_files, contents or Contents()
+    slots = [file.secret for file in files if file.secret]
+    listed_slots = ", ".join(slots) or "none"
+    if strays := given.strays(files):
+        message = (
+            f"the plugin asks for no secret or file {quoted(strays[0])}; its secrets are: {listed_slots}"
+        )
+        raise _contents_refused(message, f"leave out --secret {strays[0]}=…")
+    lacking = [file for file in files if given.of(file) is None]
+    for file in lacking:
+        if file.secret:
+            message = f"the plugin needs the secret {quoted(file.secret)}, and it was not given"
+            hint = f"--secret {file.secret}=@FILE, or --secret {file.secret}=env:NAME for a variable"
+            raise _contents_refused(message, f"{hint}; its secrets are: {listed_slots}")
+        message = f"{file.dest} exists only in memory, and this call brings no content for it"
+        raise _contents_refused(message, "use `runner call`, which makes it")
+    scratch, size = planned.grant.scratch, planned.grant.scratch_bytes
+    if scratch is not None and size is not None:
+        held = sum(len(given.of(file) or b"") for file in files if contains(scratch.dest, file.dest))
+        if held > size:
+            message = (
+                f"the files for {scratch.dest} take {held} bytes, and it has {format_limit('disk', size)}"
+            )
+            raise _contents_refused(
+                message, "raise the disk limit: --limit disk=SIZE, or in manifest and policy"
+            )
+
+
+def _contents_refused(message: str, hint: str) -> Failure:
+    return Failure(Outcome("policy_denied", "plan", message, "memory_file", hint), EXEC_REFUSED)
+
+
 # --- its cgroups --------------------------------------------------------------------------------------------
 
 
@@ -276,9 +403,34 @@ def _make_cgroup(
             return cgroup, assigned.confirmed(cgroup.effective)
         except CgroupFault as failed:
             fault = failed
-    from runner.launch.provide.groups import make_groups
+    return _make_other_cgroup(planned, held.survey(), plan, stack, disks, fault)
 
-    return make_groups(planned, held.survey(), plan, stack, disks, fault)
+
+def _make_other_cgroup(
+    planned: Planned,
+    found: Survey,
+    plan: LaunchPlan,
+    stack: ExitStack,
+    disks: Collection[tuple[int, int]],
+    fault: CgroupFault | None,
+) -> tuple[Cgroup | None, AssignedLimits]:
+    """The plugin's cgroups where one does not work as the survey promised, or no disk is there for the io
+    limit. The next best means is taken, or the launch ends: the policy decides which (mode under
+    [limits.NAME]). `disks`: with the plugin's files. `fault`: of the first try."""
+    from sandbox.limits.assign import assign
+    from sandbox.limits.cgroup_survey import Lack
+
+    while True:
+        if fault is not None:
+            lack = Lack(f"cgroup {fault}", "run `runner doctor` to see why")
+            found = found.without(fault.site.directory, fault.controllers, lack)
+        assigned = assign(planned.grant, planned.policy, found, disks)
+        try:
+            cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits, disks))
+        except CgroupFault as failed:
+            fault = failed
+            continue
+        return cgroup, assigned.confirmed(cgroup.effective)
 
 
 def _devices(plan: LaunchPlan) -> Iterator[int]:

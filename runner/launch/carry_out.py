@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from runner.launch.acquire import Sources, acquire
+from runner.launch.acquire import Sources, acquire, require_contents
 from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import settle, start
 from runner.launch.wait import wait_steps
@@ -80,8 +80,6 @@ def plan_steps(
     stage: Stage = planned
     try:
         if contents or planned.plan.memory_files:
-            from runner.launch.provide.contents import require_contents
-
             require_contents(planned, contents)
         with sources or Sources() as held, acquire(planned, environ, held) as acquired:
             stage = planned = acquired.planned._replace(timings=watch.lap("plan"))
@@ -110,9 +108,9 @@ def plan_steps(
         failure.stage = failure.stage or stage
         raise
     except Exception as error:
-        from runner.launch.verdict import judge_error
+        from runner.launch.failures import failure_of  # most launches need no words for what went wrong
 
-        raise Failure(*judge_error(error), stage) from error
+        raise failure_of(error, stage) from error
 
 
 def judge_end(end: End, limits: Limits) -> tuple[Outcome, int]:

@@ -11,9 +11,9 @@ import os
 from runner.contracts.registry import find_contract
 from runner.launch.approve import approval_of, with_added, with_remedies, wrap_notes
 from runner.launch.command import environ_of_host
+from runner.launch.failures import failing, judge_denials, judge_diagnostics
 from runner.launch.read import contract_of, read_invocation
-from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch, failing
-from runner.launch.verdict import judge_denials, judge_diagnostics
+from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import look

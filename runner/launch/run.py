@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-from runner.launch.acquire import Sources
+from runner.launch.acquire import Sources, measured_room
 from runner.launch.carry_out import CalledOff, LaunchHost, plan_steps
+from runner.launch.failures import failing, failure_of
 from runner.launch.plan import plan
 from runner.launch.prepare import decide, load
-from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Stopwatch, failing
-from runner.launch.verdict import judge_error
+from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Stopwatch
 from runner.launch.wait import Steps, drive
 from runner.outcome import Failure
 from sandbox import look
@@ -83,7 +83,7 @@ def run_steps(
         except Failure:
             raise
         except Exception as error:
-            raise Failure(*judge_error(error), stage) from error
+            raise failure_of(error, stage) from error
         steps = plan_steps(planned, environ, began, host, sources, watch, contents, keeper)
         return (yield from steps)
 
@@ -104,8 +104,6 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
         planned = plan(decided, environ, watch, sources)
         disk, held = planned.plan.limits.disk, sources.held
         if disk is not None and held is not None and not planned.grant.unsandboxed:
-            from runner.launch.provide.room import measured_room
-
             with failing(planned), measured_room(held.opened.writable, disk):
                 pass
         return planned

@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import time
 
-from runner.outcome import Failure
-from sandbox.given import Approval, Overrides
 from sandbox.limits.assigned import AssignedLimits
-from sandbox.scopes import contextmanager
-from sandbox.typed import TYPE_CHECKING, Iterator
+from sandbox.spec import Approval, Overrides
+from sandbox.typed import TYPE_CHECKING
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -247,23 +245,6 @@ def tells_before(planned: Planned) -> bool:
     """Whether there is something that the operator reads before the plugin starts."""
     wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
     return bool(planned.plan.notes or planned.decided.notes or planned.limits.told or wide)
-
-
-@contextmanager
-def failing(stage: Stage | None) -> Iterator[None]:
-    """Turn what the stages raise into Failure, with the last stage that was reached."""
-    try:
-        yield
-    except Failure as failure:
-        failure.stage = failure.stage or stage
-        raise
-    except Exception as error:
-        from runner.launch.verdict import failure_of  # most launches need no words for what went wrong
-
-        known = failure_of(error, stage)
-        if known is None:
-            raise
-        raise known from None
 
 
 # --- through bytes ------------------------------------------------------------------------------------------

@@ -7,17 +7,17 @@ import os
 import time
 
 from runner.launch.acquire import Acquired
-from runner.launch.stages import Planned, Started, failing
+from runner.launch.stages import Planned, Started
 from runner.launch.stdio import MakeInspection, Plumbing
 from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
-from sandbox.given import Limits
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import LaterMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager
 from sandbox.signals import signal
+from sandbox.spec import Limits
 from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def start(
 
             cell = stack.enter_context(start_unsandboxed(opened.plan, bounds))
         else:
-            with failing(planned):
-                cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds, contents))
+            cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds, contents))
         plumbing.give_away()
         disk = acquired.disk
         if disk is not None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 import stat
 
-from sandbox.given import Limits
 from sandbox.limits.meter import Meter
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
+from sandbox.spec import Limits
 from sandbox.streams.handover import forget, hand_over
 from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Literal, Protocol
 from sandbox.value import NamedTuple

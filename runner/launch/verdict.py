@@ -1,171 +1,20 @@
-"""What an error or an ending means: its Outcome, and the exit status of `runner exec`.
-
-Three parts: errors before anything ran, the ending of a plugin, and what a session saw of one.
-"""
+"""What the ending of a plugin means: its Outcome, and the exit status of `runner exec`."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-from runner.launch.stages import Stage, decided_of, loaded_of
-from runner.outcome import (
-    EXEC_DEADLINE,
-    EXEC_NO_CAGE,
-    EXEC_NOT_FOUND,
-    EXEC_REFUSED,
-    GOOD,
-    Failure,
-    Outcome,
-    Phase,
-)
-from sandbox.document.diagnostic import Diagnostic, DocumentError
-from sandbox.plan.layers import LayerUnavailable
-from sandbox.plan.plan import PlanRefused
-from sandbox.spec import APPROVED, Denial, Limits
-from sandbox.typed import TYPE_CHECKING, Literal
+from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, GOOD, Outcome, Phase
+from sandbox.spec import Limits
+from sandbox.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.launch.wait import End
-    from sandbox.paths.executable import ProgramFault
     from sandbox.spawn.launcher import Verdict
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
-
-# --- before anything runs -----------------------------------------------------------------------------------
-
-
-def failure_of(error: Exception, stage: Stage | None) -> Failure | None:
-    """What an error of the stages before the start means; None if it is none of theirs."""
-    # Here and not above: the host of a session imports this module too, and launches nothing itself.
-    from runner.approvals.store import ApprovalsUnusable
-    from sandbox.identity.leases import UidsUnavailable
-    from sandbox.identity.state import StateRefused
-    from sandbox.paths.access import Unreadable
-    from sandbox.paths.executable import ProgramFault
-    from sandbox.plan.find_bwrap import BwrapUnusable
-
-    match error:
-        case DocumentError():
-            return Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage)
-        case PlanRefused():
-            return Failure(judge_denials(error.denials, "plan", stage), EXEC_REFUSED, stage)
-        case StateRefused():
-            return _denied("plan", str(error), "state_dir", error.hint, stage)
-        case Unreadable():
-            return _denied("plan", str(error), "unreadable", error.hint, stage)
-        case ApprovalsUnusable():
-            return _denied("policy", str(error), "approvals", error.hint, stage)
-        case ProgramFault():
-            return Failure(*_program_outcome(error), stage)
-        case LayerUnavailable():
-            return _unavailable(error.layer, str(error), error.hint, stage)
-        case UidsUnavailable():
-            hint = "`runner doctor` shows how full the range is, `runner state list` which plugins hold uids"
-            return _unavailable("uid", str(error), hint, stage)
-        case BwrapUnusable():
-            return _unavailable("bubblewrap", error.reason, error.hint, stage)
-    return None
-
-
-def _denied(phase: Phase, message: str, cause: str, hint: str, stage: Stage | None) -> Failure:
-    return Failure(Outcome("policy_denied", phase, message, cause, hint), EXEC_REFUSED, stage)
-
-
-def judge_diagnostics(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
-    """A manifest or a policy with faults."""
-    errors = [d for d in diagnostics if d.severity == "error"]
-    faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
-    return Outcome(
-        "manifest_invalid" if phase == "manifest" else "policy_invalid",
-        phase,
-        f"{errors[0].file if errors else f'the {phase}'} has {faults}",
-        errors[0].rule if errors else "",
-        "correct what is listed" + ("; `runner check` lists the same" if phase == "manifest" else ""),
-        diagnostics=diagnostics,
-    )
-
-
-def judge_denials(denials: tuple[Denial, ...], phase: Phase, stage: Stage | None = None) -> Outcome:
-    loaded = loaded_of(stage)
-    is_command = loaded is not None and loaded.invocation.command is not None
-    asked = [denial for denial in denials if not denial.origin]
-    things = "one thing" if len(asked) == 1 else f"{len(asked)} things"
-    asker = "command line" if is_command else "manifest"
-    message = f"the {asker} asks for {things} it may not have"
-    if not asked and denials[0].origin == APPROVED:
-        message = "the plugin may not have all of what you approved"
-    elif not asked:
-        message = f"{denials[0].origin} cannot be shown to the plugin"
-    if denials[0].rule == "plan_outdated":
-        message = "the stored plan does not fit the machine any more"
-    return Outcome("policy_denied", phase, message, denials[0].rule, denials[0].hint, denials=denials)
-
-
-def _unavailable(layer: str, message: str, hint: str, stage: Stage | None) -> Failure:
-    return Failure(Outcome("sandbox_unavailable", "plan", message, layer, hint), EXEC_NO_CAGE, stage)
-
-
-def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
-    if fault.denied:
-        return Outcome("policy_denied", "plan", str(fault), "program", fault.hint), EXEC_REFUSED
-    cause = "not_executable" if fault.found else "not_found"
-    status = EXEC_REFUSED if fault.found else EXEC_NOT_FOUND
-    return Outcome("launch_failed", "plan", str(fault), cause, fault.hint), status
-
-
-def judge_error(error: Exception) -> tuple[Outcome, int]:
-    """What an error means that kept the plugin from running, and the exit status of `runner exec`."""
-    from sandbox.spawn.order import SpawnError
-
-    match error:
-        case Failure():
-            return error.outcome, error.exec_status
-        case SpawnError():
-            hint = "run `runner doctor`: it says which layer this machine refuses"
-            if error.errno == errno.EAGAIN:
-                hint = "no more processes can be made: raise the limit of processes (ulimit -u)"
-            return Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
-        case OSError():
-            # The runner itself lacks something, not the plugin: descriptors, file size, memory.
-            refused = error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES)
-            hint = "check the limits of the process that starts the runner (ulimit -a)"
-            hint = "run `runner doctor`: it says what this machine refuses" if refused else hint
-            return Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
-    text = f"{type(error).__name__}: {error}"
-    hint = "this is a bug in the runner: set RUNNER_DEBUG=1 for a traceback, and please report it"
-    return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
-
-
-def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
-    """A launch that the machine refused, in the doctor's words.
-
-    The spawner and bubblewrap name a step. Which layer refused it has to be tried. That takes a moment, and
-    only a launch that failed pays for it.
-    """
-    decided = decided_of(stage)
-    if outcome.code != "launch_failed" or outcome.cause not in ("spawn", "bubblewrap"):
-        return outcome
-    if "ulimit" in outcome.hint:
-        return outcome  # no layer is in the way
-    if decided is None or decided.grant.unsandboxed:
-        return outcome
-    from sandbox.doctor.probes import first_obstacle
-
-    policy = decided.policy
-    preferred = [name for name, mode in policy.layers if mode == "prefer"]
-    found = first_obstacle(os.environ, uid_range=policy.uids, preferred=preferred)
-    if found is None:
-        return outcome
-    said = outcome.message.partition(";")[0]
-    hint = " ".join(found.remedy.split())  # the doctor writes it on several lines
-    message = f"{said}: {found.layer.replace('_', ' ')}: {found.summary}"
-    return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=hint)
-
-
-# --- how a plugin ended -------------------------------------------------------------------------------------
-
 
 TIMEOUT = Outcome(
     "timeout",
@@ -183,7 +32,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
     hits = limits_hit(end, limits)
     if "memory" in hits:
         # Whatever the exit code says: the kernel may have killed a child, and the program not have noticed.
-        message = f"the plugin ran out of memory: its limit is {_amount('memory', limits)}"
+        message = f"the plugin ran out of memory: its limit is {amount_of('memory', limits)}"
         message += f" ({end.detail})" if end.limit == "memory" and end.detail else ""
         return Outcome("crashed", "run", message, "oom", raise_hint("memory")), status
     if end.exit.counters.oom_kills:
@@ -203,7 +52,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         return outcome, 128 + _SIGKILL
     if end.reason == "limit":
         assert end.limit is not None
-        message = f"the plugin exceeded its {end.limit} limit of {_amount(end.limit, limits)}"
+        message = f"the plugin exceeded its {end.limit} limit of {amount_of(end.limit, limits)}"
         message += f" ({end.detail})" if end.detail else ""
         cause = {"output_lines": "output", "memory": "oom"}.get(end.limit, end.limit)
         outcome = Outcome("crashed", "run", message, cause, raise_hint(end.limit))
@@ -212,9 +61,9 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         outcome = Outcome(
             "launch_failed",
             "launch",
-            f"the program did not run after {_amount('launch', limits)}",
+            f"the program did not run after {amount_of('launch', limits)}",
             "deadline",
-            _LAUNCH_HINT,
+            LAUNCH_HINT,
         )
         return outcome, EXEC_DEADLINE
     if end.reason == "deadline":
@@ -293,7 +142,7 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
     return Outcome("crashed", "run", f"the plugin {words}", cause)
 
 
-_LAUNCH_HINT = "raise the launch limit (--limit launch=TIME), or find out what keeps the machine busy"
+LAUNCH_HINT = "raise the launch limit (--limit launch=TIME), or find out what keeps the machine busy"
 _AROUND_HINT = (
     "raise the limit around the runner (docker run --memory, resources.limits.memory in Kubernetes, "
     "MemoryMax= of a unit), or give the plugin a smaller memory limit"
@@ -311,7 +160,7 @@ def _is_full(end: End, pids: int) -> bool:
     return peak is None or peak >= pids
 
 
-def _amount(name: str, limits: Limits) -> str:
+def amount_of(name: str, limits: Limits) -> str:
     from sandbox.units import format_limit  # most launches need it for no message
 
     return format_limit(name, getattr(limits, name))
@@ -344,108 +193,3 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
         if name is not None and (name != "memory" or not counters.oom_kills):
             met[name] = True
     return tuple(name for name in limits._fields if met.get(name))
-
-
-# --- what a session saw ------------------------------------------------------------------------------------
-#
-# A session sees more of a plugin than its ending. The first cause wins: what a session has found stays the
-# outcome, however the process ends that it then kills. A process that ended by itself is judged as above, and
-# the session adds when that was. `stderr` is what the plugin wrote there.
-
-
-def ended_early(ended: Outcome, phase: Phase, stderr: str) -> Outcome:
-    """The plugin ended while the session waited for it."""
-    awaited = "answered the handshake" if phase == "handshake" else "answered"
-    return _early(ended, phase, f"before it {awaited}", stderr)
-
-
-def ended_unasked(ended: Outcome, stderr: str) -> Outcome:
-    """The plugin ended while no call was pending and nobody had asked it to end."""
-    return _early(ended, "idle", "although it was not asked to end", stderr)
-
-
-def _early(ended: Outcome, phase: Phase, when: str, stderr: str) -> Outcome:
-    if ended.code == "ok":
-        message = f"the plugin ended with status 0, {when}"
-        return Outcome("crashed", phase, message, "exit:0", _stderr_hint(stderr))
-    if ended.code != "crashed" or ended.phase != "run":
-        return ended  # the moment is in it already, or does not matter
-    hint = ended.hint or _stderr_hint(stderr)
-    return ended._replace(phase=phase, message=f"{ended.message}, {when}", hint=hint)
-
-
-def stream_closed(phase: Phase, stream: str, stderr: str) -> Outcome:
-    """The plugin runs, and has closed a stream that the session needs."""
-    message = f"the plugin closed its {stream} and went on running"
-    return Outcome("crashed", phase, message, f"{stream}_closed", _stderr_hint(stderr))
-
-
-def _stderr_hint(stderr: str) -> str:
-    return "the plugin's stderr may say why" if stderr.strip() else "the plugin wrote nothing to its stderr"
-
-
-def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = False) -> Outcome:
-    """A clock of the session ran out. `limited`: the clock is a limit, and not the contract's or the
-    caller's. `hint`: what else the session knows."""
-    from sandbox.units import format_limit
-
-    what = {
-        "launch": "the program did not run",
-        "handshake": "the plugin did not answer the handshake",
-        "call": "there was no answer",
-        "idle": "the plugin sent nothing",
-        "teardown": "the plugin did not end",
-        "invocation": "the call was not over",
-    }[phase]
-    amount = format_limit("deadline", seconds)
-    if phase == "launch":
-        return Outcome("launch_failed", phase, f"{what} after {amount}", "deadline", hint or _LAUNCH_HINT)
-    if limited:
-        remedy = raise_hint("call" if phase == "invocation" else phase)
-    elif phase == "handshake":
-        remedy = "this is the contract's limit: find out why the plugin is slow to start"
-    else:
-        remedy = "raise it with --timeout"
-    return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)
-
-
-def lifeless(method: str, seconds: float) -> Outcome:
-    """The plugin did not answer the question whether it is alive, which was asked between calls."""
-    from sandbox.units import format_limit
-
-    message = f"there was no answer to {method} within {format_limit('deadline', seconds)}"
-    hint = "this is the contract's limit: the plugin has to answer whenever it works on no call"
-    return Outcome("timeout", "idle", message, "health", hint)
-
-
-def chatty(most: str) -> Outcome:
-    """The plugin said too much between calls."""
-    message = f"the plugin sent more than {most} while it worked on no call"
-    hint = "a process that waits for its next call has nothing to send: the plugin has to answer a call once"
-    return Outcome("crashed", "idle", message, "unasked", hint)
-
-
-def stalled(seconds: float) -> Outcome:
-    from sandbox.units import format_limit
-
-    message = f"the plugin did not read what was sent to it for {format_limit('call', seconds)}"
-    hint = "the plugin has to read its stdin while it works on a call"
-    return Outcome("crashed", "call", message, "write_stalled", hint)
-
-
-def output_exceeded(name: str, limits: Limits, phase: Phase) -> Outcome:
-    message = f"the plugin wrote more than its {name} limit of {_amount(name, limits)}"
-    return Outcome("crashed", phase, message, "output", raise_hint(name))
-
-
-def after_answer(ended: Outcome, forced: bool, seconds: float) -> Outcome:
-    """For contracts in which the plugin has to end after its answer."""
-    if forced:
-        from sandbox.units import format_limit
-
-        message = f"the plugin answered, but did not end within {format_limit('teardown', seconds)}"
-        hint = "the plugin has to exit when its stdin is closed"
-        return Outcome("crashed", "teardown", message, "no_exit", hint)
-    if ended.code == "crashed":
-        return ended._replace(phase="teardown", message=f"{ended.message}, after it had answered")
-    return ended

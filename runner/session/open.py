@@ -18,7 +18,8 @@ from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import Gate, Services
 from runner.protocol.secrets import Secrets
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline
+from runner.session.prepared import PreparedCall, cage_contents
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 
@@ -122,6 +123,31 @@ async def open_session(
             raise failure
         finally:
             del failure
+
+
+@asynccontextmanager
+async def open_prepared(
+    prepared: PreparedCall,
+    *,
+    environ: Mapping[str, str],
+    services: Services | None = None,
+    config: Any = None,
+    on_made: Callable[[Session], None] | None = None,
+) -> AsyncIterator[Session]:
+    """A session in a process that is started for this call. Raises PluginFailure."""
+    contents = await trio.to_thread.run_sync(cage_contents, prepared)
+    async with open_session(
+        prepared.invocation,
+        environ=environ,
+        services=services,
+        config=config,
+        secrets=prepared.secrets,
+        contents=contents,
+        deadline=prepared.deadline,
+        on_made=on_made,
+    ) as session:
+        del prepared, contents  # they may be large, and the process may live long
+        yield session
 
 
 def _leaves(failure: BaseException) -> list[PluginError | PluginFailure]:

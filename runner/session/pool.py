@@ -24,10 +24,10 @@ from runner.outcome import Outcome, with_outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import CallEnd, Identity
 from runner.session.backlog import Backlog
+from runner.session.pending import OnProgress, first_of
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
 from runner.session.session import Session
 from runner.session.state import CLOSED
-from runner.session.waiter import OnProgress, first_of
 from sandbox.value import NamedTuple
 
 OpenPrepared = Callable[[PreparedCall, Callable[[Session], None]], AbstractAsyncContextManager[Session]]

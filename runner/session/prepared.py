@@ -6,21 +6,32 @@ that cannot succeed is refused here, and nothing is started for it.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import trio
 
 from runner.contracts.contract import Contract, Prepared
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
+from runner.launch.failures import judge_diagnostics
 from runner.launch.stages import Invocation
-from runner.launch.verdict import judge_diagnostics
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd, CallRefused, Refusal, Violation
+from runner.protocol.host_services import (
+    DelegationRequest,
+    Gateway,
+    Granted,
+    HostError,
+    Services,
+    granting,
+)
 from runner.protocol.secrets import Secrets
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline
 from sandbox.cell.contents import Contents
 from sandbox.value import NamedTuple
 
@@ -185,3 +196,62 @@ def read_plugin(invocation: Invocation) -> Plugin:
 
         raise PluginFailure(outcome, tuple(explained(None, outcome)))
     return read.plugin
+
+
+# --- on trio ------------------------------------------------------------------------------------------------
+
+
+FAILED = "auth.delegation_failed"  # the code of a call that got no credentials
+_NO_CREDENTIALS = "the gateway service of the host gave no credentials"
+
+
+async def prepare_call(
+    invocation: Invocation,
+    call: Call,
+    *,
+    seconds: float | None = None,
+    secrets: Mapping[str, Any] | None = None,
+    config: Any = None,
+    services: Services | None = None,
+    on_given_up: Callable[[dict[str, Any] | None], None] | None = None,
+) -> PreparedCall:
+    """`complete_call` in a thread, and the credentials. Raises InvalidCall and PluginFailure: then nothing
+    was started.
+
+    `on_given_up`: called with the record of a call whose caller was cancelled meanwhile.
+    """
+    complete = functools.partial(
+        complete_call, invocation, call, seconds=seconds, secrets=secrets, config=config
+    )
+    completed = (await trio.to_thread.run_sync(complete)).with_deadline(trio.current_time())
+    gateway = None if services is None else services.gateway
+    if completed.prepared.delegation is None or gateway is None:
+        return completed
+    try:
+        with trio.move_on_at(completed.deadline.at):
+            return await _delegate(completed, gateway, completed.prepared.delegation)
+    except (PluginError, PluginFailure):
+        raise
+    except BaseException:
+        if on_given_up is not None:
+            on_given_up(completed.record(CallEnd(GIVEN_UP)))
+        raise
+    failure = PluginFailure(completed.deadline.passed("launch", _NO_CREDENTIALS))
+    failure.invocation = completed.record(CallEnd(failure.outcome))
+    raise failure
+
+
+async def _delegate(completed: PreparedCall, gateway: Gateway, asked: DelegationRequest) -> PreparedCall:
+    known = completed.secrets
+    try:
+        with granting(Granted(completed.plugin)):
+            delegation = await gateway.delegate(asked)
+        known = Secrets({**known, "delegation": delegation.token})
+        delegated = completed.contract.with_delegation(completed.prepared, delegation)
+    except CallRefused as refused:
+        raise completed.refuse(refused.event, known) from None
+    except Exception as error:  # noqa: BLE001 -- a bug of the service; its caller gets a refused call
+        why = str(error) if isinstance(error, HostError) else f"{type(error).__name__} in the service"
+        message = f"the gateway service gave no credentials for this call: {why}"
+        raise completed.refuse(Refusal(0, FAILED, message, "failed"), known) from None
+    return completed.with_prepared(delegated, known)

@@ -1,7 +1,7 @@
 """One live plugin, as callers use it: calls, notifications, events, and the end.
 
 A caller that gives up a call loses that call and not the session. The first cause of a failure stays the
-cause (launch/verdict.py has the sentences).
+cause (verdict.py has the sentences).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.launch import verdict
 from runner.launch.remote.messages import MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
@@ -38,16 +37,15 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import Gate, HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
-from runner.session import settlement
+from runner.session import verdict
 from runner.session.backlog import Backlog
-from runner.session.cancellation import await_answer
-from runner.session.deadline import Deadline
 from runner.session.outbox import Letter
+from runner.session.pending import Deadline, OnProgress, Waiter
 from runner.session.prepared import GIVEN_UP
-from runner.session.shutdown import Shutdown
+from runner.session.record import told_exit, without_verdict
+from runner.session.shutdown import Shutdown, await_answer
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
-from runner.session.waiter import OnProgress, Waiter
 from sandbox.network.egress import AuditLine
 
 # The counter of a dialect for events about a call that it did not pass on.
@@ -361,10 +359,10 @@ class Session:
             state.verdict = Outcome(
                 "internal", "teardown", message, "monitor", "look for a stopped process: ps -o pid,stat,args"
             )
-        outcome = state.verdict or settlement.without_verdict(state.left, state.ready.is_set(), state.phase)
+        outcome = state.verdict or without_verdict(state.left, state.ready.is_set(), state.phase)
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
-        self.report["exit"] = settlement.told_exit(self.report["exit"], state.verdict, state.given_up)
+        self.report["exit"] = told_exit(self.report["exit"], state.verdict, state.given_up)
         self.report["advice"] = [each._asdict() for each in self._advice(ended, outcome)]
         if state.record.secrets:
             # The monitor knows no secrets, and a plugin can ask for a host of any name.

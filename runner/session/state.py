@@ -36,10 +36,9 @@ from runner.protocol.host_services import Gate
 from runner.protocol.memory import QUESTIONS, Charge, Share
 from runner.protocol.secrets import Secrets
 from runner.session.backlog import Backlog
-from runner.session.deadline import CallClock
 from runner.session.outbox import Letter, Outbox
+from runner.session.pending import CallClock, Waiter
 from runner.session.record import SessionRecord
-from runner.session.waiter import Waiter
 
 # The outcome of a call that was made after the end, or that the plugin did not answer before it.
 CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")

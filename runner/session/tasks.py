@@ -14,14 +14,13 @@ from typing import Any, Literal
 import trio
 
 from runner.exceptions import PluginFailure
-from runner.launch import verdict
 from runner.outcome import Failure, Outcome
 from runner.protocol import wire
 from runner.protocol.dialect import Alive, Answer, Events, HostCall, Message, Pulse
 from runner.protocol.memory import QUESTION, Charge
-from runner.session.deadline import Deadline
+from runner.session import verdict
+from runner.session.pending import Deadline, first_of
 from runner.session.state import SessionState
-from runner.session.waiter import first_of
 
 # A process that has closed its stdout may take this long to end, and stdout this long when the process has.
 LINGER_SECONDS = 2.0

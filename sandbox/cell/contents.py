@@ -10,7 +10,7 @@ import fcntl
 import os
 
 from sandbox.files import write_all
-from sandbox.given import MemoryFile
+from sandbox.spec import MemoryFile
 from sandbox.typed import Mapping, Sequence
 
 MOST_SECRET_BYTES = 1 << 20  # of all secrets together. They are keys and tokens

@@ -25,7 +25,7 @@ from sandbox.spawn.network_order import NetworkOrder
 from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, NoReturn
 
 if TYPE_CHECKING:
-    from sandbox.given import Limits
+    from sandbox.spec import Limits
 
 # How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
 # part of it, and a server may read slowly. The gate ends as soon as it has nothing to deliver.

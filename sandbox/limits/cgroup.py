@@ -14,12 +14,12 @@ import os
 import time
 
 from sandbox.files import kernel_text, write_once
-from sandbox.given import Limits
 from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
 from sandbox.limits.site import LEAF, PREFIX, Hierarchy, Site, is_leaf
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spawn.order import CgroupDoors
+from sandbox.spec import Limits
 from sandbox.typed import Iterable, Iterator, Literal, Mapping, Sequence
 from sandbox.value import NamedTuple
 

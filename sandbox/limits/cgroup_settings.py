@@ -6,8 +6,8 @@ import errno
 import os
 
 from sandbox.files import kernel_text
-from sandbox.given import Limits
 from sandbox.limits.site import Site
+from sandbox.spec import Limits
 from sandbox.typed import Callable, Iterable, Iterator
 
 # bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.

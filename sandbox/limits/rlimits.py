@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 
-from sandbox.given import Limits
+from sandbox.spec import Limits
 from sandbox.typed import Container
 
 Rlimit = tuple[int, int, int]  # kind, soft, hard

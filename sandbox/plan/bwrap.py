@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sandbox.given import MemoryFile
 from sandbox.plan.layers import INSIDE_ID
 from sandbox.plan.plan import (
     Bind,
@@ -16,6 +15,7 @@ from sandbox.plan.plan import (
     Text,
     Tmpfs,
 )
+from sandbox.spec import MemoryFile
 from sandbox.typed import Iterable, Mapping
 from sandbox.value import NamedTuple
 

@@ -7,7 +7,7 @@ variables are in it, so a plan is as secret as they are.
 
 from __future__ import annotations
 
-from sandbox.given import Limits, MemoryFile, Note, SeccompProfile
+from sandbox.spec import Limits, MemoryFile, Note, SeccompProfile
 from sandbox.typed import TYPE_CHECKING, Literal, Mapping, Sequence
 from sandbox.value import NamedTuple
 

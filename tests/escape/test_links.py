@@ -210,6 +210,7 @@ def launch_with_swapped_state(manifest: str, state: str, swap: str) -> list[str]
 
     from runner.launch import acquire
     from runner.launch.acquire import Sources
+    from runner.launch.failures import failing
     from runner.launch.plan import plan
     from runner.launch.prepare import decide, load
     from runner.launch.stages import Invocation, Stopwatch
@@ -231,7 +232,7 @@ def launch_with_swapped_state(manifest: str, state: str, swap: str) -> list[str]
         decided = decide(load(Invocation(manifest, state_dir=state), watch), os.environ, watch)
         with Sources() as sources:
             planned = plan(decided, os.environ, watch, sources)
-            with acquire.acquire(planned, os.environ, sources):
+            with failing(planned), acquire.acquire(planned, os.environ, sources):
                 return ["ready", ""]
     except Failure as failure:
         return [failure.outcome.code, failure.outcome.message]

@@ -20,7 +20,12 @@ from tests.sandbox.limits.own_cgroups import make_parent_cgroup
 
 # The modules that decide a plan. What is asked later, when the plan is carried out, is asked at every launch.
 DECIDING = (
-    *("runner/launch/plan.py", "runner/launch/prepare.py", "runner/launch/approve.py"),
+    *(
+        "runner/launch/plan.py",
+        "runner/launch/prepare.py",
+        "runner/launch/approve.py",
+        "runner/launch/denylist.py",
+    ),
     *("runner/launch/command.py", "runner/launch/read.py", "runner/approvals/*.py", "runner/manifest/*.py"),
     *("runner/contracts/*.py", "runner/contracts/*/__init__.py", "runner/contracts/*/hosts/*.py"),
     *("runner/contracts/*/package/*.py",),

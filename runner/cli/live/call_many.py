@@ -22,9 +22,8 @@ from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import EXIT
 from runner.protocol.dialect import Notice
-from runner.session.delegation import prepare_call
 from runner.session.pool import Pool, open_pool
-from runner.session.prepared import PreparedCall
+from runner.session.prepared import PreparedCall, prepare_call
 from runner.session.session import Session
 
 # A launch or a call that fails for one of these fails the same way every time.

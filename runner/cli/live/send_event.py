@@ -8,7 +8,7 @@ from runner.cli.live.output import Output
 from runner.cli.live.session import SessionRequest, run_session
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginFailure
-from runner.launch import verdict
+from runner.session import verdict
 from runner.session.session import Session
 
 # How long published events are printed without --timeout.

@@ -17,18 +17,17 @@ from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
+from runner.launch.failures import judge_error
 from runner.launch.remote import forkserver
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
-from runner.launch.verdict import judge_error
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, CallEnd, Notice
 from runner.protocol.secrets import Secrets
-from runner.session import settlement
-from runner.session.deadline import Deadline
-from runner.session.delegation import open_prepared
-from runner.session.open import bare_report, open_session
+from runner.session.open import bare_report, open_prepared, open_session
+from runner.session.pending import Deadline
 from runner.session.prepared import PreparedCall
+from runner.session.record import with_signal
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 from sandbox.value import NamedTuple
@@ -173,7 +172,7 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
     if lost:
         output.warn(f"{lost} events were lost: they came faster than they could be written to stdout")
     if report is not None and numbers:
-        report = settlement.interrupted(report, numbers[0])
+        report = with_signal(report, numbers[0])
     if failed is None and outcome.cause == "hook_failed" and report and report["outcome"]["code"] != "ok":
         output.stderr_tail(seen[0].stderr)  # the plugin died of the hook
     report = with_outcome(report or bare_report(request.invocation, outcome), outcome)

@@ -134,7 +134,7 @@ def launch(
             stage = ended = begin(host)
         outcome, status = judge_end(ended.end, ended.started.planned.plan.limits)
     except Exception as error:
-        from runner.launch.verdict import judge_error
+        from runner.launch.failures import judge_error
 
         outcome, status = judge_error(error)
         if outcome.code == "internal" and os.environ.get("RUNNER_DEBUG"):
@@ -144,7 +144,7 @@ def launch(
     if host.events is not None:
         host.events.drain()
     if outcome.code == "launch_failed":
-        from runner.launch.verdict import diagnose
+        from runner.launch.failures import diagnose
 
         outcome = diagnose(outcome, stage)
     if secrets:

@@ -15,9 +15,8 @@ from runner.manifest.cache import PLUGIN_CLASSES
 from runner.outcome import Outcome
 from runner.plugin import Allowance, Plugin
 from sandbox.codec import decode, encode
-from sandbox.given import Overrides
 from sandbox.network.egress import AuditLine
-from sandbox.spec import Denial, Limits, Note
+from sandbox.spec import Denial, Limits, Note, Overrides
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from typing import NoReturn
 
 from runner.launch.acquire import Acquired, Sources
 from runner.launch.carry_out import CalledOff, plan_steps
+from runner.launch.failures import diagnose, judge_error
 from runner.launch.remote.control import Control, Interruptible
 from runner.launch.remote.messages import (
     MESSAGES,
@@ -58,7 +59,7 @@ from runner.launch.report import explained, make_scene, notes, report
 from runner.launch.run import SeePlanned, run_steps
 from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of
 from runner.launch.stdio import Plumbing, connect_session
-from runner.launch.verdict import diagnose, judge, judge_error
+from runner.launch.verdict import judge
 from runner.launch.wait import Need, Steps, drive
 from runner.outcome import Failure, Outcome
 from runner.plugin import Allowance

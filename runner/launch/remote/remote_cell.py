@@ -16,12 +16,12 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
+from runner.launch.failures import judge_error
 from runner.launch.remote import forkserver
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.remote.messages import MESSAGES, Audited, Born, Launched, Message, MonitorEnd, Terms
 from runner.launch.remote.pipe import PipeReader
 from runner.launch.stages import Invocation
-from runner.launch.verdict import judge_error
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.cell import KILL_SECONDS
 from sandbox.cell.contents import Contents

@@ -41,12 +41,12 @@ def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
 
 def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
     """The classes of most kept plans, outside of `rest`. `plain`: the plan as it was kept."""
-    from sandbox.given import Limits, Note
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits, Shares
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan import plan
     from sandbox.plan.layers import Layer, Layers
+    from sandbox.spec import Limits, Note
 
     egress: tuple[type[tuple[Any, ...]], ...] = ()
     if plain[1][1 + plan.LaunchPlan._fields.index("egress")] is not None:

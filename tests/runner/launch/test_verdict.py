@@ -9,9 +9,8 @@ from typing import get_args
 
 import pytest
 
-from runner.launch import verdict
 from runner.launch.inspect.inspection import Breach
-from runner.launch.verdict import ended_early, ended_unasked, judge, limits_hit, stream_closed
+from runner.launch.verdict import judge, limits_hit
 from runner.launch.wait import End, Reason
 from runner.outcome import Code, Outcome, Phase
 from runner.protocol.dialect import Violation
@@ -248,17 +247,6 @@ def test_which_clock_rang() -> None:
     assert limits_hit(twice._replace(rang="teardown"), limits) == ("teardown",)
 
 
-@pytest.mark.parametrize(
-    ("phase", "limit"),
-    [("handshake", "handshake"), ("call", "call"), ("idle", "idle"), ("invocation", "call")],
-)
-def test_the_remedy_names_the_limit_that_ran_out(phase: Phase, limit: str) -> None:
-    """One clock counts for all of a one-shot plugin's invocation. It is the `call` limit."""
-    hint = verdict.expired(phase, 1.0, limited=True).hint
-    assert f"the {limit} limit" in hint and f"--limit {limit}=" in hint
-    assert f"--limit {limit}=" not in verdict.expired(phase, 1.0, limited=False).hint
-
-
 @pytest.mark.parametrize(("reason", "code"), list(itertools.product(REASONS, CODES)))
 def test_memory_is_the_first_cause_of_all(reason: Reason | None, code: int | None) -> None:
     limit = "disk" if reason == "limit" else None
@@ -383,28 +371,3 @@ def test_what_people_are_told(end: End, words: tuple[str, ...]) -> None:
 def test_an_unkillable_rest_is_an_attribute_of_the_end() -> None:
     assert ended(None, left=(4,)).exit.kill_incomplete
     assert not ended(None).exit.kill_incomplete
-
-
-def test_who_is_gone_is_gone_in_the_same_words_for_everybody() -> None:
-    first = ended_early(judge(ended(3), Limits())[0], "call", "")
-    assert (first.code, first.phase, first.cause) == ("crashed", "call", "exit:3")
-    assert first.message == "the plugin ended with status 3, before it answered"
-    assert ended_early(first, "call", "") == first
-
-
-def test_an_end_that_nobody_asked_for_is_no_good_end() -> None:
-    for code, words in ((0, "with status 0"), (3, "with status 3"), (139, "by signal 11")):
-        outcome = ended_unasked(judge(ended(code), Limits())[0], "")
-        assert (outcome.code, outcome.phase) == ("crashed", "idle")
-        assert words in outcome.message and "was not asked to end" in outcome.message
-    assert ended_unasked(judge(by_deadline(137), Limits())[0], "").code == "timeout"
-
-
-def test_stderr_is_pointed_to_only_if_there_is_something() -> None:
-    ok = judge(ended(0), Limits())[0]
-    for stderr, hint in (
-        ("Traceback …\n", "the plugin's stderr may say why"),
-        (" \n", "the plugin wrote nothing to its stderr"),
-    ):
-        assert ended_early(ok, "call", stderr).hint == ended_unasked(ok, stderr).hint == hint
-    assert stream_closed("call", "stdin", "").hint == "the plugin wrote nothing to its stderr"

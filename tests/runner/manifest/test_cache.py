@@ -219,7 +219,7 @@ def test_a_parent_of_another_user_is_not_used(shared: Path) -> None:
 
 def test_the_cache_directory_is_never_granted_to_a_plugin(shared: Path) -> None:
     """A plugin that could write there could write the next policy."""
-    from runner.launch.plan import _own_places
+    from runner.launch.denylist import _own_places
 
     assert str(shared) in _own_places(os.environ, ())
 

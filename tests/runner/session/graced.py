@@ -34,7 +34,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.frames import LineFramer
 from runner.protocol.host_services import Gate, NoHostMethods, Services
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline
 from runner.session.session import Session
 from sandbox.spec import Limits, SandboxSpec
 from tests.runner.session.piped_session import PipedCell

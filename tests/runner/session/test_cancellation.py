@@ -10,7 +10,7 @@ import trio.testing
 
 from runner.exceptions import PluginError, PluginFailure
 from runner.protocol.dialect import Call
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline
 from runner.session.session import Session
 from sandbox.spec import Limits
 from tests.runner.session.graced import GRACE, GracedPlugin, Handle, graced, obliging

@@ -15,9 +15,8 @@ from runner.exceptions import InvalidCall, PluginFailure
 from runner.launch.stages import Invocation
 from runner.protocol.dialect import Call
 from runner.protocol.host_services import Delegation, DelegationRequest, Granted, Services
-from runner.session.deadline import Deadline
-from runner.session.delegation import prepare_call
-from runner.session.prepared import PreparedCall, complete_call
+from runner.session.pending import Deadline
+from runner.session.prepared import PreparedCall, complete_call, prepare_call
 from tests.conftest import ROOT
 
 DEVKIT = Invocation(str(ROOT / "tests/plugins/vai_devkit"))

@@ -21,7 +21,7 @@ from runner.protocol.secrets import Secrets
 from runner.session import pool as pool_module
 from runner.session import prepared as prepared_module
 from runner.session.backlog import MOST_EVENTS
-from runner.session.deadline import Deadline
+from runner.session.pending import Deadline
 from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall
 from runner.session.session import Session

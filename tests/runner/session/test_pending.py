@@ -9,8 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from runner.session.deadline import CallClock
-from runner.session.waiter import Waiter
+from runner.session.pending import CallClock, Waiter
 
 pytestmark = pytest.mark.trio
 

@@ -1,0 +1,95 @@
+"""What no plugin gets in one launch: the places of the runner and its host, beside the policy's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from runner.approvals.store import approvals_folder
+from runner.contracts.registry import all_host_places
+from runner.late_site import complete_search_path
+from runner.launch.command import environ_of_host
+from runner.launch.stages import Decided
+from runner.plugin import Plugin
+from sandbox import CODE_ROOT, cache, look
+from sandbox.identity.host_side import host_sides
+from sandbox.identity.leases import RESERVATIONS
+from sandbox.identity.state import PACKAGES, state_root
+from sandbox.paths.denied_paths import lexical_fault, normal
+from sandbox.paths.denylist import Denylist
+from sandbox.paths.executable import follow
+from sandbox.paths.mounts import Mounts
+from sandbox.policy.policy import Policy
+from sandbox.typed import Mapping, Sequence
+
+
+def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str]) -> Denylist:
+    state_dir = decided.state_dir
+    chosen = state_dir is not None and decided.loaded.invocation.state_dir is not None
+    hosts = chosen or writes_outside(decided)
+    if hosts:
+        complete_search_path()  # what .pth files add to it is ours too: see _own_code
+    # What the runner itself uses, and what it uses where nobody wrapped an entry.
+    environs = (environ, environ_of_host(decided.loaded.invocation.command, environ))
+    return Denylist(
+        mounts,
+        homes=decided.homes,
+        policy=decided.policy.deny,
+        runner=tuple(dict.fromkeys(p for each in environs for p in _own_places(each, decided.homes))),
+        protected=_own_code(bwrap),
+        deciding=(
+            *_deciding_files(decided.loaded.plugin, decided.policy),
+            *(place for each in environs if hosts for place in _host_places(decided, each)),
+        ),
+        storage=() if state_dir is None else (host_sides(state_dir),),
+        copy=decided.copy,
+        runtime_dir=environs[1].get("XDG_RUNTIME_DIR"),
+        guarded=all_host_places().project if hosts else (),
+    )
+
+
+def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, ...]:
+    """The runner's own folders; the first holds the state directories."""
+    root = state_root(environ)
+    places = [root, os.path.join(os.path.dirname(root), PACKAGES), *cache.every_directory(homes)]
+    if (approvals := approvals_folder(environ)) is not None:
+        places.append(os.path.dirname(approvals))
+    if os.geteuid() == 0:
+        places += [os.path.dirname(RESERVATIONS), RESERVATIONS]
+    return tuple(dict.fromkeys(look.realpath(place) for place in places))
+
+
+def _own_code(bwrap: str) -> tuple[str, ...]:
+    """The programs that the runner executes and the places it imports from. A plugin that can write to one
+    of them can run code outside of its cage."""
+    imported = [place for place in sys.path if place.startswith("/") and place != "/" and look.exists(place)]
+    places = [CODE_ROOT, bwrap, sys.prefix, sys.base_prefix, look.realpath(sys.executable), *imported]
+    return tuple(dict.fromkeys(place for place in places if place))
+
+
+def writes_outside(decided: Decided) -> bool:
+    """Whether the plugin may write anything but its own state."""
+    return any(path.access == "write" and path.origin != "state" for path in decided.grant.paths)
+
+
+def _host_places(decided: Decided, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where hosts keep what they run, under every name."""
+    places = all_host_places()
+    found = [os.path.join(home, place) for home in decided.homes for place in places.home]
+    if (base := environ.get("XDG_CONFIG_HOME", "")).startswith("/"):
+        inside = [place.removeprefix(".config/") for place in places.home if place.startswith(".config/")]
+        found += [os.path.join(base, place) for place in inside]
+    found += places.system
+    found += [named for name in places.variables if (named := environ.get(name, "")).startswith("/")]
+    usable = [normal(place) for place in found if lexical_fault(place) is None]
+    return tuple(dict.fromkeys(place for place in usable if place != "/"))
+
+
+def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
+    """Manifest and policy, under every name they have. A plugin that can write to one of them decides what it
+    gets next time."""
+    found: list[str] = []
+    for path in (plugin.manifest, policy.file):
+        real, links = follow(path)
+        found += [path, real, *(link.path for link in links)]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,176 @@
+"""What an error means that kept a plugin from running: its Outcome, and the exit status of `runner exec`."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from runner.launch.stages import Stage, decided_of, loaded_of
+from runner.outcome import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
+from sandbox.document.diagnostic import Diagnostic, DocumentError
+from sandbox.plan.layers import LayerUnavailable
+from sandbox.plan.plan import PlanRefused
+from sandbox.scopes import contextmanager
+from sandbox.spec import APPROVED, Denial
+from sandbox.typed import TYPE_CHECKING, Iterator, Literal
+
+if TYPE_CHECKING:
+    from sandbox.paths.executable import ProgramFault
+
+
+@contextmanager
+def failing(stage: Stage | None) -> Iterator[None]:
+    """Turn what the stages raise into Failure, with the last stage that was reached."""
+    try:
+        yield
+    except Failure as failure:
+        failure.stage = failure.stage or stage
+        raise
+    except Exception as error:
+        known = _known(error, stage)
+        if known is None:
+            raise
+        raise known from None
+
+
+def failure_of(error: Exception, stage: Stage | None) -> Failure:
+    """The failure that any error of a launch is. `stage`: the last that was reached."""
+    if isinstance(error, Failure):
+        error.stage = error.stage or stage
+        return error
+    from sandbox.spawn.order import SpawnError
+
+    # Where descriptors lack, nothing can be imported: _known imports much.
+    known = None if isinstance(error, OSError | SpawnError) else _known(error, stage)
+    return known or Failure(*_unexpected(error), stage)
+
+
+def judge_error(error: Exception) -> tuple[Outcome, int]:
+    """What an error means that kept the plugin from running, and the exit status of `runner exec`."""
+    failure = failure_of(error, None)
+    return failure.outcome, failure.exec_status
+
+
+def _known(error: Exception, stage: Stage | None) -> Failure | None:
+    """What an error of the stages before the start means; None if it is none of theirs."""
+    # Here and not above: the host of a session imports this module too, and launches nothing itself.
+    from runner.approvals.store import ApprovalsUnusable
+    from sandbox.identity.leases import UidsUnavailable
+    from sandbox.identity.state import StateRefused
+    from sandbox.paths.access import Unreadable
+    from sandbox.paths.executable import ProgramFault
+    from sandbox.plan.find_bwrap import BwrapUnusable
+
+    match error:
+        case DocumentError():
+            return Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage)
+        case PlanRefused():
+            return Failure(judge_denials(error.denials, "plan", stage), EXEC_REFUSED, stage)
+        case StateRefused():
+            return _denied("plan", str(error), "state_dir", error.hint, stage)
+        case Unreadable():
+            return _denied("plan", str(error), "unreadable", error.hint, stage)
+        case ApprovalsUnusable():
+            return _denied("policy", str(error), "approvals", error.hint, stage)
+        case ProgramFault():
+            return Failure(*_program_outcome(error), stage)
+        case LayerUnavailable():
+            return _unavailable(error.layer, str(error), error.hint, stage)
+        case UidsUnavailable():
+            hint = "`runner doctor` shows how full the range is, `runner state list` which plugins hold uids"
+            return _unavailable("uid", str(error), hint, stage)
+        case BwrapUnusable():
+            return _unavailable("bubblewrap", error.reason, error.hint, stage)
+    return None
+
+
+def _denied(phase: Phase, message: str, cause: str, hint: str, stage: Stage | None) -> Failure:
+    return Failure(Outcome("policy_denied", phase, message, cause, hint), EXEC_REFUSED, stage)
+
+
+def judge_diagnostics(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
+    """A manifest or a policy with faults."""
+    errors = [d for d in diagnostics if d.severity == "error"]
+    faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
+    return Outcome(
+        "manifest_invalid" if phase == "manifest" else "policy_invalid",
+        phase,
+        f"{errors[0].file if errors else f'the {phase}'} has {faults}",
+        errors[0].rule if errors else "",
+        "correct what is listed" + ("; `runner check` lists the same" if phase == "manifest" else ""),
+        diagnostics=diagnostics,
+    )
+
+
+def judge_denials(denials: tuple[Denial, ...], phase: Phase, stage: Stage | None = None) -> Outcome:
+    loaded = loaded_of(stage)
+    is_command = loaded is not None and loaded.invocation.command is not None
+    asked = [denial for denial in denials if not denial.origin]
+    things = "one thing" if len(asked) == 1 else f"{len(asked)} things"
+    asker = "command line" if is_command else "manifest"
+    message = f"the {asker} asks for {things} it may not have"
+    if not asked and denials[0].origin == APPROVED:
+        message = "the plugin may not have all of what you approved"
+    elif not asked:
+        message = f"{denials[0].origin} cannot be shown to the plugin"
+    if denials[0].rule == "plan_outdated":
+        message = "the stored plan does not fit the machine any more"
+    return Outcome("policy_denied", phase, message, denials[0].rule, denials[0].hint, denials=denials)
+
+
+def _unavailable(layer: str, message: str, hint: str, stage: Stage | None) -> Failure:
+    return Failure(Outcome("sandbox_unavailable", "plan", message, layer, hint), EXEC_NO_CAGE, stage)
+
+
+def _program_outcome(fault: ProgramFault) -> tuple[Outcome, int]:
+    if fault.denied:
+        return Outcome("policy_denied", "plan", str(fault), "program", fault.hint), EXEC_REFUSED
+    cause = "not_executable" if fault.found else "not_found"
+    status = EXEC_REFUSED if fault.found else EXEC_NOT_FOUND
+    return Outcome("launch_failed", "plan", str(fault), cause, fault.hint), status
+
+
+def _unexpected(error: Exception) -> tuple[Outcome, int]:
+    from sandbox.spawn.order import SpawnError
+
+    match error:
+        case SpawnError():
+            hint = "run `runner doctor`: it says which layer this machine refuses"
+            if error.errno == errno.EAGAIN:
+                hint = "no more processes can be made: raise the limit of processes (ulimit -u)"
+            return Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
+        case OSError():
+            # The runner itself lacks something, not the plugin: descriptors, file size, memory.
+            refused = error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES)
+            hint = "check the limits of the process that starts the runner (ulimit -a)"
+            hint = "run `runner doctor`: it says what this machine refuses" if refused else hint
+            return Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
+    text = f"{type(error).__name__}: {error}"
+    hint = "this is a bug in the runner: set RUNNER_DEBUG=1 for a traceback, and please report it"
+    return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
+
+
+def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
+    """A launch that the machine refused, in the doctor's words.
+
+    The spawner and bubblewrap name a step. Which layer refused it has to be tried. That takes a moment, and
+    only a launch that failed pays for it.
+    """
+    decided = decided_of(stage)
+    if outcome.code != "launch_failed" or outcome.cause not in ("spawn", "bubblewrap"):
+        return outcome
+    if "ulimit" in outcome.hint:
+        return outcome  # no layer is in the way
+    if decided is None or decided.grant.unsandboxed:
+        return outcome
+    from sandbox.doctor.probes import first_obstacle
+
+    policy = decided.policy
+    preferred = [name for name, mode in policy.layers if mode == "prefer"]
+    found = first_obstacle(os.environ, uid_range=policy.uids, preferred=preferred)
+    if found is None:
+        return outcome
+    said = outcome.message.partition(";")[0]
+    hint = " ".join(found.remedy.split())  # the doctor writes it on several lines
+    message = f"{said}: {found.layer.replace('_', ' ')}: {found.summary}"
+    return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=hint)

@@ -1,0 +1,108 @@
+"""What a session saw of a plugin, beside its ending: the Outcome of each.
+
+The first cause wins: what a session has found stays the outcome, however the process ends that it then kills.
+A process that ended by itself is judged by its ending (runner/launch/verdict.py), and the session adds when
+that was. `stderr` is what the plugin wrote there.
+"""
+
+from __future__ import annotations
+
+from runner.launch.verdict import LAUNCH_HINT, amount_of, raise_hint
+from runner.outcome import Outcome, Phase
+from sandbox.spec import Limits
+
+
+def ended_early(ended: Outcome, phase: Phase, stderr: str) -> Outcome:
+    """The plugin ended while the session waited for it."""
+    awaited = "answered the handshake" if phase == "handshake" else "answered"
+    return _early(ended, phase, f"before it {awaited}", stderr)
+
+
+def ended_unasked(ended: Outcome, stderr: str) -> Outcome:
+    """The plugin ended while no call was pending and nobody had asked it to end."""
+    return _early(ended, "idle", "although it was not asked to end", stderr)
+
+
+def _early(ended: Outcome, phase: Phase, when: str, stderr: str) -> Outcome:
+    if ended.code == "ok":
+        message = f"the plugin ended with status 0, {when}"
+        return Outcome("crashed", phase, message, "exit:0", _stderr_hint(stderr))
+    if ended.code != "crashed" or ended.phase != "run":
+        return ended  # the moment is in it already, or does not matter
+    hint = ended.hint or _stderr_hint(stderr)
+    return ended._replace(phase=phase, message=f"{ended.message}, {when}", hint=hint)
+
+
+def stream_closed(phase: Phase, stream: str, stderr: str) -> Outcome:
+    """The plugin runs, and has closed a stream that the session needs."""
+    message = f"the plugin closed its {stream} and went on running"
+    return Outcome("crashed", phase, message, f"{stream}_closed", _stderr_hint(stderr))
+
+
+def _words(limit: str, seconds: float) -> str:
+    from sandbox.units import format_limit  # most sessions need no words for what went wrong
+
+    return format_limit(limit, seconds)
+
+
+def _stderr_hint(stderr: str) -> str:
+    return "the plugin's stderr may say why" if stderr.strip() else "the plugin wrote nothing to its stderr"
+
+
+def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = False) -> Outcome:
+    """A clock of the session ran out. `limited`: the clock is a limit, and not the contract's or the
+    caller's. `hint`: what else the session knows."""
+    what = {
+        "launch": "the program did not run",
+        "handshake": "the plugin did not answer the handshake",
+        "call": "there was no answer",
+        "idle": "the plugin sent nothing",
+        "teardown": "the plugin did not end",
+        "invocation": "the call was not over",
+    }[phase]
+    amount = _words("deadline", seconds)
+    if phase == "launch":
+        return Outcome("launch_failed", phase, f"{what} after {amount}", "deadline", hint or LAUNCH_HINT)
+    if limited:
+        remedy = raise_hint("call" if phase == "invocation" else phase)
+    elif phase == "handshake":
+        remedy = "this is the contract's limit: find out why the plugin is slow to start"
+    else:
+        remedy = "raise it with --timeout"
+    return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)
+
+
+def lifeless(method: str, seconds: float) -> Outcome:
+    """The plugin did not answer the question whether it is alive, which was asked between calls."""
+    message = f"there was no answer to {method} within {_words('deadline', seconds)}"
+    hint = "this is the contract's limit: the plugin has to answer whenever it works on no call"
+    return Outcome("timeout", "idle", message, "health", hint)
+
+
+def chatty(most: str) -> Outcome:
+    """The plugin said too much between calls."""
+    message = f"the plugin sent more than {most} while it worked on no call"
+    hint = "a process that waits for its next call has nothing to send: the plugin has to answer a call once"
+    return Outcome("crashed", "idle", message, "unasked", hint)
+
+
+def stalled(seconds: float) -> Outcome:
+    message = f"the plugin did not read what was sent to it for {_words('call', seconds)}"
+    hint = "the plugin has to read its stdin while it works on a call"
+    return Outcome("crashed", "call", message, "write_stalled", hint)
+
+
+def output_exceeded(name: str, limits: Limits, phase: Phase) -> Outcome:
+    message = f"the plugin wrote more than its {name} limit of {amount_of(name, limits)}"
+    return Outcome("crashed", phase, message, "output", raise_hint(name))
+
+
+def after_answer(ended: Outcome, forced: bool, seconds: float) -> Outcome:
+    """For contracts in which the plugin has to end after its answer."""
+    if forced:
+        message = f"the plugin answered, but did not end within {_words('teardown', seconds)}"
+        hint = "the plugin has to exit when its stdin is closed"
+        return Outcome("crashed", "teardown", message, "no_exit", hint)
+    if ended.code == "crashed":
+        return ended._replace(phase="teardown", message=f"{ended.message}, after it had answered")
+    return ended
