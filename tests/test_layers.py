@@ -636,7 +636,7 @@ def test_a_fork_server_loads_nothing_of_its_host() -> None:
     """Each session would pay for it with memory. `from runner import bundle` would load the whole library."""
     program = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "from runner.launch.remote import forkserver, keeper\n"
+        "from runner.launch.remote import forkserver, shared_monitor\n"
         "forkserver._preload()\n"
         "print(*sys.modules)"
     )

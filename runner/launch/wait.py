@@ -5,7 +5,7 @@ the end of the process that started the runner. There are no threads and no slee
 descriptors, so that nothing is missed between two looks.
 
 A wait is a generator: it yields what it needs, and is sent what is ready. `drive` polls for one of them;
-runner/launch/remote/keeper.py polls for all sessions of a host at once.
+runner/launch/remote/shared_monitor.py polls for all sessions of a host at once.
 """
 
 from __future__ import annotations

@@ -104,18 +104,16 @@ def _starts(caller: Caller, stops: list[Any]) -> Table:
         if not taken["starts"]:
             continue
         raw, ours = f"{_open(opened)}: one more raw bwrap", f"{_open(opened)}: one more session"
-        decided = f"{ours}, decided anew"
         begins = opened is stops[0][0]
         over = (Against("raw bwrap", (raw,)), *(() if begins else (Against(first, (first,)),)))
         headline = "start of a session from a host, until it is greeted" if begins else ""
         rows += [
             Row(raw, "ms", [1e3 * each for each in taken["starts"]["raw bwrap"]]),
             Row(ours, "ms", [1e3 * each for each in taken["starts"]["session"]], over, headline),
-            Row(decided, "ms", [1e3 * each for each in taken["starts"]["decided"]], over[:1]),
         ]
     opened = ", ".join(f"{each['count']} in {each['opened']:.1f} s" for each, _, _ in stops[1:])
     count = len(stops[0][2]["starts"]["session"])
-    about = f"{count} each, by turns, until the plugin has answered the greeting: by a stored plan or anew"
+    about = f"{count} each, by turns, until the plugin has answered the greeting"
     return Table("growth", "a start as sessions grow", caller.name, f"{about}; opened: {opened}", rows)
 
 

@@ -29,7 +29,6 @@ BLOCK = 20
 AT_ONCE = 16
 # Openings at once while many are opened. More would only wait for a processor, with their clocks running.
 OPENING = 4
-SETTLED_SECONDS = 2.2  # a plan that rests on what changed later than that is not kept
 _FD_OPTIONS = ("--seccomp", "--add-seccomp-fd", "--file")
 
 
@@ -240,20 +239,12 @@ async def _call_each(plugins: Sequence[runner.OpenPlugin], given: dict[str, Any]
 
 
 async def _starts(given: dict[str, Any], opening: Sequence[bytes]) -> dict[str, list[float]]:
-    """One more, by turns: in a session, in one whose plan is made anew, and in raw bwrap, each until it has
-    answered the greeting."""
-    taken: dict[str, list[float]] = {"session": [], "decided": [], "raw bwrap": []}
-    await trio.sleep(SETTLED_SECONDS)
-    for number in range(given["starts"] + 1):
-        # Each value of such a variable is another launch.
-        other = {**os.environ, "RUNNER_BENCH": f"{os.getpid()} {time.time_ns()}"}
-        for name, environ in (("session", None), ("decided", other)):
-            began = time.perf_counter()
-            async with runner.open_plugin(given["manifest"], state_dir=given["state"], environ=environ):
-                if number:  # the first start of a session keeps its plan
-                    taken[name].append(time.perf_counter() - began)
-        if not number:
-            continue
+    """One more, by turns: in a session and in raw bwrap, each until it has answered the greeting."""
+    taken: dict[str, list[float]] = {"session": [], "raw bwrap": []}
+    for _ in range(given["starts"]):
+        began = time.perf_counter()
+        async with runner.open_plugin(given["manifest"], state_dir=given["state"]):
+            taken["session"].append(time.perf_counter() - began)
         began = time.perf_counter()
         raw = Raw(start(*given["raw"]), given["framing"])
         await raw.open(opening)

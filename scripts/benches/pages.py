@@ -113,10 +113,9 @@ highest rate: the sample that other programs disturbed least. *p90* and *p99* ar
 than 100 samples p99 is the worst sample. A column *over X* has two ratios, of the medians and of the best
 samples: 1.00 means as much as X. *raw bwrap* is bubblewrap itself with the arguments and the seccomp filter
 that the runner gives it (`runner explain --format argv`), without cgroups, rlimits, the runner's init, its
-clocks and its report. *Root* and *ordinary user* are who starts the runner. Launches and sessions take
-[stored plans](plans.md) where there are some, but for the first of a kind, and where a row says
-*decided anew*. *runner-console* is the script that pip makes for a command: `runner` starts it where it is
-not in a virtual environment."""
+clocks and its report. *Root* and *ordinary user* are who starts the runner. `runner exec` takes
+[stored plans](plans.md), but for the first of a kind, and where a row says *decided anew*. *runner-console*
+is the script that pip makes for a command: `runner` starts it where it is not in a virtual environment."""
 
 
 def _facts(run: Run) -> list[str]:

@@ -1,11 +1,11 @@
 """The process that forks monitors. It has everything imported, no threads, and nothing of the host's.
 
-Each host process has one. It gets its orders as messages of one byte and seven descriptors (Gear), forks a
-monitor for each, and ends with its host. A monitor does not need it: a plugin outlives the fork server it
-came from, and the next launch starts another one.
+Each host process has one. It gets its orders as messages of one byte and seven descriptors
+(LaunchDescriptors), forks a process for each, and ends with its host. A monitor does not need it: a plugin
+outlives the fork server it came from, and the next launch starts another one.
 
-One of the monitors has a door, by which the next ones may hand their launches over
-(runner/launch/remote/keeper.py). When it has ended, or has enough of them, the next monitor gets a new door.
+It also forks the monitor that the plugins of a host share (runner/launch/remote/shared_monitor.py), and the
+next one when that has ended or takes no more.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from runner.late_site import LateSite, is_site_waiting
 from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
-from runner.launch.remote.messages import Gear, LaunchOrder
+from runner.launch.remote.messages import LaunchDescriptors, LaunchOrder
 from runner.launch.stages import Invocation
-from runner.launch.stored.code import OwnCode, own_code, process_began
 from sandbox import CODE_ROOT, facts
 from sandbox.cell.contents import Contents
 from sandbox.codec import encode
 from sandbox.files import write_all
 from sandbox.value import NamedTuple
 
-_GEAR_COUNT = len(Gear._fields)
+if TYPE_CHECKING:
+    from runner.launch.remote.shared_plan import SharedMonitor
+
+_COUNT = len(LaunchDescriptors._fields)
 _START = (
     "import sys; sys.path[:] = sys.argv[3:]; "
     "from runner.launch.remote.forkserver import main; main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -51,14 +53,13 @@ _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 # --- in the fork server -------------------------------------------------------------------------------------
 
 
-def main(fd: int, command: int = 0, *, preload: bool = True, since: float | None = None) -> NoReturn:
-    """The process that is started. `command`: the pid of its host, if that is a command of ours. `since`:
-    when it began to import, in seconds since 1970, if that was in another process."""
+def main(fd: int, command: int = 0, *, preload: bool = True) -> NoReturn:
+    """The process that is started. `command`: the pid of its host, if that is a command of ours."""
     facts.first_of_ours = command or os.getpid()
     if sys.flags.no_site:  # as its host
         sys.meta_path.append(LateSite())
     try:
-        serve(socket.socket(fileno=fd), preload, since)
+        serve(socket.socket(fileno=fd), preload)
     except Exception:  # noqa: BLE001 -- nobody reads it, unless RUNNER_DEBUG is set
         if os.environ.get("RUNNER_DEBUG"):
             sys.excepthook(*sys.exc_info())
@@ -66,27 +67,23 @@ def main(fd: int, command: int = 0, *, preload: bool = True, since: float | None
         os._exit(0)
 
 
-def serve(orders: socket.socket, preload: bool, since: float | None) -> None:
-    """Fork a monitor for each order, until the host has ended. `preload`: there will be many."""
+def serve(orders: socket.socket, preload: bool) -> None:
+    """Fork a process for each order, until the host has ended. `preload`: there will be many, and plugins
+    that share a monitor."""
     _detach(orders)
     # Here and not above: the host imports this module too, and launches nothing itself.
-    from runner.launch.remote import keeper  # noqa: F401 -- to have it imported
+    from runner.launch.remote import shared_monitor  # noqa: F401 -- to have it imported
 
     if preload:
         _preload()
-    code = own_code(process_began() if since is None else since)
     if gc.isenabled():  # a host that disabled it is in a hurry, and this is its copy
         gc.collect()
     gc.freeze()  # memory stays shared with all monitors as long as no collection touches it
     gc.disable()
-    door: _Door | None = None
+    shared: SharedMonitor | None = None
     while True:
-        if door is not None and not _wait(orders, door):
-            door.close()
-            door = None
-            continue
         try:
-            word, fds = receive_descriptors(orders, 1, _GEAR_COUNT)
+            word, fds = receive_descriptors(orders, 1, _COUNT)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 continue
@@ -94,82 +91,65 @@ def serve(orders: socket.socket, preload: bool, since: float | None) -> None:
         if not word:
             return
         try:
-            if len(fds) == _GEAR_COUNT:  # else some could not be received; the host sees its socket closed
-                door = _fork(Gear(*fds), orders, door, code)
+            if len(fds) == _COUNT:  # else some could not be received; the host sees its socket closed
+                if preload and (shared is None or not shared.is_open()):
+                    shared = _fork_shared(shared)
+                _fork(LaunchDescriptors(*fds), orders, shared)
         finally:
             for fd in fds:
                 os.close(fd)
 
 
-class _Door:
-    """The way to the monitor that others hand their launches over to."""
+def _fork(descriptors: LaunchDescriptors, orders: socket.socket, shared: SharedMonitor | None) -> None:
+    """Fork the process of one launch."""
+    from runner.launch.remote import monitor
 
-    def __init__(self, socket_: socket.socket) -> None:
-        self.socket = socket_
-        self.launches = 1  # that it has, or may get; the first is its own
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-def _wait(orders: socket.socket, door: _Door) -> bool:
-    """Until there is an order. False: the door's keeper has closed it."""
-    watch = select.poll()
-    watch.register(orders, select.POLLIN)
-    watch.register(door.socket, select.POLLIN)
-    while True:
-        ready = dict(watch.poll())
-        if door.socket.fileno() in ready:
-            try:
-                if not door.socket.recv(1, socket.MSG_DONTWAIT):
-                    return False
-            except BlockingIOError:
-                continue
-            except OSError:
-                return False
-            door.launches -= 1
-        elif ready:
-            return True
-
-
-def _fork(gear: Gear, orders: socket.socket, door: _Door | None, code: OwnCode | None) -> _Door | None:
-    """Fork a monitor. The door for the next one."""
-    from runner.launch.remote import keeper, monitor
-
-    if door is not None and door.launches >= keeper.MOST_LAUNCHES:
-        door.close()
-        door = None
-    inside: socket.socket | None = None
-    if door is None:
-        with suppress(OSError):  # without descriptors there is no door
-            outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            door = _Door(outside)
-    else:
-        door.launches += 1
     try:
         pid = os.fork()
     except OSError as error:
-        monitor.refuse(gear.control, error)
-        if inside is not None:
-            inside.close()
-        elif door is not None:
-            door.launches -= 1
-        return door
+        monitor.refuse(descriptors.control, error)
+        return
     if pid == 0:
         try:
             orders.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            _set_name("runner-monitor")
-            if inside is not None and door is not None:
-                door.close()
-                keeper.keep(gear, door=inside, code=code)
-            keeper.keep(gear, keeper=None if door is None else door.socket, code=code)
+            _become_monitor()
+            monitor.monitor_launch(descriptors, shared)
         finally:
             os._exit(1)
-    if inside is not None:
-        inside.close()
-    return door
+
+
+def _fork_shared(before: SharedMonitor | None) -> SharedMonitor | None:
+    """Fork the monitor that plugins share. None: there is none, and each launch has its own."""
+    from runner.launch.remote import shared_monitor
+    from runner.launch.remote.shared_plan import SharedMonitor
+
+    if before is not None:
+        before.plans.close()
+    with ExitStack() as stack:
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stack.callback(ours.close)
+            stack.callback(theirs.close)
+            pid = os.fork()
+        except OSError:
+            return None
+        if pid == 0:
+            try:
+                os.closerange(3, theirs.fileno())  # also those of the launch that is waiting
+                os.closerange(theirs.fileno() + 1, 0x7FFFFFFF)
+                _become_monitor()
+                shared_monitor.monitor_plans(theirs)
+            finally:
+                os._exit(1)
+        stack.pop_all()
+    theirs.close()
+    return SharedMonitor(ours, pid)
+
+
+def _become_monitor() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _set_name("runner-monitor")
 
 
 def _detach(orders: socket.socket) -> None:
@@ -331,7 +311,7 @@ def start_by_fork() -> ForkServer | None:
     is_command = True
     if threading.active_count() != 1 or "trio" in sys.modules:
         return None
-    since, command = process_began(), os.getpid()
+    command = os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         pid = os.fork()
@@ -344,7 +324,7 @@ def start_by_fork() -> ForkServer | None:
             null = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1) if os.environ.get("RUNNER_DEBUG") else (0, 1, 2):
                 os.dup2(null, number)
-            main(theirs.fileno(), command, preload=False, since=since)
+            main(theirs.fileno(), command, preload=False)
         finally:
             os._exit(1)
     theirs.close()
@@ -391,7 +371,8 @@ class LaunchTicket:
             pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             self.control, control = kept(*(end.detach() for end in pair))
             (host,) = kept(os.pidfd_open(os.getpid()))
-            self._given: Gear | None = Gear(memory, shared, stdin, stdout, stderr, control, host)
+            given = LaunchDescriptors(memory, shared, stdin, stdout, stderr, control, host)
+            self._given: LaunchDescriptors | None = given
             stack.pop_all()
         self.forkserver: ForkServer | None = None  # the one it was sent to
 

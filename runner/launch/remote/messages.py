@@ -111,7 +111,7 @@ MESSAGES = (
 )
 
 
-class Gear(NamedTuple):
+class LaunchDescriptors(NamedTuple):
     """The descriptors a monitor is born with, in the order they are sent."""
 
     order: int

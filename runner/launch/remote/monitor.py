@@ -1,17 +1,17 @@
 """One plugin of a session: it is launched and watched here, and here is reported how it ended.
 
 A session lives in a host with threads, and a launch must not (see sandbox/spawn/spawner.py). So each launch
-has a monitor: a process with one thread, which does what `runner exec` does. When the plugin is planned, its
-monitor may pass it on to one that watches other plugins of the host already
-(runner/launch/remote/handover.py). The plugin's streams are pipes whose other ends the host holds; no byte
-of them passes through a monitor. Host and monitor share a control socket:
+has a process with one thread, which does what `runner exec` does. When the plugin is planned, the shared
+monitor of the host may go on with it (runner/launch/remote/shared_plan.py). The plugin's streams are pipes
+whose other ends the host holds; no byte of them passes through a monitor. Host and monitor share a control
+socket:
 
     host -> monitor    bytes, each the number of a signal for the program, as if `runner exec` had got it. The
                        program gets the signal and has its grace. A second signal, or SIGKILL, ends
                        everything at once. At the end of the file the host has ended, and everything ends.
-    monitor -> host    values of the classes in MESSAGES, one on each line: Born (again by a monitor it was
-                       passed on to), then as far as the launch comes Terms and Launched, and always
-                       last MonitorEnd.
+    monitor -> host    values of the classes in MESSAGES, one on each line: Born (again when the shared
+                       monitor goes on with it), then as far as the launch comes Terms and Launched, and
+                       always last MonitorEnd.
 
 The monitor raises and prints nothing: whatever goes wrong is in MonitorEnd. It ignores signals from others,
 because only the session may end its plugin. SIGKILL of a monitor ends its plugins: their cells' inits follow
@@ -25,21 +25,21 @@ import json
 import os
 import select
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import NoReturn
 
 from runner.launch.acquire import Acquired, Sources
 from runner.launch.carry_out import CalledOff, plan_steps
 from runner.launch.failures import diagnose, judge_error
 from runner.launch.remote.control import Control, Interruptible
-from runner.launch.remote.handover import FAILED, STARTED, GivenSources, PassedOn, Planner, decode_handover
-from runner.launch.remote.kept import launch_steps
 from runner.launch.remote.messages import (
     MESSAGES,
     Audited,
     Born,
-    Gear,
+    LaunchDescriptors,
     Launched,
     LaunchOrder,
     MonitorEnd,
@@ -47,19 +47,25 @@ from runner.launch.remote.messages import (
     decode_order,
     write_scene,
 )
+from runner.launch.remote.shared_plan import (
+    GivenSources,
+    HandedOver,
+    SharedMonitor,
+    can_be_shared,
+    decode_shared,
+    hand_over,
+)
 from runner.launch.report import explained, make_scene, notes, report
-from runner.launch.run import SeePlanned
-from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of, started_of
+from runner.launch.run import SeePlanned, run_steps
+from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of
 from runner.launch.stdio import Plumbing, connect_session
-from runner.launch.stored.code import OwnCode
 from runner.launch.verdict import judge
-from runner.launch.wait import Need, Steps
+from runner.launch.wait import Need, Steps, drive
 from runner.outcome import Failure, Outcome
 from runner.plugin import Allowance
 from sandbox.cell.contents import read_contents
 from sandbox.codec import decode, encode
 from sandbox.files import write_all
-from sandbox.value import NamedTuple
 
 # How long a process that watches other plugins too may take to acquire what a launch needs. It takes some
 # milliseconds, unless another runner was stopped while it held a lock.
@@ -69,53 +75,51 @@ _ACQUIRE_SECONDS = 5.0
 _DIAGNOSE_SECONDS = 10.0
 _REAP_SECONDS = 1.0
 
-# Asked when there is a plan, which another process may carry out. Raises PassedOn if one does. The last
-# argument: whether the launch brings contents of memory files.
-PassOn = Callable[[LaunchOrder, Planned, Sources, bool], None]
+_OTHERS_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Errand(NamedTuple):
-    """A launch as a process gets it: an order and the contents of memory files; or a handover, and the
-    descriptors of its sources."""
-
-    gear: Gear
-    sources: tuple[int, ...] | None = None  # None: it is an order
-    planner: Planner | None = None  # of a handover
-
-    def close(self) -> None:
-        """What nobody else has closed."""
-        for fd in (self.gear.host, *(self.sources or ())):
-            os.close(fd)
-        if self.planner is not None:
-            self.planner.close()
-
-    def conclude(self, word: bytes) -> None:
-        """Tell the process that made the plan what became of it: STARTED or FAILED."""
-        if self.planner is not None:
-            self.planner.conclude(word)
-
-
-def serve(errand: Errand, pass_on: PassOn | None = None, code: OwnCode | None = None) -> Steps[None]:
-    """The whole life of one launch. The first step tells the host who serves it, and does nothing else. The
-    descriptors are closed at the end. `code`: that this process has imported."""
-    control = Control(errand.gear.control)
-    passed: PassedOn | None = None
+def monitor_launch(descriptors: LaunchDescriptors, shared: SharedMonitor | None) -> NoReturn:
+    """The whole life of a process that was forked for one launch and has no other purpose."""
     try:
-        control.tell(Born(os.getpid()))
-        yield Need({}, 0.0)
+        obey_host_only()
+        drive(serve(descriptors, shared=shared))
+    finally:
+        os._exit(0)
+
+
+def obey_host_only() -> None:
+    for number in _OTHERS_SIGNALS:
+        signal.signal(number, lambda *_: None)  # not SIG_IGN: the plugin would inherit that
+    sys.stdout = sys.stderr = None
+
+
+def serve(
+    descriptors: LaunchDescriptors,
+    sources: tuple[int, ...] | None = None,
+    shared: SharedMonitor | None = None,
+) -> Steps[None]:
+    """The whole life of one launch. The descriptors are closed at the end.
+
+    `sources`: of a plan, which is what `descriptors.order` holds then. None: it holds an order. `shared`: may
+    go on with the launch when it is planned.
+    """
+    control = Control(descriptors.control)
+    try:
+        if sources is None:
+            control.tell(Born(os.getpid()))
         try:
-            ending = yield from _serve(errand, control, pass_on, code)
-        except PassedOn as other:
-            passed = other
+            ending = yield from _serve(descriptors, sources, control, shared)
+        except HandedOver:
             return
         except Exception as error:  # noqa: BLE001 -- the account of the ending failed; this much can be told
             ending = _bare_ending(error)
         yield from control.telling(ending)
     finally:
-        errand.close()
+        for fd in (descriptors.host, *(sources or ())):
+            os.close(fd)
         control.close()
-        if passed is not None:
-            passed.conclude()
+        if shared is not None:
+            shared.pass_by()  # unless it was told already
 
 
 def refuse(control: int, error: Exception) -> None:
@@ -124,38 +128,43 @@ def refuse(control: int, error: Exception) -> None:
 
 
 def _serve(
-    errand: Errand, control: Control, pass_on: PassOn | None, code: OwnCode | None
+    descriptors: LaunchDescriptors,
+    sources: tuple[int, ...] | None,
+    control: Control,
+    shared: SharedMonitor | None,
 ) -> Steps[MonitorEnd]:
     stage: Stage | None = None
     order: LaunchOrder | None = None
     trace: list[str] = []
-    gear = errand.gear
-    streams = SessionStreams(gear.stdin, gear.stdout, gear.stderr)
+    streams = SessionStreams(descriptors.stdin, descriptors.stdout, descriptors.stderr)
     before = Interruptible(control)
     try:
-        content = _content(gear.order)
-        if errand.sources is None:
-            order, contents = decode_order(content), read_contents(gear.contents)
+        content = _content(descriptors.order)
+        if sources is None:
+            order, contents = decode_order(content), read_contents(descriptors.contents)
             _go_to(order)
-            host = _SessionHost(errand, control, before, streams, order.grace)
+            host = _SessionHost(descriptors.host, control, before, streams, order.grace)
             before.start()
             os.chdir(order.cwd)
-            passing = None if pass_on is None else _passing(pass_on, order, bool(contents), before)
-            steps = launch_steps(order, host, contents, code, passing)
+            if shared is not None and contents:
+                shared.pass_by()
+                shared = None
+            share = None if shared is None else _sharing(shared, order, descriptors, control, before)
+            steps = run_steps(order.invocation, order.environ, order.began, host, contents, see_planned=share)
         else:
-            handover, planned = decode_handover(content)
-            order = handover.order
+            os.close(descriptors.contents)
+            told, planned = decode_shared(content)
+            order = told.order
             _go_to(order)
-            host = _SessionHost(errand, control, before, streams, order.grace)
+            host = _SessionHost(descriptors.host, control, before, streams, order.grace)
             gc.disable()  # as in the fork server, until the plugin runs
             before.start(_ACQUIRE_SECONDS)
-            given = dict(zip(handover.sources, errand.sources, strict=True))
-            sources = GivenSources(given, handover.where)
-            watch = Stopwatch(planned.timings, handover.since)
-            steps = plan_steps(planned, order.environ, order.began, host, sources, watch)
+            given = GivenSources(dict(zip(told.sources, sources, strict=True)), told.where)
+            watch = Stopwatch(planned.timings, told.since)
+            steps = plan_steps(planned, order.environ, order.began, host, given, watch)
         stage = ended = yield from steps
         outcome, status = judge(ended.end, ended.started.planned.grant.limits)
-    except PassedOn:
+    except HandedOver:
         raise
     except CalledOff as called:
         stage = called.stage
@@ -164,8 +173,6 @@ def _serve(
         outcome, status = judge_error(error)
         if isinstance(error, Failure):
             stage = error.stage
-        if started_of(stage) is None:
-            errand.conclude(FAILED)
         if outcome.code == "internal" and order is not None and order.environ.get("RUNNER_DEBUG"):
             import traceback
 
@@ -232,14 +239,24 @@ def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
     return found
 
 
-def _passing(pass_on: PassOn, order: LaunchOrder, contents: bool, before: Interruptible) -> SeePlanned:
+def _sharing(
+    shared: SharedMonitor,
+    order: LaunchOrder,
+    descriptors: LaunchDescriptors,
+    control: Control,
+    before: Interruptible,
+) -> SeePlanned:
     def see_planned(planned: Planned, sources: Sources) -> None:
-        before.stop()  # whoever takes the launch sets up the same socket
-        try:
-            pass_on(order, planned, sources, contents)
-        except Exception:
-            before.start()
-            raise
+        held = sources.held
+        before.stop()  # the shared monitor sets up the same socket
+        if (
+            held is not None
+            and can_be_shared(planned)
+            and hand_over(shared, order, planned, held.opened.descriptors, descriptors)
+        ):
+            control.tell(Born(shared.pid))
+            raise HandedOver
+        shared.pass_by()
         before.start()
 
     return see_planned
@@ -274,14 +291,13 @@ class _SessionHost:
 
     def __init__(
         self,
-        errand: Errand,
+        caller: int,
         control: Control,
         before: Interruptible,
         streams: SessionStreams,
         grace: float | None,
     ) -> None:
-        self.caller = errand.gear.host
-        self._errand = errand
+        self.caller = caller
         self._control = control
         self._before = before
         self._streams = streams
@@ -302,7 +318,6 @@ class _SessionHost:
 
     def see_started(self, started: Started) -> Started:
         self._control.tell(Launched(dict(started.timings)))
-        self._errand.conclude(STARTED)
         if started.audit is not None:
             started.audit.on_line = lambda line: self._control.mention(Audited(line))
         gc.enable()  # the fork server does without; a plugin may live for months

@@ -4,5 +4,4 @@ entry     the file of one plan: found, read, and held against the machine. All t
 run       a launch from such a plan
 keep      what may be kept of a plan, and how
 unit      the systemd unit of a launch, left out of what is kept
-code      which code of ours decides, for processes that live long
 """

@@ -22,7 +22,7 @@ from sandbox.typed import TYPE_CHECKING, Any
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.typed import Collection, Mapping, Sequence
+    from sandbox.typed import Mapping, Sequence
 
 FORMAT = 1
 # Variables that tell the runner itself something. Others are among the facts, if they were looked at.
@@ -67,15 +67,12 @@ class Told(NamedTuple):
     arguments: Sequence[str]  # for the plugin: behind `--`
     environ: Mapping[str, str]
     name: str | None  # of the file; None: nothing is kept for such a caller
-    code: Collection[str] = ()  # files of ours that the name depends on; others are among the facts
 
 
-def told_by(
-    words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str], code: Collection[str] = ()
-) -> Told:
+def told_by(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> Told:
     """Called first of all: what is imported later may change where modules are looked for, which is part of
-    the name. `code`: files of ours that are named by one of the words."""
-    return Told(words, arguments, environ, _name(words, arguments, environ), code)
+    the name."""
+    return Told(words, arguments, environ, _name(words, arguments, environ))
 
 
 def _name(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import marshal
+import os
+import sys
 
 from runner.launch.stages import tells_before
-from runner.launch.stored.code import own_files
 from runner.launch.stored.entry import FORMAT, Gap, PlanEntry, Told, say
 from runner.launch.stored.unit import GAPS, Unit, facts_without_unit, marks, unit_of_plan, without_unit
-from sandbox import cache, codec
+from sandbox import CODE_ROOT, cache, codec
 from sandbox.facts import Facts
 from sandbox.look import Asked
 from sandbox.typed import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ _PUBLIC = frozenset(
 # A shorter text is part of others by accident. As where secrets are hidden (docs/report.md).
 SHORTEST_SECRET = 8
 _SHORTEST_NAME = 4
+_PACKAGES = ("runner", "sandbox", "policies")
 
 
 # A plugin with many folders would fill the cache, and reading all of it takes as long as to decide anew.
@@ -120,7 +122,7 @@ def _require_keepable(planned: Planned) -> None:
 
 def written(planned: Planned, asked: Asked, told: Told) -> bytes:
     """The file. Raises NotKept if a secret would be in it."""
-    _note_code(asked, told)
+    _note_code(asked)
     unit = unit_of_plan(planned, asked.facts)
     if unit is not None:
         raw = _written(planned, asked, told, unit)
@@ -190,11 +192,13 @@ def _with_gaps(plain: Any, numbers: dict[str, int], secrets: list[str]) -> Any:
     return plain
 
 
-def _note_code(asked: Asked, told: Told) -> None:
+def _note_code(asked: Asked) -> None:
     """Our own code decided it: in a checkout it changes without a new version."""
-    for file in own_files():
-        if file not in told.code:
-            asked.place(file)
+    for name, module in tuple(sys.modules.items()):
+        if name.partition(".")[0] in _PACKAGES:
+            file = getattr(module, "__file__", None)
+            if file and file.startswith(f"{CODE_ROOT}{os.sep}"):
+                asked.place(file)
 
 
 def may_be_secret(name: str) -> bool:

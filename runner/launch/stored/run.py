@@ -14,9 +14,7 @@ from sandbox.facts import Facts
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runner.launch.run import SeePlanned
     from runner.launch.stages import Decided, Ended
-    from runner.launch.wait import Steps
     from sandbox.typed import Sequence
 
 
@@ -97,20 +95,8 @@ class DecideAnew(BaseException):
 
 def run_kept(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ended:
     """Raises Failure, and DecideAnew."""
-    return drive(kept_steps(entry, told, began, host))
-
-
-def kept_steps(
-    entry: PlanEntry,
-    told: Told,
-    began: float,
-    host: LaunchHost,
-    see_planned: SeePlanned | None = None,
-    watch: Stopwatch | None = None,
-) -> Steps[Ended]:
-    """`run_kept`, step by step. `see_planned`: as for a plan that was made now (runner/launch/run.py)."""
     try:
-        return (yield from _carry_out(entry, told, began, host, see_planned, watch))
+        return _carry_out(entry, told, began, host)
     except Exception as error:
         if isinstance(error, Failure) and started_of(error.stage) is not None:
             raise  # it ran: the plan is good
@@ -121,15 +107,8 @@ def kept_steps(
         raise DecideAnew from None
 
 
-def _carry_out(
-    entry: PlanEntry,
-    told: Told,
-    began: float,
-    host: LaunchHost,
-    see_planned: SeePlanned | None,
-    watch: Stopwatch | None,
-) -> Steps[Ended]:
-    watch = watch or Stopwatch()
+def _carry_out(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ended:
+    watch = Stopwatch()
     planned = planned_of(entry, told)
     plan = planned.plan
     if planned.provision.unsandboxed or plan.owners or plan.guards or plan.idmapped or plan.memory_files:
@@ -143,9 +122,4 @@ def _carry_out(
         load("state")
     with Sources() as sources:
         sources.hold_known(planned)
-        if see_planned is not None:
-            # As a plan that was made now: another process may get it.
-            decided = _decided(entry.rest, fillings(entry.gaps, told))
-            planned = planned._replace(decided=decided, timings=watch.lap("plan"))
-            see_planned(planned, sources)
-        return (yield from plan_steps(planned, told.environ, began, host, sources, watch))
+        return drive(plan_steps(planned, told.environ, began, host, sources, watch))

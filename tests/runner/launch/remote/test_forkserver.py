@@ -314,11 +314,11 @@ def imported(given: dict[str, Any], told: str) -> list[Any]:
     from runner.launch.remote.remote_cell import aclose_forkserver, open_cage
 
     forkserver._START = f"""
-import os, sys
+import functools, os, sys
 sys.path[:] = sys.argv[3:]
-from runner.launch.remote import forkserver, keeper
-keep, leave = keeper.keep, os._exit
-def watched(*args, **more):
+from runner.launch.remote import forkserver, monitor, shared_monitor
+leave = os._exit
+def watched(live, *args):
     me, before = os.getpid(), set(sys.modules)
     def tell(code):
         if os.getpid() == me:
@@ -326,8 +326,9 @@ def watched(*args, **more):
                 print(*sorted(set(sys.modules) - before), file=file)
         leave(code)
     os._exit = tell
-    keep(*args, **more)
-keeper.keep = watched
+    live(*args)
+monitor.monitor_launch = functools.partial(watched, monitor.monitor_launch)
+shared_monitor.monitor_plans = functools.partial(watched, shared_monitor.monitor_plans)
 forkserver.main(int(sys.argv[1]), int(sys.argv[2]))
 """
 

@@ -1,54 +1,19 @@
-"""What becomes of a plan when another process has carried it out, and what that process looks at again."""
+"""What the process that carries out another's plan looks at again."""
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from runner.launch.remote import handover
-from runner.launch.remote.handover import FAILED, STARTED, GivenSources, PassedOn, surroundings
+from runner.launch.remote.shared_plan import GivenSources, surroundings
 from runner.launch.run import rehearse
 from runner.launch.stages import Invocation
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
 from tests.conftest import ROOT
-
-
-@pytest.mark.parametrize(
-    ("word", "called"),
-    [(STARTED, ["started"]), (FAILED, ["failed"]), (b"", ["failed"]), (b"?", [])],
-    ids=["started", "failed", "ended", "odd"],  # ended: the keeper may have died of this plan
-)
-def test_who_planned_it_learns_of_the_start(word: bytes, called: list[str]) -> None:
-    ours, theirs = socket.socketpair()
-    passed, found = PassedOn(ours), list[str]()
-    passed.on_start = lambda: found.append("started")
-    passed.on_failure = lambda: found.append("failed")
-    with theirs:
-        theirs.send(word)
-    passed.conclude()
-    assert found == called and ours.fileno() == -1
-
-
-def test_nobody_waits_for_a_start_that_changes_nothing() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        PassedOn(ours).conclude()
-    assert ours.fileno() == -1
-
-
-def test_a_start_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "_START_SECONDS", 0.0)
-    ours, theirs = socket.socketpair()
-    passed, found = PassedOn(ours), list[str]()
-    passed.on_start = passed.on_failure = lambda: found.append("called")
-    with theirs:
-        passed.conclude()
-    assert found == []
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from runner.launch.carry_out import CalledOff
-from runner.launch.remote import handover, keeper
+from runner.launch.remote import shared_monitor
 from runner.launch.remote.descriptors import send_descriptors
-from runner.launch.remote.handover import Parcel
+from runner.launch.remote.messages import LaunchDescriptors
+from runner.launch.remote.shared_plan import SharedMonitor
 from runner.launch.wait import Need, Steps
 from tests import elsewhere
 from tests.conftest import Caller
@@ -74,12 +75,13 @@ async def echo(cage: Any) -> bool:
 
 
 def patched(**changed: Any) -> None:
-    """A fork server whose keepers have these constants."""
-    from runner.launch.remote import forkserver, keeper
+    """A fork server whose shared monitors have these constants."""
+    from runner.launch.remote import forkserver
 
-    for name, value in changed.items():
-        setattr(keeper, name, value)
-    assert forkserver.start_by_fork() is not None
+    lines = "".join(f"shared_monitor.{name} = {value!r}; " for name, value in changed.items())
+    before, _, after = forkserver._START.partition("main(")
+    imported = "from runner.launch.remote import shared_monitor; "
+    forkserver._START = f"{before}{imported}{lines}main({after}"
 
 
 # --- who comes in ------------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ def together(given: dict[str, Any]) -> list[Any]:
 
     async def act(cages: list[Any]) -> list[Any]:
         one, two, three = cages
-        settled(lambda: children(forkserver_pid(one))[1:])  # who planned the others ends soon after
+        settled(lambda: children(forkserver_pid(one))[1:])  # the processes that planned them end soon after
         monitors = children(forkserver_pid(one))
         same = {cage._pid for cage in cages} == set(monitors)
         inits = len(children(one._pid))
@@ -158,12 +160,11 @@ def test_who_has_a_monitor_of_its_own(box: Box) -> None:
     bare = monitored_plugins.given(box, ECHOES, name="bare", policy='version = 1\nunsandboxed = "allow"\n')
     manifest = Path(bare["manifest"]) / "nexo-plugin.toml"
     manifest.write_text(manifest.read_text().replace("enabled = true", "enabled = false"))
-    # The first two have a monitor each, and nobody comes in there. From the third on all can.
     assert run(box, apart, [measured, bare, plain, plain, measured, plain]) == [0, 1, 2, 2, 4, 2]
 
 
 def full(given: dict[str, Any]) -> list[Any]:
-    patched(MOST_LAUNCHES=3)
+    patched(MOST_PLUGINS=3)
 
     async def act(cages: list[Any]) -> list[Any]:
         monitors = [cage._pid for cage in cages]
@@ -179,7 +180,7 @@ def test_a_full_one_is_followed_by_another(box: Box) -> None:
 
 def one_after_the_other(given: dict[str, Any], count: int) -> list[Any]:
     """Many launches beside one that stays."""
-    patched(MOST_LAUNCHES=3)  # first: later there is trio
+    patched(MOST_PLUGINS=3)
     import os
 
     from runner.launch.remote.remote_cell import open_cage
@@ -225,7 +226,8 @@ def test_nothing_leaks_from_one_to_the_next(box: Box) -> None:
     said, monitors = run(box, shown, orders)
     assert monitors == 1
     assert [words.split()[0] for words in said] == ["en", "fr", "de"]
-    assert len({tuple(words.split()[1:]) for words in said}) == 1  # also the limit that the keeper has raised
+    # Also the limit of descriptors, which the shared monitor has raised.
+    assert len({tuple(words.split()[1:]) for words in said}) == 1
 
 
 # --- clocks and shortages ----------------------------------------------------------------------------------
@@ -283,10 +285,12 @@ def test_deadlines_near_and_far(box: Box) -> None:
 
 
 def starved(given: dict[str, Any], spare: int) -> list[Any]:
-    """A keeper that has almost no free descriptors."""
+    """A shared monitor that has almost no free descriptors. For each launch: whether it is there, and what
+    became of it."""
     patched(_SPARE_DESCRIPTORS=spare)
     import os
     import resource
+    from contextlib import AsyncExitStack
 
     from runner.launch.remote.remote_cell import open_cage
 
@@ -294,32 +298,33 @@ def starved(given: dict[str, Any], spare: int) -> list[Any]:
         pid = cages[0]._pid
         most = len(os.listdir(f"/proc/{pid}/fd")) + (40 if spare else 20)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
-        async with open_cage(invocation(given), environ=dict(os.environ)) as cage:
-            if spare:
-                await line(cage.stdout)
-                told = [cage._pid == pid, await echo(cage)]
-            else:
-                ended = summed(await cage.ended())
-                told = [cage._pid == pid, ended]
-        return [*told, [await echo(each) for each in cages]]
+        told: list[Any] = []
+        async with AsyncExitStack() as stack:
+            for _ in range(2 if spare else 1):
+                opened = open_cage(invocation(given), environ=dict(os.environ))
+                cage = await stack.enter_async_context(opened)
+                if spare:
+                    await line(cage.stdout)
+                told.append([cage._pid == pid, await echo(cage)] if spare else summed(await cage.ended()))
+        return [told, [await echo(each) for each in cages]]
 
     return list(in_crowd([given] * 2, act, []))
 
 
-def test_a_keeper_without_descriptors_takes_no_more(box: Box) -> None:
+def test_without_descriptors_it_takes_no_more(box: Box) -> None:
     given = monitored_plugins.given(box, ECHOES)
-    assert run(box, starved, given, 96) == [False, True, [True, True]]
+    assert run(box, starved, given, 96) == [[[True, True], [False, True]], [True, True]]
 
 
 def test_a_launch_that_finds_no_descriptors_fails_alone(box: Box) -> None:
     given = monitored_plugins.given(box, ECHOES)
-    taken, ended, others = run(box, starved, given, 0)
-    assert taken and others == [True, True]
+    (ended,), others = run(box, starved, given, 0)
+    assert others == [True, True]
     assert ended[0] == "launch_failed" and ended[3] == 125
 
 
 def idle(given: dict[str, Any], count: int) -> list[Any]:
-    """Seconds of processor time that the keeper takes while nothing happens."""
+    """How often it is woken while nothing happens."""
     import trio
 
     async def act(cages: list[Any]) -> list[Any]:
@@ -343,13 +348,15 @@ def test_it_sleeps_while_nothing_happens(box: Box) -> None:
     assert run(box, idle, monitored_plugins.given(box, ECHOES, policy=policy), 8) == [0, 1]
 
 
-# --- a keeper that does not answer -------------------------------------------------------------------------
+# --- one that does not answer ------------------------------------------------------------------------------
 
 
 def stopped(given: dict[str, Any], then: str) -> list[Any]:
-    """The keeper is stopped while a launch is offered to it."""
+    """The shared monitor is stopped while a launch is sent to it."""
     import os
     import signal
+
+    import trio
 
     from runner.launch.remote.remote_cell import open_cage
     from sandbox.cell.cell import children
@@ -358,32 +365,29 @@ def stopped(given: dict[str, Any], then: str) -> list[Any]:
         pid: int = cages[0]._pid
         os.kill(pid, signal.SIGSTOP)
         async with open_cage(invocation(given), environ=dict(os.environ)) as cage:
+            while cage._pid != pid:  # noqa: ASYNC110 -- a monitor has no event for it
+                await trio.sleep(0.01)
             if then == "killed":
-                await cage._was_heard.wait()
                 os.kill(pid, signal.SIGKILL)
-            await line(cage.stdout)
-            alone = cage._pid != pid and await echo(cage)
-            if then == "killed":
-                return [alone, [summed(await each.ended()) for each in cages]]
+                ended = [summed(await each.ended()) for each in (cage, *cages)]
+                async with open_cage(invocation(given), environ=dict(os.environ)) as late:
+                    await line(late.stdout)
+                    return [ended, late._pid == pid, await echo(late)]
             os.kill(pid, signal.SIGCONT)
-            others = [await echo(each) for each in cages]
-            async with open_cage(
-                invocation(given), environ=dict(os.environ)
-            ) as late:  # it takes others again
-                await line(late.stdout)
-                return [alone, others, late._pid == pid, len(children(pid)), len(children(cage._pid or 0))]
+            await line(cage.stdout)
+            return [[await echo(each) for each in (cage, *cages)], len(children(pid))]
 
     return list(in_crowd([given] * 2, act, []))
 
 
-def test_a_launch_that_is_not_taken_is_carried_out_once(box: Box) -> None:
-    given = monitored_plugins.given(box, ECHOES)
-    assert run(box, stopped, given, "continued") == [True, [True, True], True, 3, 1]
+def test_a_launch_waits_for_one_that_is_stopped(box: Box) -> None:
+    assert run(box, stopped, monitored_plugins.given(box, ECHOES), "continued") == [[True] * 3, 3]
 
 
-def test_a_launch_is_not_lost_with_the_keeper_it_was_offered_to(box: Box) -> None:
-    given = monitored_plugins.given(box, ECHOES)
-    assert run(box, stopped, given, "killed") == [True, [KILLED, KILLED]]
+def test_a_launch_that_was_sent_to_one_that_is_killed_is_reported(box: Box) -> None:
+    never = ["launch_failed", "launch", "spawn", 125]
+    told = run(box, stopped, monitored_plugins.given(box, ECHOES), "killed")
+    assert told == [[never, KILLED, KILLED], False, True]
 
 
 # --- the loop ----------------------------------------------------------------------------------------------
@@ -414,54 +418,51 @@ def test_a_fault_of_one_does_not_end_the_others(pipes: list[tuple[int, int]], fa
         ready = yield Need({fd: 1}, 0.0)
         done.append(dict(ready))
 
-    class Arrived(keeper.Entrance):
+    class Arrived(shared_monitor.Inbox):
         def __init__(self) -> None:
-            self._ends = os.pipe()
-            os.write(self._ends[1], b"x")
-            self.freed = 0
-
-        @property
-        def fd(self) -> int:
-            return self._ends[0]
+            self.fd, self._sender = os.pipe()
+            os.write(self._sender, b"x")
+            self.is_over = self.was_used = False
+            self.shuts = 0
 
         def arrivals(self) -> list[Steps[None]]:
-            os.read(self._ends[0], 1)
-            steps = sound(pipes[1][0])
+            if os.read(self.fd, 1) == b"s":
+                self.is_over = True
+                return []
+            self.was_used = True
             os.write(pipes[1][1], b"y")
-            next(steps)
-            return [steps]
+            return [faulty(pipes[0][0]), sound(pipes[1][0])]
 
-        def free(self) -> None:
-            self.freed += 1
+        def shut(self) -> None:
+            self.shuts += 1
+            os.write(self._sender, b"s")
 
-    entrance = Arrived()
-    keeper.wait_for_all(faulty(pipes[0][0]), entrance)
+    inbox = Arrived()
+    shared_monitor.wait_for_all(inbox)
     assert done == [{pipes[1][0]: 1}]
-    assert entrance.freed == 2
-    for fd in entrance._ends:
+    assert inbox.shuts
+    for fd in (inbox.fd, inbox._sender):
         os.close(fd)
 
 
-def test_a_launch_that_is_not_taken_is_counted_once() -> None:
-    """Its monitor says that it keeps it. That it was offered before does not count."""
-    outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    entrance = keeper.Entrance(inside)
-    with outside:
-        ours, theirs = socket.socketpair()
-        ours.close()  # the monitor waits no longer for an answer
-        fds = [theirs.detach(), *(os.open("/dev/null", os.O_RDONLY) for _ in Parcel._fields[1:])]
-        fds[0], fds[1] = fds[1], fds[0]
+def test_what_has_arrived_is_taken_also_when_it_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[Any, tuple[int, ...]]] = []
+    monkeypatch.setattr(shared_monitor, "serve", lambda *given: served.append(given))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    inbox, shared = shared_monitor.Inbox(theirs), SharedMonitor(ours, 0)
+    with ours, open("/dev/null") as file:
+        fds = [file.fileno()] * len(LaunchDescriptors._fields)
+        send_descriptors(ours, b"s", fds[1:])  # too few
+        send_descriptors(ours, b"s", [*fds, file.fileno()])
+        assert shared.is_open() and not inbox.was_used
         before = len(os.listdir("/proc/self/fd"))
-        send_descriptors(outside, handover.PARCEL, fds)
-        assert entrance.arrivals() == []
-        with pytest.raises(BlockingIOError):
-            outside.recv(16, socket.MSG_DONTWAIT)
-        outside.send(handover.KEPT)
-        assert entrance.arrivals() == []
-        assert outside.recv(16) == keeper.FREED
-        with pytest.raises(BlockingIOError):
-            outside.recv(16, socket.MSG_DONTWAIT)
-        assert len(os.listdir("/proc/self/fd")) == before  # nothing of it is held
-        for fd in fds:
-            os.close(fd)
-        entrance.close()
+        inbox.shut()
+        with pytest.raises(BrokenPipeError):
+            send_descriptors(ours, b"s", fds)
+        assert not shared.is_open() and len(inbox.arrivals()) == 1
+    ((descriptors, sources),) = served
+    # The socket and the file are closed, and so are descriptors that are too few.
+    assert len(os.listdir("/proc/self/fd")) == before + len(fds) + 1 - 3
+    for fd in (*descriptors, *sources):
+        os.close(fd)
+    assert len(sources) == 1
