@@ -17,13 +17,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sandbox.value import NamedTuple
-from scripts.benches import binds, call, growth, kill, launch, machine, network, pages, peers, talks, waiting
+from scripts.benches import (
+    binds,
+    call,
+    growth,
+    kill,
+    launch,
+    machine,
+    network,
+    pages,
+    peers,
+    plots,
+    talks,
+    waiting,
+)
 from scripts.benches.caller import Caller, Unable, callers, reason
 from scripts.benches.pages import Run
 from scripts.benches.rows import Table, left_out
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, README = ROOT / "docs/performance.md", ROOT / "README.md"
+DOCS = ROOT / "docs"
 KIB = 1 << 10
 
 
@@ -138,14 +151,15 @@ class Asked(NamedTuple):
     as_json: bool
     install: bool
     write: bool
+    source: Path | None  # a document that is shown or written in place of measuring
 
 
 def parse(words: Sequence[str]) -> Asked:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=(__doc__ or "").partition("\n")[0],
-        epilog="A run of all parts, with the usual counts, writes docs/performance.md and README.md's "
-        "table. Any other only prints, unless --write is given.",
+        epilog="A run of all parts, with the usual counts, writes docs/performance.json, and page and plots "
+        "beside it. Any other only prints, unless --write is given.",
     )
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help=f"what to measure, everything by default: {', '.join(PARTS)}"
@@ -163,7 +177,14 @@ def parse(words: Sequence[str]) -> Asked:
         "--write",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="write docs/performance.md and README.md's table, or do not",
+        help="write docs/performance.json, the page and the plots, or do not",
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing: take the run that --json or --write wrote to this file",
     )
     for name, meaning in _MEANINGS.items():
         numbers = f"{getattr(FULL, name)}, with --quick {getattr(QUICK, name)}"
@@ -178,7 +199,9 @@ def parse(words: Sequence[str]) -> Asked:
     counts = (QUICK if args.quick else FULL)._replace(**given)
     usual = not args.quick and not given
     write = args.write if args.write is not None else not args.parts and usual
-    return Asked(tuple(args.parts) or tuple(PARTS), counts, args.json, args.peers, write)
+    if args.source and args.write is None:
+        write = False
+    return Asked(tuple(args.parts) or tuple(PARTS), counts, args.json, args.peers, write, args.source)
 
 
 def _count(word: str) -> int:
@@ -190,6 +213,8 @@ def _count(word: str) -> int:
 
 def main(words: Sequence[str]) -> int:
     asked = parse(words)
+    if asked.source is not None:
+        return _show(asked.source, asked.write)
     bwrap = os.environ.get("RUNNER_BWRAP") or shutil.which("bwrap", path=peers.PATH)
     if not bwrap or not os.access(bwrap, os.X_OK):
         print("bench: there is no bubblewrap here: apt-get install bubblewrap", file=sys.stderr)
@@ -213,15 +238,18 @@ def main(words: Sequence[str]) -> int:
         print(", ".join(f"{name} {value}" for name, value in about.facts()))
     tables, faults = _measure(asked, found, watch)
     run = Run(" ".join(("scripts/bench", *words)), date, about, watch.load(), tables)
+    document = pages.as_document(run)
     if asked.as_json:
-        print(json.dumps(pages.as_document(run)))
+        print(json.dumps(document))
     else:
         print(f"\n{run.load.sentence()}")
     if faults:
         if asked.write:
-            print("bench: the pages are not written, because parts are missing", file=sys.stderr)
+            print("bench: nothing is written, because parts are missing", file=sys.stderr)
         return 1
-    return write(run) if asked.write else 0
+    if asked.write:
+        write(document)
+    return 0
 
 
 def _measure(asked: Asked, found: peers.Found, watch: machine.Watch) -> tuple[list[Table], list[str]]:
@@ -248,17 +276,33 @@ def _measure(asked: Asked, found: peers.Found, watch: machine.Watch) -> tuple[li
     return tables, faults
 
 
-def write(run: Run, page: Path = PAGE, readme: Path = README) -> int:
-    """Both pages, or none."""
+def _show(source: Path, into_docs: bool) -> int:
+    """Print the page of a run that was measured before, or write what belongs to it."""
     try:
-        text = pages.replace_between(readme.read_text(), pages.as_short_table(run))
-    except pages.MarkersMissing as fault:
-        print(f"bench: {readme.name}: {fault}", file=sys.stderr)
+        document = json.loads(source.read_text())
+    except (OSError, ValueError) as fault:
+        print(f"bench: {source}: {fault}", file=sys.stderr)
         return 1
-    page.write_text(pages.as_page(run))
-    readme.write_text(text)
-    print(f"bench: {page.name} and {readme.name} are written", file=sys.stderr)
+    if not isinstance(document, dict) or document.get("format") != pages.FORMAT:
+        print(f"bench: {source}: not a run in format {pages.FORMAT}; measure again", file=sys.stderr)
+        return 1
+    if into_docs:
+        write(document)
+    else:
+        print(pages.as_page(document), end="")
     return 0
+
+
+def write(document: pages.Document, folder: Path = DOCS) -> None:
+    """The document, and all that is made from it."""
+    files = {
+        "performance.json": pages.as_lines(document),
+        "performance.md": pages.as_page(document),
+        **plots.draw(document),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    print(f"bench: {', '.join(files)} are written to {folder}", file=sys.stderr)
 
 
 if __name__ == "__main__":

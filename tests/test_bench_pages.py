@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from scripts import bench
-from scripts.benches import growth, oci, pages, peers
+from scripts.benches import growth, oci, pages, peers, plots
 from scripts.benches.caller import Unable, reason
 from scripts.benches.machine import Load, Machine, Watch
 from scripts.benches.rows import Against, Row, Table, left_out
@@ -29,6 +31,7 @@ MACHINE = Machine(
     "CPU | fast", "x86_64", 2, "4 GiB", "Debian", "Linux 6", "v2", "3.11.2", "0.8.0", (("crun", "1"),)
 )
 RUN = pages.Run("scripts/bench", "2026-01-02", MACHINE, LOAD, (TABLE,))
+DOCUMENT = pages.as_document(RUN)
 
 
 # --- figures ------------------------------------------------------------------------------------------------
@@ -83,97 +86,141 @@ def test_a_table_for_a_terminal() -> None:
     ]
 
 
-def test_a_table_for_a_page() -> None:
-    odd = TABLE._replace(rows=(Row("a | b", "kB", [7.0], (Against("x", ("a | b",)),)),))
-    assert pages.as_markdown(odd).splitlines() == [
-        "|  | unit | median | best | p90 | p99 | over x |",
-        "|---|---|---:|---:|---:|---:|---:|",
-        "| a \\| b | kB | 7 |  |  |  | 1.00 |",
-    ]
-
-
 def test_the_page_says_on_what_when_and_under_which_load_it_was_measured() -> None:
-    page = pages.as_page(RUN)
-    assert "`scripts/bench` wrote this page on 2026-01-02." in page
-    assert "| processor | CPU \\| fast |" in page
-    assert "| crun | 1 |" in page
+    page = pages.as_page(DOCUMENT)
+    assert "`scripts/bench`\nmeasured this on 2026-01-02." in page
+    assert "processor CPU | fast, architecture x86_64" in page and "crun 1." in page
     assert LOAD.sentence() in page
-    assert "\n## Launch\n" in page
-    assert "- firejail is not measured: it is not here" in page
-    assert pages.as_markdown(TABLE) in page
 
 
-def test_a_part_that_failed_is_on_the_page_too() -> None:
-    page = pages.as_page(RUN._replace(tables=(TABLE, left_out("growth", "root", "no memory"))))
-    assert "\n## Growth\n" in page
-    assert "- no memory" in page
-
-
-def test_the_short_table_has_the_headlines_of_all_callers() -> None:
+def test_callers_stand_beside_each_other_and_baselines_only_in_ratios() -> None:
     other = TABLE._replace(
         caller="ordinary user",
-        rows=(*ROWS[:2], ROWS[2]._replace(headline=""), Row("x", "kB", [8.0], (), "memory")),
+        rows=(
+            *ROWS[:2],
+            ROWS[2]._replace(headline="", name="run | her"),
+            Row("x", "kB", [8.0], (), "memory"),
+        ),
     )
-    assert pages.as_short_table(RUN._replace(tables=(TABLE, other))).splitlines()[:4] == [
-        "|  | as root | as ordinary user |",
-        "|---|---|---|",
-        "| a launch | 30 ms, 6.00 × raw bwrap, 2.00 × raw bwrap + python | not measured |",
-        "| memory | not measured | 8 kB |",
+    page = pages.as_page(pages.as_document(RUN._replace(tables=(TABLE, other))))
+    ours = "30 ms, 6.00 × raw bwrap, 2.00 × raw bwrap + python | 60"
+    assert page.partition("## In short\n\n")[2].splitlines()[:4] == [
+        "|  | as root | p99 | as ordinary user | p99 |",
+        "|---|---|---:|---|---:|",
+        f"| a launch | {ours} | not measured |  |",
+        "| memory | not measured |  | 8 kB |  |",  # a single sample has no p99
     ]
+    launches = page.partition("## A launch")[2].partition("\n## ")[0]
+    assert f"| runner | {ours} | not measured |  |" in launches
+    assert f"| run \\| her | not measured |  | {ours} |" in launches
+    assert "| raw bwrap |" not in launches
 
 
-def test_only_what_is_between_the_markers_is_replaced() -> None:
-    text = f"before\n{pages.BEGIN}\nold\ntable\n{pages.END}\nafter\n"
-    once = pages.replace_between(text, "new")
-    assert once == f"before\n{pages.BEGIN}\nnew\n{pages.END}\nafter\n"
-    assert pages.replace_between(once, "new") == once
+def test_what_was_not_measured_is_said() -> None:
+    tables = (
+        TABLE._replace(title="peers", notes=("firejail is not measured: it is not here",)),
+        left_out("growth", "root", "no memory"),
+    )
+    document = pages.as_document(RUN._replace(tables=tables))
+    assert "\n- firejail is not measured: it is not here\n" in pages.as_page(document)
+    assert plots.draw(document)[plots.SESSIONS].count("not measured") == len(plots.PANELS)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        pages.BEGIN,
-        pages.END,
-        f"{pages.END} {pages.BEGIN}",
-        f"{pages.BEGIN} {pages.BEGIN} {pages.END}",
-        f"{pages.BEGIN} {pages.END} {pages.END}",
-        f"{pages.END} {pages.BEGIN} {pages.END}",
-    ],
-)
-def test_a_page_without_its_markers_is_left_alone(text: str, tmp_path: Path) -> None:
-    with pytest.raises(pages.MarkersMissing):
-        pages.replace_between(text, "new")
-    readme, page = tmp_path / "README.md", tmp_path / "performance.md"
-    readme.write_text(text)
-    assert bench.write(RUN, page, readme) == 1
-    assert readme.read_text() == text and not page.exists()
+# --- plots --------------------------------------------------------------------------------------------------
 
 
-def test_both_pages_are_written_from_one_run(tmp_path: Path) -> None:
-    readme, page = tmp_path / "README.md", tmp_path / "performance.md"
-    readme.write_text(f"{pages.BEGIN}{pages.END}")
-    assert bench.write(RUN, page, readme) == 0
-    assert pages.as_short_table(RUN) in readme.read_text()
-    assert page.read_text() == pages.as_page(RUN)
+def _grown(panel: plots.Panel) -> Table:
+    names = [f"{count} open{end}" for count in (1, 10, 500) for end in (panel.ours, panel.other)]
+    rows = [Row(name, "ms", [2.0 * int(name.split()[0])]) for name in names]
+    return Table("growth", panel.table, "root", "2 each", rows)
 
 
-def test_readme_and_page_are_of_the_same_run() -> None:
-    readme, page = (ROOT / "README.md").read_text(), (ROOT / "docs/performance.md").read_text()
-    assert pages.replace_between(readme, "x") != readme
-    short = readme.partition(pages.BEGIN)[2].partition(pages.END)[0]
-    load = short[short.index("The run took") :].strip()
-    assert load in page
+GROWN = tuple(map(_grown, plots.PANELS))
+
+
+def _drawn(picture: str) -> ElementTree.Element:
+    return ElementTree.fromstring(picture.replace(' xmlns="http://www.w3.org/2000/svg"', ""))
+
+
+def test_each_sandbox_has_a_dot_for_each_caller() -> None:
+    as_user = TABLE._replace(title="peers", caller="ordinary user", rows=ROWS[:1])
+    document = pages.as_document(RUN._replace(tables=(TABLE._replace(title="peers"), as_user)))
+    picture = _drawn(plots.launch(document))
+    assert len(picture.findall("circle")) == 4
+    [ours] = [dot for dot in picture.findall("circle") if dot.get("class") == "ours"]
+    left = {dot.get("cx") for dot in picture.findall("circle") if dot is not ours}
+    assert float(ours.get("cx", "")) > max(float(x or "") for x in left)  # it takes the longest
+    assert [text.text for text in picture.findall("text")][-1] == "● as root, ○ as ordinary user"
+
+
+def test_cost_is_drawn_against_open_sessions() -> None:
+    picture = _drawn(plots.sessions(pages.as_document(RUN._replace(tables=GROWN))))
+    lines = [line.get("points", "").split() for line in picture.findall("polyline")]
+    assert [len(points) for points in lines] == [3] * 6
+    heights = [float(point.split(",")[1]) for point in lines[0]]
+    assert heights == sorted(heights, reverse=True)  # y grows downwards
+    [_, _, width, height] = map(float, picture.get("viewBox", "").split())
+    for line in lines:
+        for point in line:
+            x, y = map(float, point.split(","))
+            assert 0 < x < width and 0 < y < height
+
+
+@pytest.mark.parametrize("name", [plots.LAUNCH, plots.SESSIONS])
+def test_pictures_can_be_read_on_light_and_on_dark_pages(name: str) -> None:
+    picture = plots.draw(pages.as_document(RUN._replace(tables=GROWN)))[name]
+    style = picture.partition("<style>")[2].partition("</style>")[0]
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    colours = [re.findall(r"(color|--\w+): #", part) for part in (light, dark)]
+    assert colours[0] == colours[1] != []
+    assert "#" not in picture.replace(style, "")  # every colour is one of these
+
+
+# --- one source ---------------------------------------------------------------------------------------------
+
+
+def test_everything_is_written_from_one_run(tmp_path: Path) -> None:
+    bench.write(DOCUMENT, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "performance.json",
+        "performance.md",
+        plots.LAUNCH,
+        plots.SESSIONS,
+    }
+    assert json.loads((tmp_path / "performance.json").read_text()) == json.loads(json.dumps(DOCUMENT))
+    assert (tmp_path / "performance.md").read_text() == pages.as_page(DOCUMENT)
+
+
+def test_a_written_run_is_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.write(DOCUMENT, tmp_path)
+    assert bench.main(["--from", str(tmp_path / "performance.json")]) == 0
+    assert capsys.readouterr().out == pages.as_page(DOCUMENT)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 1}'])
+def test_another_file_is_no_run(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "it.json").write_text(text)
+    assert bench.main(["--from", str(tmp_path / "it.json")]) == 1
+    assert "it.json: " in capsys.readouterr().err
+
+
+def test_the_page_and_its_plots_are_those_of_the_run_beside_them() -> None:
+    document = json.loads((ROOT / "docs/performance.json").read_text())
+    page = (ROOT / "docs/performance.md").read_text()
+    assert page == pages.as_page(document) and len(page.splitlines()) <= 120
+    for name, picture in plots.draw(document).items():
+        assert (ROOT / "docs" / name).read_text() == picture and "not measured" not in picture
 
 
 def test_the_document_has_every_sample() -> None:
-    document = json.loads(json.dumps(pages.as_document(RUN)))
-    assert (document["format"], document["date"], document["machine"]["crun"]) == (1, "2026-01-02", "1")
+    document = json.loads(json.dumps(DOCUMENT))
+    assert (document["format"], document["date"], document["machine"]["crun"]) == (2, "2026-01-02", "1")
     assert document["load"]["before"] == 0.1
     [table] = document["tables"]
     assert (table["part"], table["as"], table["notes"]) == ("launch", "root", list(TABLE.notes))
     assert table["rows"][2] == {
         "name": OURS,
+        "headline": "a launch",
         "unit": "ms",
         "median": 30.0,
         "best": 20.0,
@@ -299,6 +346,8 @@ def test_the_filter_of_a_bundle_is_that_of_the_profile() -> None:
         ("--launches 5", False),
         ("--launches 5 --write", True),
         ("launch", False),
+        ("--from x", False),
+        ("--from x --write", True),
     ],
 )
 def test_only_a_whole_run_writes_pages_unless_told(words: str, writes: bool) -> None:

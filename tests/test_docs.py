@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +92,7 @@ def test_every_exit_code_is_on_the_page() -> None:
 
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+TOUR = (ROOT / "docs/tour.md").read_text()
 DIAGRAMS = re.findall(r"^```mermaid\n(.*?)^```$", ARCHITECTURE, re.MULTILINE | re.DOTALL)
 
 
@@ -127,3 +129,73 @@ def test_the_layout_is_that_of_the_tree() -> None:
         if path.is_dir() and path.name != "__pycache__"
     }
     assert folders <= named
+
+
+# --- words --------------------------------------------------------------------------------------------------
+
+[_GLOSSARY] = re.findall(r"^## Glossary\n(.*?)^## ", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+GLOSSARY = {
+    word: [synonym.strip() for synonym in synonyms.split(",") if synonym.strip()]
+    for word, synonyms in re.findall(r"^\| ([\w' ]+?) \| .+ \|([^|]*)\|$", _GLOSSARY, re.MULTILINE)
+    if word != "word"
+}
+# Words that make a sentence a riddle. Name the person, the program or the result instead.
+RIDDLES = ("whoever", 'answered "no"')
+# Synonyms that docstrings and messages still have. A word leaves this list when the last module is renamed.
+STILL_IN_CODE = {"keeper", "kept plan"}
+PROSE = (
+    *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING")),
+    *(ROOT / "docs").glob("*.md"),
+)
+
+
+def _uses(text: str, words: Iterable[str]) -> list[str]:
+    """Those of the words that occur, in singular or plural, also across the end of a line."""
+    flat = " ".join(text.split())
+    return [word for word in words if re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", flat, re.IGNORECASE)]
+
+
+def _strings(path: Path) -> str:
+    """Docstrings and messages of a module."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return "\n".join(
+        node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def test_the_glossary_has_each_word_once_and_for_one_thing() -> None:
+    assert {"cage", "cell", "monitor", "fork server", "plan", "stored plan", "gate", "approval"} <= set(
+        GLOSSARY
+    )
+    synonyms = [synonym for each in GLOSSARY.values() for synonym in each]
+    assert len({*synonyms, *GLOSSARY}) == len(synonyms) + len(GLOSSARY)
+    assert set(synonyms) >= STILL_IN_CODE
+
+
+def test_synonyms_are_found_however_they_are_written() -> None:
+    assert _uses("Kept\n  plans are", ["kept plan", "keeper"]) == ["kept plan"]
+    assert _uses("the bookkeeper", ["keeper"]) == []
+
+
+def test_pages_use_the_words_of_the_glossary() -> None:
+    words = [*(synonym for each in GLOSSARY.values() for synonym in each), *RIDDLES]
+    texts = {path: path.read_text().replace(_GLOSSARY, "") for path in PROSE}
+    assert {path.name: found for path, text in texts.items() if (found := _uses(text, words))} == {}
+
+
+def test_docstrings_and_messages_use_the_words_of_the_glossary() -> None:
+    words = [synonym for each in GLOSSARY.values() for synonym in each if synonym not in STILL_IN_CODE]
+    modules = [path for package in ("runner", "sandbox") for path in (ROOT / package).rglob("*.py")]
+    assert {
+        str(path.relative_to(ROOT)): found for path in modules if (found := _uses(_strings(path), words))
+    } == {}
+
+
+def test_the_tour_has_twelve_files_that_exist_and_two_sentences_about_each() -> None:
+    stops = re.findall(
+        r"^(\d+)\. \*\*\[(.+?)\]\(\.\./(.+?)\)\*\* (.+?)(?=^\d+\. |\Z)", TOUR, re.MULTILINE | re.DOTALL
+    )
+    assert [int(number) for number, *_ in stops] == list(range(1, 13))
+    for _, name, target, text in stops:
+        assert name == target and (ROOT / target).is_file(), f"{target} has moved: mend docs/tour.md"
+        assert len(re.findall(r"\.(?:\s|$)", text)) == 2, name

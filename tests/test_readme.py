@@ -1,8 +1,9 @@
-"""Every example in README.md is true: what stands below a `$ command` is what the command prints."""
+"""README.md and the pages with examples are true: what stands below a `$ command` is what it prints."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,11 +13,13 @@ from typing import NamedTuple, get_args
 
 import pytest
 
+from runner.cli import verb_groups
 from runner.outcome import Code
 from tests.conftest import ROOT, Caller
 from tests.tables import without_limits_note
 
 README = (ROOT / "README.md").read_text()
+WITH_EXAMPLES = ("README.md", *(f"docs/{page}.md" for page in ("verbs", "manifests", "policy", "limits")))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A file of an example is named in the sentence before it.
 NAMED_FILE = re.compile(r"`([\w-]+\.(?:toml|json))`[^`]*$")
@@ -27,20 +30,26 @@ class Example(NamedTuple):
     output: str
 
 
-def _examples() -> Iterator[Example]:
-    for language, body in BLOCK.findall(README):
-        if language == "console":
-            for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-                command, _, output = part.partition("\n")
-                yield Example(command, output)
+def _examples() -> list[Example]:
+    """Of all pages. What stands on two of them is run once."""
+    found = []
+    for page in WITH_EXAMPLES:
+        for language, body in BLOCK.findall((ROOT / page).read_text()):
+            if language == "console":
+                for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+                    command, _, output = part.partition("\n")
+                    found.append(Example(command, output))
+    return list(dict.fromkeys(found))
 
 
 def _files() -> dict[str, str]:
-    found = {}
-    for block in BLOCK.finditer(README):
-        name = NAMED_FILE.search(README, 0, block.start())
-        if block[1] in ("toml", "json") and name:
-            found[name[1]] = block[2]
+    found: dict[str, str] = {}
+    for page in WITH_EXAMPLES:
+        text = (ROOT / page).read_text()
+        for block in BLOCK.finditer(text):
+            name = NAMED_FILE.search(text, 0, block.start())
+            if block[1] in ("toml", "json") and name:
+                assert found.setdefault(name[1], block[2]) == block[2], f"{name[1]} differs between pages"
     return found
 
 
@@ -102,10 +111,11 @@ def _copy_plugins(folder: Path) -> None:
             path.chmod(0o755)
 
 
-def test_the_program_in_the_readme_runs(
+def test_the_program_on_the_page_runs(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> None:
-    [program] = [body for language, body in BLOCK.findall(README) if language == "python"]
+    page = (ROOT / "docs/verbs.md").read_text()
+    [program] = [body for language, body in BLOCK.findall(page) if language == "python"]
     _copy_plugins(plugin_dir)
     write_file(plugin_dir / "example.py", program)
     runner_as.give(plugin_dir)
@@ -120,8 +130,8 @@ def test_the_program_in_the_readme_runs(
     assert (done.stdout, done.stderr) == ("[{'type': 'text', 'text': 'hello'}]\n", "")
 
 
-@pytest.mark.parametrize("example", list(_examples()), ids=lambda example: example.command)
-def test_the_readme_is_true(
+@pytest.mark.parametrize("example", _examples(), ids=lambda example: example.command)
+def test_the_example_is_true(
     example: Example,
     runner_as: Caller,
     plugin_dir: Path,
@@ -145,6 +155,43 @@ def test_the_readme_is_true(
     )
     said = done.stdout + without_limits_note(done.stderr)
     assert re.fullmatch(pattern(example.output), said), said
+
+
+def test_the_readme_fits_its_purpose() -> None:
+    assert len(README.splitlines()) <= 220
+    rows = re.findall(r"^\| (?:\*\*(\w+)\*\*)? ?\| `(\w+)` \|", README, re.MULTILINE)
+    groups: dict[str, list[str]] = {}
+    for group, verb in rows:
+        groups.setdefault(group or list(groups)[-1], []).append(verb)
+    assert groups == verb_groups()
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    assert {page for page in PAGES if page.startswith("docs/")} <= set(re.findall(r"\(([^)#]+)", README))
+
+
+def test_the_readme_begins_with_two_commands() -> None:
+    """The second is what runs this test. The first is run below."""
+    [first] = [body for language, body in BLOCK.findall(README)[:1] if language == "sh"]
+    commands = [line.split()[0] for line in first.splitlines()]
+    assert commands == ["./scripts/demo", "./scripts/test"]
+    assert all(os.access(ROOT / command, os.X_OK) for command in commands)
+
+
+@pytest.mark.skipif(not (ROOT / ".venv/.installed-test").exists(), reason="scripts/setup has to have run")
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_the_first_command_shows_a_plugin_in_the_cage() -> None:
+    done = subprocess.run(
+        [ROOT / "scripts/demo"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "TERM": "dumb"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "12 of 12 as it should be" in done.stdout and "report   ok, exit 0" in done.stdout
+    assert "/root/.ssh" in done.stderr and "   exit 126\n" in done.stdout
 
 
 def test_the_demo_needs_no_arguments(runner_as: Caller, plugin_dir: Path, forget_state: None) -> None:
@@ -176,7 +223,7 @@ PAGES = (
     "SECURITY.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").iterdir())),
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
 )
 
 

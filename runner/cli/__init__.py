@@ -22,25 +22,16 @@ if TYPE_CHECKING:
         def add_command_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
 
-# In the order people meet them. Contracts may bring further ones along: see all_verbs().
-VERBS = (
-    "exec",
-    "run",
-    "allow",
-    "call",
-    "tools",
-    "check",
-    "explain",
-    "plan",
-    "new",
-    "contracts",
-    "doctor",
-    "state",
-    "package",
-    "keygen",
-    "schema",
-    "completion",
-)
+# By what people want to do, in the order they meet it; README.md has the same groups. Contracts may bring
+# further verbs along, each for one of these groups: see all_verbs().
+GROUPS = {
+    "run": ("exec", "run", "call", "tools"),
+    "look": ("check", "explain", "plan", "contracts"),
+    "allow": ("allow",),
+    "write": ("new", "schema", "package", "keygen"),
+    "operate": ("doctor", "state", "completion"),
+}
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Verbs whose module is in a folder below this one.
 _FOLDERS = {"package": "signing", "keygen": "signing"}
 
@@ -380,9 +371,21 @@ def _top(words: list[str]) -> int:
     return 2
 
 
+def verb_groups() -> dict[str, list[str]]:
+    """Every verb under its group, those of contracts last."""
+    from runner.contracts.registry import contract_verbs
+
+    groups = {group: list(verbs) for group, verbs in GROUPS.items()}
+    for name, verb in contract_verbs().items():
+        if name not in VERBS:
+            groups[verb.group].append(name)
+    return groups
+
+
 def _overview() -> str:
-    lines = ["usage: runner VERB …", "", "Runs a plugin you do not trust in a cage.", "", "verbs:"]
-    lines += [f"  {verb:<11} {verb_help(verb)}" for verb in all_verbs()]
+    lines = ["usage: runner VERB …", "", "Runs a plugin you do not trust in a cage."]
+    for group, verbs in verb_groups().items():
+        lines += ["", f"{group}:", *(f"  {verb:<11} {verb_help(verb)}" for verb in verbs)]
     lines += [
         "",
         "example:",

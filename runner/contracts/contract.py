@@ -72,6 +72,7 @@ class ContractVerb(NamedTuple):
     name: str
     module: str  # "runner.contracts.NAME.VERB", a `Verb`
     help: str
+    group: str = "run"  # where `runner --help` lists it: a key of runner.cli.GROUPS
 
 
 class Verb(Protocol):

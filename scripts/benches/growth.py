@@ -15,7 +15,7 @@ from scripts.benches.rows import Against, Row, Table
 SESSION_BYTES = 20 << 20
 MOST_OF_MEMORY = 0.6
 WARM_UP_CALLS = 10
-HEADLINE = 100  # README.md shows the memory of so many, or of the most below that
+HEADLINE = 100  # the page shows the memory of so many in short, or of the most below that
 
 
 def affordable(counts: tuple[int, ...], available: int) -> tuple[tuple[int, ...], str]:

@@ -1,17 +1,21 @@
-"""One run of the benchmark, as text for a terminal, as docs/performance.md, as README.md's table, as JSON."""
+"""One run of the benchmark: text for a terminal, a JSON document, and that document as docs/performance.md.
+
+The page and its plots are made from the document alone, so that they can be made again without measuring.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sandbox.value import NamedTuple
+from scripts.benches import plots
 from scripts.benches.machine import Load, Machine
 from scripts.benches.rows import Against, Row, Table
 
-FORMAT = 1  # of the JSON document
-BEGIN = "<!-- scripts/bench writes from here -->"
-END = "<!-- to here -->"
+FORMAT = 2  # of the JSON document
+Document = Mapping[str, Any]  # the JSON document, or a table or a row of it
 
 SLOW = (90, 99)  # percentiles
 _DIGITS = 3  # that are shown
@@ -25,10 +29,6 @@ class Run(NamedTuple):
     machine: Machine
     load: Load
     tables: Sequence[Table]
-
-
-class MarkersMissing(Exception):
-    """A page has no place for the table."""
 
 
 # --- figures ------------------------------------------------------------------------------------------------
@@ -86,108 +86,126 @@ def as_text(table: Table) -> str:
     return "\n".join((*shown, *(f"  note: {note}" for note in table.notes)))
 
 
-# --- pages --------------------------------------------------------------------------------------------------
+# --- the page -----------------------------------------------------------------------------------------------
 
 
-def as_page(run: Run) -> str:
-    """docs/performance.md."""
-    sections: dict[str, list[Table]] = {}
-    for table in run.tables:
-        sections.setdefault(table.title, []).append(table)
-    text = [
+def as_page(document: Document) -> str:
+    """docs/performance.md, from the document in docs/performance.json."""
+    facts = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
+    parts = [
         "# Performance",
-        f"`{run.command}` wrote this page on {run.date}. {_WARNING}",
-        *_facts(run),
+        f"`{document['command']}`\nmeasured this on {document['date']}. {_SOURCE}{_samples(document)}",
+        f"**The machine.** {facts}.",
+        f"**The load.** {document['load']['sentence']}",
         _HOW_TO_READ,
-        *(_section(title, tables) for title, tables in sections.items()),
+        "## In short",
+        _beside_each_other(document, lambda table, row: row["headline"]),
+        _IN_WORDS,
+        "## A launch, and other sandboxes",
+        f"![Time of a launch, for the runner and other sandboxes]({plots.LAUNCH})",
+        "\n".join(f"- {note}" for note in _notes(document, "peers")),
+        _beside_each_other(document, _of_tables({"launch": ""})),
+        "## As sessions grow",
+        f"![Memory, a call and a start against the number of open sessions]({plots.SESSIONS})",
+        _beside_each_other(document, _of_tables(_GROWTH)),
+        "## Calls, ends and networks",
+        _beside_each_other(document, _of_tables(_OTHERS)),
     ]
-    return "\n\n".join(text) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-_WARNING = "Times are those of one machine on one day. The ratios say more."
+_SOURCE = """\
+[performance.json](performance.json) is the whole run, and has more tables than this page. `scripts/bench
+--from docs/performance.json --write` makes the page and its plots from that file. Times are those of one
+machine on one day. The ratios say more."""
 _HOW_TO_READ = """\
-## How to read it
+Alternatives that are compared were measured by turns in one run. Each figure is a median; *p99* is on the
+slow side, and with fewer than 100 samples the worst one. *6 × raw bwrap* means six times as much as that.
+*raw bwrap* is bubblewrap itself with the arguments and the seccomp filter that the runner gives it (`runner
+explain --format argv`), without cgroups, rlimits, the runner's init, its clocks and its report. *Root* and
+*ordinary user* are who starts the runner. `runner exec` takes [stored plans](plans.md), but for rows that say
+*decided anew*. *runner-console* is the script that pip makes: `runner` starts it outside of a
+virtual environment."""
+_IN_WORDS = """\
+Most of a launch is the start of the interpreter and its imports. Most of a cold `runner call` is the import
+of trio. Limits cost little, by cgroup as by rlimit. A plugin that waits costs at most about 1 % of a
+processor, for limits that have to be measured, and mostly nothing."""
+# The tables that the page shows, and what it puts in front of the names of their rows.
+_GROWTH = {
+    "memory as sessions grow": "memory, ",
+    "a call as sessions grow": "a call, ",
+    "a start as sessions grow": "",
+}
+_OTHERS = {
+    "cold calls, to the end": "a cold call, to the end: ",
+    "calls per second by framing": "",
+    "calls per second by framing, 16 at once": "16 at once: ",
+    "answers of 1 KiB, and --inspect": "an answer of 1 KiB: ",
+    "end": "the end of ",
+    "launch as binds grow": "",
+    "launch with a network": "a launch, ",
+    "throughput": "a download ",
+    "memory of the gate": "memory of the gate ",
+}
 
-Alternatives that stand in one table were measured by turns in one run. *Best* is the smallest time, or the
-highest rate: the sample that other programs disturbed least. *p90* and *p99* are on the slow side; with fewer
-than 100 samples p99 is the worst sample. A column *over X* has two ratios, of the medians and of the best
-samples: 1.00 means as much as X. *raw bwrap* is bubblewrap itself with the arguments and the seccomp filter
-that the runner gives it (`runner explain --format argv`), without cgroups, rlimits, the runner's init, its
-clocks and its report. *Root* and *ordinary user* are who starts the runner. `runner exec` takes
-[stored plans](plans.md), but for the first of a kind, and where a row says *decided anew*. *runner-console*
-is the script that pip makes for a command: `runner` starts it where it is not in a virtual environment."""
+
+def _samples(document: Document) -> str:
+    kept = any(row["samples"] for table in document["tables"] for row in table["rows"])
+    return "" if kept else " The single samples of this run were not kept."
 
 
-def _facts(run: Run) -> list[str]:
-    machine = [f"| {name} | {_cell(value)} |" for name, value in run.machine.facts()]
-    return ["\n".join(("| machine | |", "|---|---|", *machine)), f"**The load.** {run.load.sentence()}"]
+def _of_tables(shown: Mapping[str, str]) -> Callable[[Document, Document], str]:
+    """Name the rows of these tables that are compared with others, or all if none is. What is shown in short
+    already is left out of the last section, which has to fit the page."""
+
+    def name(table: Document, row: Document) -> str:
+        if table["title"] not in shown or (row["headline"] and shown is _OTHERS):
+            return ""
+        compared = row["against"] or not any(each["against"] for each in table["rows"])
+        return shown[table["title"]] + row["name"] if compared else ""
+
+    return name
 
 
-def _section(title: str, tables: Sequence[Table]) -> str:
-    whole = [f"## {title[0].upper()}{title[1:]}"]
-    for table in tables:
-        whole.append(f"**As {table.caller}.** {table.about[0].upper()}{table.about[1:]}.")
-        if table.rows:
-            whole.append(as_markdown(table))
-        if table.notes:
-            whole.append("\n".join(f"- {note}" for note in table.notes))
-    return "\n\n".join(whole)
-
-
-def as_markdown(table: Table) -> str:
-    labels = labels_of(table)
-    head = ["", "unit", "median", "best", *(f"p{percent}" for percent in SLOW)]
-    head += [f"over {label}" for label in labels]
-    lines = [f"| {' | '.join(map(_cell, head))} |", "|---|---|" + "---:|" * (len(head) - 2)]
-    for row in table.rows:
-        words = [row.name, *cells(row), *ratios(table, row, labels)]
+def _beside_each_other(document: Document, name: Callable[[Document, Document], str]) -> str:
+    """One table of the rows that have a name, with two columns for each caller."""
+    callers = list(dict.fromkeys(table["as"] for table in document["tables"] if table["rows"]))
+    found: dict[str, dict[str, Sequence[str]]] = {}
+    for table in document["tables"]:
+        for row in table["rows"]:
+            if called := name(table, row):
+                found.setdefault(called, {})[table["as"]] = _median_and_p99(row)
+    head = ["", *(word for caller in callers for word in (f"as {caller}", "p99"))]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---|---:|" * len(callers)]
+    for called, by_caller in found.items():
+        words = [called, *(word for who in callers for word in by_caller.get(who, ("not measured", "")))]
         lines.append(f"| {' | '.join(map(_cell, words))} |")
     return "\n".join(lines)
+
+
+def _median_and_p99(row: Document) -> tuple[str, str]:
+    """The second is empty if a single sample, or none, says what the first does."""
+    parts = [f"{figure(row['median'])} {row['unit']}"]
+    for against in row["against"]:
+        if against["ratio"] is not None:
+            parts.append(f"{against['ratio']['median']:.2f} × {against['label']}")
+    return ", ".join(parts), "" if row["p99"] is None else figure(row["p99"])
+
+
+def _notes(document: Document, title: str) -> list[str]:
+    """What the tables of this title have to say, each sentence once."""
+    tables = [table for table in document["tables"] if table["title"] == title]
+    return list(dict.fromkeys(note for table in tables for note in table["notes"]))
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def as_short_table(run: Run) -> str:
-    """What README.md shows: the rows that have a headline, with a column for each caller."""
-    callers = list(dict.fromkeys(table.caller for table in run.tables if table.rows))
-    found: dict[str, dict[str, str]] = {}
-    for table in run.tables:
-        for row in table.rows:
-            if row.headline:
-                found.setdefault(row.headline, {})[table.caller] = _headline(table, row)
-    head = ["", *(f"as {caller}" for caller in callers)]
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---|" * len(callers)]
-    for headline, by_caller in found.items():
-        words = [headline, *(by_caller.get(caller, "not measured") for caller in callers)]
-        lines.append(f"| {' | '.join(map(_cell, words))} |")
-    about = f"{run.machine.processors} processors, {run.machine.kernel}, {run.date}. {run.load.sentence()}"
-    return "\n".join((*lines, "", f"Medians. {about}"))
-
-
-def _headline(table: Table, row: Row) -> str:
-    parts = [f"{figure(row.median)} {row.unit}"]
-    for against in row.against:
-        ratio = table.ratio(row, against)
-        if ratio is not None:
-            parts.append(f"{ratio.median:.2f} × {against.label}")
-    return ", ".join(parts)
-
-
-def replace_between(text: str, content: str) -> str:
-    """`text` with `content` between the two markers. Raises MarkersMissing."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after or END in before:
-        raise MarkersMissing(f"there has to be one line {BEGIN!r} and one line {END!r} after it")
-    return f"{before}{BEGIN}\n{content}\n{END}{after}"
-
-
 # --- JSON ---------------------------------------------------------------------------------------------------
 
 
-def as_document(run: Run) -> Mapping[str, Any]:
+def as_document(run: Run) -> Document:
     return {
         "format": FORMAT,
         "command": run.command,
@@ -198,7 +216,14 @@ def as_document(run: Run) -> Mapping[str, Any]:
     }
 
 
-def _table(table: Table) -> Mapping[str, Any]:
+def as_lines(document: Document) -> str:
+    """The document as a file: a line for each table and each row, so that two runs can be compared by line.
+    A string in it has no bare quote, so what is replaced is always the start of an object."""
+    text = json.dumps(document, ensure_ascii=False)
+    return text.replace('{"part": ', '\n{"part": ').replace('{"name": ', '\n  {"name": ') + "\n"
+
+
+def _table(table: Table) -> Document:
     return {
         "part": table.part,
         "title": table.title,
@@ -209,21 +234,28 @@ def _table(table: Table) -> Mapping[str, Any]:
     }
 
 
-def _row(table: Table, row: Row) -> Mapping[str, Any]:
+def _row(table: Table, row: Row) -> Document:
+    several = len(row.samples) > 1
     return {
         "name": row.name,
+        "headline": row.headline,
         "unit": row.unit,
-        "median": row.median,
-        "best": row.best,
-        **{f"p{percent}": row.worse_than(percent) for percent in SLOW},
+        "median": _rounded(row.median),
+        "best": _rounded(row.best) if several else None,
+        **{f"p{percent}": _rounded(row.worse_than(percent)) if several else None for percent in SLOW},
         "against": [
             {
                 "label": against.label,
                 "rows": list(against.rows),
-                "ratio": ratio and {"median": ratio.median, "best": ratio.best},
+                "ratio": ratio and {"median": _rounded(ratio.median), "best": _rounded(ratio.best)},
             }
             for against in row.against
             for ratio in (table.ratio(row, against),)
         ],
-        "samples": list(row.samples),
+        "samples": [_rounded(sample) for sample in row.samples],
     }
+
+
+def _rounded(number: float) -> float:
+    """To five digits: clocks are no better, and the file with every sample stays small."""
+    return float(f"{number:.5g}")

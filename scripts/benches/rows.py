@@ -25,7 +25,7 @@ class Row(NamedTuple):
     unit: str
     samples: Sequence[float]
     against: tuple[Against, ...] = ()
-    headline: str = ""  # what README.md calls it; empty: it is not shown there
+    headline: str = ""  # its name among the figures in short; empty: it is not one of them
 
     @property
     def more_is_better(self) -> bool:

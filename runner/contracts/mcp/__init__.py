@@ -136,6 +136,7 @@ class McpContract(Contract):
             "wrap",
             "runner.contracts.mcp.verb_wrap",
             "change a host's configuration so that its servers run in a cage, or undo that",
+            "allow",
         ),
     )
 

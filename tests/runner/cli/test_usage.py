@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runner import __version__
-from runner.cli import VERBS, verb_module, verb_parser
+from runner.cli import VERBS, verb_groups, verb_help, verb_module, verb_parser
 from runner.contracts.registry import contract_names
 from sandbox.policy.policy import LIMIT_NAMES
 from tests.conftest import Caller
@@ -25,11 +25,13 @@ def test_version(runner_as_user: Caller) -> None:
     assert (said.returncode, said.stdout, said.stderr) == (0, f"runner {__version__}\n", "")
 
 
-def test_the_overview_names_every_verb(runner_as_user: Caller) -> None:
+def test_the_overview_has_every_verb_in_its_group(runner_as_user: Caller) -> None:
     said = runner_as_user("--help")
     assert said.returncode == 0 and said.stderr == ""
-    for verb in VERBS:
-        assert f"  {verb} " in said.stdout and verb_module(verb).HELP in said.stdout
+    parts = dict(part.split(":\n", 1) for part in said.stdout.split("\n\n") if ":\n" in part)
+    for group, verbs in verb_groups().items():
+        assert parts[group].split("\n") == [f"  {verb:<11} {verb_help(verb)}" for verb in verbs]
+    assert {"render", "wrap"} < {verb for verbs in verb_groups().values() for verb in verbs}
 
 
 @pytest.mark.parametrize("verb", VERBS)

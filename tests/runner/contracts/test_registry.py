@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from runner.cli import VERBS
+from runner.cli import GROUPS, VERBS
 from runner.contracts.contract import ContractOption
 from runner.contracts.registry import all_contracts, all_kinds, contract_names, find_contract, option_owners
 from runner.plugin import Allowance, Plugin
@@ -38,6 +38,7 @@ def test_verbs_and_options_of_contracts_hide_no_other() -> None:
     verbs = [verb.name for contract in all_contracts() for verb in contract.verbs]
     assert len({*verbs, *VERBS}) == len(verbs) + len(VERBS)
     for contract in all_contracts():
+        assert {verb.group for verb in contract.verbs} <= set(GROUPS)
         for option in contract.options:
             assert option.flag.startswith("--") and set(option.verbs) <= set(VERBS)
 
