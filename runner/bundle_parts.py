@@ -240,7 +240,6 @@ PARTS = {
         "runner.session.shutdown",
         "runner.session.session",
         "runner.session.open",
-        "runner.session.delegation",
         "runner.cli.live.session",
         "runner.cli.live.call_once",
     ),

@@ -26,7 +26,6 @@ from runner.protocol.dialect import Call, CallEnd, Notice
 from runner.protocol.secrets import Secrets
 from runner.session import settlement
 from runner.session.deadline import Deadline
-from runner.session.delegation import open_prepared
 from runner.session.open import bare_report, open_session
 from runner.session.prepared import PreparedCall
 from runner.session.session import Session
@@ -72,12 +71,6 @@ class SessionRequest(NamedTuple):
             deadline=self.deadline,
             on_made=on_made,
         )
-
-    def prepared_session(
-        self, prepared: PreparedCall, on_made: Callable[[Session], None]
-    ) -> AbstractAsyncContextManager[Session]:
-        """A process for one call of many."""
-        return open_prepared(prepared, environ=os.environ, config=self.config, on_made=on_made)
 
 
 class Conversation(NamedTuple):
