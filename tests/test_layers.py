@@ -99,7 +99,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "h11": Use(("runner.protocol.https.request", "runner.protocol.https.response")),
     "idna": Use(("sandbox.network.hosts",), lazily=True),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
-    "psutil": Use(()),  # installed and not used: CONTRIBUTING.md says why
+    "psutil": Use(()),  # for tests: CONTRIBUTING.md says why
     "prctl": Use(("sandbox.process",), lazily=True),
     "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
