@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import PARTS, Counts
-from scripts.benches import call, peers
+from scripts.benches import call, peers, plugin
 from scripts.benches.caller import Caller, Unable
 from scripts.benches.figures import median, percentile
 from scripts.benches.hosting import read_document
@@ -214,3 +215,17 @@ ROWS = {
     "throughput": {"direct", "through the gate"},
     "processor time of waiting": {"session: call pending", "exec: inspected", "call, no answer"},
 }
+
+
+@pytest.mark.launches
+def test_a_plugin_of_ones_own_is_measured(plugin_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(ROOT / "runner/contracts/mcp/example", plugin_dir, dirs_exist_ok=True)
+    words = [str(plugin_dir), "greet", "--input", '{"name": "you"}', "--calls", "6", "--sessions", "2"]
+    assert plugin.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["calls"], found["outcomes"]) == (6, {"ok": 6})
+    latency = found["latency_ms"]
+    assert list(latency) == ["min", "p50", "p90", "p99", "max"]
+    assert list(latency.values()) == sorted(latency.values()) and latency["min"] > 0
+    assert plugin.main(["/nonexistent", *words[1:]]) == 1
+    assert "there is no such file" in capsys.readouterr().err

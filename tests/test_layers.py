@@ -95,9 +95,10 @@ MAY_IMPORT: Mapping[str, Use] = {
         )
     ),
     "cryptography": Use(("runner.package.keys",), lazily=True),
+    "h11": Use(("runner.protocol.https.request", "runner.protocol.https.response")),
     "idna": Use(("sandbox.network.hosts",), lazily=True),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
-    "psutil": Use(()),  # installed and not used: CONTRIBUTING.md says why
+    "psutil": Use(()),  # for tests: CONTRIBUTING.md says why
     "prctl": Use(("sandbox.process",), lazily=True),
     "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
@@ -515,6 +516,7 @@ def test_the_line_of_a_violation_is_named(tree: Tree) -> None:
 
 TOO_SLOW_TO_START_WITH = (
     "cryptography",
+    "h11",
     "jsonschema_rs",
     "pydantic",
     "psutil",
@@ -741,7 +743,10 @@ def test_a_call_loads_nothing_of_the_launch(
     assert "Hello, you!" in first.stdout, first.stderr
     loaded = _loaded(runner_as(*words, env={"PYTHONPROFILEIMPORTTIME": "1"}).stderr)
     assert {"runner.session.session", "trio"} <= loaded  # or nothing was measured
-    assert _slow(loaded, ("cryptography", "jsonschema_rs", "pydantic", "psutil", "pyroute2", "yaml")) == set()
+    assert (
+        _slow(loaded, ("cryptography", "h11", "jsonschema_rs", "pydantic", "psutil", "pyroute2", "yaml"))
+        == set()
+    )
     launching = {
         *("runner.launch.remote.monitor", "runner.launch.run", "runner.launch.acquire"),
         *("runner.launch.plan", "runner.launch.prepare", "runner.launch.report", "runner.launch.wait"),

@@ -38,9 +38,6 @@ HELP = "call a plugin's tool in its cage and print the result as JSON"
 EXAMPLE = """runner call ./my-plugin demo_echo --input '{"text": "hello"}'"""
 PASSES_ARGUMENTS = True
 
-_MOST_CALLS = 10_000_000
-_MOST_SESSIONS = 1000
-
 
 def read_usual(words: Sequence[str]) -> argparse.Namespace | None:
     """The words without argparse. None: argparse has to read them."""
@@ -86,16 +83,6 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         help="an object with what the contract sends along: agent_id, workspace_id, …",
     )
     add_talking(parser)
-    many = parser.add_argument_group("many calls")
-    many.add_argument(
-        "--repeat",
-        metavar="N",
-        type=int,
-        help="call N times over open sessions and print how long the calls took",
-    )
-    many.add_argument(
-        "--concurrency", metavar="C", type=int, help="spread the calls over C sessions (default: 1)"
-    )
 
 
 class _Kinds:
@@ -172,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     if _prepares(args):
         return _run_prepared(args, invocation, (given, context or {}), seconds, config, secrets, sink)
     # The cage is built while this process imports the session.
-    sent = request_launch(invocation, contents) if args.repeat is None else None
+    sent = request_launch(invocation, contents)
     import_session()
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest
@@ -189,10 +176,6 @@ def run(args: argparse.Namespace) -> int:
         contents,
     )
     output = Output("call", as_json=args.json, events=args.events)
-    if args.repeat is not None:
-        from runner.cli.live.call_many import call_many
-
-        return call_many(request, output, args.repeat, args.concurrency or 1)
     if args.kind == "event":
         from runner.cli.live.send_event import send_event
 
@@ -217,14 +200,6 @@ def _run_prepared(
     from runner.session.prepared import cage_contents, complete_call
 
     call = Call(args.kind, args.name, *said)
-    if args.repeat is not None:
-        from runner.cli.live.call_many import call_many
-        from runner.cli.live.output import Output
-        from runner.cli.live.session import SessionRequest
-
-        output = Output("call", as_json=args.json, events=args.events)
-        request = SessionRequest(invocation, call, seconds, config, secrets, sink, None)
-        return call_many(request, output, args.repeat, args.concurrency or 1, prepares=True)
     try:
         prepared = complete_call(invocation, call, seconds=seconds, secrets=secrets, config=config)
         contents = cage_contents(prepared)
@@ -273,20 +248,6 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"NAME is missing: write runner call {args.name} NAME -- ARGS")
     if _looks_like_json(args.name):
         raise ValueError(f"NAME is missing: {quoted(args.name)} looks like input, which goes behind --input")
-    if args.repeat is None and args.concurrency is not None:
-        raise ValueError("--concurrency: it needs --repeat, whose calls it spreads over sessions")
-    if args.repeat is not None:
-        if not 1 <= args.repeat <= _MOST_CALLS:
-            raise ValueError(f"--repeat {args.repeat}: from 1 to {_MOST_CALLS}")
-        if args.concurrency is not None and not 1 <= args.concurrency <= _MOST_SESSIONS:
-            raise ValueError(f"--concurrency {args.concurrency}: from 1 to {_MOST_SESSIONS}")
-        if args.kind == "event":
-            raise ValueError("--repeat: an event has no answer to measure; leave --repeat out")
-        for option, given in (("--report", args.report), ("--events", args.events)):
-            if given is not None:
-                raise ValueError(
-                    f"{option}: it is about one call and does not go with --repeat; leave one of them out"
-                )
     if [args.input, args.context, args.config, args.secrets].count("-") > 1:
         raise ValueError("only one of --input, --context, --config and --secrets can be read from stdin")
 

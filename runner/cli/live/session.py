@@ -24,7 +24,7 @@ from runner.launch.stages import Invocation
 from runner.outcome import EXIT, Outcome, Phase, with_outcome
 from runner.protocol.dialect import Call, CallEnd, Notice
 from runner.protocol.secrets import Secrets
-from runner.session.open import bare_report, open_prepared, open_session
+from runner.session.open import bare_report, open_session
 from runner.session.pending import Deadline
 from runner.session.prepared import PreparedCall
 from runner.session.record import with_signal
@@ -71,12 +71,6 @@ class SessionRequest(NamedTuple):
             deadline=self.deadline,
             on_made=on_made,
         )
-
-    def prepared_session(
-        self, prepared: PreparedCall, on_made: Callable[[Session], None]
-    ) -> AbstractAsyncContextManager[Session]:
-        """A process for one call of many."""
-        return open_prepared(prepared, environ=os.environ, config=self.config, on_made=on_made)
 
 
 class Conversation(NamedTuple):

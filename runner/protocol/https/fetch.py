@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from runner.protocol.https.failure import FetchFailed
-from runner.protocol.https.request import HttpsRequest, Target, check_request, parse_url, redirect, write_head
+from runner.protocol.https.request import (
+    HttpsRequest,
+    Target,
+    check_request,
+    parse_url,
+    redirect,
+    write_request,
+)
 from runner.protocol.https.response import HttpsResponse, ResponseReader, find_location
 from sandbox.network import addresses
 from sandbox.network.hosts import read_address
@@ -26,7 +33,7 @@ MOST_BODY_BYTES = 12 << 20  # of an answer, and of a request
 FETCH_SECONDS = 30.0  # for everything, redirects included
 CONNECT_SECONDS = 5.0  # for one of several addresses
 MOST_REDIRECTS = 5
-# A server can make the reader work most for the fewest bytes by tiny chunks: 16 KiB of them take some 10 ms.
+# A server can make the reader work most for the fewest bytes by tiny chunks: 16 KiB of them take some 25 ms.
 _RECEIVE_BYTES = 16 << 10
 # Lookups at a time. A lookup cannot be ended; its thread is left behind, and must not use up those of others.
 _LOOKUPS = 8
@@ -185,10 +192,11 @@ async def _exchange(
     stream: trio.SSLStream[trio.abc.Stream], request: HttpsRequest, target: Target, most_bytes: int
 ) -> ResponseReader:
     """Send the request and read the answer at the same time: a server may answer before it read all."""
-    reader = ResponseReader(request.method, most_bytes)
+    connection, head = write_request(request, target)
+    reader = ResponseReader(connection, most_bytes)
     failure: FetchFailed | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_send, stream, write_head(request, target), request.body or b"")
+        nursery.start_soon(_send, stream, head, request.body or b"")
         try:
             while not reader.complete:
                 reader.feed(await stream.receive_some(_RECEIVE_BYTES))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import h11
+
 from runner.protocol.https.failure import FetchFailed, Kind
 from sandbox.network.hosts import Host
 from sandbox.network.rules import parse_authority
@@ -110,22 +112,19 @@ def parse_url(url: str) -> Target:
     return Target(host, port, path if path.startswith("/") else f"/{path}")
 
 
-def write_head(request: HttpsRequest, target: Target) -> bytes:
-    """Everything before the body."""
+def write_request(request: HttpsRequest, target: Target) -> tuple[h11.Connection, bytes]:
+    """Everything before the body, and the connection that can read the answer to it."""
     host = str(target.host) if target.port == HTTPS_PORT else target.origin
     given = {name.lower() for name, _ in request.headers}
     usual = [("Accept", "*/*"), ("Accept-Encoding", "identity"), ("User-Agent", "plugin-runner")]
-    lines = [("Host", host), ("Connection", "close"), *request.headers]
-    lines += [(name, value) for name, value in usual if name.lower() not in given]
+    headers = [("Host", host), ("Connection", "close"), *request.headers]
+    headers += [(name, value) for name, value in usual if name.lower() not in given]
     if request.body is not None or request.method in ("POST", "PUT", "PATCH"):
-        lines.append(("Content-Length", str(len(request.body or b""))))
-    head = [
-        f"{request.method} {target.path} HTTP/1.1",
-        *(f"{name}: {value}" for name, value in lines),
-        "",
-        "",
-    ]
-    return "\r\n".join(head).encode("ascii")
+        headers.append(("Content-Length", str(len(request.body or b""))))
+    connection = h11.Connection(h11.CLIENT)
+    head = connection.send(h11.Request(method=request.method, target=target.path, headers=headers))
+    assert head is not None
+    return connection, head
 
 
 def redirect(request: HttpsRequest, status: int, location: str) -> HttpsRequest:

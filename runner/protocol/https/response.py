@@ -1,32 +1,34 @@
-"""An HTTP/1.1 answer, read piece by piece, with a limit on everything that a server can make long.
+"""An HTTP/1.1 answer, read piece by piece by h11, with a limit on everything that a server can make long.
 
 Only what one answer on one connection needs. What can be read in two ways is refused. Content encodings are
 not undone: the body is what the server sent, and as large.
+
+Some patterns of h11 0.16 take the square of a line's length: it needs 23 s to refuse a header of 64 KiB of
+blanks and a NUL, and meanwhile no session of this process goes on. So h11 gets a head as a whole, and only
+without such bytes and continued lines. The lines of a chunked body, which h11 finds itself, are kept short.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+
+import h11
 
 from runner.protocol.https.failure import FetchFailed
 from runner.protocol.https.request import REDIRECTS, Headers
 from sandbox.value import NamedTuple
 
-MOST_HEAD_BYTES = 64 << 10  # of status lines, headers and trailers together, also of interim answers
+MOST_HEAD_BYTES = 64 << 10  # of status lines and headers together, also of interim answers
 MOST_HEADER_LINES = 100
-MOST_CHUNK_LINE_BYTES = 1024  # the size of a chunk, with extensions
+# Of the size of a chunk with extensions, and of all trailers. h11 sees at most twice as much at once.
+MOST_CHUNK_LINE_BYTES = 1024
 
-_STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?\Z")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)\Z")
-_CHUNK = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\Z")
-_LENGTH = re.compile(r"[0-9]{1,15}\Z", re.ASCII)
-
-
-_T = TypeVar("_T")
-_Steps = Generator[bool, None, _T]
-
+_HEAD_END = re.compile(rb"\n\r?\n")
+# Control characters, lone carriage returns, and lines that continue the one before.
+_ODD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)|\n[ \t]")
+_FRAMING = (b"content-length", b"transfer-encoding")
+_SHOWN = 200  # characters of what h11 says
 
 # About the connection, which has ended, and about how the body was cut in pieces.
 _OF_THE_CONNECTION = frozenset(
@@ -52,28 +54,31 @@ def find_location(status: int, headers: Sequence[tuple[str, str]]) -> str | None
 class ResponseReader:
     """Give it bytes until it is complete. It raises FetchFailed for what is no answer, or too large a one.
 
-    The body of a redirect is not read.
+    The body of a redirect is not read. `connection`: the request was sent with it.
     """
 
-    def __init__(self, method: str, most_bytes: int) -> None:
+    def __init__(self, connection: h11.Connection, most_bytes: int) -> None:
         self.status = 0  # until the head was read
         self.headers: Headers = ()
         self.body = bytearray()
         self.complete = False
-        self._method = method
+        self._connection = connection
         self._most_bytes = most_bytes
-        self._buffer = bytearray()
-        self._ended = False
-        self._head_left = MOST_HEAD_BYTES
-        self._steps = self._read()
+        self._head = bytearray()  # what has come of it
+        self._searched = 0  # bytes of it in which it does not end
+        self._head_bytes = 0  # of whole heads
+        self._received = 0  # bytes behind them
 
     def feed(self, data: bytes | bytearray) -> None:
         """The next bytes; none at all if the server has ended the connection in order."""
-        if data:
-            self._buffer += data
-        else:
-            self._ended = True
-        next(self._steps, None)
+        try:
+            if self.status:
+                self._feed_body(data)
+            else:
+                self._feed_head(data)
+        except h11.RemoteProtocolError as error:
+            message = f"the server's answer is not one of HTTP/1.1: {str(error)[:_SHOWN]}"
+            raise FetchFailed("protocol", message) from None
 
     @property
     def location(self) -> str | None:
@@ -86,125 +91,75 @@ class ResponseReader:
         )
         return HttpsResponse(self.status, headers, bytes(self.body), url)
 
-    def _values(self, name: str) -> list[str]:
-        return [value for key, value in self.headers if key.lower() == name]
+    def _feed_head(self, data: bytes | bytearray) -> None:
+        self._head += data
+        while not self.status:
+            found = _HEAD_END.search(self._head, max(self._searched - 2, 0))
+            end = found.end() if found else len(self._head)
+            if self._head_bytes + end > MOST_HEAD_BYTES:
+                raise FetchFailed("too_large", f"the answer has more than {MOST_HEAD_BYTES} bytes of headers")
+            if found:
+                self._head_bytes += end
+                self._searched = 0
+                self._read_head(bytes(self._head[:end]))
+                del self._head[:end]
+            elif data:
+                self._searched = end
+                return
+            else:
+                raise FetchFailed("protocol", "the server ended its answer inside of its headers")
+        if self._head and not self.complete:
+            self._feed_body(self._head)
 
-    # --- steps: each yields True where it needs more bytes ---
-
-    def _read(self) -> _Steps[None]:
-        yield from self._read_answer()
-        self.complete = True
-
-    def _read_answer(self) -> _Steps[None]:
-        minor = yield from self._read_head()
-        coding, lengths = self._values("transfer-encoding"), self._values("content-length")
-        if coding and (lengths or minor == 0 or [word.lower() for word in coding] != ["chunked"]):
-            raise FetchFailed("protocol", "the server does not say clearly how long its answer is")
-        if self._method == "HEAD" or self.status in (204, 304) or self.location is not None:
+    def _read_head(self, head: bytes) -> None:
+        """Of the answer, or of an interim one before it."""
+        if _ODD.search(head):
+            raise FetchFailed("protocol", "the server's answer has a line that is not a header")
+        self._connection.receive_data(head)
+        event = self._connection.next_event()
+        if not isinstance(event, h11.Response):
             return
-        if coding:
-            yield from self._read_chunks()
-        elif lengths:
-            yield from self._read_bytes(self._parse_length(lengths))
-        else:
-            yield from self._read_to_the_end()
-
-    def _read_head(self) -> _Steps[int]:
-        while True:
-            line = yield from self._read_head_line()
-            match = _STATUS.match(line)
-            if match is None:
-                raise FetchFailed("protocol", "the server's answer does not start as one of HTTP/1.1 does")
-            headers = yield from self._read_headers()
-            status = int(match[2])
-            if status == 101:
-                raise FetchFailed("protocol", "the server changes to a protocol that nobody asked for")
-            if status >= 200:
-                self.status, self.headers = status, headers
-                return int(match[1])
-
-    def _read_headers(self) -> _Steps[Headers]:
-        headers: list[tuple[str, str]] = []
-        while line := (yield from self._read_head_line()):
-            match = _HEADER.match(line)
-            if match is None:
-                raise FetchFailed("protocol", "the server's answer has a line that is not a header")
-            if len(headers) == MOST_HEADER_LINES:
-                raise FetchFailed("too_large", f"the answer has more than {MOST_HEADER_LINES} headers")
-            headers.append((match[1].decode("ascii"), match[2].strip(b" \t").decode("latin-1")))
-        return tuple(headers)
-
-    def _parse_length(self, lengths: list[str]) -> int:
-        if len(set(lengths)) != 1 or not _LENGTH.match(lengths[0]):
+        self.status = event.status_code
+        self.headers = tuple(
+            (name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers.raw_items()
+        )
+        if len(self.headers) > MOST_HEADER_LINES:
+            raise FetchFailed("too_large", f"the answer has more than {MOST_HEADER_LINES} headers")
+        framing = {name: value for name, value in event.headers if name in _FRAMING}
+        if event.http_version not in (b"1.0", b"1.1"):
+            raise FetchFailed("protocol", "the server's answer is of another version than HTTP/1.1")
+        if b"transfer-encoding" in framing and (len(framing) > 1 or event.http_version == b"1.0"):
             raise FetchFailed("protocol", "the server does not say clearly how long its answer is")
-        return int(lengths[0])
+        self.complete = self.location is not None
+        self._read_events()
+        if not self.complete:
+            self._check_size(int(framing.get(b"content-length", b"0")))
 
-    def _read_chunks(self) -> _Steps[None]:
-        between = 0
-        while True:
-            line = yield from self._read_line(MOST_CHUNK_LINE_BYTES)
+    def _feed_body(self, data: bytes | bytearray) -> None:
+        for start in range(0, len(data) or 1, MOST_CHUNK_LINE_BYTES):
+            piece = data[start : start + MOST_CHUNK_LINE_BYTES]
+            self._connection.receive_data(piece)
+            self._received += len(piece)
+            self._read_events()
             # Without this, chunks of one byte would cost a server nothing, and us a step for each.
-            between += len(line) + 4
-            if between > len(self.body) + MOST_HEAD_BYTES:
+            if self._received > 2 * len(self.body) + MOST_HEAD_BYTES:
                 raise FetchFailed("too_large", "the server sent more bytes between its chunks than in them")
-            match = _CHUNK.match(line)
-            if match is None:
-                raise FetchFailed("protocol", "the server sent a chunk without its size")
-            size = int(match[1], 16)
-            if size == 0:
-                yield from self._read_headers()  # trailers, which nobody asked for
+            if self.complete:
                 return
-            yield from self._read_bytes(size)
-            if (yield from self._read_line(2)):
-                raise FetchFailed("protocol", "the server sent a chunk that is longer than its size")
+            if len(self._connection.trailing_data[0]) > MOST_CHUNK_LINE_BYTES:
+                raise FetchFailed("too_large", "a line between the chunks of the answer is too long")
 
-    def _read_bytes(self, number: int) -> _Steps[None]:
-        self._check_size(number)
-        end = len(self.body) + number
-        while True:
-            part = self._buffer[: end - len(self.body)]
-            self.body += part
-            del self._buffer[: len(part)]
-            if len(self.body) == end:
+    def _read_events(self) -> None:
+        while not self.complete:
+            event = self._connection.next_event()
+            if isinstance(event, h11.Data):
+                self._check_size(len(event.data))
+                self.body += event.data
+            elif isinstance(event, h11.EndOfMessage):
+                self.complete = True
+            else:
                 return
-            yield self._more(f"after {len(self.body)} of at least {end} bytes of its body")
-
-    def _read_to_the_end(self) -> _Steps[None]:
-        while True:
-            self._check_size(len(self._buffer))
-            self.body += self._buffer
-            self._buffer.clear()
-            if self._ended:
-                return
-            yield True
 
     def _check_size(self, more: int) -> None:
         if len(self.body) + more > self._most_bytes:
             raise FetchFailed("too_large", f"the body of the answer has more than {self._most_bytes} bytes")
-
-    def _read_head_line(self) -> _Steps[bytes]:
-        if self._head_left <= 0:
-            raise self._head_too_large()
-        line = yield from self._read_line(self._head_left)
-        self._head_left -= len(line) + 2
-        return line
-
-    def _read_line(self, most: int) -> _Steps[bytes]:
-        searched = 0
-        while (end := self._buffer.find(b"\n", searched, most)) < 0:
-            if len(self._buffer) >= most:
-                raise self._head_too_large()
-            searched = len(self._buffer)
-            yield self._more("inside a line")
-        line = bytes(self._buffer[:end]).removesuffix(b"\r")
-        del self._buffer[: end + 1]
-        return line
-
-    def _head_too_large(self) -> FetchFailed:
-        message = f"a line of the answer is too long, or its headers have more than {MOST_HEAD_BYTES} bytes"
-        return FetchFailed("too_large", message)
-
-    def _more(self, where: str) -> bool:
-        if self._ended:
-            raise FetchFailed("protocol", f"the server ended its answer {where}")
-        return True

@@ -22,7 +22,7 @@ from runner.outcome import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.test_report import faults
-from tests.tables import Done, Line, check_rows, run_lines, wait_for
+from tests.tables import Done, Line, check_rows, run_lines
 from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -246,12 +246,6 @@ WRONG_WORDS: list[tuple[tuple[str, ...], str]] = [
     (("call", "{p}", "echo", "--timeout", "0"), "--timeout 0"),
     (("call", "{p}", "echo", "--timeout", "-1"), "--timeout"),
     (("call", "{p}", "echo", "--kind", "spell"), "--kind"),
-    (("call", "{p}", "echo", "--repeat", "0"), "--repeat 0: from 1"),
-    (("call", "{p}", "echo", "--repeat", "many"), "--repeat"),
-    (("call", "{p}", "echo", "--concurrency", "2"), "it needs --repeat"),
-    (("call", "{p}", "echo", "--repeat", "2", "--concurrency", "0"), "--concurrency 0: from 1"),
-    (("call", "{p}", "echo", "--repeat", "2", "--report", "2"), "does not go with --repeat"),
-    (("call", "{p}", "echo", "--repeat", "2", "--events", "2"), "does not go with --repeat"),
     (("call", "{p}", "echo", "--report", "1"), "descriptors 0 and 1"),
     (("call", "{p}", "echo", "--events", "/dev/stdout"), "descriptors 0 and 1"),
     (("call", "{p}", "echo", "--events"), "a file, or the number of an open descriptor"),
@@ -276,9 +270,9 @@ def test_wrong_words_are_one_line(runner_as_user: Caller, copied: Copy) -> None:
 
 
 def test_wrong_words_to_the_real_program(runner_as: Caller) -> None:
-    done = runner_as("call", "/nonexistent", "echo", "--repeat", "0")
+    done = runner_as("call", "/nonexistent", "echo", "--timeout", "0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("runner call: ") and "--repeat 0: from 1" in done.stderr
+    assert done.stderr.startswith("runner call: ") and "--timeout 0: " in done.stderr
 
 
 # --- every way to fail -------------------------------------------------------------------------------------
@@ -997,80 +991,3 @@ def test_who_interrupts_twice_is_in_a_hurry(runner_as: Caller, plugin_dir: Path,
     assert (process.returncode, out) == (EXIT["cancelled"], b"")
     assert err.decode() == "runner: cancelled in call (signal:2): ended by signal 2\n"
     assert faults(json.loads(where.read_text())) == []
-
-
-# --- many calls --------------------------------------------------------------------------------------------
-
-
-def test_many_calls(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
-    plugin = own(plugin_dir, write_file)
-    done = runner_as("call", "--repeat", "30", "--concurrency", "3", plugin, "own_tool")
-    assert (done.returncode, done.stderr) == (0, "")
-    summary = json.loads(done.stdout)
-    assert list(summary) == ["calls", "outcomes", "seconds", "per_second", "latency_ms"]
-    assert (summary["calls"], summary["outcomes"]) == (30, {"ok": 30})
-    latency = summary["latency_ms"]
-    assert list(latency) == ["min", "p50", "p90", "p99", "max"]
-    assert list(latency.values()) == sorted(latency.values()) and latency["min"] > 0
-
-
-def test_many_calls_of_a_plugin_for_one(runner_as_user: Caller, copied: Copy) -> None:
-    done = runner_as_user("call", "--repeat", "4", "--concurrency", "2", copied("rune_echo"), "echo")
-    assert json.loads(done.stdout)["outcomes"] == {"ok": 4}
-
-
-def test_a_plugin_that_crashes_on_every_third_call(
-    runner_as_user: Caller, plugin_dir: Path, write_file: Write
-) -> None:
-    call = "if calls == 3: sys.stderr.write('three is too many'); sys.stderr.flush(); os._exit(3)"
-    plugin = own(plugin_dir, write_file, call=call)
-    done = runner_as_user("call", "--repeat", "10", plugin, "own_tool")
-    summary = json.loads(done.stdout)
-    assert (summary["calls"], summary["outcomes"]) == (10, {"ok": 7, "crashed": 3})
-    assert done.returncode == EXIT["crashed"]
-    assert "crashed in call (exit:3)" in done.stderr and "  | three is too many" in done.stderr
-
-
-def test_a_hook_that_dies_each_time_is_started_each_time(
-    runner_as_user: Caller, plugin_dir: Path, write_file: Write
-) -> None:
-    """Its answer is to continue, whatever becomes of the plugin. The first failure is told, all count."""
-    plugin = own(plugin_dir, write_file, call="os._exit(3)", more='hooks = ["own_hook"]\n')
-    run = plugin / "run"
-    run.write_text(run.read_text().replace("tool.invoke", "hook.on_hook"))
-    done = runner_as_user("call", "--kind", "hook", "--repeat", "4", plugin, "own_hook")
-    assert (json.loads(done.stdout)["outcomes"], done.returncode) == ({"hook_failed": 4}, 0)
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("runner: hook_failed: ") and "ended with status 3" in line
-
-
-def test_a_plugin_that_says_no_is_asked_on(runner_as_user: Caller, copied: Copy) -> None:
-    done = runner_as_user("call", "--repeat", "5", copied("nexo_bare"), "bare_fail")
-    assert json.loads(done.stdout)["outcomes"] == {"plugin_error": 5}
-    assert done.returncode == EXIT["plugin_error"] and len(done.stderr.splitlines()) == 1
-
-
-def test_what_cannot_succeed_is_tried_once(
-    runner_as_user: Caller, plugin_dir: Path, write_file: Write
-) -> None:
-    words = ("call", "--repeat", "1000", "--concurrency", "2", _without_version(plugin_dir, write_file), "x")
-    done = runner_as_user(*words)
-    assert done.returncode == EXIT["manifest_invalid"]
-    assert json.loads(done.stdout)["calls"] <= 2
-    assert "nexo-plugin.toml:" in done.stderr
-
-
-def test_many_calls_can_be_interrupted(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
-    mark = "with open(os.environ['RUNNER_STATE_DIR'] + '/called', 'w'): pass"
-    more = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
-    plugin = own(plugin_dir, write_file, call=f"{mark}\n        time.sleep(0.05)", more=more)
-    runner_as.give(plugin_dir)
-    state = plugin_dir / "kept"
-    words = ("call", "--repeat", "100000", "--state-dir", state, plugin, "own_tool")
-    with runner_as.start(*words, stdin=subprocess.DEVNULL) as process:
-        assert wait_for((state / "called").exists, _SECONDS)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=_SECONDS)
-    assert process.returncode == EXIT["cancelled"]
-    assert json.loads(out)["outcomes"].keys() <= {"ok"}
-    assert err.decode().startswith("runner: cancelled in call (signal:2)")

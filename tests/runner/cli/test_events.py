@@ -60,8 +60,6 @@ def test_an_event_that_cannot_be_sent(runner_as: Caller, bare: Path, write_file:
     done = runner_as("call", "--kind", "event", server, "x")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "runner call: --kind event: the contract mcp has tool, prompt, resource, method\n"
-    done = runner_as("call", "--kind", "event", "--repeat", "3", bare, "news.today")
-    assert (done.returncode, done.stdout) == (2, "") and "--repeat: " in done.stderr
 
 
 PUBLISHES = """

@@ -185,7 +185,6 @@ def test_a_plugin_that_dies(
     [
         ((), 2, "required: MANIFEST"),
         (("{p}", "echo"), 2, "to call one, use runner call MANIFEST NAME"),
-        (("--repeat", "3", "{p}"), 2, "--repeat"),
         (("--report", "/", "{p}"), 2, "--report /: is a directory"),
         (("/nonexistent",), 20, "there is no such file"),
         (("{p}",), 20, "there are 3 servers: 'modern', 'legacy', 'silent-legacy'"),
@@ -214,12 +213,12 @@ def test_help_and_completion_know_both_verbs(runner_as_user: Caller) -> None:
     overview = runner_as_user("--help").stdout
     assert "  call  " in overview and "  tools  " in overview
     helped = runner_as_user("call", "--help").stdout
-    for option in ("--input", "--kind", "--timeout", "--context", "--config", "--repeat", "--concurrency"):
+    for option in ("--input", "--kind", "--timeout", "--context", "--config"):
         assert f"  {option} " in helped
     script = runner_as_user("completion", "bash").stdout
     shared = {"--json", "--events", "--report", "--server", "--policy", "--memory", "--limit"}
     assert shared <= completed(script, "runner", "tools", "--")
-    assert shared | {"--input", "--kind", "--repeat"} <= completed(script, "runner", "call", "--")
+    assert shared | {"--input", "--kind"} <= completed(script, "runner", "call", "--")
     assert completed(script, "runner", "call", "--kind", "p") == {"prompt"}
     assert completed(script, "runner", "call", "--kind", "m") == {"memory", "method"}
     assert completed(script, "runner", "call", "--timeout", "") == set()

@@ -46,7 +46,7 @@ words = st.lists(
             *("--state-dir", "--state-dir=/s", "--state-dir="),
             *("greet", "--input", "--input={}", '{"a": 1}', "--json", "--json=1", "--events", "--timeout=3"),
             *("--events=e", "--events=", "3"),
-            *("--context={}", "--kind=tool", "--repeat", "--secrets=-", "--input=-", "--concurrency=2"),
+            *("--context={}", "--kind=tool", "--secrets=-", "--input=-"),
             *("--env=A=1", "--tty", "--inspect", "--deadline", "3", "--help", "-h", "--secret=a=@b", "@x"),
         ]
     ),
@@ -105,11 +105,7 @@ def test_the_usual_words_are_understood(verb: Verb, found: list[str]) -> None:
         *((EXEC, ["m", "--env=A=1"]), (EXEC, ["m", "--polic=p"]), (EXEC, ["m", "--unknown"])),
         *((EXEC, ["--help"]), (EXEC, ["m", "--json"])),
         *((CALL, found) for found in ([], ["m"], ["m", "a", "b"], ["m", ""], ["m", "a", "--input"])),
-        *(
-            (CALL, ["m", "a", "--input", "-"]),
-            (CALL, ["m", "a", "--json=1"]),
-            (CALL, ["m", "a", "--repeat=2"]),
-        ),
+        *((CALL, ["m", "a", "--input", "-"]), (CALL, ["m", "a", "--json=1"])),
         *((CALL, ["m", "a", "--kind=x"]), (CALL, ["m", "a", "--env=A=1"]), (CALL, ["m", "a", "--help"])),
         *((CALL, ["m", "a", "--"]), (CALL, ["a", "--", "program"])),
     ],

@@ -199,8 +199,6 @@ def test_a_hook_that_fails_contributes_nothing(runner_as: Caller, quirks: Path) 
     outcome = json.loads(report.read_text())["outcome"]
     assert (outcome["code"], outcome["cause"]) == ("ok", "hook_failed")
     assert "policy" not in done.stderr + outcome["message"]
-    done = runner_as("call", quirks, "on_session_idle", *words[:4], "--repeat", "2")
-    assert done.returncode == 0 and "it contributes nothing" in done.stderr
     assert "if a hook fails: it contributes nothing" in runner_as("explain", quirks).stdout
 
 

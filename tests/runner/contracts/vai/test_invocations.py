@@ -361,15 +361,6 @@ def test_failures_of_runner_call(
     assert report["invocation"] == failure["invocation"]
 
 
-@pytest.mark.parametrize(("name", "status"), [("search", 2), ("absent", 15)])
-def test_what_is_always_refused_is_tried_once(
-    runner_as_user: Caller, devkit: Path, name: str, status: int
-) -> None:
-    done = runner_as_user("call", devkit, name, "--repeat", "10000000")
-    assert done.returncode == status, done.stderr
-    assert json.loads(done.stdout)["calls"] == 1
-
-
 @pytest.mark.parametrize(
     ("given", "code", "hits"),
     [
@@ -387,12 +378,6 @@ def test_a_scratch_folder_that_is_full(
     report = json.loads(done.stderr.splitlines()[-1])
     assert (report["invocation"]["code"], report["limits_hit"]) == (code, hits)
     assert report["outcome"]["cause"] == ("disk" if hits else "exit:1")
-
-
-def test_many_calls(runner_as_user: Caller, devkit: Path) -> None:
-    done = runner_as_user("call", devkit, "reader", "--input", "{}", "--repeat", "6", "--concurrency", "2")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["outcomes"] == {"ok": 6}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -472,14 +472,22 @@ async def test_without_a_context_of_the_caller_this_machine_decides() -> None:
 @pytest.mark.parametrize(
     ("raw", "kind", "reason"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", "protocol", "after 5 of at least 100 bytes"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+            "protocol",
+            "received 5 bytes, expected 100",
+        ),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", "too_large", "more than 100 bytes"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"a" * 101, "too_large", "more than 100 bytes"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n", "too_large", "more than 100 bytes"),
-        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 101, "too_large", "more than 100 headers"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n" + b"a" * 101,
+            "too_large",
+            "more than 100 bytes",
+        ),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 101 + b"\r\n", "too_large", "more than 100 headers"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70000, "too_large", "65536 bytes"),
-        (b"", "protocol", "inside a line"),
-        (b"SSH-2.0\r\n", "protocol", "does not start as one of HTTP"),
+        (b"", "protocol", "inside of its headers"),
+        (b"SSH-2.0\r\n\r\n", "protocol", "not one of HTTP/1.1"),
     ],
 )
 async def test_answers_that_are_none(raw: bytes, kind: Kind, reason: str) -> None:

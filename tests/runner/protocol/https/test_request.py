@@ -16,7 +16,7 @@ from runner.protocol.https.request import (
     check_request,
     parse_url,
     redirect,
-    write_head,
+    write_request,
 )
 
 URL = "https://api.example.com/x"
@@ -156,16 +156,16 @@ def test_what_is_sent() -> None:
     request = HttpsRequest(
         "https://api.example.com:8443/a?b#c", "GET", (("X-Key", "v"), ("accept", "text/plain"))
     )
-    assert write_head(request, parse_url(request.url)) == (
+    assert write_request(request, parse_url(request.url))[1] == (
         b"GET /a?b HTTP/1.1\r\nHost: api.example.com:8443\r\nConnection: close\r\n"
         b"X-Key: v\r\naccept: text/plain\r\n"
         b"Accept-Encoding: identity\r\nUser-Agent: plugin-runner\r\n\r\n"
     )
     post = HttpsRequest(URL, "POST", body=b"abc")
-    assert b"\r\nHost: api.example.com\r\n" in write_head(post, parse_url(URL))
-    assert b"\r\nContent-Length: 3\r\n" in write_head(post, parse_url(URL))
-    assert b"\r\nContent-Length: 0\r\n" in write_head(post._replace(body=None), parse_url(URL))
-    assert b"Content-Length" not in write_head(HttpsRequest(URL, "DELETE"), parse_url(URL))
+    assert b"\r\nHost: api.example.com\r\n" in write_request(post, parse_url(URL))[1]
+    assert b"\r\nContent-Length: 3\r\n" in write_request(post, parse_url(URL))[1]
+    assert b"\r\nContent-Length: 0\r\n" in write_request(post._replace(body=None), parse_url(URL))[1]
+    assert b"Content-Length" not in write_request(HttpsRequest(URL, "DELETE"), parse_url(URL))[1]
 
 
 TEXTS = st.text(max_size=12) | st.text("aX-_./:?#%@ \t\r\n\0\\ü", max_size=12)
@@ -177,7 +177,7 @@ def test_no_text_adds_a_line_to_a_request(path: str, method: str, name: str, val
         request = check_request(HttpsRequest(f"https://example.com/{path}", method, ((name, value),)), 0)
     except FetchFailed:
         return
-    first, *lines, end, nothing = write_head(request, parse_url(request.url)).split(b"\r\n")
+    first, *lines, end, nothing = write_request(request, parse_url(request.url))[1].split(b"\r\n")
     assert (end, nothing) == (b"", b"")
     assert first.split(b" ") == [method.encode(), b"/" + path.partition("#")[0].encode(), b"HTTP/1.1"]
     names = [line.partition(b":")[0].decode() for line in lines]
