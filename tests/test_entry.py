@@ -24,6 +24,8 @@ VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 # Stands for runner/cli/: says what the entry made of this process.
 PROBE = """
 import sys
+
+pytestmark = pytest.mark.fresh
 def console_entry():
     entry()
 def entry():

@@ -16,6 +16,8 @@ from runner.outcome import Code
 from tests.conftest import ROOT, Caller
 from tests.tables import without_limits_note
 
+pytestmark = pytest.mark.fresh
+
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A file of an example is named in the sentence before it.

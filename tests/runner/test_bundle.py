@@ -27,6 +27,8 @@ sys.path.append(sys.argv[1])
 sys.path += sys.argv[2].split(":")
 import runner.bundle as bundle
 from runner.bundle_parts import PARTS
+
+pytestmark = pytest.mark.fresh
 asked = []
 class Spy:
     def find_spec(self, name, path=None, target=None):

@@ -36,7 +36,6 @@ from tests.misbehaviour import (
     plugin,
 )
 from tests.tables import wait_for
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -23,7 +23,6 @@ from tests import misbehaviour
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.test_report import faults
 from tests.tables import Done, Line, check_rows, run_lines, wait_for
-from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

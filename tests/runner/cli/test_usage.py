@@ -32,6 +32,7 @@ def test_the_overview_names_every_verb(runner_as_user: Caller) -> None:
         assert f"  {verb} " in said.stdout and verb_module(verb).HELP in said.stdout
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example(runner_as_user: Caller, verb: str) -> None:
     said = runner_as_user(verb, "--help")

@@ -29,7 +29,6 @@ from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descend
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.tables import REPEAT
-from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 MEBI = 1 << 20
 INPUT = {"text": "hello"}
