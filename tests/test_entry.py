@@ -20,12 +20,12 @@ import pytest
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.test_layers import _loaded, _slow
 
+pytestmark = pytest.mark.fresh
+
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 # Stands for runner/cli/: says what the entry made of this process.
 PROBE = """
 import sys
-
-pytestmark = pytest.mark.fresh
 def console_entry():
     entry()
 def entry():
