@@ -1,20 +1,21 @@
 """Run the test suite in parts: tests side by side, then those that need the whole machine, one by one.
 
-    scripts/test [ARGUMENTS]            everything, after style and types
+    scripts/test [ARGUMENTS]            style, types and the tests: each as root or as an ordinary user
+    scripts/test --all [ARGUMENTS]      each as both, `broad` tests, other Pythons, the container image
     scripts/test --quick [ARGUMENTS]    the tests that launch nothing
     scripts/test --pythons [ARGUMENTS]  these, on every other Python that is found
+    scripts/test --python [ARGUMENTS]   these, on the newest of them
 
-Arguments go to pytest.
-
-A few tests that failed side by side run once more, one by one: the contracts fix some deadlines (rune gives
-a plugin two seconds for its handshake), and two busy workers on a slow machine can use them up. Such a test
-must pass then, and the summary names it. A test that needs the machine for itself is not repeated.
+Arguments go to pytest. The last line of the summary says PASSED or FAILED, as the exit code does. No test is
+repeated: a test that fails now and then has a fault.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -29,45 +30,49 @@ from tests.tally import Tally
 ROOT = Path(__file__).resolve().parent.parent
 # pytest's exit code if no test was collected.
 NO_TESTS = 5
-FAILED = 1
 INTERRUPTED = 2
-# More failures than this are not the machine's fault.
-MOST_REPEATED = 20
+# The exit code of scripts/test-container where it cannot run.
+CANNOT_RUN = 77
+# Tests that launch wait for processes half of the time.
+WORKERS_PER_CORE = 1.5
 
 PARALLEL = ("--part", "parallel")
 MACHINE = ("--part", "machine")
 QUICK = ("--quick",)
+MODES = ("--all", "--quick", "--pythons", "--python")
 
 
 def main(argv: Sequence[str]) -> int:
-    mode, arguments = (argv[0], argv[1:]) if argv[:1] in (["--quick"], ["--pythons"]) else ("", argv)
+    began = time.monotonic()
+    mode, arguments = (argv[0], argv[1:]) if argv and argv[0] in MODES else ("", argv)
     here = Python(Path(sys.executable), platform.python_version())
     others, passed_over = find_pythons(sys.base_prefix, platform.python_version())
     _say(f"Python {here.version} ({os.path.realpath(sys.executable)})")
     _say("others here: " + (", ".join(map(str, others)) or "none"))
     if mode == "--quick":
-        return run_parts(here, [(*QUICK, *_workers())], arguments)
-    if mode == "--pythons":
+        return run_parts(here, [(*QUICK, *_workers(1))], arguments, began)
+    if mode in ("--pythons", "--python"):
         for name, why in passed_over:
             _say(f"passed over: {name}: {why}")
-        return run_pythons(others, arguments)
+        return run_pythons(others if mode == "--pythons" else newest(others), arguments)
     if code := subprocess.run([ROOT / "scripts/check"]).returncode:
         return code
-    return run_parts(here, [(*PARALLEL, *_workers()), MACHINE], arguments)
+    every = ("--all",) if mode == "--all" else ()
+    parts = [(*PARALLEL, *every, *_workers(WORKERS_PER_CORE)), (*MACHINE, *every)]
+    code = run_parts(here, parts, arguments, began)
+    if mode == "--all":
+        return worst([code, run_pythons(others, ()), run_container()])
+    return code
 
 
-def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequence[str]) -> int:
-    """Run one part after the other and print a summary of all. Returns the worst exit code."""
-    began = time.monotonic()
+def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequence[str], began: float) -> int:
+    """Run one part after the other and print a summary of all, with the time since `began`. Returns the worst
+    exit code."""
     whole = Tally()
     codes: list[int] = []
     unfinished: list[str] = []
-    repeated: list[str] = []
     for part in parts:
         code, tally = _pytest(python, [*part, *arguments])
-        if code == FAILED and "-n" in part and _passes_alone(python, tally):
-            code = 0
-            repeated += tally.failures
         codes.append(code)
         whole.add(tally)
         if code < 0:  # otherwise the summary would not show that most tests are missing
@@ -76,13 +81,16 @@ def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequenc
             break
     if whole.needs():
         _section("what the machine let us test", whole.needs())
-    if repeated:
-        _section("failed beside others and passed alone", repeated)
     _section(f"the slowest {len(whole.slowest())}", whole.slowest())
     _section("the slowest files", whole.slowest_files())
-    minutes, seconds = divmod(round(time.monotonic() - began), 60)
-    _section(f"{whole.total()} in {minutes}:{seconds:02} minutes", unfinished)
-    return worst(codes)
+    code = worst(codes)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _section("result", [*unfinished, *(f"failed: {test}" for test in whole.failures)])
+    _say(
+        f"{'FAILED' if code else 'PASSED'}: {whole.total()} in {_minutes(time.monotonic() - began)} minutes,"
+        f" {_minutes(used.ru_utime + used.ru_stime)} minutes of processor time"
+    )
+    return code
 
 
 def run_pythons(pythons: Sequence[Python], arguments: Sequence[str]) -> int:
@@ -99,10 +107,7 @@ def run_pythons(pythons: Sequence[Python], arguments: Sequence[str]) -> int:
             continue
         for requirement in lacking:
             _say(f"cannot be installed there: {requirement}; tests that need it will fail")
-        code, tally = _pytest(there, [*QUICK, *_workers(), "-q", "-p", "no:cacheprovider", *arguments])
-        if code == FAILED and _passes_alone(there, tally):
-            code = 0
-            results += [f"{python}: failed beside others and passed alone: {test}" for test in tally.failures]
+        code, tally = _pytest(there, [*QUICK, *_workers(1), "-q", "-p", "no:cacheprovider", *arguments])
         failed = failed or code
         without = f", without {', '.join(lacking)}" if lacking else ""
         results.append(f"{python}{without}: {tally.total()}{'' if code == 0 else f', exit code {code}'}")
@@ -112,21 +117,24 @@ def run_pythons(pythons: Sequence[Python], arguments: Sequence[str]) -> int:
     return failed
 
 
+def newest(pythons: Sequence[Python]) -> Sequence[Python]:
+    """The newest supported one, or the newest at all."""
+    return ([each for each in pythons if each.is_supported] or list(pythons))[-1:]
+
+
+def run_container() -> int:
+    """Run the container image's own tests, where that is possible."""
+    _section("the container image", ())
+    code = subprocess.run([ROOT / "scripts/test-container"]).returncode
+    return 0 if code == CANNOT_RUN else code
+
+
 def worst(codes: Sequence[int]) -> int:
     """0 if every part passed. A part without tests does not count if another part had some."""
     failures = [code for code in codes if code not in (0, NO_TESTS)]
     if failures:
         return failures[0] if failures[0] > 0 else 128 - failures[0]  # 128 + N for signal N, as in a shell
     return 0 if 0 in codes else NO_TESTS
-
-
-def _passes_alone(python: Python, tally: Tally) -> bool:
-    """Run the tests that failed again, one by one, without the arguments: those may name other tests."""
-    if not 0 < len(tally.failures) <= MOST_REPEATED:
-        return False
-    _section(f"again, one by one: {len(tally.failures)} that failed beside others", ())
-    code, again = _pytest(python, ["-p", "no:cacheprovider", *tally.failures])
-    return code == 0 and not again.failures and again.counts["passed"] == len(tally.failures)
 
 
 def _pytest(python: Python, arguments: Sequence[str]) -> tuple[int, Tally]:
@@ -153,9 +161,14 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
             continue
 
 
-def _workers() -> tuple[str, ...]:
+def _workers(per_core: float) -> tuple[str, ...]:
     # Tests that share a fixture of their module go to one worker: tests/spread.py.
-    return "-n", str(len(os.sched_getaffinity(0))), "--dist", "loadgroup"
+    return "-n", str(math.ceil(len(os.sched_getaffinity(0)) * per_core)), "--dist", "loadgroup"
+
+
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}"
 
 
 def _section(title: str, lines: Sequence[str]) -> None:

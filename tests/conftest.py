@@ -11,6 +11,9 @@ Tests run side by side (scripts/test), so a test must not count what other tests
   it are marked `machine`, as are tests that use up a resource of the machine. They run one by one at the end.
 
 The whole run fails if it leaves something on the machine.
+
+Runners are forked from a template (tests/template.py), because the imports of a new interpreter take longer
+than the launch. A test that is about a new interpreter is marked `fresh`.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +158,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tests that can run side by side, or those marked `machine`",
     )
     group.addoption("--quick", action="store_true", help="only tests that launch nothing")
+    group.addoption(
+        "--all",
+        action="store_true",
+        help="every test of `runner_as` as root and as a user, and the tests marked `broad`",
+    )
     group.addoption("--tally", metavar="FILE", help="write counts and durations there, for scripts/test")
 
 
@@ -166,10 +175,19 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "machine: counts what is left on the machine, or uses up something of it; runs alone",
     )
+    config.addinivalue_line(
+        "markers",
+        "both_callers: the code it tests branches on who calls, so it always runs as root and as a user",
+    )
+    config.addinivalue_line("markers", "broad: runs only with --all")
+    config.addinivalue_line("markers", "fresh: its runners are new interpreters, not forked from a template")
     # The duration of one example depends on the machine's load.
     hypothesis.settings.register_profile("suite", deadline=None)
     hypothesis.settings.load_profile("suite")
+    from tests import template  # which imports this module
+
     config.pluginmanager.register(bounds)
+    config.pluginmanager.register(template)
     config.pluginmanager.register(quick)
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.register(spread)
@@ -184,7 +202,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items
         if part in ("all", "machine" if item.get_closest_marker("machine") else "parallel")
         and not (config.getoption("--quick") and quick.launches(item))
+        and (config.getoption("--all") or not item.get_closest_marker("broad"))
     ]
+    if not config.getoption("--all"):
+        wanted = list(one_caller_each(wanted))
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=list(set(items) - set(wanted)))
         items[:] = wanted
@@ -197,6 +218,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.user_properties.append(("needs", name))
             if reason := lacks(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+# Attacks, limits and network access are tested as root and as a user.
+_BOTH_CALLERS = tuple(f"{ROOT}/tests/{folder}/" for folder in ("escape", "limits", "egress"))
+
+
+def one_caller_each(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Leave out one of the two runs, as root and as a user, of each test. A hash of the test's name chooses:
+    always the same, and both equally often."""
+    for item in items:
+        caller = getattr(item, "callspec", None) and item.callspec.params.get("runner_as")  # type: ignore[attr-defined]
+        both = item.get_closest_marker("both_callers") or str(item.path).startswith(_BOTH_CALLERS)
+        if caller is None or both or caller == _only_caller(item.nodeid, caller):
+            yield item
+
+
+def _only_caller(test: str, caller: str) -> str:
+    available = [name for name in ("root", "user") if not lacks(name)] or ["root", "user"]
+    name = re.sub(rf"(?<=[\[-]){caller}(?=[]-])", "*", test, count=1)
+    return available[zlib.crc32(name.encode()) % len(available)]
 
 
 def pytest_collection_finish() -> None:
@@ -299,24 +340,27 @@ class Caller:
         pytest.param("user", marks=pytest.mark.needs("user")),
     ]
 )
-def runner_as(request: pytest.FixtureRequest) -> Iterator[Caller]:
-    """The command line, once as root and once as an ordinary user."""
+def runner_as(request: pytest.FixtureRequest, templates: None) -> Iterator[Caller]:
+    """The command line, as root or as an ordinary user: `one_caller_each` chooses. As both if the test is
+    marked `both_callers`, and with --all."""
     yield from _caller(request.param, request)
 
 
 @pytest.fixture
-def runner_as_root(request: pytest.FixtureRequest) -> Iterator[Caller]:
+def runner_as_root(request: pytest.FixtureRequest, templates: None) -> Iterator[Caller]:
     """For behaviour of root's runner only. The test marks itself `needs("root")`."""
     yield from _caller("root", request)
 
 
 @pytest.fixture
-def runner_as_user(request: pytest.FixtureRequest) -> Iterator[Caller]:
+def runner_as_user(request: pytest.FixtureRequest, templates: None) -> Iterator[Caller]:
     """For behaviour that is the same for every user. The test marks itself `needs("user")` if it launches."""
     yield from _caller("user", request)
 
 
 def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
+    from tests.template import quick as from_template
+
     become = _become_user() if name == "user" else []
     uid = USER_UID if become else os.geteuid()
     if become:
@@ -352,7 +396,7 @@ def _caller(name: str, request: pytest.FixtureRequest) -> Iterator[Caller]:
         home.chmod(0o700)
         caller = Caller(name, uid, home, tuple(become), tuple(python), environ)
         caller.give(home)
-        yield caller
+        yield caller if request.node.get_closest_marker("fresh") else from_template(caller)
         assert os.listdir(environ["TMPDIR"]) == [], "the runner left temporary files"
 
 

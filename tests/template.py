@@ -3,8 +3,7 @@
 A launch with a new manifest costs some 340 ms of processor time, three quarters of it imports. Forked from a
 template it costs 100 ms. It is the same program: a child of this process with its own streams, environment,
 working directory and session. Such a process does not show that a fresh interpreter imports what it needs.
-`tests/runner/cli/test_usage.py` and `tests/test_readme.py` show that for every verb, and with
-RUNNER_TEST_FRESH=1 every test does.
+Tests marked `fresh` show that for every verb, and with RUNNER_TEST_FRESH=1 every test does.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ _templates: dict[tuple[tuple[str, ...], tuple[str, ...]], Template] = {}
 
 
 def quick(caller: Caller) -> Caller:
-    """The same caller, whose runners are forked from a template. Needs the fixture `templates`."""
+    """The same caller, whose runners are forked from a template, once the fixture `templates` has made it."""
     return _Quick(**{field.name: getattr(caller, field.name) for field in fields(Caller)})
 
 
@@ -243,21 +242,3 @@ def templates(request: pytest.FixtureRequest) -> Iterator[None]:
             _templates[prefix, python] = template
         yield
         _templates.clear()
-
-
-# --- fixtures that modules can import ----------------------------------------------------------------------
-
-
-@pytest.fixture(name="runner_as")
-def quick_runner(runner_as: Caller, templates: None) -> Caller:
-    return quick(runner_as)
-
-
-@pytest.fixture(name="runner_as_root")
-def quick_root(runner_as_root: Caller, templates: None) -> Caller:
-    return quick(runner_as_root)
-
-
-@pytest.fixture(name="runner_as_user")
-def quick_user(runner_as_user: Caller, templates: None) -> Caller:
-    return quick(runner_as_user)

@@ -20,6 +20,8 @@ import pytest
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.test_layers import _loaded, _slow
 
+pytestmark = pytest.mark.fresh
+
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 # Stands for runner/cli/: says what the entry made of this process.
 PROBE = """

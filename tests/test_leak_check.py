@@ -11,6 +11,8 @@ import pytest
 
 from tests.conftest import TEMP_PREFIX, Caller, descendants, traces, vanished
 
+pytestmark = pytest.mark.both_callers
+
 
 def test_an_orphan_is_found() -> None:
     # The shell prints the pid of its child and exits. The child's parent is then this process, not pid 1.

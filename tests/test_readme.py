@@ -18,6 +18,8 @@ from runner.outcome import Code
 from tests.conftest import ROOT, Caller
 from tests.tables import without_limits_note
 
+pytestmark = pytest.mark.fresh
+
 README = (ROOT / "README.md").read_text()
 WITH_EXAMPLES = ("README.md", *(f"docs/{page}.md" for page in ("verbs", "manifests", "policy", "limits")))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

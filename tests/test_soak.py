@@ -34,7 +34,7 @@ OBJECTS_SLACK = (LAUNCHES - WARM_UP) // 2
 SHARED_SLACK = 200
 MINUTES = 60.0
 
-pytestmark = [pytest.mark.machine, pytest.mark.bound(20 * MINUTES)]
+pytestmark = [pytest.mark.machine, pytest.mark.bound(20 * MINUTES), pytest.mark.broad]
 
 MANIFEST = """\
 [plugin]

@@ -10,13 +10,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from scripts.pythons import Python, find_pythons, missing_versions
-from scripts.suite import MOST_REPEATED, NO_TESTS, run_parts, worst
+from scripts.suite import NO_TESTS, newest, run_parts, worst
 from tests.conftest import ROOT, unreachable
 from tests.spread import groups
 from tests.tally import Tally
@@ -255,6 +256,37 @@ def test_a_quick_run_deselects_and_forbids_launches(tmp_path: Path, workers: str
     assert "test_undeclared" in done.stdout and "mark it @pytest.mark.launches" in done.stdout
 
 
+# --- Who calls, and what only --all runs -------------------------------------------------------------------
+
+CALLERS = """
+import pytest
+from tests.conftest import Caller
+
+@pytest.mark.parametrize("number", range(20))
+def test_one(runner_as: Caller, number: int) -> None:
+    pass
+
+@pytest.mark.both_callers
+@pytest.mark.parametrize("number", range(20))
+def test_both(number: int, runner_as: Caller) -> None:
+    pass
+
+@pytest.mark.broad
+def test_broad() -> None:
+    pass
+"""
+
+
+@pytest.mark.needs("root", "user")
+def test_each_test_has_one_caller_unless_all_are_asked_for(tmp_path: Path) -> None:
+    some = run(tmp_path / "it", CALLERS, "--collect-only", "-q").stdout
+    assert some.count("::test_one[") == 20 and some.count("::test_both[") == 40
+    assert "::test_broad" not in some
+    assert all(5 <= len(re.findall(rf"::test_one\[{name}-", some)) <= 15 for name in ("root", "user"))
+    every = run(tmp_path / "it", CALLERS, "--collect-only", "-q", "--all").stdout
+    assert every.count("::test_one[") == 40 and "::test_broad" in every
+
+
 # --- Tests that go to one worker ---------------------------------------------------------------------------
 
 SHARES = """
@@ -358,13 +390,15 @@ def test_parts_have_one_summary(
         monkeypatch.delenv(name)
     here = Python(Path(sys.executable), "3.11.2")
     arguments = command(tmp_path / "it", COUNTS)[3:]
-    assert run_parts(here, [("--part", "parallel"), ("--part", "machine")], arguments) == 1
+    parts = [("--part", "parallel"), ("--part", "machine")]
+    assert run_parts(here, parts, arguments, time.monotonic()) == 1
     said = capfd.readouterr().out
-    assert "1 passed, 1 error in " in said
-    assert said.index("the slowest 2") > said.index("1 passed, 1 deselected")
-    assert (
-        run_parts(here, [("--part", "parallel"), ("--part", "machine")], [*arguments, "-k", "_marked"]) == 0
+    assert re.search(r"failed: .*::test_unmarked\nFAILED: 1 passed, 1 error in 0:\d\d minutes, 0:", said), (
+        said
     )
+    assert said.index("the slowest 2") > said.index("1 passed, 1 deselected")
+    assert run_parts(here, parts, [*arguments, "-k", "_marked"], time.monotonic()) == 0
+    assert "PASSED: 1 passed in " in capfd.readouterr().out
 
 
 @pytest.mark.launches
@@ -375,70 +409,10 @@ def test_a_killed_part_is_reported(
         monkeypatch.delenv(name)
     text = "import os, signal\ndef test_it() -> None:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     arguments = command(tmp_path / "it", text)[3:]
-    assert run_parts(Python(Path(sys.executable), "3.11.2"), [("--part", "parallel")], arguments) == 137
-    assert "--part parallel did not come to its end: Killed" in capfd.readouterr().out
-
-
-REPEATED = """
-import os, pytest
-
-@pytest.mark.parametrize("number", range({fail}))
-def test_beside_others(number: int) -> None:
-    assert "PYTEST_XDIST_WORKER" not in os.environ
-
-@pytest.mark.parametrize("number", range({always}))
-def test_always(number: int) -> None:
-    assert False
-
-def test_fine() -> None:
-    pass
-
-@pytest.mark.machine
-def test_whole_machine() -> None:
-    assert {machine}
-"""
-
-
-@pytest.mark.launches
-@pytest.mark.parametrize(
-    ("fail", "always", "machine", "code"),
-    [
-        (2, 0, True, 0),
-        (MOST_REPEATED, 0, True, 0),
-        (MOST_REPEATED + 1, 0, True, 1),
-        (1, 1, True, 1),
-        (0, 0, False, 1),
-    ],
-)
-def test_what_fails_beside_others_must_pass_alone(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    fail: int,
-    always: int,
-    machine: bool,
-    code: int,
-) -> None:
-    for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST", "RUNNER_TEST"))]:
-        monkeypatch.delenv(name)
-    text = REPEATED.format(fail=fail, always=always, machine=machine)
-    folder = tmp_path / "it"
-    words = command(folder, text)[3:-1]
-    # The names of tests are relative to the folder in which run_parts starts pytest.
-    monkeypatch.setattr("scripts.suite.ROOT", folder)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join([*words, "--rootdir", str(folder)]))
     here = Python(Path(sys.executable), "3.11.2")
-    parts = [("--part", "parallel", "-n", "2"), ("--part", "machine")]
-    assert run_parts(here, parts, [str(folder)]) == code
+    assert run_parts(here, [("--part", "parallel")], arguments, time.monotonic()) == 137
     said = capfd.readouterr().out
-    assert ("again, one by one" in said) == (0 < fail + always <= MOST_REPEATED)
-    assert ("failed beside others and passed alone" in said) == (code == 0)
-    if code == 0:
-        named = said.rpartition("failed beside others and passed alone")[2]
-        assert named.count("::test_beside_others[") >= fail
-    # The first result is never hidden.
-    assert f"{fail + always} failed" in said or not fail + always
+    assert "--part parallel did not come to its end: Killed" in said and "FAILED: no tests" in said
 
 
 # --- Other Pythons -----------------------------------------------------------------------------------------
@@ -492,6 +466,12 @@ def test_every_python_is_found_once(tmp_path: Path, interpreter: Callable[..., P
         "it is not a release",
         "it is built without a global interpreter lock",
     }
+
+
+def test_the_newest_supported_python_is_chosen() -> None:
+    old, new, newer = (Python(Path(f"/{version}"), version) for version in ("3.12.1", "3.13.2", "3.99.0"))
+    assert newest([old, new, newer]) == [new]
+    assert newest([newer]) == [newer] and newest([]) == []
 
 
 def test_missing_versions_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.tables import Line, check_rows, run_lines, wait_for
-from tests.template import _Forked, quick, templates  # noqa: F401 -- a fixture
+from tests.template import _Forked
+
+pytestmark = pytest.mark.both_callers
 
 
 def describe_process() -> dict[str, Any]:
@@ -55,22 +58,20 @@ def describe_process() -> dict[str, Any]:
     }
 
 
-@pytest.mark.usefixtures("templates")
 @pytest.mark.parametrize("more", [{}, {"X": "1"}], ids=["", "a variable"])
 def test_a_process_from_a_template_is_like_a_fresh_one(runner_as: Caller, more: dict[str, str]) -> None:
-    forked = elsewhere.run(quick(runner_as), describe_process, env=more)
-    fresh = elsewhere.run(runner_as, describe_process, env=more)
+    forked = elsewhere.run(runner_as, describe_process, env=more)
+    plain = Caller(**{field.name: getattr(runner_as, field.name) for field in dataclasses.fields(Caller)})
+    fresh = elsewhere.run(plain, describe_process, env=more)
     assert forked == fresh
     assert forked["parent"] == os.getpid() and not forked["trio"]
 
 
-@pytest.mark.usefixtures("templates")
 def test_a_forked_process_ends_like_any_other(runner_as: Caller) -> None:
-    caller = quick(runner_as)
     read, write = os.pipe()
     with (
         open(read, "rb") as reader,
-        caller.start("exec", "--report", str(write), "/", pass_fds=[write]) as process,
+        runner_as.start("exec", "--report", str(write), "/", pass_fds=[write]) as process,
     ):
         os.close(write)
         assert isinstance(process, _Forked)
@@ -85,16 +86,15 @@ def test_a_forked_process_ends_like_any_other(runner_as: Caller) -> None:
         os.write(1, b"here\n")
         signal.pause()
 
-    with elsewhere.start(caller, waits, start_new_session=True) as killed:
+    with elsewhere.start(runner_as, waits, start_new_session=True) as killed:
         assert isinstance(killed, _Forked) and elsewhere.line(killed) == b"here\n"
         assert os.getsid(killed.pid) == killed.pid
         killed.kill()
     assert killed.returncode == -signal.SIGKILL
 
 
-@pytest.mark.usefixtures("templates")
 def test_a_process_that_a_template_cannot_make_is_started(runner_as: Caller) -> None:
-    started = quick(runner_as).start("--version", env={"PYTHONDEVMODE": "1"}, stdin=subprocess.DEVNULL)
+    started = runner_as.start("--version", env={"PYTHONDEVMODE": "1"}, stdin=subprocess.DEVNULL)
     assert type(started) is subprocess.Popen
     started.communicate(timeout=60)
     assert started.returncode == 0

@@ -9,16 +9,13 @@ import pytest
 
 from tests.conftest import Caller
 from tests.escape.cage import ProbeCage, make_cage
-from tests.template import quick, templates
-
-__all__ = ("cage", "secret", "templates")
 
 SECRET = "canary-7f3a"
 
 
 @pytest.fixture
-def cage(runner_as: Caller, plugin_dir: Path, templates: None, nothing_left: None) -> ProbeCage:
-    return make_cage(quick(runner_as), plugin_dir)
+def cage(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> ProbeCage:
+    return make_cage(runner_as, plugin_dir)
 
 
 @pytest.fixture

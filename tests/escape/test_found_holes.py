@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
-from tests.template import quick_root, quick_runner, quick_user  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

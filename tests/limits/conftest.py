@@ -9,14 +9,11 @@ import pytest
 
 from tests.conftest import Caller
 from tests.limits.cage import Box
-from tests.template import quick, templates
-
-__all__ = ("box", "templates")
 
 
 @pytest.fixture
-def box(runner_as: Caller, plugin_dir: Path, templates: None, nothing_left: None) -> Iterator[Box]:
+def box(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Iterator[Box]:
     """Once as root, once as an ordinary user."""
-    box = Box(quick(runner_as), plugin_dir)
+    box = Box(runner_as, plugin_dir)
     yield box
     assert box.groups_left() == []

@@ -19,7 +19,7 @@ from tests.published.places import Desk, make_desk
 from tests.published.servers import NEEDED, SERVERS
 from tests.published.use import AT_ONCE, allow, use_all, wrap
 
-pytestmark = [pytest.mark.needs("registry", "node", "root"), pytest.mark.bound(1200)]
+pytestmark = [pytest.mark.needs("registry", "node", "root"), pytest.mark.bound(1200), pytest.mark.broad]
 
 
 @pytest.fixture

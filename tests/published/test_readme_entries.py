@@ -11,7 +11,7 @@ import pytest
 from tests.published.install import HERE
 from tests.published.servers import NEEDED, SERVERS, Published
 
-pytestmark = [pytest.mark.needs("registry", "node"), pytest.mark.bound(1200)]
+pytestmark = [pytest.mark.needs("registry", "node"), pytest.mark.bound(1200), pytest.mark.broad]
 
 
 def _readme(programs: Path, server: Published) -> str:

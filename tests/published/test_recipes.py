@@ -56,6 +56,7 @@ def _entry(recipe: Recipe, desk: Desk) -> dict[str, Any]:
 
 @pytest.mark.needs("registry", "node", "user", "root")
 @pytest.mark.bound(1200)
+@pytest.mark.broad
 def test_the_recipes_work(
     account_user: Caller, programs: Path, plugin_dir: Path, tmp_path: Path, nothing_left: None
 ) -> None:

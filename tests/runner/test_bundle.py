@@ -19,6 +19,8 @@ from runner.bundle_parts import PARTS
 from tests.conftest import ROOT, Caller
 from tests.test_layers import _loaded
 
+pytestmark = pytest.mark.fresh
+
 # Loads the bundle of the checkout argv[1]. Tells what the import statement was asked for meanwhile, and what
 # all modules of the launch are like. (`__cached__` is deprecated, and `__spec__` has the same.)
 _LOADS = """

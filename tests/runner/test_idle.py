@@ -17,7 +17,6 @@ from scripts.benches.waiting import Spent, Start, measure_all, measure_quiet
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.limits.cage import policy
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -23,7 +23,6 @@ from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox.doctor.groups import in_groups_of_their_own, made_in, with_read_only_groups
-from tests.template import quick_root, quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 REAL = shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
 

@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.test_report import faults
 from tests.runner.session.test_endings import NAME, NEXO, PLUGIN, Write
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

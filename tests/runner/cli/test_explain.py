@@ -13,7 +13,6 @@ import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups
-from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

@@ -17,7 +17,6 @@ from runner.cli.plan import _KINDS
 from runner.contracts.registry import contract_options
 from sandbox.facts import Facts
 from tests.conftest import SYSTEM_PATH, Caller
-from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

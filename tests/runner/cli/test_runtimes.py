@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
-from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -16,6 +16,8 @@ from sandbox.identity.host_side import host_side
 from tests import elsewhere
 from tests.conftest import Caller
 
+pytestmark = pytest.mark.both_callers
+
 Write = Callable[..., Path]
 
 NEXO = """\

@@ -17,7 +17,6 @@ from tests.conftest import ROOT, Caller
 from tests.runner.cli.test_call import own
 from tests.runner.cli.test_usage import completed
 from tests.runner.launch.test_report import faults
-from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

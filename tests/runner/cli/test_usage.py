@@ -34,6 +34,7 @@ def test_the_overview_has_every_verb_in_its_group(runner_as_user: Caller) -> Non
     assert {"render", "wrap"} < {verb for verbs in verb_groups().values() for verb in verbs}
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_has_an_example(runner_as_user: Caller, verb: str) -> None:
     said = runner_as_user(verb, "--help")

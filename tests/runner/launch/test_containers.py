@@ -15,6 +15,8 @@ from sandbox.cell import cell
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
 
+pytestmark = pytest.mark.both_callers
+
 # What Docker, Podman and containerd leave to a container's root.
 DOCKER_CAPABILITIES = (
     *("chown", "dac_override", "fowner", "fsetid", "kill", "setgid", "setuid", "setpcap"),

@@ -32,7 +32,6 @@ from sandbox.limits.meter import VIOLATION
 from sandbox.spec import Limits, SandboxSpec
 from sandbox.streams.relay import Relay
 from tests.conftest import Caller
-from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

@@ -13,7 +13,6 @@ import pytest
 from runner.launch.prepare import managed_state_dir
 from sandbox.identity.state import StateRefused
 from tests.conftest import Caller
-from tests.template import quick_root, quick_user, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

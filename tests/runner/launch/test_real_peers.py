@@ -18,7 +18,6 @@ import pytest
 
 from tests.conftest import Caller
 from tests.peers import EVERY_SERVER, Peers
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

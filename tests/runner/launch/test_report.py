@@ -27,7 +27,6 @@ from sandbox.policy.policy import Policy
 from sandbox.spec import SIZES, Grant, Limits, Network, SandboxSpec
 from tests.conftest import ROOT, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups
-from tests.template import quick_runner, quick_user, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

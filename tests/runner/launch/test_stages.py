@@ -18,7 +18,6 @@ from runner.launch.stages import Stopwatch, decode_planned
 from sandbox.codec import encode
 from tests import elsewhere
 from tests.conftest import Caller
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

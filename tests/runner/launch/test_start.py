@@ -14,7 +14,6 @@ from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.limits.cage import PREFER, Box, by_cgroup
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 
 def test_clocks_count_from_the_start_of_the_invocation() -> None:

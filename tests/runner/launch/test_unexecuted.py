@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import Caller
 from tests.limits.altered import altered
-from tests.template import quick, templates  # noqa: F401 -- a fixture
 
 Write = Callable[..., Path]
 
@@ -81,17 +80,11 @@ def test_what_became_of_it_meanwhile(
     assert "bwrap" not in done.stderr and "sh:" not in done.stderr
 
 
-def test_exit_codes_of_a_plugin_are_its_own(
-    runner_as: Caller,
-    plugin_dir: Path,
-    write_file: Write,
-    templates: None,  # noqa: F811 -- a fixture
-) -> None:
-    caller = quick(runner_as)
+def test_exit_codes_of_a_plugin_are_its_own(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     manifest = write_file(plugin_dir / "nexo-plugin.toml", MANIFEST.format(command="./plugin"))
     for code in (125, 126, 127):
         write_file(plugin_dir / "plugin", f"#!/bin/sh\nexit {code}\n", 0o755)
-        done, report = launch(caller, manifest=manifest)
+        done, report = launch(runner_as, manifest=manifest)
         assert (done.returncode, report["outcome"]["cause"]) == (code, f"exit:{code}")
         assert (report["exit"]["code"], report["exit"]["reached_exec"]) == (code, True)
 

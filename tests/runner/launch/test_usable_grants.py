@@ -15,7 +15,6 @@ import pytest
 
 from tests.conftest import ROOT, Caller
 from tests.sandbox.paths.test_program import node_package
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 SERVER = ROOT / "tests/plugins/mcp_bare/server.py"

@@ -26,7 +26,6 @@ from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
 from tests.tables import wait_for
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -18,7 +18,6 @@ from tests.conftest import Caller
 from tests.runner.launch.test_report import faults
 from tests.runner.session.test_endings import ENVIRON, NAME, NEXO, PLUGIN, SECONDS, Write
 from tests.tables import Line, check_rows, run_lines
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 CAT = '{"mcpServers": {"own": {"command": "/usr/bin/cat"}}}'
 NOWHERE = '{"mcpServers": {"own": {"command": "/nowhere"}}}'

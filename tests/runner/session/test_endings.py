@@ -20,7 +20,6 @@ from tests.conftest import SYSTEM_PATH, Caller
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.runner.launch.test_report import faults
 from tests.tables import Line, check_rows, run_lines, wait_for
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 SECONDS = 60.0

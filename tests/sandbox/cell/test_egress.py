@@ -19,7 +19,7 @@ from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.both_callers]
 
 PYTHON = "/usr/bin/python3"
 HOSTS = ["example.com:443,8080", "9.9.9.9:443", "10.0.0.0/8:443"]

@@ -29,6 +29,8 @@ from tests.sandbox.limits import own_cgroups
 from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
 from tests.tables import wait_for
 
+pytestmark = pytest.mark.both_callers
+
 DISKS = ((8, 0), (253, 1))
 FULL = Limits(memory=64 << 20, pids=10, cpu=0.5, cpu_time=3.0, io=1 << 20)
 

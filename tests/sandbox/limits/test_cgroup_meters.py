@@ -17,6 +17,8 @@ from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
 
+pytestmark = pytest.mark.both_callers
+
 CORES = os.cpu_count() or 1
 
 

@@ -17,6 +17,8 @@ from tests import elsewhere
 from tests.conftest import Caller
 from tests.tables import wait_for
 
+pytestmark = pytest.mark.both_callers
+
 ALL = " ".join(CONTROLLERS)
 
 

@@ -12,6 +12,8 @@ from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
 
+pytestmark = pytest.mark.both_callers
+
 HYGIENE = {
     resource.RLIMIT_CORE: (0, 0),
     resource.RLIMIT_RTPRIO: (0, 0),

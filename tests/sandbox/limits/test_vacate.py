@@ -24,7 +24,7 @@ from tests.conftest import Caller
 from tests.sandbox.limits.own_cgroups import chown_to, join_command, make_parent_cgroup
 from tests.tables import wait_for
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.both_callers]
 
 SLEEPS = ("/bin/sleep", "1000")
 # A host that starts one process after another, while we look and while we move.

@@ -22,6 +22,8 @@ from sandbox.spec import Limits
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox import cages
 
+pytestmark = pytest.mark.both_callers
+
 Write = Callable[..., Path]
 
 LAYERS = Layers(b"filter", True, True, True, None)

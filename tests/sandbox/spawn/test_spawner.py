@@ -81,6 +81,7 @@ def test_the_exit_code_is_the_programs(runner_as: Caller) -> None:
     assert elsewhere.run(runner_as, output_of, order(runner_as, "/bin/sh", "-c", "exit 7")) == "\n7"
 
 
+@pytest.mark.both_callers
 def test_ids_are_really_changed(runner_as: Caller) -> None:
     # Read from outside of its user namespace, by a process of ours: what the kernel says, not what it sees.
     def look(given: dict[str, Any]) -> str:
@@ -337,6 +338,7 @@ def test_a_file_that_is_not_a_program(runner_as: Caller, plugin_dir: Path) -> No
     assert elsewhere.run(runner_as, failing, given) == ["start bubblewrap", errno.ENOEXEC, False, 0]
 
 
+@pytest.mark.both_callers
 def test_a_uid_that_cannot_be_mapped(runner_as: Caller) -> None:
     # For root there is none but the invalid one; for others every uid that is not theirs.
     strange = {"uid": 2**32 - 1} if runner_as.uid == 0 else {"uid": LEASED, "gid": LEASED}
@@ -453,6 +455,7 @@ def paused_at(given: dict[str, Any], stage: int, forks_at: int) -> None:
     spawner.spawn(SpawnOrder(**{**given, "keep": [us]}))
 
 
+@pytest.mark.both_callers
 @pytest.mark.parametrize("stage", range(len(STAGES)), ids=STAGES)
 def test_the_runners_death_at_any_stage(runner_as: Caller, stage: int) -> None:
     given = order(runner_as, "/bin/sleep", "1000")
@@ -480,6 +483,7 @@ def before_the_mapping(given: dict[str, Any]) -> None:
     spawner.spawn(SpawnOrder(**given))
 
 
+@pytest.mark.both_callers
 def test_the_runners_death_before_the_mapping(runner_as: Caller) -> None:
     with elsewhere.start(runner_as, before_the_mapping, order(runner_as, "/bin/echo", "started")) as runner:
         assert elsewhere.line(runner) == b".\n"
@@ -561,6 +565,7 @@ def keyrings(given: dict[str, Any]) -> list[str]:
     return [str(own), *(output_of(given).split()[0] for _ in range(2))]
 
 
+@pytest.mark.both_callers
 def test_each_program_has_a_session_keyring_of_its_own(runner_as: Caller) -> None:
     """Otherwise keys of one plugin would be keys of the next, and of the runner."""
     tell = (
@@ -636,6 +641,7 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
     return [*result, len(os.listdir("/proc/self/fd")) - before]
 
 
+@pytest.mark.both_callers
 def test_the_program_joins_its_groups_and_the_init_does_not(runner_as: Caller) -> None:
     with make_own_cgroups(runner_as) as own:
         told = elsewhere.run(own.caller, grouped, order(runner_as, "/bin/sleep", "1000"))
@@ -643,6 +649,7 @@ def test_the_program_joins_its_groups_and_the_init_does_not(runner_as: Caller) -
         assert own.groups() == []
 
 
+@pytest.mark.both_callers
 @pytest.mark.parametrize(
     ("fault", "stage", "code"),
     [
@@ -704,6 +711,7 @@ def born(refuse: bool) -> dict[str, Any]:
         }
 
 
+@pytest.mark.both_callers
 @pytest.mark.parametrize("refuse", [False, True], ids=["clone3", "clone3 refused"])
 def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) -> None:
     """Moving it there would cost 11 ms. If clone3 is refused, it is moved all the same."""

@@ -26,7 +26,6 @@ from tests.runner.launch.monitored_plugins import (
 )
 from tests.runner.launch.stored.kept_plugin import SETTLED
 from tests.tables import wait_for
-from tests.template import quick_root, quick_runner, templates  # noqa: F401 -- fixtures
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from tests.limits.cage import Box
 from tests.runner.launch import monitored_plugins
 from tests.runner.launch.monitored_plugins import CAT, SLEEPS, holding, in_cage, invocation, line, summed
 from tests.tables import wait_for
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from tests.runner.launch.monitored_plugins import (
     summed,
 )
 from tests.tables import REPEAT
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 Write = Callable[..., Path]
 

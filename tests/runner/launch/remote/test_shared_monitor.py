@@ -21,7 +21,6 @@ from tests.conftest import Caller
 from tests.limits.cage import Box
 from tests.runner.launch import monitored_plugins
 from tests.runner.launch.monitored_plugins import forkserver_pid, invocation, line, settled, summed
-from tests.template import quick_runner, templates  # noqa: F401 -- fixtures
 
 ECHOES = "#!/bin/sh\necho runs\nexec cat\n"
 KILLED = ["internal", "run", "monitor", 125]
