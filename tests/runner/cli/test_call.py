@@ -22,7 +22,7 @@ from runner.outcome import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.test_report import faults
-from tests.tables import Done, Line, check_rows, run_lines, wait_for
+from tests.tables import Done, Line, check_rows, run_lines
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
