@@ -11,6 +11,8 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import psutil
+
 from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.trial import Note, TrialOutcome, in_child
 from sandbox.limits.assign import assign, most_open_files
@@ -265,6 +267,7 @@ def shares(rules: Iterable[tuple[str, LimitRule]], part: float) -> list[Finding]
     memory = by_name.get("memory", LimitRule()).default
     found, whole = shares_of(part), shares_of(1.0)
     return [
+        _shared_memory(memory),
         _shared_files(found, whole, by_name),
         _shared_sockets(found, whole, memory),
         Finding(
@@ -278,6 +281,25 @@ def shares(rules: Iterable[tuple[str, LimitRule]], part: float) -> list[Finding]
 
 
 _NOT_OF_THE_HOST = "not of a plugin with the host's network: there nobody can tell whose they are"
+
+
+def _shared_memory(limit: float | None) -> Finding:
+    """Limits bound each plugin. How many fit beside each other is a fact of the machine."""
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    summary = (
+        f"{memory.available >> 20} of {memory.total >> 20} MiB are available, and {swap.free >> 20} MiB of swap, "
+        f"on {psutil.cpu_count() or 1} processors"
+    )
+    if limit is None:
+        return Finding("shared_memory", "info", summary, "the policy gives plugins no memory limit by default")
+    fitting = memory.available // int(limit)
+    return Finding(
+        "shared_memory",
+        "info" if fitting else "degraded",
+        f"{summary}: room for {fitting} plugins at their limit of {int(limit) >> 20} MiB",
+        "" if fitting else "one plugin within its limit can use up the memory of this machine",
+        "" if fitting else "lower limits.memory.default in the policy",
+    )
 
 
 def _shared_files(found: Shares, whole: Shares, rules: Mapping[str, LimitRule]) -> Finding:

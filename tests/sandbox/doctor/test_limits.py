@@ -185,7 +185,7 @@ def test_the_shares_are_told(monkeypatch: pytest.MonkeyPatch, memory: int | None
     monkeypatch.setattr(limits, "shares_of", {1.0: whole, 0.25: quarter}.__getitem__)
     rules = [("memory", LimitRule(memory)), ("pids", LimitRule(20, 100))]
     found = told(limits.shares(rules, 0.25))
-    assert {finding.status for finding in found.values()} == {"info"}
+    assert {finding.status for name, finding in found.items() if name != "shared_memory"} == {"info"}
     files = found["shared_files"]
     assert "100000 of 400000 open and mapped files, 25% of fs.file-max" in files.summary
     assert files.summary.endswith(
@@ -194,6 +194,22 @@ def test_the_shares_are_told(monkeypatch: pytest.MonkeyPatch, memory: int | None
     memory_told = found["shared_socket_memory"].summary
     assert f"hold {sockets} of 128 MiB, {100 * sockets / 128:g}% of net.ipv4.tcp_mem" in memory_told
     assert "2000 of 8000 connections" in found["shared_orphans"].summary
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "told_of"),
+    [
+        (None, "info", "on"),
+        (1 << 20, "info", "plugins at their limit of 1 MiB"),
+        (1 << 60, "degraded", "room for 0 plugins"),
+    ],
+)
+def test_how_many_plugins_fit_is_told(limit: int | None, status: str, told_of: str) -> None:
+    finding = told(limits.shares([("memory", LimitRule(limit))], 0.25))["shared_memory"]
+    assert finding.status == status
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    assert f" of {total} MiB are available" in finding.summary and told_of in finding.summary
+    assert (limit is None) is ("no memory limit" in finding.detail)
 
 
 def test_a_machine_without_a_bound_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
