@@ -249,13 +249,12 @@ def _sharing(
     def see_planned(planned: Planned, sources: Sources) -> None:
         held = sources.held
         before.stop()  # the shared monitor sets up the same socket
-        if (
-            held is not None
-            and can_be_shared(planned)
-            and hand_over(shared, order, planned, held.opened.descriptors, descriptors)
-        ):
+        if held is not None and can_be_shared(planned):
+            # Before: this process ends then, and its pid may be another's.
             control.tell(Born(shared.pid))
-            raise HandedOver
+            if hand_over(shared, order, planned, held.opened.descriptors, descriptors):
+                raise HandedOver
+            control.tell(Born(os.getpid()))
         shared.pass_by()
         before.start()
 

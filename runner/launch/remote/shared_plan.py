@@ -4,8 +4,8 @@ A monitor takes 5 MB, more than all else beside the plugin, and most of its life
 (runner/launch/remote/shared_monitor.py) starts the plugins of a host and waits for all of them. What comes
 before the start may take long: manifest and plugin decide how much there is to read, and other plugins must
 not wait for that. So each launch has a process of its own up to its plan. That process sends the plan, the
-sources that it has opened and the host's descriptors to the shared monitor, tells the host the monitor's pid,
-and ends. If the plan cannot be shared or sent, it carries out the plan itself.
+sources that it has opened and the host's descriptors to the shared monitor, and ends. If the plan cannot be
+shared or sent, it carries out the plan itself.
 """
 
 from __future__ import annotations

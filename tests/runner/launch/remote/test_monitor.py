@@ -163,9 +163,8 @@ def spoken(given: dict[str, Any]) -> list[Any]:
 
     ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     if given.get("spoil"):
-        gear = ticket._given
-        assert gear is not None
-        os.truncate(gear.order, 10)
+        assert ticket._given is not None
+        os.truncate(ticket._given.order, 10)
     ticket.send(forkserver.current())
     with open(ticket.control, "rb", closefd=False) as control:
         messages = [decode(text, MESSAGES) for text in control]
@@ -177,8 +176,9 @@ def spoken(given: dict[str, Any]) -> list[Any]:
 
 def test_what_is_said_in_which_order(box: Box) -> None:
     told = monitored_plugins.run(box, spoken, monitored_plugins.given(box, "#!/bin/sh\nexit 4\n"))
-    assert [kind for kind, _ in told] == ["Born", "Terms", "Launched", "MonitorEnd"]
-    _, terms, launched, ended = (fields for _, fields in told)
+    assert [kind for kind, _ in told] == ["Born", "Born", "Terms", "Launched", "MonitorEnd"]
+    planner, monitor, terms, launched, ended = (fields for _, fields in told)
+    assert planner != monitor
     assert terms["unsandboxed"] is False
     assert list(launched["timings"]) == ["manifest", "policy", "plan", "launch"]
     assert ended["status"] == 4
