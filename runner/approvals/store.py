@@ -10,7 +10,7 @@ import os
 
 from runner.approvals.record import ApprovalKey, ApprovalRecord
 from sandbox import look
-from sandbox.typed import Mapping, Sequence
+from sandbox.speed.typed import Mapping, Sequence
 
 ENDING = ".json"  # of the name of each file
 TOLD = ".told-"  # before the stem: the mark of is_told

@@ -42,7 +42,7 @@ from sandbox.paths.homes import homes
 from sandbox.policy.approval import joined
 from sandbox.policy.policy import steers
 from sandbox.spec import Approval, Denial, is_variable_name
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 NAME = "allow"
 HELP = "show what a plugin asks for, and allow it once and for all"

@@ -17,8 +17,8 @@ from sandbox.identity.removal import first_owned_by, remove_tree
 from sandbox.identity.state import lock_alone, open_record, record_path, remove_record, state_root
 from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
-from sandbox.typed import Iterator, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterator, Mapping
+from sandbox.speed.value import NamedTuple
 
 
 class State(NamedTuple):

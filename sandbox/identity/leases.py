@@ -8,8 +8,8 @@ import os
 import struct
 
 from sandbox.identity.uid_range import in_use, pools
-from sandbox.typed import Iterable
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable
+from sandbox.speed.value import NamedTuple
 
 RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from sandbox.scopes import contextmanager, suppress
-from sandbox.typed import TYPE_CHECKING, Iterator, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import contextmanager, suppress
+from sandbox.speed.typed import TYPE_CHECKING, Iterator, Sequence
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

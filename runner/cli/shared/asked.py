@@ -7,9 +7,9 @@ import re
 from sandbox.paths.mounts import contains
 from sandbox.policy.policy import private_fault, steers
 from sandbox.spec import Approval, Limits
-from sandbox.typed import Iterable, Iterator, Sequence
+from sandbox.speed.typed import Iterable, Iterator, Sequence
+from sandbox.speed.value import NamedTuple
 from sandbox.units import format_limit
-from sandbox.value import NamedTuple
 
 # Names of variables whose values are most often secrets.
 _SECRET = re.compile(

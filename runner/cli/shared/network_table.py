@@ -11,7 +11,7 @@ from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.policy.policy import NetworkRule, host_matches
 from sandbox.spec import Denial, names_policy_hosts
-from sandbox.typed import Iterator
+from sandbox.speed.typed import Iterator
 from sandbox.units import format_duration, format_size
 
 

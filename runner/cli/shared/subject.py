@@ -14,8 +14,8 @@ from runner.launch.prepare import load
 from runner.launch.stages import Invocation, Loaded, Stopwatch
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.paths.homes import homes
-from sandbox.typed import Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Sequence
+from sandbox.speed.value import NamedTuple
 
 
 class AllowSubject(NamedTuple):
