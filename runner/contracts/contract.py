@@ -16,8 +16,8 @@ from __future__ import annotations
 import importlib
 
 from runner.plugin import Switches
-from sandbox.typed import TYPE_CHECKING, Any, Callable, Literal, Protocol
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Literal, Protocol
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse

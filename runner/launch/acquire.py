@@ -21,10 +21,10 @@ from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
 from sandbox.limits.cgroup_settings import whole_disks
 from sandbox.plan.layers import LayerUnavailable, with_owner
 from sandbox.plan.plan import Bind, PlanRefused
-from sandbox.scopes import ExitStack, contextmanager
 from sandbox.spec import Denial
-from sandbox.typed import TYPE_CHECKING, Collection, Iterator, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import ExitStack, contextmanager
+from sandbox.speed.typed import TYPE_CHECKING, Collection, Iterator, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from sandbox.paths.denylist import Denylist
     from sandbox.plan.owners import Decision
     from sandbox.plan.plan import LaunchPlan, OpenPlan
-    from sandbox.scopes import AbstractContextManager
-    from sandbox.typed import Callable
+    from sandbox.speed.scopes import AbstractContextManager
+    from sandbox.speed.typed import Callable
 
 
 class Held(NamedTuple):

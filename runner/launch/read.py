@@ -6,7 +6,7 @@ from runner.contracts.registry import command_contract
 from runner.launch.command import plugin_of
 from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at, load
-from sandbox.typed import Mapping
+from sandbox.speed.typed import Mapping
 
 
 def read_invocation(

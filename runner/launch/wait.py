@@ -17,10 +17,19 @@ import time
 
 from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
 from sandbox.limits.meter import VIOLATION, Meter
-from sandbox.scopes import contextmanager
-from sandbox.signals import signal
-from sandbox.typed import TYPE_CHECKING, Callable, Generator, Iterator, Literal, Mapping, Protocol, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import contextmanager
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import (
+    TYPE_CHECKING,
+    Callable,
+    Generator,
+    Iterator,
+    Literal,
+    Mapping,
+    Protocol,
+    Sequence,
+)
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from typing import TypeVar

@@ -34,7 +34,7 @@ from sandbox.paths.mounts import Mounts, read_mounts
 from sandbox.policy.policy import LimitRule, Policy
 from sandbox.spawn.init import fork_into, join_cgroups
 from sandbox.spec import Grant, Limits, Network
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Small enough for every machine. Nothing is used up: the process that joins ends at once.
 _LIMITS = Limits(memory=64 << 20, pids=16, cpu=0.5, cpu_time=60.0, io=64 << 20)
@@ -287,11 +287,11 @@ def _shared_memory(limit: float | None) -> Finding:
     """Limits bound each plugin. How many fit beside each other is a fact of the machine."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     summary = (
-        f"{memory.available >> 20} of {memory.total >> 20} MiB are available, and {swap.free >> 20} MiB of swap, "
-        f"on {psutil.cpu_count() or 1} processors"
+        f"{memory.available >> 20} of {memory.total >> 20} MiB are available, and {swap.free >> 20} MiB of swap, on "
+        f"{psutil.cpu_count() or 1} processors"
     )
     if limit is None:
-        return Finding("shared_memory", "info", summary, "the policy gives plugins no memory limit by default")
+        return Finding("shared_memory", "info", summary, "by default the policy sets no memory limit")
     fitting = memory.available // int(limit)
     return Finding(
         "shared_memory",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.typed import Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Literal
+from sandbox.speed.value import NamedTuple
 
 
 class NetlinkRequest(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import struct
 
-from sandbox.typed import TYPE_CHECKING
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.spawn.network_order import NetworkOrder

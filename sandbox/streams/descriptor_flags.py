@@ -10,9 +10,9 @@ import fcntl
 import os
 import struct
 
-from sandbox.scopes import contextmanager
-from sandbox.typed import Iterable, Iterator
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import contextmanager
+from sandbox.speed.typed import Iterable, Iterator
+from sandbox.speed.value import NamedTuple
 
 _UNLOCK = struct.pack("hh4xqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)  # a struct flock: the whole file
 # The flags that F_SETFL can change. The others are decided when a file is opened.

@@ -18,9 +18,9 @@ import fcntl
 import os
 import stat
 
-from sandbox.scopes import contextmanager, suppress
+from sandbox.speed.scopes import contextmanager, suppress
+from sandbox.speed.typed import Iterable, Iterator
 from sandbox.streams.descriptor_flags import SETTABLE, restore_flags
-from sandbox.typed import Iterable, Iterator
 
 _MOST_FILES = 4096  # open files of the process that started us. Beyond that the search ends
 

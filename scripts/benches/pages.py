@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 from scripts.benches import plots
 from scripts.benches.machine import Load, Machine
 from scripts.benches.rows import Against, Row, Table

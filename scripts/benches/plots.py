@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 LAUNCH, SESSIONS = "performance-launch.svg", "performance-sessions.svg"
 

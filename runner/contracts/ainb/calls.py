@@ -26,7 +26,7 @@ from runner.contracts.ainb.screen import (
 )
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 CLI_DISPATCH = "plugin/cli_dispatch"
 RENDER = "plugin/render"

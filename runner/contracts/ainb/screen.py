@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # --- the text of one cell -----------------------------------------------------------------------------------
 

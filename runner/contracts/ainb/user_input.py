@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, cast
 
 from runner.contracts.ainb.screen import MOST_U16
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 SHIFT: Final = 1
 CTRL: Final = 2

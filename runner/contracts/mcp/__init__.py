@@ -14,7 +14,7 @@ from runner.contracts.contract import (
     WrappedCommand,
 )
 from sandbox import look
-from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
     from runner.contracts.contract import EntryFound, WrappedEntry

@@ -64,8 +64,8 @@ from runner.launch.wait import Need, Steps, drive
 from runner.outcome import Failure, Outcome
 from runner.plugin import Allowance
 from sandbox.cell.contents import read_contents
-from sandbox.codec import decode, encode
 from sandbox.files import write_all
+from sandbox.speed.codec import decode, encode
 
 # How long a process that watches other plugins too may take to acquire what a launch needs. It takes some
 # milliseconds, unless another runner was stopped while it held a lock.
@@ -249,13 +249,12 @@ def _sharing(
     def see_planned(planned: Planned, sources: Sources) -> None:
         held = sources.held
         before.stop()  # the shared monitor sets up the same socket
-        if (
-            held is not None
-            and can_be_shared(planned)
-            and hand_over(shared, order, planned, held.opened.descriptors, descriptors)
-        ):
+        if held is not None and can_be_shared(planned):
+            # Before: this process ends then, and its pid may be another's.
             control.tell(Born(shared.pid))
-            raise HandedOver
+            if hand_over(shared, order, planned, held.opened.descriptors, descriptors):
+                raise HandedOver
+            control.tell(Born(os.getpid()))
         shared.pass_by()
         before.start()
 

@@ -4,8 +4,8 @@ A monitor takes 5 MB, more than all else beside the plugin, and most of its life
 (runner/launch/remote/shared_monitor.py) starts the plugins of a host and waits for all of them. What comes
 before the start may take long: manifest and plugin decide how much there is to read, and other plugins must
 not wait for that. So each launch has a process of its own up to its plan. That process sends the plan, the
-sources that it has opened and the host's descriptors to the shared monitor, tells the host the monitor's pid,
-and ends. If the plan cannot be shared or sent, it carries out the plan itself.
+sources that it has opened and the host's descriptors to the shared monitor, and ends. If the plan cannot be
+shared or sent, it carries out the plan itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from runner.launch.remote.descriptors import send_descriptors
 from runner.launch.remote.messages import ORDER_CLASSES, LaunchDescriptors, LaunchOrder
 from runner.launch.stages import Planned, decode_planned, encode_planned
 from sandbox import facts
-from sandbox.codec import decode, encode
 from sandbox.files import write_all
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import survey
@@ -32,7 +31,8 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
 from sandbox.plan.plan import OpenPlan
 from sandbox.spawn.machine_code import executable
-from sandbox.value import NamedTuple
+from sandbox.speed.codec import decode, encode
+from sandbox.speed.value import NamedTuple
 
 # Of plan and environment. They stay in the shared monitor's memory, and it must not wait until a host has
 # read them.

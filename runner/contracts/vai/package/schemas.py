@@ -20,7 +20,7 @@ from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.document.read import parse
 from sandbox.paths.beneath import Escapes, open_beneath
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 MOST_SCHEMA_BYTES = 1 << 20
 

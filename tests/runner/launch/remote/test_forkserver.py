@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from tests.runner.launch.monitored_plugins import (
     settled,
     summed,
 )
-from tests.runner.launch.stored.kept_plugin import SETTLED
 from tests.tables import wait_for
 
 
@@ -304,7 +302,7 @@ def test_what_is_short_fails_one_launch_and_no_more(box: Box, what: str, expecte
 
 
 def imported(given: dict[str, Any], told: str) -> list[Any]:
-    """The modules that each monitor has imported itself."""
+    """The modules that each launch and each shared monitor has imported itself."""
     import os
 
     import trio
@@ -332,11 +330,10 @@ forkserver.main(int(sys.argv[1]), int(sys.argv[2]))
 """
 
     async def main() -> None:
-        for other in ("", "", "1"):
-            environ = {**os.environ, "RUNNER_TEST": other}  # another value is another launch
-            async with open_cage(invocation(given), environ=environ) as cage:
+        for _ in range(2):
+            async with open_cage(invocation(given), environ=dict(os.environ)) as cage:
                 await line(cage.stdout)
-                async with open_cage(invocation(given), environ=environ) as second:
+                async with open_cage(invocation(given), environ=dict(os.environ)) as second:
                     await line(second.stdout)
         await aclose_forkserver()
 
@@ -346,14 +343,13 @@ forkserver.main(int(sys.argv[1]), int(sys.argv[2]))
         with open(told) as file:
             return file.read().splitlines()
 
-    assert wait_for(lambda: len(lines()) == 6)
+    assert wait_for(lambda: len(lines()) == 6)  # of four launches, and twice a monitor of two
     return lines()
 
 
 def test_who_launches_imports_nothing(box: Box) -> None:
-    """Only the first reads the manifest, which is then in the cache. The next takes the plan of the first."""
+    """Only the first reads the manifest, which is then in the cache."""
     asked, told = monitored_plugins.given(box, monitored_plugins.SLEEPS), box.folder / "told"
-    time.sleep(SETTLED)
     found = monitored_plugins.run(box, imported, asked, str(told))
     assert sorted(found)[:-1] == [""] * 5
 

@@ -21,8 +21,8 @@ from runner.launch.remote.control import Control, Interruptible
 from runner.launch.remote.messages import Born, Launched, LaunchOrder, decode_order
 from runner.launch.stages import Invocation
 from runner.outcome import Failure
-from sandbox.codec import encode
 from sandbox.spec import Limits, Overrides
+from sandbox.speed.codec import encode
 from tests import elsewhere
 from tests.conftest import Caller, vanished
 from tests.limits.cage import Box
@@ -158,13 +158,12 @@ def spoken(given: dict[str, Any]) -> list[Any]:
 
     from runner.launch.remote import forkserver
     from runner.launch.remote.messages import MESSAGES
-    from sandbox.codec import decode
+    from sandbox.speed.codec import decode
 
     ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     if given.get("spoil"):
-        gear = ticket._given
-        assert gear is not None
-        os.truncate(gear.order, 10)
+        assert ticket._given is not None
+        os.truncate(ticket._given.order, 10)
     ticket.send(forkserver.current())
     with open(ticket.control, "rb", closefd=False) as control:
         messages = [decode(text, MESSAGES) for text in control]
@@ -176,8 +175,9 @@ def spoken(given: dict[str, Any]) -> list[Any]:
 
 def test_what_is_said_in_which_order(box: Box) -> None:
     told = monitored_plugins.run(box, spoken, monitored_plugins.given(box, "#!/bin/sh\nexit 4\n"))
-    assert [kind for kind, _ in told] == ["Born", "Terms", "Launched", "MonitorEnd"]
-    _, terms, launched, ended = (fields for _, fields in told)
+    assert [kind for kind, _ in told] == ["Born", "Born", "Terms", "Launched", "MonitorEnd"]
+    planner, monitor, terms, launched, ended = (fields for _, fields in told)
+    assert planner != monitor
     assert terms["unsandboxed"] is False
     assert list(launched["timings"]) == ["manifest", "policy", "plan", "launch"]
     assert ended["status"] == 4
@@ -197,7 +197,7 @@ def faulty(given: dict[str, Any]) -> list[Any]:
     """A monitor whose own code fails, when all is over but the telling."""
     from runner.launch.remote import forkserver, monitor
     from runner.launch.remote.messages import MESSAGES
-    from sandbox.codec import decode
+    from sandbox.speed.codec import decode
 
     def report(*_: object) -> Any:
         raise KeyError("ours")

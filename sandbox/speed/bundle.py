@@ -22,7 +22,7 @@ _WRITABLE_BY_OTHERS = 0o022
 # A source that changed so recently could change again without another time.
 _SETTLED_SECONDS = 2.0
 # The folder that holds runner/ and sandbox/.
-_ROOT = __file__.removesuffix("/runner/bundle.py")
+_ROOT = __file__.removesuffix("/sandbox/speed/bundle.py")
 
 _Entry = tuple[str, bool, str, int, int, "CodeType"]  # name, is it a package, its file, size, time, code
 
@@ -144,7 +144,7 @@ def _write(part: str) -> None:
     from importlib.util import find_spec
     from marshal import dumps
 
-    from runner.bundle_parts import PARTS
+    from sandbox.speed.bundle_parts import PARTS
 
     sources = list[tuple[str, bool, str, int, int, InspectLoader]]()
     for name in PARTS[part]:
