@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.contracts.ainb import INIT_SECONDS, handshake
 from runner.contracts.ainb.messages import RULES
-from runner.protocol.dialect import Setting, Violation
+from runner.protocol.dialect import Setting
 from runner.protocol.framing import HeaderFraming
 from runner.protocol.inspector import HandshakeInspector
 from runner.protocol.observer import Observer
@@ -32,9 +32,5 @@ class Inspector(HandshakeInspector):
         super().__init__(Observer(_WORDS, frozenset((handshake.INIT,))), handshake.INIT)
         self._plugin = setting.plugin
 
-    def _welcomed(self, result: Any) -> Violation | None:
-        try:
-            handshake.read_welcome(result, self._plugin)
-        except handshake.HandshakeFault as fault:
-            return fault.violation
-        return None
+    def _welcomed(self, result: Any) -> None:
+        handshake.read_welcome(result, self._plugin)

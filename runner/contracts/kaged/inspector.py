@@ -38,12 +38,8 @@ class Inspector(HandshakeInspector):
     def handshake_seconds(self) -> float:
         return dict(self._plugin.timeouts).get("handshake", HANDSHAKE_SECONDS)
 
-    def _welcomed(self, result: Any) -> Violation | None:
-        try:
-            handshake.read_welcome(result, self._plugin)
-        except handshake.HandshakeFault as fault:
-            return fault.violation
-        return None
+    def _welcomed(self, result: Any) -> None:
+        handshake.read_welcome(result, self._plugin)
 
     def _asked(self, question: Question) -> Violation | None:
         if not question.is_question and question.method not in self._notifications:

@@ -99,7 +99,6 @@ class RuneDialect(Dialect):
     """One conversation, which is one call."""
 
     one_shot = True
-    patience = None
 
     def __init__(
         self,
@@ -264,21 +263,12 @@ class RuneDialect(Dialect):
             self._stage = "over"
         return ()
 
-    def expired(self, token: int, why: str) -> Events:
-        return ()  # the contract has no substitute for an answer
-
     def notify(self, method: str, params: Any) -> Events:
         message = f"a rune plugin takes one request and no notifications, not even {quoted(method)}"
         raise CallRefused(Refusal(0, "not_found", message, "not_found"))
 
-    def silence(self) -> Events:
-        return ()
-
     def answer(self, ticket: int, answer: Answer) -> Events:
         return ()  # these plugins send no requests
-
-    def emit(self, ticket: int, value: Any) -> Events:
-        return ()
 
 
 def _unspeakable(token: int, call: Call) -> Refusal | None:

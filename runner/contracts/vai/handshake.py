@@ -18,16 +18,10 @@ from runner.contracts.vai.messages import (
     make_frame,
 )
 from runner.plugin import Plugin
-from runner.protocol.dialect import Identity, Violation
+from runner.protocol.dialect import HandshakeFault, Identity, Violation
 from sandbox.document.diagnostic import cut, quoted
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
-
-
-class HandshakeFault(Exception):
-    def __init__(self, violation: Violation) -> None:
-        super().__init__(violation.message)
-        self.violation = violation
 
 
 def make_hello() -> bytes:

@@ -29,7 +29,7 @@ from runner.contracts.vai.messages import (
     unexpected,
 )
 from runner.contracts.vai.results import read_response
-from runner.protocol.dialect import Setting, Violation
+from runner.protocol.dialect import HandshakeFault, Setting, Violation
 from runner.protocol.framing import HeaderFraming
 from runner.protocol.header_frames import read_digits
 from runner.protocol.observer import LONGEST, MOST_OPEN, odd_key
@@ -126,7 +126,7 @@ class Inspector:
     def _greet(self, value: Mapping[str, Any]) -> Violation | None:
         try:
             handshake.read_hello(value, self._plugin)
-        except handshake.HandshakeFault as fault:
+        except HandshakeFault as fault:
             return fault.violation
         self.handshaken = True
         return None
