@@ -15,19 +15,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
-from runner.contracts.ainb import (
+from runner.contracts.ainb import CONTRACT, calls, handshake, notifications
+from runner.contracts.ainb.declared import declared_by
+from runner.contracts.ainb.messages import BODY_LIMIT, RULES, fault_of, normalise, read_json
+from runner.contracts.ainb.terms import (
     ACTION_SECONDS,
     CLI_SECONDS,
-    CONTRACT,
     INIT_SECONDS,
     RENDER_SECONDS,
     SHUTDOWN_SECONDS,
-    calls,
-    handshake,
-    notifications,
 )
-from runner.contracts.ainb.declared import declared_by
-from runner.contracts.ainb.messages import BODY_LIMIT, RULES, fault_of, normalise, read_json
 from runner.outcome import Code
 from runner.protocol import frames, jsonrpc
 from runner.protocol.dialect import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.contracts.ainb import ABI_VERSION
+from runner.contracts.ainb.terms import ABI_VERSION
 from runner.plugin import Plugin
 from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
 from sandbox.document.diagnostic import quoted

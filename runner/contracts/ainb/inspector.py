@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.contracts.ainb import INIT_SECONDS, handshake
+from runner.contracts.ainb import handshake
 from runner.contracts.ainb.messages import RULES
+from runner.contracts.ainb.terms import INIT_SECONDS
 from runner.protocol.dialect import Setting
 from runner.protocol.framing import HeaderFraming
 from runner.protocol.inspector import HandshakeInspector

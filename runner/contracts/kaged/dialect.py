@@ -14,17 +14,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
-from runner.contracts.kaged import (
-    CALL_SECONDS,
-    CONTRACT,
-    HANDSHAKE_SECONDS,
-    HEALTH_ANSWER_SECONDS,
-    handshake,
-    hooks,
-)
+from runner.contracts.kaged import CONTRACT, handshake, hooks
 from runner.contracts.kaged.calls import CallBook, Ids, make_context, make_id
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.notifications import Notifications
+from runner.contracts.kaged.terms import CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.outcome import Code
 from runner.protocol import frames, jsonrpc, wire
 from runner.protocol.dialect import (

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import runner
-from runner.contracts.kaged import API_VERSION
 from runner.contracts.kaged.declared import Declared, declared_by
+from runner.contracts.kaged.terms import API_VERSION
 from runner.plugin import Plugin
 from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
 from runner.protocol.schema import Schema

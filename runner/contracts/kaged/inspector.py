@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.contracts.kaged import HANDSHAKE_SECONDS, handshake
+from runner.contracts.kaged import handshake
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.dialect import FRAME_LIMIT
+from runner.contracts.kaged.terms import HANDSHAKE_SECONDS
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
 from runner.protocol.inspector import HandshakeInspector

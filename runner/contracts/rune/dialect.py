@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
-from runner.contracts.rune import CONTRACT, PROTOCOL, TIMEOUTS
+from runner.contracts.rune import CONTRACT
 from runner.contracts.rune.exchange import LINE_LIMIT, ExchangeFramer, too_long, trim_line
 from runner.contracts.rune.messages import (
     BrokenContract,
@@ -28,6 +28,7 @@ from runner.contracts.rune.messages import (
     read_handshake,
     read_response,
 )
+from runner.contracts.rune.terms import PROTOCOL, TIMEOUTS
 from runner.plugin import Plugin
 from runner.protocol import frames, wire
 from runner.protocol.dialect import (

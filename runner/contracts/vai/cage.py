@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from runner.contracts.contract import LaunchFault
-from runner.contracts.vai import SCRATCH, SECRETS
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by, exports_of
+from runner.contracts.vai.terms import SCRATCH, SECRETS
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
 from sandbox.spec import EnvRequest, KeyPath, MemoryFile, Network, SandboxSpec, Scratch
@@ -181,7 +181,7 @@ def _network(export: DeclaredExport, place: KeyPath, hosts: tuple[str, ...] | No
 def _gateway_host(url: str) -> str:
     """HOST:PORT of a gateway's URL. Raises Misfit."""
     # Imported here: few launches have a gateway.
-    from runner.contracts.vai.call.context import gateway_host
+    from runner.contracts.vai.gateway import gateway_host
 
     try:
         return gateway_host(url)

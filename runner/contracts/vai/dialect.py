@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from runner.contracts.vai import HELLO_SECONDS, handshake
+from runner.contracts.vai import handshake
 from runner.contracts.vai.call.requests import with_pinned
 from runner.contracts.vai.declared import declared_by
 from runner.contracts.vai.events import EventCount, fault_of_event
@@ -40,6 +40,7 @@ from runner.contracts.vai.messages import (
     unreadable,
 )
 from runner.contracts.vai.results import read_response
+from runner.contracts.vai.terms import HELLO_SECONDS
 from runner.protocol.dialect import (
     NEVER_SENT,
     Answer,

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner import __version__
-from runner.contracts.vai import PROTOCOL
 from runner.contracts.vai.messages import (
     HELLO,
     IDENTITY_MISMATCH,
@@ -17,6 +16,7 @@ from runner.contracts.vai.messages import (
     UNEXPECTED_FRAME,
     make_frame,
 )
+from runner.contracts.vai.terms import PROTOCOL
 from runner.plugin import Plugin
 from runner.protocol.dialect import HandshakeFault, Identity, Violation
 from sandbox.document.diagnostic import cut, quoted

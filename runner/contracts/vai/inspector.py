@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.vai import HELLO_SECONDS, handshake
+from runner.contracts.vai import handshake
 from runner.contracts.vai.dialect import OPERATIONS
 from runner.contracts.vai.events import TYPE, fault_of_event
 from runner.contracts.vai.messages import (
@@ -29,6 +29,7 @@ from runner.contracts.vai.messages import (
     unexpected,
 )
 from runner.contracts.vai.results import read_response
+from runner.contracts.vai.terms import HELLO_SECONDS
 from runner.protocol.dialect import HandshakeFault, Setting, Violation
 from runner.protocol.framing import HeaderFraming
 from runner.protocol.header_frames import read_digits

@@ -11,13 +11,13 @@ from runner.contracts.vai.call.context import (
     INVALID_DELEGATION,
     HiddenText,
     describe,
-    gateway_host,
     identify,
     is_timestamp,
     make_gateway,
     timestamp,
 )
 from runner.contracts.vai.declared import Kind
+from runner.contracts.vai.gateway import gateway_host
 from runner.protocol.dialect import Call, CallRefused
 from runner.protocol.wire import encode
 from tests.runner.contracts.vai.package import COMPACTOR, NOW, PLAIN, TOOL
