@@ -231,6 +231,14 @@ class CallRefused(Exception):
         self.context: Mapping[str, Any] | None = None
 
 
+class HandshakeFault(Exception):
+    """The plugin's part of the handshake, or the configuration for it, breaks the contract."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.message)
+        self.violation = violation
+
+
 class Message(NamedTuple):
     """A parsed frame: its value, or its fault."""
 
@@ -263,18 +271,8 @@ class Dialect(Protocol):
     """
 
     @property
-    def one_shot(self) -> bool:
-        """The process serves one call: Setting.call, which the session sends with `call` after Ready."""
-        ...
-
-    @property
     def handshake_seconds(self) -> float:
         """The contract's time limit until Ready. The grant may set a lower one."""
-        ...
-
-    @property
-    def patience(self) -> float | None:
-        """Seconds without a frame after which the session calls `silence`; None: never."""
         ...
 
     def framer(self) -> Framer:
@@ -286,7 +284,6 @@ class Dialect(Protocol):
         ...
 
     def opening(self) -> Events: ...
-    def silence(self) -> Events: ...
     def feed(self, message: Message) -> Events: ...
 
     def seconds(self, call: Call) -> float:
@@ -305,25 +302,11 @@ class Dialect(Protocol):
         """
         ...
 
-    def expired(self, token: int, why: str) -> Events:
-        """The call will get no answer: its time is up, or the plugin has ended. `why` is for messages.
-
-        Called before `cancel`. Some contracts have an answer for that case (the policy may define one for a
-        failed hook): a Reply or Refusal to `token` among the events, which ends the call. Without one the
-        call has failed.
-        """
-        ...
-
     def notify(self, method: str, params: Any) -> Events:
         """Raises CallRefused if there is no such notification."""
         ...
 
     def answer(self, ticket: int, answer: Answer) -> Events: ...
-
-    def emit(self, ticket: int, value: Any) -> Iterable[Event]:
-        """Part of an unfinished answer to the plugin. An iterator: each frame waits for room in the queue
-        before the next one is made."""
-        ...
 
     def farewell(self) -> Farewell: ...
 
@@ -333,6 +316,34 @@ class Dialect(Protocol):
         ...
 
     # --- what a contract may leave out ----------------------------------------------------------------------
+
+    @property
+    def one_shot(self) -> bool:
+        """The process serves one call: Setting.call, which the session sends with `call` after Ready."""
+        return False
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds without a frame after which the session calls `silence`; None: never."""
+        return None
+
+    def silence(self) -> Events:
+        """Nothing came for the seconds of `patience`."""
+        return ()
+
+    def expired(self, token: int, why: str) -> Events:
+        """The call will get no answer: its time is up, or the plugin has ended. `why` is for messages.
+
+        Called before `cancel`. Some contracts have an answer for that case (the policy may define one for a
+        failed hook): a Reply or Refusal to `token` among the events, which ends the call. Without one the
+        call has failed.
+        """
+        return ()
+
+    def emit(self, ticket: int, value: Any) -> Iterable[Event]:
+        """Part of an unfinished answer to the plugin. An iterator: each frame waits for room in the queue
+        before the next one is made."""
+        return ()
 
     @property
     def noise(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from runner.protocol.dialect import Violation
+from runner.protocol.dialect import HandshakeFault, Violation
 from runner.protocol.framing import Framing
 from runner.protocol.observer import Heard, Observer, Question
 
@@ -79,12 +79,15 @@ class HandshakeInspector:
         self.awaiting = False
         if heard.error is not None:
             return None  # the host sees the error itself
-        fault = self._welcomed(heard.result)
-        self.handshaken = self.handshaken or fault is None
-        return fault
+        try:
+            self._welcomed(heard.result)
+        except HandshakeFault as fault:
+            return fault.violation
+        self.handshaken = True
+        return None
 
-    def _welcomed(self, result: Any) -> Violation | None:
-        """The fault of the plugin's answer to the handshake."""
+    def _welcomed(self, result: Any) -> None:
+        """The plugin's answer to the handshake. Raises HandshakeFault."""
         raise NotImplementedError
 
     def _asked(self, question: Question) -> Violation | None:

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from typing import Any, Literal
 
 from runner.protocol import wire
+from runner.protocol.dialect import Answer
 from sandbox.speed.value import NamedTuple
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
@@ -122,6 +123,24 @@ class Peer:
         if kind == "error" and type(plugin_id) is int:
             self._errors.append((plugin_id, value))
         return wire.encode({"jsonrpc": "2.0", "id": plugin_id, kind: value})
+
+    def reply(self, ticket: int, answer: Answer, most: int, limit: str) -> bytes | None:
+        """As `result` or `error`. In place of an answer that is not JSON or has more than `most` bytes, an
+        error whose text ends with `limit`. The plugin's own id may make that too long as well."""
+        plugin_id = self.asked_as(ticket)
+        try:
+            if answer.error is not None:
+                raw = self.error(ticket, *answer.error)
+            else:
+                raw = self.result(ticket, answer.result)
+            if raw is None or len(raw) <= most:
+                return raw
+            why = f"the answer has {len(raw)} bytes, {limit}"
+        except ValueError:
+            why = "the answer is not JSON"
+        return wire.encode(
+            {"jsonrpc": "2.0", "id": plugin_id, "error": {"code": INTERNAL_ERROR, "message": why}}
+        )
 
     # --- open requests ------------------------------------------------------------------------------------
 

@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
-ABI_VERSION = 2
-
-# Seconds. The contract gives the render's and the shutdown's; the others are its plan, or ours.
-INIT_SECONDS = 10.0
-RENDER_SECONDS = 2.0
-CLI_SECONDS = 60.0
-ACTION_SECONDS = 60.0
-SHUTDOWN_SECONDS = 5.0
-
 
 class AinbCommands(CommandCalls):
     def output(self, call: Call, value: Any) -> CommandOutput | None:

@@ -15,21 +15,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
-from runner.contracts.ainb import (
+from runner.contracts.ainb import CONTRACT, calls, handshake, notifications
+from runner.contracts.ainb.declared import declared_by
+from runner.contracts.ainb.messages import BODY_LIMIT, RULES, fault_of, normalise, read_json
+from runner.contracts.ainb.terms import (
     ACTION_SECONDS,
     CLI_SECONDS,
-    CONTRACT,
     INIT_SECONDS,
     RENDER_SECONDS,
     SHUTDOWN_SECONDS,
-    calls,
-    handshake,
-    notifications,
 )
-from runner.contracts.ainb.declared import declared_by
-from runner.contracts.ainb.messages import BODY_LIMIT, RULES, fault_of, normalise, read_json
 from runner.outcome import Code
-from runner.protocol import frames, jsonrpc, wire
+from runner.protocol import frames, jsonrpc
 from runner.protocol.dialect import (
     NEVER_SENT,
     Answer,
@@ -39,6 +36,7 @@ from runner.protocol.dialect import (
     Events,
     Farewell,
     Farewelled,
+    HandshakeFault,
     HostCall,
     Lane,
     Message,
@@ -100,8 +98,6 @@ def make(setting: Setting) -> AinbDialect:
 
 
 class AinbDialect(Dialect):
-    one_shot = False
-    patience = None
     handshake_seconds = INIT_SECONDS
 
     def __init__(self, setting: Setting) -> None:
@@ -139,9 +135,6 @@ class AinbDialect(Dialect):
             value = calls.draw_early(value)
         return Message(value, cause or "", detail, raw[:_SHOWN_BYTES] if cause else b"", weight)
 
-    def silence(self) -> Events:
-        return ()
-
     def seconds(self, call: Call) -> float:
         return _SECONDS.get(call.kind, CLI_SECONDS)
 
@@ -161,7 +154,7 @@ class AinbDialect(Dialect):
     def _initialised(self, result: Any) -> Events:
         try:
             welcome = handshake.read_welcome(result, self._plugin)
-        except handshake.HandshakeFault as fault:
+        except HandshakeFault as fault:
             return self._end(fault.violation)
         self._stage = "ready"
         return (*welcome.notices, Ready(welcome.identity), *self._release())
@@ -324,25 +317,11 @@ class AinbDialect(Dialect):
     # --- answers to the plugin ------------------------------------------------------------------------------
 
     def answer(self, ticket: int, answer: Answer) -> Events:
-        asked_as = self._peer.asked_as(ticket)
-        if asked_as is None:
+        if self._peer.asked_as(ticket) is None:
             return ()  # a notification
-        try:
-            if answer.error is not None:
-                raw = self._peer.error(ticket, *answer.error)
-            else:
-                raw = self._peer.result(ticket, answer.result)
-            assert raw is not None
-            if len(raw) <= BODY_LIMIT:
-                return (_send(raw, "reply"),)
-            why = f"the answer has {len(raw)} bytes, and a frame has at most {BODY_LIMIT}"
-        except ValueError:
-            why = "the answer is not JSON"
-        error = {"code": jsonrpc.INTERNAL_ERROR, "message": why}
-        return (_send(wire.encode({"jsonrpc": "2.0", "id": asked_as, "error": error}), "reply"),)
-
-    def emit(self, ticket: int, value: Any) -> Events:
-        return ()  # this contract has no partial answers
+        raw = self._peer.reply(ticket, answer, BODY_LIMIT, f"and a frame has at most {BODY_LIMIT}")
+        assert raw is not None
+        return (_send(raw, "reply"),)
 
     # --- the end --------------------------------------------------------------------------------------------
 

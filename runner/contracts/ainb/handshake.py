@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.contracts.ainb import ABI_VERSION
+from runner.contracts.ainb.terms import ABI_VERSION
 from runner.plugin import Plugin
-from runner.protocol.dialect import Identity, Notice, Setting, Violation
+from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
 from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
 
@@ -20,12 +20,6 @@ INIT = "plugin/init"
 # that ends together with the host; the host's own id is nobody there.
 _HOST = {"kind": "cli", "pid": 1}
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
-
-
-class HandshakeFault(Exception):
-    def __init__(self, violation: Violation) -> None:
-        super().__init__(violation.message)
-        self.violation = violation
 
 
 class Welcome(NamedTuple):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.contracts.ainb import INIT_SECONDS, handshake
+from runner.contracts.ainb import handshake
 from runner.contracts.ainb.messages import RULES
-from runner.protocol.dialect import Setting, Violation
+from runner.contracts.ainb.terms import INIT_SECONDS
+from runner.protocol.dialect import Setting
 from runner.protocol.framing import HeaderFraming
 from runner.protocol.inspector import HandshakeInspector
 from runner.protocol.observer import Observer
@@ -32,9 +33,5 @@ class Inspector(HandshakeInspector):
         super().__init__(Observer(_WORDS, frozenset((handshake.INIT,))), handshake.INIT)
         self._plugin = setting.plugin
 
-    def _welcomed(self, result: Any) -> Violation | None:
-        try:
-            handshake.read_welcome(result, self._plugin)
-        except handshake.HandshakeFault as fault:
-            return fault.violation
-        return None
+    def _welcomed(self, result: Any) -> None:
+        handshake.read_welcome(result, self._plugin)

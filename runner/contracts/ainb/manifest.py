@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from runner.contracts.ainb import (
+from runner.contracts.ainb.declared import CAPABILITIES, Declared, exports_of
+from runner.contracts.ainb.terms import (
     ABI_VERSION,
     ACTION_SECONDS,
     CLI_SECONDS,
@@ -22,7 +23,6 @@ from runner.contracts.ainb import (
     RENDER_SECONDS,
     SHUTDOWN_SECONDS,
 )
-from runner.contracts.ainb.declared import CAPABILITIES, Declared, exports_of
 from runner.manifest import model, sandbox_request, semver
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table

@@ -13,7 +13,11 @@ from runner.cli.call import add_talking, configured, read_secrets, request_launc
 from runner.cli.shared.options import add_invocation, invocation_of, open_events
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
+from runner.contracts.ainb.declared import declared_by
+from runner.contracts.ainb.screen import Size, draw, read_rendering, wants_colour
+from runner.contracts.ainb.user_input import key_to_wire, read_keys
 from runner.outcome import USAGE_ERROR
+from runner.protocol.dialect import Call
 from sandbox.document.diagnostic import printable
 
 NAME = "render"
@@ -46,8 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from runner.contracts.ainb.user_input import key_to_wire, read_keys
-
     try:
         invocation, config = configured(invocation_of(args))
         secrets = read_secrets(args)
@@ -61,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
     sent = request_launch(invocation)
     from runner.cli.live.output import Output
     from runner.cli.live.session import SessionRequest, run_session, write_in_thread
-    from runner.contracts.ainb.declared import declared_by
-    from runner.protocol.dialect import Call
     from runner.session.session import Session
 
     output = Output("render", as_json=args.json, events=events)
@@ -85,8 +85,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drawn(value: Any) -> str:
-    from runner.contracts.ainb.screen import Size, draw, read_rendering, wants_colour
-
     is_terminal = sys.stdout.isatty()
     size = Size(value["width"], value["height"])
     buffer = read_rendering({"buffer": value}, size).buffer

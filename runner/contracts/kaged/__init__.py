@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
-API_VERSION = 1
-
-# Seconds. The manifest gives the hooks' and the shutdown's own.
-HANDSHAKE_SECONDS = 10.0
-CALL_SECONDS = 60.0
-HEALTH_ANSWER_SECONDS = 5.0
-
 CONTEXT = ("operator_id", "project_id", "agent_path", "session_id", "request_id", "project_root")
 
 

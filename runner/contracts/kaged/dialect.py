@@ -14,17 +14,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
-from runner.contracts.kaged import (
-    CALL_SECONDS,
-    CONTRACT,
-    HANDSHAKE_SECONDS,
-    HEALTH_ANSWER_SECONDS,
-    handshake,
-    hooks,
-)
+from runner.contracts.kaged import CONTRACT, handshake, hooks
 from runner.contracts.kaged.calls import CallBook, Ids, make_context, make_id
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.notifications import Notifications
+from runner.contracts.kaged.terms import CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.outcome import Code
 from runner.protocol import frames, jsonrpc, wire
 from runner.protocol.dialect import (
@@ -36,6 +30,7 @@ from runner.protocol.dialect import (
     Events,
     Farewell,
     Farewelled,
+    HandshakeFault,
     HostCall,
     Lane,
     LateAnswer,
@@ -78,9 +73,6 @@ def make(setting: Setting) -> KagedDialect:
 
 
 class KagedDialect(Dialect):
-    one_shot = False
-    patience = None
-
     def __init__(self, setting: Setting, ids: Ids = make_id) -> None:
         self._setting = setting
         self._plugin = setting.plugin
@@ -116,9 +108,6 @@ class KagedDialect(Dialect):
         value, cause, detail, weight = wire.message(raw, identity=jsonrpc.IDENTITY)
         return Message(value, cause or "", detail, raw[:_SHOWN_BYTES] if cause else b"", weight)
 
-    def silence(self) -> Events:
-        return ()
-
     def seconds(self, call: Call) -> float:
         if call.kind == "hook":
             return self._timeouts.get("hook", HOOK_SECONDS)
@@ -130,7 +119,7 @@ class KagedDialect(Dialect):
         self._stage = "initialize"
         try:
             params = handshake.make_params(self._setting, self._declared)
-        except handshake.HandshakeFault as fault:
+        except HandshakeFault as fault:
             return self._end(fault.violation)
         try:
             raw = self._peer.request(_INITIALIZE, "initialize", params)
@@ -150,7 +139,7 @@ class KagedDialect(Dialect):
             return self._end(Violation("handshake_failed", text, "too_large", "list fewer methods"))
         try:
             welcome = handshake.read_welcome(result, self._plugin)
-        except handshake.HandshakeFault as fault:
+        except HandshakeFault as fault:
             return self._end(fault.violation)
         self._stage = "ready"
         said = self._send(self._peer.notification("initialized", {}))
@@ -234,7 +223,7 @@ class KagedDialect(Dialect):
 
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
         if self._stage == "initialize":
-            return self._reply(question.ticket, Answer(error=_NOT_YET))
+            return self.answer(question.ticket, Answer(error=_NOT_YET))
         return (HostCall(question.ticket, question.method, question.params),)
 
     # --- calls ----------------------------------------------------------------------------------------------
@@ -292,27 +281,9 @@ class KagedDialect(Dialect):
     # --- answers to the plugin ------------------------------------------------------------------------------
 
     def answer(self, ticket: int, answer: Answer) -> Events:
-        return self._reply(ticket, answer)
-
-    def emit(self, ticket: int, value: Any) -> Events:
-        return ()  # this contract has no partial answers
-
-    def _reply(self, ticket: int, answer: Answer) -> Events:
-        asked_as = self._peer.asked_as(ticket)
-        try:
-            if answer.error is not None:
-                raw = self._peer.error(ticket, *answer.error)
-            else:
-                raw = self._peer.result(ticket, answer.result)
-            if raw is None:
-                return ()
-            if len(raw) <= FRAME_LIMIT:
-                return (self._send(raw, "reply"),)
-            why = f"the answer has {len(raw)} bytes, and a message has at most {FRAME_LIMIT}"
-        except ValueError:
-            why = "the answer is not JSON"
-        error = {"code": jsonrpc.INTERNAL_ERROR, "message": why}
-        raw = wire.encode({"jsonrpc": "2.0", "id": asked_as, "error": error})
+        raw = self._peer.reply(ticket, answer, FRAME_LIMIT, f"and a message has at most {FRAME_LIMIT}")
+        if raw is None:
+            return ()
         if len(raw) <= FRAME_LIMIT:
             return (self._send(raw, "reply"),)
         self._count("unanswerable")  # the plugin's own id fills a line by itself

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import runner
-from runner.contracts.kaged import API_VERSION
 from runner.contracts.kaged.declared import Declared, declared_by
+from runner.contracts.kaged.terms import API_VERSION
 from runner.plugin import Plugin
-from runner.protocol.dialect import Identity, Notice, Setting, Violation
+from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import cut, printable, quoted
@@ -24,12 +24,6 @@ _MOST_SHOWN = 5  # entries of a list, in a message
 _MOST_FAULTS = 5
 
 _LISTS = ("methods", "notifications", "capabilities_used")
-
-
-class HandshakeFault(Exception):
-    def __init__(self, violation: Violation) -> None:
-        super().__init__(violation.message)
-        self.violation = violation
 
 
 class Welcome(NamedTuple):

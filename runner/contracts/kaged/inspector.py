@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.contracts.kaged import HANDSHAKE_SECONDS, handshake
+from runner.contracts.kaged import handshake
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.dialect import FRAME_LIMIT
+from runner.contracts.kaged.terms import HANDSHAKE_SECONDS
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
 from runner.protocol.inspector import HandshakeInspector
@@ -38,12 +39,8 @@ class Inspector(HandshakeInspector):
     def handshake_seconds(self) -> float:
         return dict(self._plugin.timeouts).get("handshake", HANDSHAKE_SECONDS)
 
-    def _welcomed(self, result: Any) -> Violation | None:
-        try:
-            handshake.read_welcome(result, self._plugin)
-        except handshake.HandshakeFault as fault:
-            return fault.violation
-        return None
+    def _welcomed(self, result: Any) -> None:
+        handshake.read_welcome(result, self._plugin)
 
     def _asked(self, question: Question) -> Violation | None:
         if not question.is_question and question.method not in self._notifications:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from runner.contracts.kaged import API_VERSION, CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.contracts.kaged.capabilities import read_capabilities
 from runner.contracts.kaged.declared import COMPACTOR, OBSERVER, Declared, DeclaredTool, exports_of
 from runner.contracts.kaged.knobs import Folders, check_knobs, path_requests
+from runner.contracts.kaged.terms import API_VERSION, CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.manifest import model, sandbox_request, semver
 from runner.manifest.faults import Faults
 from runner.manifest.table import Table

@@ -85,8 +85,6 @@ def make(setting: Setting) -> McpDialect:
 
 
 class McpDialect(Dialect):
-    one_shot = False
-
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._peer = Peer()
@@ -180,9 +178,6 @@ class McpDialect(Dialect):
             events.append(self._sent(self._peer.notification("notifications/cancelled", params)))
         return events
 
-    def expired(self, token: int, why: str) -> list[Event]:
-        return []  # the contract has no substitute for an answer
-
     def notify(self, method: str, params: Any) -> list[Event]:
         agreed = self._handshake.era
         if agreed is None or agreed.modern or method != "notifications/roots/list_changed":
@@ -204,9 +199,6 @@ class McpDialect(Dialect):
             fault = {"code": INTERNAL_ERROR, "message": "the host has no answer that could be sent"}
             frame = wire.encode({"jsonrpc": "2.0", "id": plugin_id, "error": fault})
         return [] if frame is None else [self._sent(frame, "reply")]
-
-    def emit(self, ticket: int, value: Any) -> list[Event]:
-        return []  # this contract has no partial answers
 
     def _request(self, started: PendingCall, params: Mapping[str, Any] | None) -> Send:
         """Raises ValueError if the params are not JSON."""

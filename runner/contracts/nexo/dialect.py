@@ -37,6 +37,7 @@ from runner.protocol.dialect import (
     Events,
     Farewell,
     Farewelled,
+    HandshakeFault,
     HostCall,
     Identity,
     Lane,
@@ -75,8 +76,6 @@ def make(setting: Setting) -> NexoDialect:
 
 
 class NexoDialect(Dialect):
-    one_shot = False
-
     def __init__(self, setting: Setting, stamps: events.Stamps = events.stamp) -> None:
         self._plugin = setting.plugin
         self._config = setting.config
@@ -155,8 +154,9 @@ class NexoDialect(Dialect):
             return self._failed("too_large", message, "advertise fewer tools or smaller schemas")
         try:
             found = handshake.read_welcome(result, self._plugin)
-        except handshake.HandshakeFault as fault:
-            return self._failed(fault.cause, str(fault), fault.hint)
+        except HandshakeFault as fault:
+            self._stage = "over"
+            return (fault.violation,)
         self._identity, self._tools = found.identity, found.tools
         said: list[Event] = []
         if found.missing:
@@ -174,8 +174,9 @@ class NexoDialect(Dialect):
             raw = self._peer.request(_CONFIGURE, "plugin.configure", {"value": self._config})
             if len(raw) >= FRAME_LIMIT:
                 raise ValueError(f"{len(raw)} bytes long, {_LIMIT_SHOWN}")
-        except handshake.HandshakeFault as fault:
-            return self._failed(fault.cause, str(fault), fault.hint)
+        except HandshakeFault as fault:
+            self._stage = "over"
+            return (fault.violation,)
         except ValueError as error:
             return self._failed("config_invalid", f"its configuration is {error}")
         self._stage = "configure"
@@ -402,21 +403,8 @@ class NexoDialect(Dialect):
         return self._reply(ticket, answer)
 
     def _reply(self, ticket: int, answer: Answer) -> Events:
-        asked_as = self._peer.asked_as(ticket)
-        try:
-            if answer.error is not None:
-                raw = self._peer.error(ticket, *answer.error)
-            else:
-                raw = self._peer.result(ticket, answer.result)
-            if raw is None:
-                return ()
-            if len(raw) < FRAME_LIMIT:
-                return (self._send(raw, "reply"),)
-            why = f"the answer has {len(raw)} bytes, {_LIMIT_SHOWN}"
-        except ValueError:
-            why = "the answer is not JSON"
-        error = {"code": jsonrpc.INTERNAL_ERROR, "message": why}
-        return self._spoken(wire.encode({"jsonrpc": "2.0", "id": asked_as, "error": error}))
+        raw = self._peer.reply(ticket, answer, FRAME_LIMIT - 1, _LIMIT_SHOWN)
+        return () if raw is None else self._spoken(raw)
 
     def emit(self, ticket: int, value: Any) -> Iterator[Event]:
         if not isinstance(value, str):

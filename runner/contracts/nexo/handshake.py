@@ -13,7 +13,7 @@ from runner.contracts.nexo import exports
 from runner.contracts.nexo import tools as catalogue
 from runner.plugin import Plugin
 from runner.protocol import wire
-from runner.protocol.dialect import Identity
+from runner.protocol.dialect import HandshakeFault, Identity, Violation
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import printable, quoted
@@ -22,13 +22,6 @@ from sandbox.speed.value import NamedTuple
 PROTOCOL = "1.10"
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
-
-
-class HandshakeFault(Exception):
-    def __init__(self, cause: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.hint = hint
 
 
 class Welcome(NamedTuple):
@@ -44,17 +37,17 @@ def read_welcome(result: Any, plugin: Plugin) -> Welcome:
     name = said.get("id") if isinstance(said, dict) else None
     if not isinstance(name, str):
         message = "its answer to initialize has no result.manifest.plugin.id to tell which plugin it is"
-        raise HandshakeFault("identity_missing", message)
+        raise _fault("identity_missing", message)
     # An instance ("whatsapp.sales") may answer with the name of its plugin ("whatsapp").
     if name not in (plugin.id, plugin.id.partition(".")[0]):
         message = f"it says that it is {quoted(name)}, its manifest says {quoted(plugin.id)}"
         hint = "check that entrypoint.command starts the program of this manifest"
-        raise HandshakeFault("identity_mismatch", message, hint)
+        raise _fault("identity_mismatch", message, hint)
     declared = dict(plugin.exports).get(exports.ADVERTISABLE, ())
     try:
         found = catalogue.read_advertised(result.get("tools", []), declared)
     except catalogue.CatalogueFault as fault:
-        raise HandshakeFault("tool_catalogue", str(fault)) from None
+        raise _fault("tool_catalogue", str(fault)) from None
     tools = catalogue.of_manifest(plugin) | found
     identity = Identity(
         id=name,
@@ -84,9 +77,13 @@ def check_config(configuration: exports.Configuration, config: Any) -> None:
         raise _misfit("; ".join(faults[:5]))
 
 
+def _fault(cause: str, message: str, hint: str = "") -> HandshakeFault:
+    return HandshakeFault(Violation("handshake_failed", message, cause, hint))
+
+
 def _misfit(why: str) -> HandshakeFault:
     hint = "[plugin.config_schema] in the manifest describes it"
-    return HandshakeFault("config_invalid", f"its configuration does not fit: {printable(why)}", hint)
+    return _fault("config_invalid", f"its configuration does not fit: {printable(why)}", hint)
 
 
 def _text(table: Any, name: str) -> str:

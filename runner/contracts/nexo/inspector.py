@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.contracts.nexo import handshake, timeouts, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
-from runner.protocol.dialect import Setting, Violation
+from runner.protocol.dialect import HandshakeFault, Setting, Violation
 from runner.protocol.framing import LineFraming
 from runner.protocol.inspector import HandshakeInspector
 from runner.protocol.observer import Observer, Question, odd_key
@@ -33,14 +33,10 @@ class Inspector(HandshakeInspector):
         # The host started the runner, so the host's variables are in the runner's environment.
         self.handshake_seconds = timeouts.read_timeouts(setting.environ).seconds("initialize")
 
-    def _welcomed(self, result: Any) -> Violation | None:
+    def _welcomed(self, result: Any) -> None:
         if odd := next(filter(None, (odd_key(table, _WORDS) for table in _described(result))), ""):
-            return Violation("malformed_response", odd, "ambiguous")
-        try:
-            handshake.read_welcome(result, self._plugin)
-        except handshake.HandshakeFault as fault:
-            return Violation("handshake_failed", str(fault), fault.cause, fault.hint)
-        return None
+            raise HandshakeFault(Violation("malformed_response", odd, "ambiguous"))
+        handshake.read_welcome(result, self._plugin)
 
     def _asked(self, question: Question) -> Violation | None:
         return self._published(question.params) if question.method == PUBLISH else None

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from sandbox.document.read import Document, Format
 
 
-PROTOCOL = "rterm.plugin.v1"
-# Seconds, by phase.
-TIMEOUTS: Mapping[str, float] = {"invocation": 5.0, "launch": 2.0, "handshake": 2.0, "teardown": 0.5}
-
-
 class RuneContract(Contract):
     name = "rune"
     about = "bundles of rune-terminal, rterm.plugin.v1: one handshake, one request, one response"

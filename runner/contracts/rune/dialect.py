@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
-from runner.contracts.rune import CONTRACT, PROTOCOL, TIMEOUTS
+from runner.contracts.rune import CONTRACT
 from runner.contracts.rune.exchange import LINE_LIMIT, ExchangeFramer, too_long, trim_line
 from runner.contracts.rune.messages import (
     BrokenContract,
@@ -28,6 +28,7 @@ from runner.contracts.rune.messages import (
     read_handshake,
     read_response,
 )
+from runner.contracts.rune.terms import PROTOCOL, TIMEOUTS
 from runner.plugin import Plugin
 from runner.protocol import frames, wire
 from runner.protocol.dialect import (
@@ -99,7 +100,6 @@ class RuneDialect(Dialect):
     """One conversation, which is one call."""
 
     one_shot = True
-    patience = None
 
     def __init__(
         self,
@@ -264,21 +264,12 @@ class RuneDialect(Dialect):
             self._stage = "over"
         return ()
 
-    def expired(self, token: int, why: str) -> Events:
-        return ()  # the contract has no substitute for an answer
-
     def notify(self, method: str, params: Any) -> Events:
         message = f"a rune plugin takes one request and no notifications, not even {quoted(method)}"
         raise CallRefused(Refusal(0, "not_found", message, "not_found"))
 
-    def silence(self) -> Events:
-        return ()
-
     def answer(self, ticket: int, answer: Answer) -> Events:
         return ()  # these plugins send no requests
-
-    def emit(self, ticket: int, value: Any) -> Events:
-        return ()
 
 
 def _unspeakable(token: int, call: Call) -> Refusal | None:

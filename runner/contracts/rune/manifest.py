@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from runner.contracts.rune import PROTOCOL, TIMEOUTS
+from runner.contracts.rune.terms import PROTOCOL, TIMEOUTS
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table

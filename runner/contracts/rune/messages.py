@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from runner.contracts.rune import PROTOCOL
+from runner.contracts.rune.terms import PROTOCOL
 from runner.outcome import Code
 from runner.plugin import Plugin
 from runner.protocol.dialect import Message, Violation

@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
-PROTOCOL = "vai.rpc.v1"
-
-HELLO_SECONDS = 10.0
-SHUTDOWN_SECONDS = 5.0
-
-# Where things are in the cage.
-PACKAGE = "/sandbox/package"
-SCRATCH = "/sandbox/scratch"
-SECRETS = "/sandbox/secrets"
-
 # Keys of a call's context that are sent in the request's `context`.
 IDENTITIES = (
     *("invocation_id", "trace_id", "org_id", "project_id"),

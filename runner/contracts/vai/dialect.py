@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from runner.contracts.vai import HELLO_SECONDS, handshake
+from runner.contracts.vai import handshake
 from runner.contracts.vai.call.requests import with_pinned
 from runner.contracts.vai.declared import declared_by
 from runner.contracts.vai.events import EventCount, fault_of_event
@@ -40,6 +40,7 @@ from runner.contracts.vai.messages import (
     unreadable,
 )
 from runner.contracts.vai.results import read_response
+from runner.contracts.vai.terms import HELLO_SECONDS
 from runner.protocol.dialect import (
     NEVER_SENT,
     Answer,
@@ -48,6 +49,7 @@ from runner.protocol.dialect import (
     Dialect,
     Events,
     Farewell,
+    HandshakeFault,
     LateAnswer,
     Message,
     Notice,
@@ -103,8 +105,6 @@ def make(setting: Setting) -> VaiDialect:
 
 
 class VaiDialect(Dialect):
-    one_shot = False
-    patience = None
     handshake_seconds = HELLO_SECONDS
 
     def __init__(self, setting: Setting) -> None:
@@ -146,9 +146,6 @@ class VaiDialect(Dialect):
 
     def read(self, raw: bytes) -> Message:
         return read_message(raw)
-
-    def silence(self) -> Events:
-        return ()
 
     def seconds(self, call: Call) -> float:
         """What `prepare` decided for this call; otherwise what the export declares."""
@@ -202,7 +199,7 @@ class VaiDialect(Dialect):
         hello = {"type": EVENT} if isinstance(value, LongEvent) else value
         try:
             identity = handshake.read_hello(hello, self._plugin)
-        except handshake.HandshakeFault as fault:
+        except HandshakeFault as fault:
             return self._end(fault.violation)
         self._stage = "ready"
         return (Ready(identity),)
@@ -347,9 +344,6 @@ class VaiDialect(Dialect):
     # --- the plugin asks for nothing ------------------------------------------------------------------------
 
     def answer(self, ticket: int, answer: Answer) -> Events:
-        return ()
-
-    def emit(self, ticket: int, value: Any) -> Events:
         return ()
 
     # --- the end --------------------------------------------------------------------------------------------

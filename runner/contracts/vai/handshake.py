@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner import __version__
-from runner.contracts.vai import PROTOCOL
 from runner.contracts.vai.messages import (
     HELLO,
     IDENTITY_MISMATCH,
@@ -17,17 +16,12 @@ from runner.contracts.vai.messages import (
     UNEXPECTED_FRAME,
     make_frame,
 )
+from runner.contracts.vai.terms import PROTOCOL
 from runner.plugin import Plugin
-from runner.protocol.dialect import Identity, Violation
+from runner.protocol.dialect import HandshakeFault, Identity, Violation
 from sandbox.document.diagnostic import cut, quoted
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
-
-
-class HandshakeFault(Exception):
-    def __init__(self, violation: Violation) -> None:
-        super().__init__(violation.message)
-        self.violation = violation
 
 
 def make_hello() -> bytes:

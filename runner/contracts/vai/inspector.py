@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.vai import HELLO_SECONDS, handshake
+from runner.contracts.vai import handshake
 from runner.contracts.vai.dialect import OPERATIONS
 from runner.contracts.vai.events import TYPE, fault_of_event
 from runner.contracts.vai.messages import (
@@ -29,7 +29,8 @@ from runner.contracts.vai.messages import (
     unexpected,
 )
 from runner.contracts.vai.results import read_response
-from runner.protocol.dialect import Setting, Violation
+from runner.contracts.vai.terms import HELLO_SECONDS
+from runner.protocol.dialect import HandshakeFault, Setting, Violation
 from runner.protocol.framing import HeaderFraming
 from runner.protocol.header_frames import read_digits
 from runner.protocol.observer import LONGEST, MOST_OPEN, odd_key
@@ -126,7 +127,7 @@ class Inspector:
     def _greet(self, value: Mapping[str, Any]) -> Violation | None:
         try:
             handshake.read_hello(value, self._plugin)
-        except handshake.HandshakeFault as fault:
+        except HandshakeFault as fault:
             return fault.violation
         self.handshaken = True
         return None

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from runner.contracts.vai import HELLO_SECONDS, PACKAGE, SHUTDOWN_SECONDS
 from runner.contracts.vai.cage import ASSETS, package_parts, shape
 from runner.contracts.vai.declared import (
     Declared,
@@ -19,6 +18,7 @@ from runner.contracts.vai.declared import (
     Permissions,
     exports_of,
 )
+from runner.contracts.vai.terms import HELLO_SECONDS, PACKAGE, SHUTDOWN_SECONDS
 from runner.manifest import model, sandbox_request, semver
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table

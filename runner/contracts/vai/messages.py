@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.contracts.vai import PROTOCOL
+from runner.contracts.vai.terms import PROTOCOL
 from runner.outcome import Code
 from runner.protocol import wire
 from runner.protocol.dialect import Message, Violation

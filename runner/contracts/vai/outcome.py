@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from runner.contracts.vai.binding import effective, read_binding
 from runner.contracts.vai.call.context import is_attempt, is_id
 from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by
 from runner.plugin import Plugin
@@ -226,8 +227,6 @@ def _effective(
 ) -> DeclaredExport | None:
     if export is None or not options.get("binding"):
         return export
-    from runner.contracts.vai.binding import effective, read_binding
-
     binding, _ = read_binding(options["binding"], options.get("binding_file", ""), plugin)
     return effective(export, binding) if binding is not None else None
 

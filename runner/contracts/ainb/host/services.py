@@ -12,7 +12,6 @@ from typing import Any
 
 import trio
 
-from runner.contracts.ainb import ACTION_SECONDS
 from runner.contracts.ainb.declared import declared_by
 from runner.contracts.ainb.host.files import GuardedFiles
 from runner.contracts.ainb.host.network import GuardedFetcher, common_rules
@@ -52,6 +51,7 @@ from runner.contracts.ainb.host.params import (
 from runner.contracts.ainb.host.snapshots import SnapshotClient
 from runner.contracts.ainb.host.sockets import UnixSockets
 from runner.contracts.ainb.payload import decode, encode
+from runner.contracts.ainb.terms import ACTION_SECONDS
 from runner.plugin import Allowance, Plugin
 from runner.protocol.bus import PAYLOAD_MOST_BYTES, SnapshotBus
 from runner.protocol.dialect import Answer, Call, Notice

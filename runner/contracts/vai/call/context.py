@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from runner.contracts.vai import CONTRACT, IDENTITIES, SECRETS
-from runner.contracts.vai.cage import Misfit, gateway_host, scratch_dir
+from runner.contracts.vai import CONTRACT, IDENTITIES
+from runner.contracts.vai.cage import Misfit, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Kind
+from runner.contracts.vai.gateway import gateway_host
+from runner.contracts.vai.terms import SECRETS
 from runner.protocol.dialect import Call, CallRefused, Refusal, stray_context
 from runner.protocol.secrets import MARK
 

@@ -22,8 +22,6 @@ def make(setting):
 
 
 class ToyDialect(Dialect):
-    one_shot = False
-    patience = None
     handshake_seconds = 5.0
     counters = {}  # noqa: RUF012 -- it counts nothing
 
@@ -39,9 +37,6 @@ class ToyDialect(Dialect):
         return Message(value, cause or "", detail, raw[:80], weight)
 
     def opening(self):
-        return ()
-
-    def silence(self):
         return ()
 
     def feed(self, message):
@@ -77,16 +72,10 @@ class ToyDialect(Dialect):
         self._waiting.pop(token, None)
         return ()
 
-    def expired(self, token, why):
-        return ()
-
     def notify(self, method, params):
         raise CallRefused(Refusal(0, "no", "a toy is told nothing", "not_found"))
 
     def answer(self, ticket, answer):
-        return ()
-
-    def emit(self, ticket, value):
         return ()
 
     def farewell(self):

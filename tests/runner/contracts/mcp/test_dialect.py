@@ -975,7 +975,7 @@ def test_answers_go_back_under_the_servers_id_and_ahead_of_everything() -> None:
     ]
     assert said(dialect.answer(1, Answer({}))) == said(dialect.answer(99, Answer({}))) == []
     assert hear(dialect, {"id": 5, "method": "roots/list"}) == [HostCall(3, "roots/list", None)]  # free again
-    assert dialect.emit(1, "part") == []
+    assert list(dialect.emit(1, "part")) == []
 
 
 def test_an_answer_that_is_no_json_is_an_error_for_the_server() -> None:

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.contracts.rune import PROTOCOL, TIMEOUTS, manifest
+from runner.contracts.rune import manifest
 from runner.contracts.rune.dialect import RuneDialect, allow_list, make, objection
 from runner.contracts.rune.exchange import LINE_LIMIT, ExchangeFramer
+from runner.contracts.rune.terms import PROTOCOL, TIMEOUTS
 from runner.manifest.load import load
 from runner.plugin import Entrypoint, Plugin
 from runner.protocol.dialect import (

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.contracts.vai import PROTOCOL
 from runner.contracts.vai.declared import Declared, DeclaredExport, exports_of
 from runner.contracts.vai.dialect import VaiDialect
+from runner.contracts.vai.terms import PROTOCOL
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Event, Ready, Send, Setting
 from sandbox.spec import SandboxSpec

@@ -13,9 +13,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from runner.contracts.vai import PACKAGE, manifest
+from runner.contracts.vai import manifest
 from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by, exports_of
 from runner.contracts.vai.package import files, machine
+from runner.contracts.vai.terms import PACKAGE
 from runner.manifest.load import load, load_all
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic

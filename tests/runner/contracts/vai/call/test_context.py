@@ -18,6 +18,7 @@ from runner.contracts.vai.call.context import (
     timestamp,
 )
 from runner.contracts.vai.declared import Kind
+from runner.contracts.vai.gateway import gateway_host
 from runner.protocol.dialect import Call, CallRefused
 from runner.protocol.wire import encode
 from tests.runner.contracts.vai.package import COMPACTOR, NOW, PLAIN, TOOL
