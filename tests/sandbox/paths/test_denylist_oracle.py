@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from sandbox import look
 from sandbox.paths.denylist import Denylist, Hit, Place
 from sandbox.paths.mounts import Inside, parse_mountinfo, read_mounts
-from sandbox.paths.source import Missing, Refused, open_source
+from sandbox.paths.scan import Refused
+from sandbox.paths.source import Missing, open_source
 from sandbox.spec import Access
 from tests.conftest import ROOT
 from tests.sandbox.paths.denylist_index import IndexedDenylist
