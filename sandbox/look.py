@@ -73,14 +73,15 @@ class Asked:
             return
         self.facts.places[path] = facts.place(path)
 
-    def identity(self, path: str) -> None:
+    def identity(self, path: str, found: facts.Place) -> None:
         """Note which file it is, and not what is in it. A link is noted as `place` does."""
-        found = facts.identity(path)
         if len(found) > 2 and _stat.S_ISLNK(_mode(found)):
             self.place(path)
             return
         self.facts.identities[path] = found
-        self.place(os.path.dirname(path))
+        above = path.rpartition("/")[0] or "/"
+        if above not in self.facts.places:
+            self.place(above)
 
     @staticmethod
     def _target(link: str) -> str | None:
@@ -134,10 +135,13 @@ def note(path: str) -> None:
         _asked.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
 
 
-def note_identity(path: str) -> None:
-    """For code that opens a path itself and asks only which file it is: its content may change."""
+def note_identity(path: str) -> bool:
+    """For code that opens a path itself and asks only which file it is: its content may change. Returns
+    whether something stands there that can be seen."""
+    found = facts.identity(path)
     if _asked is not None:
-        _asked.identity(path)
+        _asked.identity(path, found)
+    return len(found) > 1
 
 
 def note_below(folder: int, name: str) -> None:

@@ -612,7 +612,10 @@ MAKES_PLANS = (
     "sandbox.document.read",
     "sandbox.limits.assign",
     "sandbox.limits.cgroup_survey",
-    *(f"sandbox.paths.{name}" for name in ("denied_paths", "denylist", "executable", "mounts", "source")),
+    *(
+        f"sandbox.paths.{name}"
+        for name in ("denied_paths", "denylist", "executable", "mounts", "scan", "source")
+    ),
     *(
         f"sandbox.plan.{name}"
         for name in ("available_layers", "compile", "find_bwrap", "operations", "sources")

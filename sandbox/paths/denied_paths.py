@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from sandbox.paths.mounts import contains, join
+from sandbox.paths.mounts import contains
 from sandbox.speed.typed import Iterable, Iterator, Literal, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
@@ -233,5 +233,8 @@ def lexical_hit(path: str, homes: Sequence[str] = (), extra: Sequence[str] = ())
     return None
 
 
-def home_paths(homes: Iterable[str]) -> Iterator[str]:
-    return (join(home, rest) for home in homes for rest in HOME_PATHS)
+def home_paths(homes: Iterable[str], rests: Iterable[str] = HOME_PATHS) -> Iterator[str]:
+    for home in homes:
+        within = home.rstrip("/") + "/"
+        for rest in rests:
+            yield within + rest

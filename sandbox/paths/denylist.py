@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from bisect import bisect
 
 from sandbox import look
 from sandbox.paths.denied_paths import (
@@ -31,7 +32,7 @@ from sandbox.paths.denied_paths import (
     normal,
 )
 from sandbox.paths.guarded import GuardedName, is_guarded_at_top
-from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, join, relative
+from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, relative
 from sandbox.spec import Access
 from sandbox.speed.typed import Iterable, Iterator, Literal, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
@@ -88,42 +89,27 @@ class Unproven(Exception):
     """The denied directories could not be walked to the end, so nothing is known about hard links."""
 
 
-class _Paths:
-    """Denied paths of several name spaces, findable from a path in time proportional to its depth."""
-
-    __slots__ = ("_above", "_at")
-
-    def __init__(self) -> None:
-        self._at: dict[tuple[str, str], list[Entry]] = {}
-        self._above: dict[tuple[str, str], list[Entry]] = {}
-
-    def add(self, space: str, path: str, entry: Entry) -> None:
-        for number, place in enumerate(ancestry(path)):
-            (self._above if number else self._at).setdefault((space, place), []).append(entry)
-
-    def related(self, space: str, path: str) -> Iterator[tuple[Relation, Entry]]:
-        for number, place in enumerate(ancestry(path)):
-            for entry in self._at.get((space, place), ()):
-                yield ("below" if number else "equal"), entry
-        for entry in self._above.get((space, path), ()):
-            yield "above", entry
-
-
 class Denylist:
     """The constants, the homes, the policy's and the runner's own paths, opened and identified once.
 
     Nothing is kept open. A denied path that does not exist, or that the runner may not reach, still counts
     by name and by its place inside the filesystem.
+
+    There are some fifty denied paths for each home, and a launch judges a few sources. So the places of
+    denied paths inside their filesystems are not listed. Instead each mount of a source's filesystem tells
+    which name the source has by it, and that name is compared with the denied names.
     """
 
     __slots__ = (
         "_above",
         "_at",
         "_copy",
+        "_folders",
         "_inodes",
-        "_inside",
         "_names",
+        "_order",
         "_roots",
+        "_sorted",
         "_walked",
         "entries",
         "guarded",
@@ -160,63 +146,84 @@ class Denylist:
         self.states = places[0] if places else ""
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
-        entries += [Entry(path, "home") for path in home_paths(homes)]
+        entries += _entries("home", home_paths(homes))
         entries += [Entry(path, "sockets") for path in SOCKET_PATHS]
         if runtime_dir and lexical_fault(runtime_dir) is None and normal(runtime_dir) != "/":
             entries.append(Entry(normal(runtime_dir), "sockets"))
         entries += [Entry(path, "whole", whole_only=True) for path in WHOLE_PATHS]
         entries += [Entry(home, "whole", whole_only=True) for home in homes]
         entries += [Entry(path, "execute", write_only=True) for path in HOST_WRITE_PATHS]
-        entries += [
-            Entry(join(h, rest), "execute", write_only=True) for h in homes for rest in HOME_WRITE_PATHS
-        ]
+        entries += _entries("execute", home_paths(homes, HOME_WRITE_PATHS), write_only=True)
         entries += [Entry(normal(path), "execute", write_only=True) for path in protected]
         entries += [Entry(normal(path), "deciding", write_only=True) for path in deciding]
         entries += [Entry(normal(path), "policy") for path in policy]
         entries += [Entry(path, "runner") for path in places]
         entries += [Entry(normal(path), "storage", read_above=True) for path in storage]
         self.entries = tuple(dict.fromkeys(entries))
-        self._names = _Paths()
-        self._inside = _Paths()
+        self._names: dict[str, list[Entry]] = {}  # by every name of a denied path
+        self._folders: set[str] = set()  # every name above one of these
+        self._sorted: list[str] = []  # these names, so that those below a folder are side by side
         self._at: dict[Identity, list[Entry]] = {}
-        self._above: dict[Identity, list[Entry]] = {}
+        self._above: dict[Identity, set[str]] = {}  # real paths of folders that contain a denied file
         self._roots: dict[str, Entry] = {}  # real path of each denied directory
         self._inodes: dict[str, set[int]] = {}  # by root, filled when first asked for
         self._walked = 0
-        seen: dict[str, list[Identity]] = {}
+        folders = _Folders()
         for entry in self.entries:
-            self._identify(entry, seen)
+            folder = self._add_name(entry.path, entry)
+            if folder not in folders.missing and not self._identify(entry, folders):
+                folders.look_at(folder)
+        for place, identity in folders.identities:
+            self._above.setdefault(identity, set()).add(place)
+        self._add_layers()
 
-    def _identify(self, entry: Entry, seen: dict[str, list[Identity]]) -> None:
-        self._names.add("", entry.path, entry)
-        self._place(entry.path, entry)
-        look.note_identity(entry.path)  # a file that is denied may grow: a history of commands does
+    def _add_name(self, name: str, entry: Entry) -> str:
+        """Returns the folder that it is in, by its name."""
+        if name in self._names:
+            self._names[name].append(entry)
+        else:
+            self._names[name] = [entry]
+        above = folder = name.rpartition("/")[0] or "/"
+        while above not in self._folders:
+            self._folders.add(above)
+            above = above.rpartition("/")[0] or "/"
+        return folder
+
+    def _identify(self, entry: Entry, folders: _Folders) -> bool:
+        """Returns whether there is such a file."""
+        # Which file it is, and not what is in it: a history of commands grows.
+        if not look.note_identity(entry.path):
+            return False
         try:
             fd = os.open(entry.path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
-            return
+            return False
         try:
             status = os.fstat(fd)
+            # The kernel's name, also where nothing is a link: a filesystem may ignore case.
             real = fd_path(fd)
             if real != entry.path:
-                self._names.add("", real, entry)
-                self._place(real, entry)
+                self._add_name(real, entry)
             self._at.setdefault((status.st_dev, status.st_ino), []).append(entry)
             walked = not entry.whole_only and not entry.write_only
             if stat.S_ISDIR(status.st_mode) and walked and entry.origin != "cgroups":  # no hard links there
                 self._roots.setdefault(real, entry)
-            for identity in _directories_above(fd, status, real, seen):
-                self._above.setdefault(identity, []).append(entry)
+            folders.note_above(fd, status, real, plain=real == entry.path)
         finally:
             os.close(fd)
+        return True
 
-    def _place(self, path: str, entry: Entry) -> None:
-        for mount in self.mounts.covering(path):
-            device, place = inside = mount.inside(path)
-            if place.startswith("/"):  # nsfs and friends name things like "net:[4026531840]"
-                self._inside.add(device, place, entry)
+    def _add_layers(self) -> None:
+        """Add the names of what a denied path on an overlay is made of."""
+        on_overlays = [
+            (mount.inside(denied), entry)
+            for mount in self.mounts.overlays
+            for _, denied, entry in self._related(mount.point)
+            if contains(mount.point, denied)
+        ]
+        for inside, entry in on_overlays:
             for name in self.mounts.layered(inside):
-                self._names.add("", name, entry)
+                self._add_name(name, entry)
 
     def name_hit(self, name: str, access: Access = "read") -> Hit | None:
         """Judge by name alone: for a path that is not opened yet, or does not exist."""
@@ -246,7 +253,42 @@ class Denylist:
 
     def related(self, name: str) -> Iterator[tuple[Relation, Entry]]:
         """Every entry that the name is, lies below, or lies above."""
-        return self._names.related("", normal(name))
+        return ((relation, entry) for relation, _, entry in self._related(normal(name)))
+
+    def _related(self, name: str) -> Iterator[tuple[Relation, str, Entry]]:
+        """The same for a normal name, with the denied name."""
+        for number, place in enumerate(ancestry(name)):
+            for entry in self._names.get(place, ()):
+                yield ("below" if number else "equal"), place, entry
+        for denied, entry in self._below(name):
+            yield "above", denied, entry
+
+    def _below(self, folder: str) -> Iterator[tuple[str, Entry]]:
+        """Every entry with a name below a folder, in the order of the entries."""
+        if folder not in self._folders:
+            return
+        if len(self._sorted) != len(self._names):
+            self._order = {name: number for number, name in enumerate(self._names)}
+            self._sorted = sorted(self._names)
+        path = folder.rstrip("/")
+        found = self._sorted[bisect(self._sorted, path + "/") : bisect(self._sorted, path + "0")]  # "/" + 1
+        for denied in sorted(found, key=self._order.__getitem__):
+            for entry in self._names[denied]:
+                yield denied, entry
+
+    def _related_inside(self, inside: Inside) -> Iterator[tuple[Relation, Entry]]:
+        """Every entry whose place inside the filesystem this is, lies below, or lies above. A mount that is
+        hidden by a later one counts too: what it shows may be visible elsewhere."""
+        for mount in self.mounts.of_device(inside.device):
+            if contains(mount.root, inside.path):
+                name = mount.name_of(inside.path)
+                for relation, denied, entry in self._related(name):
+                    if contains(mount.point, denied):
+                        yield relation, entry
+            elif contains(inside.path, mount.root):
+                for _, denied, entry in self._related(mount.point):
+                    if contains(mount.point, denied):
+                        yield "above", entry
 
     def hit(self, place: Place, access: Access = "read", *, own_state: bool = False) -> Hit | None:
         """The entry of the denylist that this source is, lies below, or shows.
@@ -274,26 +316,27 @@ class Denylist:
 
     def _hits(self, place: Place) -> Iterator[Hit]:
         for name in place.names:
-            for found, entry in self._names.related("", name):
+            for found, _, entry in self._related(name):
                 yield Hit(entry, found, "name")
         for entry in self._at.get(place.identity, ()):
             yield Hit(entry, "equal", "identity")
         for ancestor in place.ancestors:
             for entry in self._at.get(ancestor, ()):
                 yield Hit(entry, "below", "identity")
-        for entry in self._above.get(place.identity, ()):
-            yield Hit(entry, "above", "identity")
+        for folder in self._above.get(place.identity, ()):
+            for _, entry in self._below(folder):
+                yield Hit(entry, "above", "identity")
         yield from self._shown(place.inside, "mount")
         for below in place.mounted_below:
             yield from self._shown(below, "mount below")
 
     def _shown(self, inside: Inside, how: Literal["mount", "mount below"]) -> Iterator[Hit]:
-        for found, entry in self._inside.related(*inside):
+        for found, entry in self._related_inside(inside):
             yield Hit(entry, found, how)
         for name in self.mounts.layered(inside):
-            found_there = list(self._names.related("", name))
+            found_there = [(found, entry) for found, _, entry in self._related(name)]
             for mount in self.mounts.covering(name):
-                found_there += self._inside.related(*mount.inside(name))
+                found_there += self._related_inside(mount.inside(name))
             for found, entry in found_there:
                 # systemd keeps layers of /usr below /run. Sockets are looked for in the overlay itself.
                 if entry.origin != "sockets":
@@ -356,6 +399,11 @@ class Denylist:
                 yield root, entry
 
 
+def _entries(origin: Origin, paths: Iterable[str], *, write_only: bool = False) -> list[Entry]:
+    """For the paths of each home, which are most."""
+    return [Entry._make((path, origin, False, write_only, False)) for path in paths]
+
+
 def _cgroup_places(mounts: Mounts) -> Iterator[str]:
     """The usual place, and every other mount point. By name each stands for all below it."""
     yield from CGROUP_PATHS
@@ -364,50 +412,73 @@ def _cgroup_places(mounts: Mounts) -> Iterator[str]:
             yield mount.point
 
 
-def _directories_above(
-    fd: int, status: os.stat_result, real: str, seen: dict[str, list[Identity]]
-) -> list[Identity]:
-    """Identities of the directories above an open file, by ".." from it; by name if it is not a directory
-    or may not be searched. `seen` remembers by real path: denied paths share most of their parents."""
-    if real == "/":
-        return []
-    parent = real.rpartition("/")[0] or "/"
-    known = seen.get(parent)
-    if known is not None:
-        return known
-    look.note(parent)
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    chain: list[Identity] = []
-    try:
-        up = os.open("..", flags, dir_fd=fd) if stat.S_ISDIR(status.st_mode) else os.open(parent, flags)
-    except OSError:
-        return _identities(ancestry(parent))
-    try:
-        while True:
-            here = os.fstat(up)
-            if chain and chain[-1] == (here.st_dev, here.st_ino):  # the root is its own parent
-                break
-            chain.append((here.st_dev, here.st_ino))
-            above = os.open("..", flags, dir_fd=up)
-            os.close(up)
-            up = above
-    except OSError:
-        chain += _identities(ancestry(parent))
-    finally:
-        os.close(up)
-    seen[parent] = chain
-    return chain
+class _Folders:
+    """What is known of the folders that hold denied paths."""
 
+    __slots__ = ("_named", "_present", "identities", "missing")
 
-def _identities(paths: Iterable[str]) -> list[Identity]:
-    found = []
-    for path in paths:
+    def __init__(self) -> None:
+        self.identities: set[tuple[str, Identity]] = set()  # of each folder, by its real path
+        self.missing: set[str] = set()
+        self._present: set[str] = set()
+        self._named: set[str] = set()
+
+    def look_at(self, folder: str) -> None:
+        """Find out whether a folder that lacks a denied path exists. In one that does not, there is nothing
+        to ask for."""
+        if folder in self._present:
+            return
         try:
-            status = look.stat(path)
+            look.lstat(folder)
+        except FileNotFoundError:
+            self.missing.add(folder)
+            return
+        except OSError:  # it may be there
+            pass
+        self._present.add(folder)
+
+    def note_above(self, fd: int, status: os.stat_result, real: str, *, plain: bool) -> None:
+        """Note the directories above an open file. `plain`: no link led to it, so its parents are those that
+        it has by name. Otherwise by ".." from it, and by name if it is not a directory or may not be
+        searched."""
+        parent = place = real.rpartition("/")[0] or "/"
+        if plain or real == "/":
+            self._note_by_name(parent)
+            return
+        look.note(parent)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            up = os.open("..", flags, dir_fd=fd) if stat.S_ISDIR(status.st_mode) else os.open(parent, flags)
         except OSError:
-            continue
-        found.append((status.st_dev, status.st_ino))
-    return found
+            self._note_by_name(parent)
+            return
+        below: Identity | None = None
+        try:
+            while True:
+                here = os.fstat(up)
+                if below == (here.st_dev, here.st_ino):  # the root is its own parent
+                    return
+                below = here.st_dev, here.st_ino
+                self.identities.add((place, below))
+                place = place.rpartition("/")[0] or "/"
+                above = os.open("..", flags, dir_fd=up)
+                os.close(up)
+                up = above
+        except OSError:
+            self._note_by_name(parent)
+        finally:
+            os.close(up)
+
+    def _note_by_name(self, folder: str) -> None:
+        for place in ancestry(folder):
+            if place in self._named:
+                return
+            self._named.add(place)
+            try:
+                status = look.stat(place)
+            except OSError:
+                continue
+            self.identities.add((place, (status.st_dev, status.st_ino)))
 
 
 # Errors for which a directory is left out: no permission to list it, or removed. After any other error

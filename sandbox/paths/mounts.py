@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from sandbox import look
-from sandbox.speed.typed import Iterable, Iterator
+from sandbox.speed.typed import Iterable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
 MOUNTINFO = "/proc/self/mountinfo"
@@ -71,22 +71,31 @@ class Mount(NamedTuple):
         """The filesystem's own name for `path`, which must be at or below this mount's point."""
         return Inside(self.device, join(self.root, relative(path, self.point)))
 
+    def name_of(self, inside: str) -> str:
+        """The name that a path of the filesystem has by this mount. It must be at or below the mount's root,
+        and is taken as it is: the root of a removed folder has an empty segment in it."""
+        rest = inside if self.root == "/" else inside[len(self.root) :]
+        return self.point.rstrip("/") + rest.rstrip("/") or "/"
+
 
 class Mounts:
     """One reading of the mount table. Immutable: mounts made later are not in it."""
 
-    __slots__ = ("_by_id", "_by_point", "_layers", "all", "devices")
+    __slots__ = ("_by_device", "_by_id", "_by_point", "_layers", "all", "devices", "overlays")
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
         self.all = tuple(mounts)
         self._by_id = {mount.id: mount for mount in self.all}
         self._by_point: dict[str, list[Mount]] = {}
+        self._by_device: dict[str, list[Mount]] = {}
         for mount in self.all:
             self._by_point.setdefault(mount.point, []).append(mount)
+            self._by_device.setdefault(mount.device, []).append(mount)
         self.devices: dict[str, str] = {mount.device: mount.fstype for mount in self.all}
         # Not for an overlay at the root: in a container its layers are names of the host.
         roots = {mount.device for mount in self.all if mount.point == "/"}
         self._layers = {m.device: m.layers for m in self.all if m.layers and m.device not in roots}
+        self.overlays = tuple(m for m in self.all if m.device in self._layers)
 
     def by_id(self, mount_id: int) -> Mount | None:
         return self._by_id.get(mount_id)
@@ -94,6 +103,10 @@ class Mounts:
     def of_fd(self, fd: int) -> Mount | None:
         """The mount an open file was reached through; None if it came after this reading."""
         return self._by_id.get(mount_id(fd))
+
+    def of_device(self, device: str) -> Sequence[Mount]:
+        """Every mount of one filesystem, hidden ones too."""
+        return self._by_device.get(device, ())
 
     def covering(self, path: str) -> Iterator[Mount]:
         """Every mount at or above `path`, hidden ones too: a directory under a later mount may still be

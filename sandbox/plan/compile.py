@@ -12,7 +12,8 @@ from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
-from sandbox.paths.source import Missing, OpenSource, Refused, open_source
+from sandbox.paths.scan import Refused
+from sandbox.paths.source import Missing, OpenSource, open_source
 from sandbox.plan import mentions
 from sandbox.plan.egress import plan_egress
 from sandbox.plan.layers import Layers

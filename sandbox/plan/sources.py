@@ -11,7 +11,8 @@ import os
 
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import join
-from sandbox.paths.source import Missing, OpenSource, Refused, open_source
+from sandbox.paths.scan import Refused
+from sandbox.paths.source import Missing, OpenSource, open_source
 from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanRefused
 from sandbox.spec import Access, Denial, GrantedPath
 from sandbox.speed.scopes import ExitStack, contextmanager

@@ -11,7 +11,7 @@ from sandbox.identity.uid_range import DEFAULT_RANGE
 from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import lexical_fault, lexical_hit, normal
-from sandbox.paths.source import SCAN_LIMIT
+from sandbox.paths.scan import SCAN_LIMIT
 from sandbox.policy.policy import (
     ALWAYS_SIZED,
     LAYERS,

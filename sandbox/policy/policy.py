@@ -10,7 +10,7 @@ from sandbox.identity.uid_range import DEFAULT_RANGE
 from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains
-from sandbox.paths.source import SCAN_LIMIT
+from sandbox.paths.scan import SCAN_LIMIT
 from sandbox.spec import (
     DURATIONS,
     NETWORK_ORDER,

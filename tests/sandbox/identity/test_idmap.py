@@ -13,7 +13,8 @@ from sandbox.identity import idmap
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.source import MOST_STRANGERS, open_source
+from sandbox.paths.scan import MOST_STRANGERS
+from sandbox.paths.source import open_source
 from sandbox.seccomp import syscalls
 from sandbox.spawn import init
 from tests.conftest import SPARE_UID

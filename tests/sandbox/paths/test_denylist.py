@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sandbox import look
 from sandbox.limits.cgroup import make_cgroup
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths import denied_paths
@@ -261,6 +262,62 @@ def test_a_link_as_denied_path_denies_its_target_by_name(tmp_path: Path) -> None
     assert found.name_hit(str(tmp_path.resolve() / "real" / "x")) is not None
     assert found.name_hit(str(tmp_path / "link" / "x")) is not None
     assert found.name_hit(str(tmp_path / "other")) is None
+
+
+def test_a_folder_is_known_by_its_identity(tmp_path: Path) -> None:
+    """Where neither a name nor the mount table tells: a filesystem may have one st_dev for each subvolume."""
+    (tmp_path / "above/vault/below").mkdir(parents=True)
+    found = Denylist(read_mounts(), policy=[str(tmp_path / "above/vault")])
+
+    def relation(path: Path, ancestors: tuple[Path, ...] = ()) -> str | None:
+        held, *above = ((each.stat().st_dev, each.stat().st_ino) for each in (path, *ancestors))
+        hit = found.hit(Place(("/innocent",), held, tuple(above), Inside("0:0", "/innocent"), ()))
+        return hit and hit.relation
+
+    assert relation(tmp_path / "above/vault") == "equal"
+    assert relation(tmp_path / "above") == relation(tmp_path) == "above"
+    assert relation(tmp_path / "above/vault/below", (tmp_path / "above/vault",)) == "below"
+    assert relation(tmp_path / "above/vault/below") is None
+
+
+APPEARS: dict[str, Callable[[Path], object]] = {
+    "a denied folder": lambda home: (home / ".ssh").mkdir(),
+    "a link to what was shown": lambda home: (home / ".ssh").symlink_to("/usr/share"),
+    "the folder of a denied one": lambda home: (home / ".config").mkdir(),
+    "a link in its place": lambda home: (home / ".config").symlink_to("/usr/share"),
+    "the target of a denied link": lambda home: (home / "target").mkdir(),
+    "the target of a link on the way": lambda home: (home / "cargo").mkdir(),
+    "another file": lambda home: (home / "other").rename(home / ".netrc"),
+    "another owner's rights": lambda home: (home / ".local").chmod(0o700),
+}
+
+
+@pytest.mark.parametrize("appears", APPEARS)
+def test_what_appears_later_is_a_new_fact(tmp_path: Path, appears: str) -> None:
+    """No stored plan holds once a denied path appears or leads elsewhere. What grows is the same file."""
+    (tmp_path / ".aws").symlink_to("target")
+    (tmp_path / ".cargo").symlink_to("cargo")
+    (tmp_path / ".local").mkdir(mode=0o755)
+    for name in (".bash_history", ".netrc", "other"):
+        (tmp_path / name).touch()
+    with look.recording() as asked:
+        Denylist(read_mounts(), homes=[str(tmp_path)])
+    (tmp_path / ".bash_history").write_text("more")
+    (tmp_path / "unrelated").touch()
+    assert asked.facts.changed({}) == ""
+    APPEARS[appears](tmp_path)
+    assert asked.facts.changed({}) != ""
+
+
+def test_below_a_folder_that_does_not_exist_nothing_is_asked(tmp_path: Path) -> None:
+    with look.recording() as asked:
+        Denylist(read_mounts(), homes=[str(tmp_path)])
+    below = [path for path in asked.facts.identities if path.startswith(str(tmp_path / ".config"))]
+    assert [os.path.dirname(path) for path in below] == [
+        f"{tmp_path}/.config",
+        f"{tmp_path}/.config/containers",
+    ]
+    assert len(asked.facts.places[f"{tmp_path}/.config"]) == 1
 
 
 def only_policy(found: Denylist) -> Denylist:

@@ -23,7 +23,8 @@ from sandbox.paths import source as sources
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.source import Missing, OpenSource, Refused, open_source
+from sandbox.paths.scan import DEPTH_LIMIT, Refused
+from sandbox.paths.source import Missing, OpenSource, open_source
 from sandbox.spec import Access
 from tests.conftest import SYSTEM_PATH, Caller
 
@@ -334,7 +335,8 @@ PROBE = """
 import json, os, subprocess, sys
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.source import Missing, Refused, open_source
+from sandbox.paths.scan import Refused
+from sandbox.paths.source import Missing, open_source
 
 def ask(path, deny):
     try:
@@ -610,7 +612,7 @@ def test_the_scan_limit_is_exact(tmp_path: Path) -> None:
 
 def test_the_depth_limit_is_exact(tmp_path: Path) -> None:
     deep = tmp_path
-    for _ in range(sources.DEPTH_LIMIT):
+    for _ in range(DEPTH_LIMIT):
         deep /= "d"
     deep.mkdir(parents=True)
     assert ask(tmp_path).rule == "open"

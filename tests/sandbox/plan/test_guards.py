@@ -12,7 +12,8 @@ import pytest
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.guarded import MOST_NESTED, GuardedName
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.source import Refused, open_source
+from sandbox.paths.scan import Refused
+from sandbox.paths.source import open_source
 from sandbox.plan.guards import guard_notes, guards_of, shown_guards
 from sandbox.plan.plan import Guard, PlanRefused
 
