@@ -16,7 +16,7 @@ import select
 import time
 
 from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
-from sandbox.limits.meter import VIOLATION, Meter
+from sandbox.limits.meter import LIFTED, VIOLATION, Meter
 from sandbox.scopes import contextmanager
 from sandbox.signals import signal
 from sandbox.typed import TYPE_CHECKING, Callable, Generator, Iterator, Literal, Mapping, Protocol, Sequence
@@ -95,6 +95,11 @@ class End(NamedTuple):
     detail: str = ""  # more about the limit
     rang: Literal["deadline", "teardown"] | None = None  # the clock that made the runner kill it
     breach: Breach | None = None  # of its contract, if the plugin was inspected
+
+    @property
+    def lifted(self) -> tuple[str, ...]:
+        """The limits that somebody lifted: seen while it ran, or at its end."""
+        return tuple(self.detail.split(", ")) if self.limit == LIFTED else self.exit.counters.lifted
 
 
 class Clocks(NamedTuple):

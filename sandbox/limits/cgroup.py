@@ -4,6 +4,11 @@ A plugin has one group in each hierarchy it needs. The spawner's child joins the
 through descriptors opened here, so bwrap itself is charged and nothing can fork its way out. The runner that
 made a group holds a lock on its directory. A group without a lock was left by a runner that died, and the
 next runner removes it.
+
+On v2 a group exists as long as its members, but its controllers, and with them its limits, do not: they are
+gone once the group above stops handing them down. systemd makes it stop, in groups that it did not delegate.
+So a group with controllers is made inside another one of ours, which hands them down to it. The kernel takes
+no controller from a group that hands it down itself (EBUSY), and systemd accepts that.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import time
 from sandbox.files import kernel_text, write_once
 from sandbox.given import Limits
 from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
-from sandbox.limits.site import LEAF, PREFIX, Hierarchy, Site, is_leaf
+from sandbox.limits.site import INNER, LEAF, PREFIX, Hierarchy, Site, is_leaf
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
 from sandbox.spawn.order import CgroupDoors
@@ -49,16 +54,21 @@ class Counters(NamedTuple):
     memory_peak: int | None = None
     pids_peak: int | None = None  # without the cage's own processes
     own_oom: bool = False  # the group's own limit was the reason
+    lifted: tuple[str, ...] = ()  # limits that somebody lifted: None among the others may mean that
 
 
 class CgroupDirectory:
-    """One directory."""
+    """One directory, and on v2 with controllers the one around it, which keeps them."""
 
-    def __init__(self, site: Site, name: str, fd: int) -> None:
+    def __init__(self, site: Site, name: str, lock: int, fd: int | None = None) -> None:
+        """`fd`: of the inner directory, if there are two."""
         self.site = site
-        self.path = f"{site.directory}/{name}"
-        self.line = f"{site.line}/{name}"
-        self.fd = fd  # holds the lock
+        self.whole = f"{site.directory}/{name}"  # what is locked, swept and removed
+        inner = "" if fd is None else f"/{INNER}"
+        self.path = f"{self.whole}{inner}"
+        self.line = f"{site.line}/{name}{inner}"
+        self.lock = lock
+        self.fd = lock if fd is None else fd
 
     def write(self, file: str, text: str) -> None:
         write_once(f"{self.path}/{file}", text)
@@ -80,6 +90,13 @@ class CgroupDirectory:
     def processes(self) -> list[int]:
         return [int(word) for word in (self.read("cgroup.procs") or "").split()]
 
+    def has_changed(self, file: str, text: str) -> bool:
+        """Whether a file is gone, or has another text."""
+        try:
+            return kernel_text(f"{self.path}/{file}") != text
+        except OSError as error:  # others are a passing shortage of our own
+            return error.errno in (errno.ENOENT, errno.ENODEV)
+
 
 class Cgroup:
     """All groups of one plugin."""
@@ -87,6 +104,8 @@ class Cgroup:
     def __init__(self, groups: Sequence[CgroupDirectory]) -> None:
         self.groups = tuple(groups)
         self.effective: dict[str, float] = {}  # limits as the kernel has taken them
+        # Group, controller, file, and the kernel's text in it.
+        self._set: list[tuple[CgroupDirectory, str, str, str]] = []
         self._by: dict[str, CgroupDirectory] = {c: group for group in groups for c in group.site.controllers}
         self._unified = next((group for group in groups if group.site.version == 2), None)
 
@@ -98,7 +117,7 @@ class Cgroup:
     @property
     def holds(self) -> tuple[int, ...]:
         """The locks. While one of these descriptors is open in a process, no runner sweeps the group."""
-        return tuple(group.fd for group in self.groups)
+        return tuple(group.lock for group in self.groups)
 
     @contextmanager
     def doors(self) -> Iterator[CgroupDoors]:
@@ -147,6 +166,7 @@ class Cgroup:
             if memory is None
             else memory.number("memory.peak" if memory.site.version == 2 else "memory.max_usage_in_bytes"),
             pids_peak=None if peak is None else max(0, peak - CAGE_PROCESSES),
+            lifted=self.lifted(),
         )
 
     def _cpu(self) -> tuple[float | None, float | None]:
@@ -192,7 +212,29 @@ class Cgroup:
             return None
         return told
 
+    def lifted(self) -> tuple[str, ...]:
+        """The limits that somebody else has lifted or changed since they were set."""
+        return tuple(dict.fromkeys(name for group, name, *told in self._set if group.has_changed(*told)))
+
     # --- changing -------------
+
+    def limit(self, limits: Limits, devices: Iterable[tuple[int, int]]) -> None:
+        """Raises CgroupFault."""
+        for group in self.groups:
+            told: dict[str, str] = {}
+            names: dict[str, str] = {}
+            for controller, file, text in settings(group.site, limits, devices):
+                try:
+                    group.write(file, text)
+                    told[file] = kernel_text(f"{group.path}/{file}")  # with what was written to it before
+                except OSError as error:
+                    if is_optional(file, error):
+                        continue
+                    path = f"{group.path}/{file}"
+                    raise CgroupFault(group.site, (controller,), path, error.errno or errno.EIO) from None
+                names[file] = controller
+            self._set += [(group, names[file], file, text) for file, text in told.items()]
+            self.effective.update(effective_limits(group.site, limits, told))
 
     def freeze(self, on: bool) -> None:
         """Best effort, and only on cgroup v2."""
@@ -210,6 +252,7 @@ class Cgroup:
         """Remove the cpu limit: a process needs processor time to die, too."""
         cpu = self._by.get("cpu")
         if cpu is not None and "cpu" in self.effective:
+            self._set = [setting for setting in self._set if setting[1] != "cpu"]
             try:
                 if cpu.site.version == 2:
                     cpu.write("cpu.max", "max")
@@ -300,16 +343,7 @@ def make_cgroup(
                 _hand_down(site)
             groups.append(_make(site, owner))
         cgroup = Cgroup(groups)
-        for group in groups:
-            for controller, file, text in settings(group.site, limits, devices):
-                try:
-                    group.write(file, text)
-                except OSError as error:
-                    if is_optional(file, error):
-                        continue
-                    path = f"{group.path}/{file}"
-                    raise CgroupFault(group.site, (controller,), path, error.errno or errno.EIO) from None
-            cgroup.effective.update(effective_limits(group.site, limits, group.read))
+        cgroup.limit(limits, devices)
         yield cgroup
 
 
@@ -325,10 +359,32 @@ def _make(site: Site, owner: str) -> CgroupDirectory:
                 raise  # a passing shortage of our own: no reason to go without the group
             raise CgroupFault(site, site.controllers, site.directory, error.errno or errno.EIO) from None
         if held is not None:
-            group = CgroupDirectory(site, name, held)
-            _held.add(group.path)
+            inner = _make_inner(site, name, held) if site.version == 2 and site.controllers else None
+            group = CgroupDirectory(site, name, held, inner)
+            _held.add(group.whole)
             return group
     raise CgroupFault(site, site.controllers, site.directory, errno.EEXIST)
+
+
+def _make_inner(site: Site, name: str, lock: int) -> int:
+    """The group inside, with the controllers of `site`, which the one around it keeps; its descriptor."""
+    around = f"{site.directory}/{name}"
+    handing_down = f"{around}/cgroup.subtree_control"
+    try:
+        write_once(handing_down, " ".join(f"+{each}" for each in sorted(site.controllers)))
+        os.mkdir(f"{around}/{INNER}", 0o700)
+        return os.open(f"{around}/{INNER}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        try:
+            given = frozenset(kernel_text(f"{around}/cgroup.controllers").split())
+        except OSError:
+            given = frozenset()
+        _rmdir(around)
+        os.close(lock)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        lost = site.controllers - given or site.controllers
+        raise CgroupFault(site, lost, handing_down, error.errno or errno.EIO) from None
 
 
 def _made_and_locked(path: str) -> int | None:
@@ -362,26 +418,31 @@ def _remove(groups: Sequence[CgroupDirectory]) -> None:
     """Bounded, for all of them together: members that were just reaped count for a moment longer, and a
     process that cannot be killed keeps its groups. The next runner tries again."""
     began = time.monotonic()
-    left = [group for group in groups if not _rmdir(group.path)]
+    left = [group for group in groups if not _rmdir(group.whole)]
     while left and time.monotonic() < began + _REMOVE_SECONDS:
         if time.monotonic() > began + _STUCK_SECONDS:
             # Members cannot be killed, and other plugins of this process must not wait for them.
             left = [group for group in left if not group.processes()]
         time.sleep(0.002)
-        left = [group for group in left if not _rmdir(group.path)]
+        left = [group for group in left if not _rmdir(group.whole)]
     for group in groups:
-        _held.discard(group.path)
-        os.close(group.fd)
+        _held.discard(group.whole)
+        for fd in {group.lock, group.fd}:
+            os.close(fd)
 
 
 def _rmdir(path: str) -> bool:
-    """Whether it was removed."""
+    """Remove a group, with the one inside. Whether it was removed."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
         pass
     except OSError:
-        return False
+        try:
+            os.rmdir(f"{path}/{INNER}")
+            os.rmdir(path)
+        except OSError:
+            return False
     return True
 
 
@@ -431,7 +492,9 @@ def sweep(directory: str) -> None:
             if os.stat(path).st_ino != os.fstat(fd).st_ino:
                 continue  # another group of this name by now
             if not _rmdir(path) and not name.endswith(LEAF):
-                Cgroup([CgroupDirectory(Site(_version(path), frozenset(), directory, ""), name, fd)]).kill()
+                site = Site(_version(path), frozenset(), directory, "")
+                both = (name, f"{name}/{INNER}")  # cgroup.kill of the first is for both
+                Cgroup([CgroupDirectory(site, each, fd) for each in both]).kill()
                 _rmdir(path)  # if it fails, the next runner removes it: its members take a moment to end
         except OSError:
             pass  # its runner lives

@@ -1,5 +1,5 @@
-"""Limits that a cgroup counts but does not enforce: total processor time, and on v1 killing all processes
-when memory has run out."""
+"""What the runner has to look at although there is a cgroup: total processor time, which it counts but does
+not limit; on v1 the other processes when memory has run out; and whether its limits are still there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import select
 import time
 
 from sandbox.limits.cgroup import Cgroup
-from sandbox.limits.meter import Meter
+from sandbox.limits.meter import LIFTED, Meter
 from sandbox.typed import Mapping
 
 _SHORTEST_PAUSE_SECONDS = 0.02
 _OOM_KILL_SECONDS = 0.01  # the kernel sends the event before it raises the counter
 _OOM_LOOKS = 100
+_LIFTED_SECONDS = 2.0
 
 
 class CpuTimeMeter(Meter):
@@ -63,3 +64,21 @@ class MemoryMeter(Meter):
     def close(self) -> None:
         if self._event is not None:
             os.close(self._event)
+
+
+class LiftedMeter(Meter):
+    """Whether the limits of the cgroup are as they were set. The kernel keeps systemd from lifting them
+    (cgroup.py). Others with the rights of the runner's user can, and no event tells: the runner looks, which
+    takes 50 µs, and the cell looks once more when all has ended. When another meter has woken the loop, this
+    one looks early, so that an idle plugin is not woken for this."""
+
+    def __init__(self, cgroup: Cgroup) -> None:
+        self._cgroup = cgroup
+        self.due = time.monotonic() + _LIFTED_SECONDS
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if now < self.due - _LIFTED_SECONDS / 2:
+            return None
+        self.due = now + _LIFTED_SECONDS
+        self.why = ", ".join(self._cgroup.lifted())
+        return LIFTED if self.why else None

@@ -8,7 +8,7 @@ import os
 from sandbox.files import kernel_text
 from sandbox.given import Limits
 from sandbox.limits.site import Site
-from sandbox.typed import Callable, Iterable, Iterator
+from sandbox.typed import Iterable, Iterator, Mapping
 
 # bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
 CAGE_PROCESSES = 2
@@ -80,21 +80,20 @@ def as_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.strip().isdecimal() else None
 
 
-def effective_limits(
-    site: Site, limits: Limits, read: Callable[[str], str | None]
-) -> Iterator[tuple[str, float]]:
-    """The limits in force, by name: the kernel rounds written values. `read` reads a file of the group."""
+def effective_limits(site: Site, limits: Limits, told: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """The limits in force, by name: the kernel rounds written values. `told`: what the files of the group
+    have, each of which was written; "max" if the limit is beyond what the kernel counts to."""
     has, v2 = site.controllers, site.version == 2
     if limits.memory is not None and "memory" in has:
-        value = as_number(read("memory.max" if v2 else "memory.limit_in_bytes"))
+        value = as_number(told["memory.max" if v2 else "memory.limit_in_bytes"])
         if value is not None:
             yield "memory", value
     if limits.pids is not None and "pids" in has:
-        value = as_number(read("pids.max"))
+        value = as_number(told["pids.max"])
         if value is not None:
             yield "pids", value - CAGE_PROCESSES
     if limits.cpu is not None and "cpu" in has:
-        words = read("cpu.max" if v2 else "cpu.cfs_quota_us") or ""
+        words = told["cpu.max" if v2 else "cpu.cfs_quota_us"]
         if words.split()[:1] and words.split()[0].isdecimal():
             yield "cpu", int(words.split()[0]) / _CPU_PERIOD_MICROSECONDS
     if limits.io is not None and "io" in has:

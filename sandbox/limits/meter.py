@@ -7,10 +7,11 @@ from time import monotonic
 
 from sandbox.typed import Callable, Mapping
 
-# `look` returns the name of a limit, or one of these: the plugin broke its contract, or it takes more than
-# its share of a number that the whole machine shares.
+# `look` returns the name of a limit, or one of these: the plugin broke its contract, it takes more than its
+# share of a number that the whole machine shares, or somebody lifted its limits.
 VIOLATION = "violation"
 MACHINE_SHARE = "machine_share"
+LIFTED = "lifted"
 
 
 class Meter:
@@ -28,8 +29,8 @@ class Meter:
         return {}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        """The name of the limit that has run out (a field of Limits), VIOLATION or MACHINE_SHARE; None if
-        none of them."""
+        """The name of the limit that has run out (a field of Limits), VIOLATION, MACHINE_SHARE or LIFTED;
+        None if none of them."""
         return None
 
     def peaks(self) -> Mapping[str, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from runner.launch.stages import failing
 from sandbox.limits.assign import assign
 from sandbox.limits.assigned import AssignedLimits
 from sandbox.limits.cgroup import Cgroup, CgroupFault, make_cgroup
 from sandbox.limits.cgroup_survey import Lack, Survey
+from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import LaunchPlan
 from sandbox.scopes import ExitStack
 from sandbox.typed import TYPE_CHECKING, Collection
@@ -29,7 +31,13 @@ def make_groups(
         if fault is not None:
             lack = Lack(f"cgroup {fault}", "run `runner doctor` to see why")
             found = found.without(fault.site.directory, fault.controllers, lack)
-        assigned = assign(planned.grant, planned.policy, found, disks)
+        try:
+            assigned = assign(planned.grant, planned.policy, found, disks)
+        except LayerUnavailable:
+            # The plan counted on the group that failed. The report must not.
+            there_was = assign(planned.grant, planned.policy, found, disks, refuse=False)
+            with failing(planned._replace(limits=there_was)):
+                raise
         try:
             cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits, disks))
         except CgroupFault as failed:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sandbox.limits.cgroup import Cgroup, Counters
-from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
+from sandbox.limits.cgroup_meters import CpuTimeMeter, LiftedMeter, MemoryMeter
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
@@ -28,6 +28,10 @@ class Counted(Cgroup):
         self.used: float | None = 0.0
         self.kills: int | None = 0
         self.event: int | None = None
+        self.gone: tuple[str, ...] = ()
+
+    def lifted(self) -> tuple[str, ...]:
+        return self.gone
 
     def cpu(self) -> float | None:
         return self.used
@@ -320,3 +324,18 @@ def test_processor_time_of_all_of_them(inside: OwnCgroups) -> None:
     used, looks = told
     assert 0.4 <= used < 5
     assert looks < 200
+
+
+# --- limits that were lifted -------------------------------------------------------------------------------
+
+
+def test_limits_that_somebody_lifted() -> None:
+    group = Counted()
+    meter = LiftedMeter(group)
+    now = meter.due
+    assert meter.look({}, now) is None and now < meter.due
+    group.gone = ("memory", "pids")
+    assert meter.look({}, now) is None  # it has just looked
+    between = (now + meter.due) / 2
+    assert (meter.look({}, between), meter.why) == ("lifted", "memory, pids")
+    assert meter.due > between + 1
