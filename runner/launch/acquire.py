@@ -15,8 +15,7 @@ import os
 
 from runner.launch.stages import failing
 from sandbox.identity.owner import Owner, Writing, owned_state
-from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
-from sandbox.limits.cgroup_settings import whole_disks
+from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep, whole_disks
 from sandbox.plan.layers import with_owner
 from sandbox.plan.plan import Bind, PlanRefused
 from sandbox.scopes import ExitStack, contextmanager

@@ -13,7 +13,7 @@ from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
 from sandbox.given import Limits
-from sandbox.limits.cgroup_meters import CpuTimeMeter, LiftedMeter, MemoryMeter
+from sandbox.limits.cgroup import CpuTimeMeter, LiftedMeter, MemoryMeter
 from sandbox.limits.meter import LaterMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager

@@ -15,8 +15,7 @@ from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.trial import Note, TrialOutcome, in_child
 from sandbox.limits.assign import assign, most_open_files
 from sandbox.limits.assigned import AssignedLimit, Shares
-from sandbox.limits.cgroup import Cgroup, CgroupFault, make_cgroup
-from sandbox.limits.cgroup_settings import has_swap, whole_disks
+from sandbox.limits.cgroup import Cgroup, CgroupFault, has_swap, make_cgroup, whole_disks
 from sandbox.limits.cgroup_survey import (
     CONTROLLERS,
     DELEGATE,

@@ -1,4 +1,4 @@
-"""The cgroups of one plugin: made, limited, read, killed and removed.
+"""The cgroups of one plugin: made, limited, read, watched, killed and removed.
 
 A plugin has one group in each hierarchy it needs. The spawner's child joins them all before it becomes bwrap,
 through descriptors opened here, so bwrap itself is charged and nothing can fork its way out. The runner that
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
+import select
 import time
 
 from sandbox.files import kernel_text, write_once
 from sandbox.given import Limits
-from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
+from sandbox.limits.meter import LIFTED, SHORTEST_PAUSE_SECONDS, Meter
 from sandbox.limits.site import INNER, LEAF, PREFIX, Hierarchy, Site, is_leaf
 from sandbox.scopes import ExitStack, contextmanager
 from sandbox.signals import signal
@@ -32,6 +34,14 @@ _NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core
 _REMOVE_SECONDS = 2.0
 _STUCK_SECONDS = 0.2
 _NAMES_TRIED = 100
+# bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
+CAGE_PROCESSES = 2
+_MOST_PIDS = 1 << 22  # PID_MAX_LIMIT: the kernel accepts no more
+_CPU_PERIOD_MICROSECONDS = 100_000  # the kernel's default
+_SHORTEST_CPU_QUOTA_MICROSECONDS = 1_000
+_OOM_KILL_SECONDS = 0.01  # the kernel sends the event before it raises the counter
+_OOM_LOOKS = 100
+_LIFTED_SECONDS = 2.0
 
 
 class CgroupFault(Exception):
@@ -318,6 +328,106 @@ def _is_own_oom(memory: CgroupDirectory) -> bool:
     return limit is not None and most is not None and most >= _NEARLY_FULL_SHARE * limit
 
 
+# --- limits as files ----------------------------------------------------------------------------------------
+
+
+def settings(
+    site: Site, limits: Limits, devices: Iterable[tuple[int, int]] = ()
+) -> Iterator[tuple[str, str, str]]:
+    """(controller, file, value to write), in order."""
+    has, v2 = site.controllers, site.version == 2
+    if limits.memory is not None and "memory" in has:
+        if v2:
+            yield "memory", "memory.max", str(limits.memory)
+            yield "memory", "memory.swap.max", "0"
+            yield "memory", "memory.oom.group", "1"
+        else:
+            yield "memory", "memory.limit_in_bytes", str(limits.memory)
+            yield "memory", "memory.memsw.limit_in_bytes", str(limits.memory)  # memory and swap together
+            # v1 counts memory in network sockets separately, and without this setting not at all.
+            yield "memory", "memory.kmem.tcp.limit_in_bytes", str(limits.memory)
+    if limits.pids is not None and "pids" in has:
+        most = limits.pids + CAGE_PROCESSES
+        yield "pids", "pids.max", str(most) if most <= _MOST_PIDS else "max"
+    if limits.cpu is not None and "cpu" in has:
+        quota = max(_SHORTEST_CPU_QUOTA_MICROSECONDS, round(limits.cpu * _CPU_PERIOD_MICROSECONDS))
+        if v2:
+            yield "cpu", "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}"
+        else:
+            yield "cpu", "cpu.cfs_period_us", str(_CPU_PERIOD_MICROSECONDS)
+            yield "cpu", "cpu.cfs_quota_us", str(quota)
+    if limits.io is not None and "io" in has:
+        for major, minor in devices:
+            if v2:
+                yield "io", "io.max", f"{major}:{minor} rbps={limits.io} wbps={limits.io}"
+            else:
+                for file in ("read", "write"):
+                    yield "io", f"blkio.throttle.{file}_bps_device", f"{major}:{minor} {limits.io}"
+
+
+def is_optional(file: str, error: OSError) -> bool:
+    """Not every kernel counts swap; without swap there is nothing to limit. A kernel without network has no
+    sockets to count."""
+    if file == "memory.kmem.tcp.limit_in_bytes":
+        return error.errno == errno.ENOENT
+    if file not in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
+        return False
+    missing = error.errno in (errno.ENOENT, errno.EACCES, errno.EOPNOTSUPP)
+    return missing and not has_swap()
+
+
+def has_swap() -> bool:
+    try:
+        with open("/proc/swaps", "rb") as file:  # with names of files, which need not be ASCII
+            return len(file.read().splitlines()) > 1
+    except OSError:
+        return False
+
+
+def as_number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.strip().isdecimal() else None
+
+
+def effective_limits(site: Site, limits: Limits, told: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """The limits in force, by name: the kernel rounds written values. `told`: what the files of the group
+    have, each of which was written; "max" if the limit is beyond what the kernel counts to."""
+    has, v2 = site.controllers, site.version == 2
+    if limits.memory is not None and "memory" in has:
+        value = as_number(told["memory.max" if v2 else "memory.limit_in_bytes"])
+        if value is not None:
+            yield "memory", value
+    if limits.pids is not None and "pids" in has:
+        value = as_number(told["pids.max"])
+        if value is not None:
+            yield "pids", value - CAGE_PROCESSES
+    if limits.cpu is not None and "cpu" in has:
+        words = told["cpu.max" if v2 else "cpu.cfs_quota_us"]
+        if words.split()[:1] and words.split()[0].isdecimal():
+            yield "cpu", int(words.split()[0]) / _CPU_PERIOD_MICROSECONDS
+    if limits.io is not None and "io" in has:
+        yield "io", limits.io
+
+
+def whole_disks(devices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The disks behind some st_dev, as (major, minor). A partition has no limits of its own. A filesystem
+    that is on no single disk (overlay, btrfs, tmpfs) gives none."""
+    found: dict[tuple[int, int], None] = {}
+    for device in devices:
+        place = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+        if os.major(device) and os.path.exists(place):
+            if os.path.exists(f"{place}/partition"):
+                place = os.path.dirname(os.path.realpath(place))
+            try:
+                major, minor = kernel_text(f"{place}/dev").strip().split(":")
+            except (OSError, ValueError):
+                continue
+            found[int(major), int(minor)] = None
+    return tuple(found)
+
+
+# --- making and removing ------------------------------------------------------------------------------------
+
+
 # The groups that this process has made and still has.
 _held: set[str] = set()
 # The number of the next group in each directory. No name is used twice: a sweeper that opened a group just
@@ -511,3 +621,72 @@ def _is_ours(name: str) -> bool:
 
 def _version(path: str) -> Literal[1, 2]:
     return 2 if os.path.exists(f"{path}/cgroup.controllers") else 1
+
+
+# --- looking while a plugin runs ----------------------------------------------------------------------------
+
+
+class CpuTimeMeter(Meter):
+    """Total processor time. The next look is when all cores together could have used up the rest."""
+
+    def __init__(self, cgroup: Cgroup, limit: float) -> None:
+        self._cgroup = cgroup
+        self._limit = limit
+        self._cores = os.cpu_count() or 1
+        self._used = 0.0
+        self.due = time.monotonic() + max(SHORTEST_PAUSE_SECONDS, limit / self._cores)
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if now < self.due:
+            return None
+        self._used = self._cgroup.cpu() or 0.0
+        left = self._limit - self._used
+        self.due = now + max(SHORTEST_PAUSE_SECONDS, left / self._cores)
+        return "cpu_time" if left <= 0 else None
+
+
+class MemoryMeter(Meter):
+    """v1 kills one process when memory runs out, and the others run on. The runner then ends them all, as v2
+    does by itself: a plugin that lost one of its processes cannot be relied on."""
+
+    def __init__(self, cgroup: Cgroup) -> None:
+        self._cgroup = cgroup
+        self._event = cgroup.oom_event()
+        self._looks = 1
+        if self._event is not None:
+            self.due = 0.0  # memory may have run out before the event was registered
+
+    def interest(self) -> Mapping[int, int]:
+        return {} if self._event is None else {self._event: select.POLLIN}
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if self._event is not None and self._event in ready:
+            os.read(self._event, 8)
+            self._looks = _OOM_LOOKS
+        elif now < self.due:
+            return None
+        self._looks -= 1
+        self.due = now + _OOM_KILL_SECONDS if self._looks > 0 else math.inf
+        return "memory" if self._cgroup.counters().oom_kills else None
+
+    def close(self) -> None:
+        if self._event is not None:
+            os.close(self._event)
+
+
+class LiftedMeter(Meter):
+    """Whether the limits of the cgroup are as they were set. The kernel keeps systemd from lifting them
+    (cgroup.py). Others with the rights of the runner's user can, and no event tells: the runner looks, which
+    takes 50 µs, and the cell looks once more when all has ended. When another meter has woken the loop, this
+    one looks early, so that an idle plugin is not woken for this."""
+
+    def __init__(self, cgroup: Cgroup) -> None:
+        self._cgroup = cgroup
+        self.due = time.monotonic() + _LIFTED_SECONDS
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if now < self.due - _LIFTED_SECONDS / 2:
+            return None
+        self.due = now + _LIFTED_SECONDS
+        self.why = ", ".join(self._cgroup.lifted())
+        return LIFTED if self.why else None

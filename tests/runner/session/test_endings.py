@@ -173,7 +173,7 @@ def group_of_limits(token: str) -> Path:
 @pytest.mark.trio
 async def test_limits_that_are_lifted_end_a_session(folder: Path) -> None:
     """While it waits for a call, and at its end: an answer that came without limits is not `ok`."""
-    found: dict[str, tuple[list[str], OpenPlugin]] = {}
+    found: dict[str, tuple[list[str], dict[str, Any]]] = {}
 
     async def use(case: str) -> None:
         token, kinds = f"# {case} {os.getpid()}", list[str]()
@@ -183,19 +183,20 @@ async def test_limits_that_are_lifted_end_a_session(folder: Path) -> None:
                     (group_of_limits(token) / "pids.max").write_text("max")
                 if case == "idle":
                     kinds = [event.kind async for event in plugin.events()]
-        found[case] = kinds, plugin
+        is_sound(plugin.report)
+        assert plugin.report is not None
+        found[case] = kinds, plugin.report
 
     async with trio.open_nursery() as nursery:
         for case in ("control", "idle", "end"):
             nursery.start_soon(use, case)
-    assert found["control"][1].report["outcome"]["code"] == "ok"
+    assert found["control"][1]["outcome"]["code"] == "ok"
     for case in ("idle", "end"):
-        kinds, plugin = found[case]
-        is_sound(plugin.report)
-        outcome = plugin.report["outcome"]
+        kinds, report = found[case]
+        outcome = report["outcome"]
         assert (outcome["code"], outcome["phase"], outcome["cause"]) == ("sandbox_unavailable", "run", "pids")
-        (limit,) = (each for each in plugin.report["limits"] if each["name"] == "pids")
-        assert limit["degraded"] and limit["enforced_by"] == "" and "pids" in plugin.report["degraded"]
+        (limit,) = (each for each in report["limits"] if each["name"] == "pids")
+        assert limit["degraded"] and limit["enforced_by"] == "" and "pids" in report["degraded"]
         assert kinds == (["ended"] if case == "idle" else [])
 
 

@@ -17,9 +17,15 @@ from typing import Any
 import pytest
 
 from sandbox.limits import cgroup as cgroups
-from sandbox.limits import cgroup_settings
-from sandbox.limits.cgroup import Cgroup, CgroupDirectory, CgroupFault, Counters, make_cgroup, sweep
-from sandbox.limits.cgroup_settings import settings
+from sandbox.limits.cgroup import (
+    Cgroup,
+    CgroupDirectory,
+    CgroupFault,
+    Counters,
+    make_cgroup,
+    settings,
+    sweep,
+)
 from sandbox.limits.cgroup_survey import CONTROLLERS
 from sandbox.limits.site import Site
 from sandbox.spec import Limits
@@ -256,13 +262,13 @@ def test_a_quota_is_lifted_where_there_is_one(
 def test_optional_files_of_a_kernel(
     monkeypatch: pytest.MonkeyPatch, file: str, code: int, swap: bool, optional: bool
 ) -> None:
-    monkeypatch.setattr(cgroup_settings, "has_swap", lambda: swap)
-    assert cgroup_settings.is_optional(file, OSError(code, "")) is optional
+    monkeypatch.setattr(cgroups, "has_swap", lambda: swap)
+    assert cgroups.is_optional(file, OSError(code, "")) is optional
 
 
 def test_swap_of_this_machine() -> None:
     lines = Path("/proc/swaps").read_text().splitlines() if os.path.exists("/proc/swaps") else []
-    assert cgroup_settings.has_swap() is (len(lines) > 1)
+    assert cgroups.has_swap() is (len(lines) > 1)
 
 
 # --- real ones ---------------------------------------------------------------------------------------------
@@ -462,8 +468,7 @@ def counted() -> dict[str, Any]:
     import os
     import time
 
-    from sandbox.limits.cgroup import make_cgroup
-    from sandbox.limits.cgroup_settings import CAGE_PROCESSES
+    from sandbox.limits.cgroup import CAGE_PROCESSES, make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.limits.cgroup import Cgroup, Counters
-from sandbox.limits.cgroup_meters import CpuTimeMeter, LiftedMeter, MemoryMeter
+from sandbox.limits.cgroup import Cgroup, Counters, CpuTimeMeter, LiftedMeter, MemoryMeter
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
@@ -214,8 +213,7 @@ def out_of_memory(size: int) -> Any:
     import select
     import time
 
-    from sandbox.limits.cgroup import make_cgroup
-    from sandbox.limits.cgroup_meters import MemoryMeter
+    from sandbox.limits.cgroup import MemoryMeter, make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
@@ -286,8 +284,7 @@ def spinning() -> Any:
     import os
     import time
 
-    from sandbox.limits.cgroup import make_cgroup
-    from sandbox.limits.cgroup_meters import CpuTimeMeter
+    from sandbox.limits.cgroup import CpuTimeMeter, make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
