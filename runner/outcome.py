@@ -7,7 +7,8 @@ Nothing was started
   manifest_invalid           manifest, handshake     "MANIFEST has 2 faults", each with file:line:column
   policy_invalid             policy                  "POLICY has 2 faults", each with file:line:column
   policy_denied              policy, plan            "the manifest asks for 2 things it may not have"
-  sandbox_unavailable        plan, launch            "the memory limit cannot be enforced: REASON"
+  sandbox_unavailable        plan, launch            "the memory limit cannot be enforced: REASON". Also in
+                             run: "limits of the plugin were lifted from outside while it ran: NAMES"
   launch_failed              manifest, plan, launch  "the program is not in the cage: REASON"
   overloaded                 launch                  "all 4 processes that may serve this call at once are
                                                      busy": where a contract limits them (session/pool.py)

@@ -39,12 +39,22 @@ def caller(plugin_dir: Path) -> Caller:
     return Caller("ourselves", os.geteuid(), str(plugin_dir), str(plugin_dir))
 
 
+def free_descriptors() -> tuple[int, int]:
+    """Two numbers next to each other that this process has not given to a file."""
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    return next((n, n + 1) for n in range(100, 10_000) if not {n, n + 1} & used)
+
+
 def test_a_shell_line_becomes_the_command_the_shell_would_start(caller: Caller) -> None:
-    line = "/usr/bin/cat /proc/self/fd/207 /proc/self/fd/208 207< <(printf %s 'two words') 208</dev/null\n"
+    one, other = free_descriptors()
+    line = (
+        f"/usr/bin/cat /proc/self/fd/{one} /proc/self/fd/{other} "
+        f"{one}< <(printf %s 'two words') {other}</dev/null\n"
+    )
     command = without_shell(line, caller)
-    assert command.argv == ["/usr/bin/cat", "/proc/self/fd/207", "/proc/self/fd/208"]
-    assert (sorted(command.files), command.files[208]) == ([207, 208], "/dev/null")
-    assert Path(command.files[207]).read_text() == "two words"
+    assert command.argv == ["/usr/bin/cat", f"/proc/self/fd/{one}", f"/proc/self/fd/{other}"]
+    assert (sorted(command.files), command.files[other]) == ([one, other], "/dev/null")
+    assert Path(command.files[one]).read_text() == "two words"
     assert measure(caller, command).wall > 0
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from sandbox.limits.cgroup_settings import whole_disks
+from sandbox.limits.cgroup import whole_disks
 from scripts.benches.launch import FULL, MANIFEST, STDERR
 from scripts.benches.launch import policy as bench_policy
 from tests.conftest import PACKAGES, ROOT, Caller

@@ -17,8 +17,7 @@ import stat
 
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.identity.owner import Owner, Writing, leased_owner
-from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
-from sandbox.limits.cgroup_settings import whole_disks
+from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep, whole_disks
 from sandbox.plan.layers import LayerUnavailable, with_owner
 from sandbox.plan.plan import Bind, PlanRefused
 from sandbox.spec import Denial
@@ -431,7 +430,15 @@ def _make_other_cgroup(
         if fault is not None:
             lack = Lack(f"cgroup {fault}", "run `runner doctor` to see why")
             found = found.without(fault.site.directory, fault.controllers, lack)
-        assigned = assign(planned.grant, planned.policy, found, disks)
+        try:
+            assigned = assign(planned.grant, planned.policy, found, disks)
+        except LayerUnavailable:
+            # The plan counted on the group that failed. The report must not.
+            from runner.launch.failures import failing
+
+            there_was = assign(planned.grant, planned.policy, found, disks, refuse=False)
+            with failing(planned._replace(limits=there_was)):
+                raise
         try:
             cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits, disks))
         except CgroupFault as failed:

@@ -125,4 +125,4 @@ def judge_end(end: End, limits: Limits) -> tuple[Outcome, int]:
 def _is_unremarkable(end: End) -> bool:
     """Whether the program ended by itself, and nothing was found out about it meanwhile."""
     nothing = end.reason is None and end.breach is None and end.limit is None and not end.late
-    return nothing and not end.exit.counters.oom_kills and end.exit.unexecuted is None
+    return nothing and not end.exit.counters.oom_kills and not end.lifted and end.exit.unexecuted is None

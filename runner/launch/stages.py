@@ -235,7 +235,9 @@ def loaded_of(stage: Stage | None) -> Loaded | None:
 
 def limits_of(stage: Stage | None) -> AssignedLimits:
     """The limits, each with what enforces it. Empty if the launch was refused before that was known."""
-    planned, decided = planned_of(stage), decided_of(stage)
+    planned, decided, ended = planned_of(stage), decided_of(stage), ended_of(stage)
+    if ended is not None and (lifted := ended.end.lifted):
+        return ended.started.planned.limits.without(lifted, "lifted from outside while the plugin ran")
     if planned is not None:
         return planned.limits
     return decided.limits if decided is not None else AssignedLimits()

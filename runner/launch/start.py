@@ -12,7 +12,7 @@ from runner.launch.stdio import MakeInspection, Plumbing
 from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
-from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
+from sandbox.limits.cgroup import CpuTimeMeter, LiftedMeter, MemoryMeter
 from sandbox.limits.meter import LaterMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.spec import Limits
@@ -75,6 +75,8 @@ def start(
             meters.append(GateMeter(cell.gate))
         if cgroup is not None and limits.memory is not None:
             meters.append(MemoryMeter(cgroup))
+        if cgroup is not None and cgroup.effective:
+            meters.append(LiftedMeter(cgroup))
         if cgroup is not None and limits.cpu_time is not None:
             meters.append(CpuTimeMeter(cgroup, limits.cpu_time))
         if limits.memory is not None and not unsandboxed:

@@ -50,6 +50,10 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         message = f"the plugin took more than its share of the whole machine: {end.detail}"
         outcome = Outcome("crashed", "run", message, end.limit, "raise machine_share in the policy")
         return outcome, 128 + _SIGKILL
+    if end.lifted and (end.limit == "lifted" or end.reason in (None, "signal")):
+        message = f"limits of the plugin were lifted from outside while it ran: {', '.join(end.lifted)}"
+        outcome = Outcome("sandbox_unavailable", "run", message, end.lifted[0], _LIFTED_HINT)
+        return outcome, EXEC_NO_CAGE
     if end.reason == "limit":
         assert end.limit is not None
         message = f"the plugin exceeded its {end.limit} limit of {amount_of(end.limit, limits)}"
@@ -94,6 +98,11 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         )
         return outcome, EXEC_NO_CAGE
     return _own_ending(code, hits), code
+
+
+def is_lifted(outcome: Outcome) -> bool:
+    """Whether the plugin ran without its limits. Then no answer of it makes the outcome good."""
+    return outcome.code == "sandbox_unavailable" and outcome.phase == "run"
 
 
 def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
@@ -143,6 +152,10 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
 
 
 LAUNCH_HINT = "raise the launch limit (--limit launch=TIME), or find out what keeps the machine busy"
+_LIFTED_HINT = (
+    "find out which program changed the plugin's cgroup; in a systemd unit, set Delegate=yes, so that the "
+    "groups below it are the unit's own"
+)
 _AROUND_HINT = (
     "raise the limit around the runner (docker run --memory, resources.limits.memory in Kubernetes, "
     "MemoryMax= of a unit), or give the plugin a smaller memory limit"

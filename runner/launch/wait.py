@@ -16,7 +16,7 @@ import select
 import time
 
 from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
-from sandbox.limits.meter import VIOLATION, Meter
+from sandbox.limits.meter import LIFTED, VIOLATION, Meter
 from sandbox.speed.scopes import contextmanager
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import (
@@ -104,6 +104,11 @@ class End(NamedTuple):
     detail: str = ""  # more about the limit
     rang: Literal["deadline", "teardown"] | None = None  # the clock that made the runner kill it
     breach: Breach | None = None  # of its contract, if the plugin was inspected
+
+    @property
+    def lifted(self) -> tuple[str, ...]:
+        """The limits that somebody lifted: seen while it ran, or at its end."""
+        return tuple(self.detail.split(", ")) if self.limit == LIFTED else self.exit.counters.lifted
 
 
 class Clocks(NamedTuple):

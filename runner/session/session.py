@@ -17,6 +17,7 @@ import trio
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch.remote.messages import MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
+from runner.launch.verdict import is_lifted
 from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
 from runner.protocol.dialect import (
     AHEAD_OF_REQUESTS,
@@ -330,7 +331,9 @@ class Session:
         farewell = state.dialect.farewell()  # before the dialect knows that it is over
         await self.close()
         ended = state.cell.has_ended
-        if state.verdict is None and farewell.counts and ended is not None:
+        if state.verdict is None and ended is not None and is_lifted(ended.outcome):
+            state.verdict = ended.outcome
+        elif state.verdict is None and farewell.counts and ended is not None:
             outcome = verdict.after_answer(ended.outcome, state.record.forced, self._exit_seconds(farewell))
             state.verdict = outcome if outcome.code != "ok" else None
         if state.verdict is not None:
@@ -359,6 +362,8 @@ class Session:
             state.verdict = Outcome(
                 "internal", "teardown", message, "monitor", "look for a stopped process: ps -o pid,stat,args"
             )
+        elif ended is not None and is_lifted(ended.outcome):
+            state.verdict = state.verdict or ended.outcome
         outcome = state.verdict or without_verdict(state.left, state.ready.is_set(), state.phase)
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)

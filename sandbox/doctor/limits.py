@@ -17,8 +17,7 @@ from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.trial import Note, TrialOutcome, in_child
 from sandbox.limits.assign import assign, most_open_files
 from sandbox.limits.assigned import AssignedLimit, Shares
-from sandbox.limits.cgroup import Cgroup, CgroupFault, make_cgroup
-from sandbox.limits.cgroup_settings import has_swap, whole_disks
+from sandbox.limits.cgroup import Cgroup, CgroupFault, has_swap, make_cgroup, whole_disks
 from sandbox.limits.cgroup_survey import (
     CONTROLLERS,
     DELEGATE,
@@ -287,8 +286,8 @@ def _shared_memory(limit: float | None) -> Finding:
     """Limits bound each plugin. How many fit beside each other is a fact of the machine."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     summary = (
-        f"{memory.available >> 20} of {memory.total >> 20} MiB are available, and {swap.free >> 20} MiB of swap, on "
-        f"{psutil.cpu_count() or 1} processors"
+        f"{memory.available >> 20} of {memory.total >> 20} MiB are available, and {swap.free >> 20} MiB of "
+        f"swap, on {psutil.cpu_count() or 1} processors"
     )
     if limit is None:
         return Finding("shared_memory", "info", summary, "by default the policy sets no memory limit")

@@ -35,10 +35,18 @@ _NO_CAGE = "the plugin runs without a cage"
 _NO_DISK = "the plugin's files are not on a disk that a cgroup can limit"
 
 
-def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object] = ("?",)) -> AssignedLimits:
+def assign(
+    grant: Grant,
+    policy: Policy,
+    survey: Survey,
+    disks: Iterable[object] = ("?",),
+    *,
+    refuse: bool = True,
+) -> AssignedLimits:
     """Choose a mechanism for each limit of `grant`. Raises LayerUnavailable if a required one has none.
 
-    `disks`: the disks with the plugin's files; without one, an io limit has nothing to apply to.
+    `disks`: the disks with the plugin's files; without one, an io limit has nothing to apply to. `refuse`:
+    False for the report of a launch that was refused, which says what there was.
     """
     limits, decided = grant.limits, dict(grant.decided_by)
     shares = shares_of(policy.machine_share)
@@ -54,7 +62,7 @@ def assign(grant: Grant, policy: Policy, survey: Survey, disks: Iterable[object]
         limit = AssignedLimit(name, value, decided.get(name, "policy"), "", value)
         if name in _BY_CGROUP:
             limit = _by_cgroup(limit, survey, disks)
-            if limit.degraded and policy.limit(name).required(survey.delegated):
+            if refuse and limit.degraded and policy.limit(name).required(survey.delegated):
                 raise _unavailable(name, survey)
             if limit.enforced_by.startswith("RLIMIT"):
                 fallbacks.add(name)

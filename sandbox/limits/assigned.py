@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING, Collection
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -56,6 +56,17 @@ class AssignedLimits(NamedTuple):
         return self._replace(
             all=tuple(
                 limit._replace(effective=effective[limit.name]) if limit.name in effective else limit
+                for limit in self.all
+            )
+        )
+
+    def without(self, names: Collection[str], reason: str) -> AssignedLimits:
+        """With these limits lifted: nothing enforces them any more."""
+        return self._replace(
+            all=tuple(
+                limit._replace(enforced_by="", effective=None, degraded=True, detail=reason)
+                if limit.name in names
+                else limit
                 for limit in self.all
             )
         )

@@ -1,21 +1,28 @@
-"""The cgroups of one plugin: made, limited, read, killed and removed.
+"""The cgroups of one plugin: made, limited, read, watched, killed and removed.
 
 A plugin has one group in each hierarchy it needs. The spawner's child joins them all before it becomes bwrap,
 through descriptors opened here, so bwrap itself is charged and nothing can fork its way out. The runner that
 made a group holds a lock on its directory. A group without a lock was left by a runner that died, and the
 next runner removes it.
+
+On v2 a group exists as long as its members, but its controllers, and with them its limits, do not: they are
+gone once the group above stops handing them down. systemd makes it stop, in groups that it did not delegate.
+So a group with controllers is made inside another one of ours, which hands them down to it. The kernel takes
+no controller from a group that hands it down itself (EBUSY), and systemd accepts that.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
+import select
 import time
 
 from sandbox.files import kernel_text, write_once
-from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
-from sandbox.limits.site import LEAF, PREFIX, Hierarchy, Site, is_leaf
+from sandbox.limits.meter import LIFTED, SHORTEST_PAUSE_SECONDS, Meter
+from sandbox.limits.site import INNER, LEAF, PREFIX, Hierarchy, Site, is_leaf
 from sandbox.spawn.order import CgroupDoors
 from sandbox.spec import Limits
 from sandbox.speed.scopes import ExitStack, contextmanager
@@ -27,6 +34,14 @@ _NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core
 _REMOVE_SECONDS = 2.0
 _STUCK_SECONDS = 0.2
 _NAMES_TRIED = 100
+# bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
+CAGE_PROCESSES = 2
+_MOST_PIDS = 1 << 22  # PID_MAX_LIMIT: the kernel accepts no more
+_CPU_PERIOD_MICROSECONDS = 100_000  # the kernel's default
+_SHORTEST_CPU_QUOTA_MICROSECONDS = 1_000
+_OOM_KILL_SECONDS = 0.01  # the kernel sends the event before it raises the counter
+_OOM_LOOKS = 100
+_LIFTED_SECONDS = 2.0
 
 
 class CgroupFault(Exception):
@@ -49,16 +64,21 @@ class Counters(NamedTuple):
     memory_peak: int | None = None
     pids_peak: int | None = None  # without the cage's own processes
     own_oom: bool = False  # the group's own limit was the reason
+    lifted: tuple[str, ...] = ()  # limits that somebody lifted: None among the others may mean that
 
 
 class CgroupDirectory:
-    """One directory."""
+    """One directory, and on v2 with controllers the one around it, which keeps them."""
 
-    def __init__(self, site: Site, name: str, fd: int) -> None:
+    def __init__(self, site: Site, name: str, lock: int, fd: int | None = None) -> None:
+        """`fd`: of the inner directory, if there are two."""
         self.site = site
-        self.path = f"{site.directory}/{name}"
-        self.line = f"{site.line}/{name}"
-        self.fd = fd  # holds the lock
+        self.whole = f"{site.directory}/{name}"  # what is locked, swept and removed
+        inner = "" if fd is None else f"/{INNER}"
+        self.path = f"{self.whole}{inner}"
+        self.line = f"{site.line}/{name}{inner}"
+        self.lock = lock
+        self.fd = lock if fd is None else fd
 
     def write(self, file: str, text: str) -> None:
         write_once(f"{self.path}/{file}", text)
@@ -80,6 +100,13 @@ class CgroupDirectory:
     def processes(self) -> list[int]:
         return [int(word) for word in (self.read("cgroup.procs") or "").split()]
 
+    def has_changed(self, file: str, text: str) -> bool:
+        """Whether a file is gone, or has another text."""
+        try:
+            return kernel_text(f"{self.path}/{file}") != text
+        except OSError as error:  # others are a passing shortage of our own
+            return error.errno in (errno.ENOENT, errno.ENODEV)
+
 
 class Cgroup:
     """All groups of one plugin."""
@@ -87,6 +114,8 @@ class Cgroup:
     def __init__(self, groups: Sequence[CgroupDirectory]) -> None:
         self.groups = tuple(groups)
         self.effective: dict[str, float] = {}  # limits as the kernel has taken them
+        # Group, controller, file, and the kernel's text in it.
+        self._set: list[tuple[CgroupDirectory, str, str, str]] = []
         self._by: dict[str, CgroupDirectory] = {c: group for group in groups for c in group.site.controllers}
         self._unified = next((group for group in groups if group.site.version == 2), None)
 
@@ -98,7 +127,7 @@ class Cgroup:
     @property
     def holds(self) -> tuple[int, ...]:
         """The locks. While one of these descriptors is open in a process, no runner sweeps the group."""
-        return tuple(group.fd for group in self.groups)
+        return tuple(group.lock for group in self.groups)
 
     @contextmanager
     def doors(self) -> Iterator[CgroupDoors]:
@@ -147,6 +176,7 @@ class Cgroup:
             if memory is None
             else memory.number("memory.peak" if memory.site.version == 2 else "memory.max_usage_in_bytes"),
             pids_peak=None if peak is None else max(0, peak - CAGE_PROCESSES),
+            lifted=self.lifted(),
         )
 
     def _cpu(self) -> tuple[float | None, float | None]:
@@ -192,7 +222,29 @@ class Cgroup:
             return None
         return told
 
+    def lifted(self) -> tuple[str, ...]:
+        """The limits that somebody else has lifted or changed since they were set."""
+        return tuple(dict.fromkeys(name for group, name, *told in self._set if group.has_changed(*told)))
+
     # --- changing -------------
+
+    def limit(self, limits: Limits, devices: Iterable[tuple[int, int]]) -> None:
+        """Raises CgroupFault."""
+        for group in self.groups:
+            told: dict[str, str] = {}
+            names: dict[str, str] = {}
+            for controller, file, text in settings(group.site, limits, devices):
+                try:
+                    group.write(file, text)
+                    told[file] = kernel_text(f"{group.path}/{file}")  # with what was written to it before
+                except OSError as error:
+                    if is_optional(file, error):
+                        continue
+                    path = f"{group.path}/{file}"
+                    raise CgroupFault(group.site, (controller,), path, error.errno or errno.EIO) from None
+                names[file] = controller
+            self._set += [(group, names[file], file, text) for file, text in told.items()]
+            self.effective.update(effective_limits(group.site, limits, told))
 
     def freeze(self, on: bool) -> None:
         """Best effort, and only on cgroup v2."""
@@ -210,6 +262,7 @@ class Cgroup:
         """Remove the cpu limit: a process needs processor time to die, too."""
         cpu = self._by.get("cpu")
         if cpu is not None and "cpu" in self.effective:
+            self._set = [setting for setting in self._set if setting[1] != "cpu"]
             try:
                 if cpu.site.version == 2:
                     cpu.write("cpu.max", "max")
@@ -275,6 +328,106 @@ def _is_own_oom(memory: CgroupDirectory) -> bool:
     return limit is not None and most is not None and most >= _NEARLY_FULL_SHARE * limit
 
 
+# --- limits as files ----------------------------------------------------------------------------------------
+
+
+def settings(
+    site: Site, limits: Limits, devices: Iterable[tuple[int, int]] = ()
+) -> Iterator[tuple[str, str, str]]:
+    """(controller, file, value to write), in order."""
+    has, v2 = site.controllers, site.version == 2
+    if limits.memory is not None and "memory" in has:
+        if v2:
+            yield "memory", "memory.max", str(limits.memory)
+            yield "memory", "memory.swap.max", "0"
+            yield "memory", "memory.oom.group", "1"
+        else:
+            yield "memory", "memory.limit_in_bytes", str(limits.memory)
+            yield "memory", "memory.memsw.limit_in_bytes", str(limits.memory)  # memory and swap together
+            # v1 counts memory in network sockets separately, and without this setting not at all.
+            yield "memory", "memory.kmem.tcp.limit_in_bytes", str(limits.memory)
+    if limits.pids is not None and "pids" in has:
+        most = limits.pids + CAGE_PROCESSES
+        yield "pids", "pids.max", str(most) if most <= _MOST_PIDS else "max"
+    if limits.cpu is not None and "cpu" in has:
+        quota = max(_SHORTEST_CPU_QUOTA_MICROSECONDS, round(limits.cpu * _CPU_PERIOD_MICROSECONDS))
+        if v2:
+            yield "cpu", "cpu.max", f"{quota} {_CPU_PERIOD_MICROSECONDS}"
+        else:
+            yield "cpu", "cpu.cfs_period_us", str(_CPU_PERIOD_MICROSECONDS)
+            yield "cpu", "cpu.cfs_quota_us", str(quota)
+    if limits.io is not None and "io" in has:
+        for major, minor in devices:
+            if v2:
+                yield "io", "io.max", f"{major}:{minor} rbps={limits.io} wbps={limits.io}"
+            else:
+                for file in ("read", "write"):
+                    yield "io", f"blkio.throttle.{file}_bps_device", f"{major}:{minor} {limits.io}"
+
+
+def is_optional(file: str, error: OSError) -> bool:
+    """Not every kernel counts swap; without swap there is nothing to limit. A kernel without network has no
+    sockets to count."""
+    if file == "memory.kmem.tcp.limit_in_bytes":
+        return error.errno == errno.ENOENT
+    if file not in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
+        return False
+    missing = error.errno in (errno.ENOENT, errno.EACCES, errno.EOPNOTSUPP)
+    return missing and not has_swap()
+
+
+def has_swap() -> bool:
+    try:
+        with open("/proc/swaps", "rb") as file:  # with names of files, which need not be ASCII
+            return len(file.read().splitlines()) > 1
+    except OSError:
+        return False
+
+
+def as_number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.strip().isdecimal() else None
+
+
+def effective_limits(site: Site, limits: Limits, told: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """The limits in force, by name: the kernel rounds written values. `told`: what the files of the group
+    have, each of which was written; "max" if the limit is beyond what the kernel counts to."""
+    has, v2 = site.controllers, site.version == 2
+    if limits.memory is not None and "memory" in has:
+        value = as_number(told["memory.max" if v2 else "memory.limit_in_bytes"])
+        if value is not None:
+            yield "memory", value
+    if limits.pids is not None and "pids" in has:
+        value = as_number(told["pids.max"])
+        if value is not None:
+            yield "pids", value - CAGE_PROCESSES
+    if limits.cpu is not None and "cpu" in has:
+        words = told["cpu.max" if v2 else "cpu.cfs_quota_us"]
+        if words.split()[:1] and words.split()[0].isdecimal():
+            yield "cpu", int(words.split()[0]) / _CPU_PERIOD_MICROSECONDS
+    if limits.io is not None and "io" in has:
+        yield "io", limits.io
+
+
+def whole_disks(devices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The disks behind some st_dev, as (major, minor). A partition has no limits of its own. A filesystem
+    that is on no single disk (overlay, btrfs, tmpfs) gives none."""
+    found: dict[tuple[int, int], None] = {}
+    for device in devices:
+        place = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+        if os.major(device) and os.path.exists(place):
+            if os.path.exists(f"{place}/partition"):
+                place = os.path.dirname(os.path.realpath(place))
+            try:
+                major, minor = kernel_text(f"{place}/dev").strip().split(":")
+            except (OSError, ValueError):
+                continue
+            found[int(major), int(minor)] = None
+    return tuple(found)
+
+
+# --- making and removing ------------------------------------------------------------------------------------
+
+
 # The groups that this process has made and still has.
 _held: set[str] = set()
 # The number of the next group in each directory. No name is used twice: a sweeper that opened a group just
@@ -300,16 +453,7 @@ def make_cgroup(
                 _hand_down(site)
             groups.append(_make(site, owner))
         cgroup = Cgroup(groups)
-        for group in groups:
-            for controller, file, text in settings(group.site, limits, devices):
-                try:
-                    group.write(file, text)
-                except OSError as error:
-                    if is_optional(file, error):
-                        continue
-                    path = f"{group.path}/{file}"
-                    raise CgroupFault(group.site, (controller,), path, error.errno or errno.EIO) from None
-            cgroup.effective.update(effective_limits(group.site, limits, group.read))
+        cgroup.limit(limits, devices)
         yield cgroup
 
 
@@ -325,10 +469,32 @@ def _make(site: Site, owner: str) -> CgroupDirectory:
                 raise  # a passing shortage of our own: no reason to go without the group
             raise CgroupFault(site, site.controllers, site.directory, error.errno or errno.EIO) from None
         if held is not None:
-            group = CgroupDirectory(site, name, held)
-            _held.add(group.path)
+            inner = _make_inner(site, name, held) if site.version == 2 and site.controllers else None
+            group = CgroupDirectory(site, name, held, inner)
+            _held.add(group.whole)
             return group
     raise CgroupFault(site, site.controllers, site.directory, errno.EEXIST)
+
+
+def _make_inner(site: Site, name: str, lock: int) -> int:
+    """The group inside, with the controllers of `site`, which the one around it keeps; its descriptor."""
+    around = f"{site.directory}/{name}"
+    handing_down = f"{around}/cgroup.subtree_control"
+    try:
+        write_once(handing_down, " ".join(f"+{each}" for each in sorted(site.controllers)))
+        os.mkdir(f"{around}/{INNER}", 0o700)
+        return os.open(f"{around}/{INNER}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        try:
+            given = frozenset(kernel_text(f"{around}/cgroup.controllers").split())
+        except OSError:
+            given = frozenset()
+        _rmdir(around)
+        os.close(lock)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        lost = site.controllers - given or site.controllers
+        raise CgroupFault(site, lost, handing_down, error.errno or errno.EIO) from None
 
 
 def _made_and_locked(path: str) -> int | None:
@@ -362,26 +528,31 @@ def _remove(groups: Sequence[CgroupDirectory]) -> None:
     """Bounded, for all of them together: members that were just reaped count for a moment longer, and a
     process that cannot be killed keeps its groups. The next runner tries again."""
     began = time.monotonic()
-    left = [group for group in groups if not _rmdir(group.path)]
+    left = [group for group in groups if not _rmdir(group.whole)]
     while left and time.monotonic() < began + _REMOVE_SECONDS:
         if time.monotonic() > began + _STUCK_SECONDS:
             # Members cannot be killed, and other plugins of this process must not wait for them.
             left = [group for group in left if not group.processes()]
         time.sleep(0.002)
-        left = [group for group in left if not _rmdir(group.path)]
+        left = [group for group in left if not _rmdir(group.whole)]
     for group in groups:
-        _held.discard(group.path)
-        os.close(group.fd)
+        _held.discard(group.whole)
+        for fd in {group.lock, group.fd}:
+            os.close(fd)
 
 
 def _rmdir(path: str) -> bool:
-    """Whether it was removed."""
+    """Remove a group, with the one inside. Whether it was removed."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
         pass
     except OSError:
-        return False
+        try:
+            os.rmdir(f"{path}/{INNER}")
+            os.rmdir(path)
+        except OSError:
+            return False
     return True
 
 
@@ -431,7 +602,9 @@ def sweep(directory: str) -> None:
             if os.stat(path).st_ino != os.fstat(fd).st_ino:
                 continue  # another group of this name by now
             if not _rmdir(path) and not name.endswith(LEAF):
-                Cgroup([CgroupDirectory(Site(_version(path), frozenset(), directory, ""), name, fd)]).kill()
+                site = Site(_version(path), frozenset(), directory, "")
+                both = (name, f"{name}/{INNER}")  # cgroup.kill of the first is for both
+                Cgroup([CgroupDirectory(site, each, fd) for each in both]).kill()
                 _rmdir(path)  # if it fails, the next runner removes it: its members take a moment to end
         except OSError:
             pass  # its runner lives
@@ -448,3 +621,72 @@ def _is_ours(name: str) -> bool:
 
 def _version(path: str) -> Literal[1, 2]:
     return 2 if os.path.exists(f"{path}/cgroup.controllers") else 1
+
+
+# --- looking while a plugin runs ----------------------------------------------------------------------------
+
+
+class CpuTimeMeter(Meter):
+    """Total processor time. The next look is when all cores together could have used up the rest."""
+
+    def __init__(self, cgroup: Cgroup, limit: float) -> None:
+        self._cgroup = cgroup
+        self._limit = limit
+        self._cores = os.cpu_count() or 1
+        self._used = 0.0
+        self.due = time.monotonic() + max(SHORTEST_PAUSE_SECONDS, limit / self._cores)
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if now < self.due:
+            return None
+        self._used = self._cgroup.cpu() or 0.0
+        left = self._limit - self._used
+        self.due = now + max(SHORTEST_PAUSE_SECONDS, left / self._cores)
+        return "cpu_time" if left <= 0 else None
+
+
+class MemoryMeter(Meter):
+    """v1 kills one process when memory runs out, and the others run on. The runner then ends them all, as v2
+    does by itself: a plugin that lost one of its processes cannot be relied on."""
+
+    def __init__(self, cgroup: Cgroup) -> None:
+        self._cgroup = cgroup
+        self._event = cgroup.oom_event()
+        self._looks = 1
+        if self._event is not None:
+            self.due = 0.0  # memory may have run out before the event was registered
+
+    def interest(self) -> Mapping[int, int]:
+        return {} if self._event is None else {self._event: select.POLLIN}
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if self._event is not None and self._event in ready:
+            os.read(self._event, 8)
+            self._looks = _OOM_LOOKS
+        elif now < self.due:
+            return None
+        self._looks -= 1
+        self.due = now + _OOM_KILL_SECONDS if self._looks > 0 else math.inf
+        return "memory" if self._cgroup.counters().oom_kills else None
+
+    def close(self) -> None:
+        if self._event is not None:
+            os.close(self._event)
+
+
+class LiftedMeter(Meter):
+    """Whether the limits of the cgroup are as they were set. The kernel keeps systemd from lifting them
+    (cgroup.py). Others with the rights of the runner's user can, and no event tells: the runner looks, which
+    takes 50 µs, and the cell looks once more when all has ended. When another meter has woken the loop, this
+    one looks early, so that an idle plugin is not woken for this."""
+
+    def __init__(self, cgroup: Cgroup) -> None:
+        self._cgroup = cgroup
+        self.due = time.monotonic() + _LIFTED_SECONDS
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if now < self.due - _LIFTED_SECONDS / 2:
+            return None
+        self.due = now + _LIFTED_SECONDS
+        self.why = ", ".join(self._cgroup.lifted())
+        return LIFTED if self.why else None

@@ -216,30 +216,35 @@ def _occupied(directory: str, others: list[int], move_host: bool) -> Lack | None
 def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
     """Groups to try, best first, and whether we may change what they hand down.
 
-    Our own unit is first. A service whose group also holds its host cannot hand anything down, unless we may
-    move the host. Then a group above that already does is used, unless that would leave limits behind that
-    were set for us. Root goes there at once if its unit was not delegated: systemd would stop the unit after
-    an OOM kill in it.
+    Our own unit is first, or the group in it that we are in, if a host made some. A service whose group also
+    holds its host cannot hand anything down, unless we may move the host. Then a group above that already
+    does is used. No group is used above one with limits, which were set for us. Root goes above at once if
+    its unit was not delegated: systemd would stop the unit after an OOM kill in it.
     """
     unit, above = _unit_and_above(own)
-    inside = [(directory, True) for directory in unit]
-    beyond = [
-        (directory, False)
-        for i, directory in enumerate(above)
-        if all(_is_unbounded(left) for left in (*unit, *above[:i]))
-    ]
+    allowed = list(_up_to_a_bound((*unit, *above)))
+    inside = [(directory, True) for directory in allowed if directory in unit]
+    beyond = [(directory, False) for directory in allowed if directory in above]
     delegated = os.geteuid() != 0 or any(map(_is_delegated, unit))
     yield from (*inside, *beyond) if delegated else (*beyond, *inside)
+
+
+def _up_to_a_bound(chain: Iterable[str]) -> Iterator[str]:
+    for directory in chain:
+        yield directory
+        if not _is_unbounded(directory):
+            return
 
 
 def _unit_and_above(own: Hierarchy) -> tuple[list[str], list[str]]:
     """The groups from ours up to our unit's, and those above."""
     start = own.directory
     name = os.path.basename(start)
-    if (is_leaf(name) or name == HOST_LEAF) and start != own.root:
+    moved = is_leaf(name) or (name == HOST_LEAF and _is_unbounded(start))
+    if moved and start != own.root:
         # This process was in the group above, and it, its parent or another runner moved it here so that the
         # group can hand down. If the leaf were taken for an own group, it would get a leaf too: one level
-        # deeper at each launch.
+        # deeper at each launch. A host that was moved may have given its group limits: these hold for us.
         start = os.path.dirname(start)
     chain = list(_upwards(start, own.root))
     unit = next((i for i, directory in enumerate(chain) if directory.endswith(_UNITS)), 0)

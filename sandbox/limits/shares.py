@@ -19,7 +19,7 @@ from time import monotonic, thread_time
 
 from sandbox.files import kernel_text
 from sandbox.limits.assigned import Shares
-from sandbox.limits.meter import MACHINE_SHARE, Meter
+from sandbox.limits.meter import MACHINE_SHARE, SHORTEST_PAUSE_SECONDS, Meter, go_on, pause_after
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
 from sandbox.speed.value import NamedTuple
 
@@ -45,13 +45,10 @@ _BYTES_FOR_EACH_ORPHAN = 256 << 10
 # measured on one, in C. Sockets: as in socket_meter.py.
 _FASTEST_FILES_PER_SECOND, _PROCESSORS = 500_000, 8
 _FASTEST_BYTES_PER_SECOND = 1 << 30
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 2.0
+_LONGEST_PAUSE_SECONDS = 2.0
 # When another meter has woken the loop in the last part of the pause, this one looks as well: then idle
 # plugins, most of which are woken once a second anyway, are not woken more often for this.
 _EARLY_SHARE = 0.5
-# Of the time between two looks, as in socket_meter.py.
-_LOOKING_SHARE, _LATER_FACTOR = 0.05, 4
-_SLICE_SECONDS = 0.01
 _PIECE_BYTES = 64 << 10
 # A plugin may start processes while it is looked at, which take over the files of others.
 _ROUNDS = 8
@@ -122,19 +119,13 @@ class ShareMeter(Meter):
         began = thread_time()
         if self._counting is None:
             self._counting, self._took = self._count(), 0.0
-        try:
-            while True:
-                next(self._counting)
-                if monotonic() >= now + _SLICE_SECONDS:
-                    self._took += thread_time() - began
-                    self._early = self.due = now  # the loop's others have their turn, and then it goes on
-                    return None
-        except StopIteration as stop:
-            self._counting = None
-            self.why = stop.value
-        took = self._took + thread_time() - began
-        pause = max(_SHORTEST_PAUSE_SECONDS, self._pause)
-        wait = min(_LATER_FACTOR * pause, max(took / _LOOKING_SHARE, pause))
+        why = go_on(self._counting, now)
+        self._took += thread_time() - began
+        if why is None:
+            self._early = self.due = now  # the loop's others have their turn, and then it goes on
+            return None
+        self._counting, self.why = None, why
+        wait = pause_after(self._took, max(SHORTEST_PAUSE_SECONDS, self._pause))
         self.due = monotonic() + wait
         self._early = self.due - _EARLY_SHARE * wait
         return MACHINE_SHARE if self.why else None

@@ -7,6 +7,7 @@ from sandbox.speed.value import NamedTuple
 
 PREFIX = "runner-"  # of the name of every group that a runner makes
 LEAF = "-self"  # end of the name of the group to which a runner moves itself, and all of ours
+INNER = "plugin"  # the group with the processes, where a group of ours is two
 HOST_LEAF = "runner-host"  # the group to which it moves its host, if the policy says so. Never swept
 
 

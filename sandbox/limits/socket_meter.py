@@ -16,7 +16,7 @@ import math
 import os
 from time import monotonic, thread_time
 
-from sandbox.limits.meter import Meter
+from sandbox.limits.meter import LATER_FACTOR, SHORTEST_PAUSE_SECONDS, Meter, go_on, pause_after
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
 from sandbox.speed.value import NamedTuple
 
@@ -27,17 +27,10 @@ if TYPE_CHECKING:
 # A plugin that fills sockets as fast as it can: in bytes a second, and for each second of processor time.
 _FASTEST_BYTES_PER_SECOND = 1 << 30
 _FASTEST_BYTES_PER_CPU_SECOND = 4 << 30
-_SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 1.0
-# The part of the time between two looks that a look should take. The plugin decides how many sockets there
-# are to look at, so this delays the next look at most by the factor below. A plugin that does nothing is
-# looked at as much later.
-_LOOKING_SHARE = 0.05
-_LATER_FACTOR = 4
-_IDLE_CPU_SECONDS = 0.001
-# A hundred thousand sockets take half a second to look at. Whoever waits for other plugins in this process
-# waits no longer than this, and the time of one step. Then the rest is read without a pause: between the
+LONGEST_PAUSE_SECONDS = 1.0
+_IDLE_CPU_SECONDS = 0.001  # a plugin that does nothing is looked at later
+# A hundred thousand sockets take half a second to look at. Then the rest is read without a pause: between the
 # steps, data can be moved to sockets that were read.
-_SLICE_SECONDS = 0.01
 _LONGEST_LOOK_SECONDS = 0.5
 # After this time a look is due although no processor time was used: what others send to the plugin is not in
 # its time.
@@ -127,7 +120,7 @@ class SocketMeter(Meter):
         self._before: float | Shown | None = None  # at the last look: processor time, or the counters
         self._is_idle = False
         self._most = 0.0
-        self.due = monotonic() + _SHORTEST_PAUSE_SECONDS
+        self.due = monotonic() + SHORTEST_PAUSE_SECONDS
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now < self.due:
@@ -141,11 +134,9 @@ class SocketMeter(Meter):
         took, self._took = self._took, 0.0
         self._most = max(self._most, held)
         filled = max(0, self._limit - held) / _FASTEST_BYTES_PER_SECOND
-        wait = min(LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, filled))
-        later = _LATER_FACTOR * wait
-        if self._is_idle:
-            wait = min(LONGEST_PAUSE_SECONDS, later)
-        self.due = monotonic() + min(later, max(took / _LOOKING_SHARE, wait))
+        pause = min(LONGEST_PAUSE_SECONDS, max(SHORTEST_PAUSE_SECONDS, filled))
+        usual = min(LONGEST_PAUSE_SECONDS, LATER_FACTOR * pause) if self._is_idle else pause
+        self.due = monotonic() + pause_after(took, pause, usual)
         return "memory" if held > self._limit else None
 
     def peaks(self) -> Mapping[str, float]:
@@ -225,19 +216,15 @@ class SocketMeter(Meter):
 
     def _go_on(self, reading: Generator[None, None, float], now: float) -> float | None:
         try:
-            while True:
-                next(reading)
-                if now + _SLICE_SECONDS <= monotonic() < self._began + _LONGEST_LOOK_SECONDS:
-                    return None
-        except StopIteration as stop:
-            self._reading = None
-            found: float = stop.value
-            is_sure = self._tables is None or self._tables.is_sure
-            self._judged = self._judged._replace(held=found, most=found if is_sure else math.inf)
-            return found
+            found = go_on(reading, now, self._began + _LONGEST_LOOK_SECONDS)
         except BaseException:
             self._reading = None
             raise
+        if found is not None:
+            self._reading = None
+            is_sure = self._tables is None or self._tables.is_sure
+            self._judged = self._judged._replace(held=found, most=found if is_sure else math.inf)
+        return found
 
     # --- the kernel's counters --------------------------------------------------------------------------
 

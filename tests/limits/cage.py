@@ -20,6 +20,7 @@ from typing import Any
 import jsonschema
 
 from runner.outcome import schema
+from sandbox.limits.site import INNER
 from tests.conftest import Caller
 
 PYTHON = "#!/usr/bin/python3 -I\n"
@@ -345,6 +346,11 @@ def _explain_means(box: Box) -> Iterator[tuple[str, str]]:
         if limit["name"] in BY_CGROUP:
             assert limit["degraded"] == (not limit["enforced_by"].startswith("cgroup")), limit
             yield limit["name"], limit["enforced_by"]
+
+
+def whole_group(group: Path) -> Path:
+    """What the runner made for a plugin. With controllers of v2 that is a group with another one inside."""
+    return group.parent if group.name == INNER else group
 
 
 def group_of(pid: int, controller: str) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller, descendants
-from tests.limits.cage import BY_CGROUP, SH, Box, by_cgroup, enforced_by, policy, rlimit_of
+from tests.limits.cage import BY_CGROUP, SH, Box, by_cgroup, enforced_by, policy, rlimit_of, whole_group
 from tests.tables import wait_for
 
 OK = ("ok", "run", "")
@@ -125,7 +125,7 @@ def test_every_process_starts_in_the_cgroup(box: Box) -> None:
         for name in (name for name in LIMITS if by_cgroup(box, name)):
             controller = "cpuacct" if name == "cpu_time" else name
             group = running.group("" if enforced_by(box, name) == "cgroup v2" else controller)
-            assert group.name.startswith(f"runner-{running.process.pid}-")
+            assert whole_group(group).name.startswith(f"runner-{running.process.pid}-")
             members = {int(word) for word in (group / "cgroup.procs").read_text().split()}
             assert members == below, f"{name}: {group} has other members"
         places = {Path(f"/proc/{pid}/cgroup").read_text() for pid in below}

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import lacks
 from tests.limits.altered import altered
-from tests.limits.cage import PREFER, SH, Box, Result, Running, by_cgroup, group_of
+from tests.limits.cage import PREFER, SH, Box, Result, Running, by_cgroup, group_of, whole_group
 from tests.sandbox.limits import own_cgroups
 from tests.sandbox.limits.own_cgroups import Freezer
 from tests.tables import wait_for
@@ -246,7 +246,7 @@ def test_a_plugin_frozen_by_v2_is_killed(box: Box) -> None:
     """The disk meter may have frozen the cgroup at that moment."""
     with box.running(f"{SH}trap '' TERM; echo ready; sleep 1000\n", *LIMITS) as running:
         group = group_of(running.pid, "")
-        if not group.name.startswith("runner-") or not (group / "cgroup.freeze").exists():
+        if not whole_group(group).name.startswith("runner-") or not (group / "cgroup.freeze").exists():
             running.process.kill()
             pytest.skip("there is no v2 cgroup here that can freeze")
         pids = set(running.family.values())

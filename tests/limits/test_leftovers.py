@@ -97,7 +97,7 @@ def test_cgroups_are_named_after_their_runner(box: SeparateBox) -> None:
 
 # --- runners killed at any moment --------------------------------------------------------------------------
 
-# The runner kills itself before or after the n-th call of a function.
+# The runner kills itself before or after the n-th call of a function that does not fail.
 KILLS_ITSELF = """
 import os, signal
 import fcntl
@@ -108,7 +108,11 @@ def dies(module, name, nth=1, before=False, only=lambda *words: True):
     def last(*words, **more):
         count[0] += bool(only(*words))
         if before and count[0] == nth and only(*words): os.kill(os.getpid(), signal.SIGKILL)
-        result = real(*words, **more)
+        try:
+            result = real(*words, **more)
+        except OSError:
+            count[0] -= bool(only(*words))
+            raise
         if count[0] == nth and only(*words): os.kill(os.getpid(), signal.SIGKILL)
         return result
     setattr(module, name, last)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Caller
+from tests.limits.altered import altered
 from tests.limits.cage import BY_CGROUP, SH, Box, Result, by_cgroup, enforced_by, group_of, policy, rlimit_of
 
 MIB = 1 << 20
@@ -172,6 +173,51 @@ def _has_limit(group: Path, name: str) -> bool:
         "io": ("io.max", "blkio.throttle.read_bps_device"),
     }
     return any((group / file).exists() for file in files[name])
+
+
+# The controller is gone between the survey and the launch.
+PIDS_GONE = """
+import sandbox.limits.cgroup as cgroups
+write = cgroups.write_once
+def refuse(path, text):
+    if path.endswith("/pids.max"):
+        raise FileNotFoundError(2, "gone")
+    write(path, text)
+cgroups.write_once = refuse
+"""
+
+
+@pytest.mark.parametrize("mode", ["require", "prefer"])
+def test_the_report_of_a_group_that_could_not_be_limited(box: Box, mode: str) -> None:
+    if not by_cgroup(box, "pids"):
+        pytest.skip("no cgroup limits processes here")
+    limits = {"pids": 20, "memory": "64M"}
+    spoilt = Box(altered(box.caller, PIDS_GONE), box.folder)
+    result = spoilt.run("", policy=policy(mode), limits=limits)
+    assert result.outcome == (("sandbox_unavailable", "plan", "pids") if mode == "require" else OK)
+    limit = result.limit("pids")
+    assert limit["degraded"] and not limit["enforced_by"].startswith("cgroup"), limit
+    assert result.limit("memory")["enforced_by"].startswith("cgroup")
+    control = box.run("", policy=policy(mode), limits=limits)
+    assert control.outcome == OK and control.limit("pids")["enforced_by"].startswith("cgroup")
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["while it runs", "at its end"])
+def test_a_limit_that_somebody_lifts(box: Box, ends: bool) -> None:
+    """Whatever the plugin returns, it is not `ok`, and the report does not say that the limit held."""
+    if not by_cgroup(box, "pids"):
+        pytest.skip("no cgroup limits processes here")
+    waits = "print('ready', flush=True)\ninput()"
+    with box.running(waits, limits={"pids": 20, "memory": "64M"}) as running:
+        (running.group("pids") / "pids.max").write_text("max")
+        if ends:
+            running.say("thanks")
+        running.process.wait(120)
+    result = running.result
+    assert result is not None and result.outcome == ("sandbox_unavailable", "run", "pids")
+    assert result.status == 125 and "were lifted from outside" in result.err and "Delegate=yes" in result.err
+    assert (result.limit("pids")["enforced_by"], result.report["degraded"].count("pids")) == ("", 1)
+    assert result.limit("memory")["enforced_by"].startswith("cgroup")  # the control
 
 
 # --- the lowest wins ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import MANAGER, Caller
-from tests.limits.cage import Box, group_of, policy
+from tests.limits.cage import Box, group_of, policy, whole_group
 
 pytestmark = [pytest.mark.needs("systemd"), pytest.mark.usefixtures("nothing_left")]
 
@@ -126,7 +126,7 @@ def test_alone_in_a_delegated_unit(box: Box, unit: tuple[str, ...]) -> None:
     with in_unit(box, WAITS, *unit) as running:
         own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
         assert own.name.startswith(f"runner-{running.runner}-") and own.name.endswith("-self")
-        assert plugin.parent == own.parent == unit_of(own)
+        assert whole_group(plugin).parent == own.parent == unit_of(own)
         assert (plugin / "memory.max").read_text() == f"{64 << 20}\n"
         assert (plugin / "memory.swap.max").read_text() == "0\n"
         assert (plugin / "memory.oom.group").read_text() == "1\n"
@@ -134,7 +134,7 @@ def test_alone_in_a_delegated_unit(box: Box, unit: tuple[str, ...]) -> None:
         report = running.go_on()
     assert report["outcome"]["code"] == "ok"
     assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
-    assert not plugin.exists()
+    assert not whole_group(plugin).exists()
 
 
 @pytest.mark.parametrize("unit", [SCOPE, SERVICE], ids=["scope", "service"])
@@ -151,7 +151,7 @@ def test_another_process_in_the_same_unit(box: Box) -> None:
     with in_unit(box, WAITS, *SCOPE, host=True) as running:
         own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
         assert own == unit_of(own)  # no process was moved
-        assert plugin.parent in own.parents
+        assert whole_group(plugin).parent in own.parents
         report = running.go_on()
     assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
 
@@ -174,7 +174,7 @@ def test_beside_a_host_that_may_be_moved(box: Box) -> None:
         own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
         status = Path(f"/proc/{running.runner}/status").read_text().split()
         host = group_of(int(status[status.index("PPid:") + 1]), "memory")
-        assert own.name.endswith("-self") and own.parent == host.parent == plugin.parent
+        assert own.name.endswith("-self") and own.parent == host.parent == whole_group(plugin).parent
         assert host.name == "runner-host" and host.parent == unit_of(host)
         assert (plugin / "memory.max").read_text() == f"{64 << 20}\n"
         report, err = running.go_on_and_tell()
@@ -200,8 +200,8 @@ def test_a_call_alone_in_a_unit(box: Box) -> None:
 def test_alone_in_a_unit_with_limits(box: Box) -> None:
     with in_unit(box, WAITS, *SCOPE, "-p", "MemoryMax=500M") as running:
         own, plugin = group_of(running.runner, "memory"), group_of(program_of(running.runner), "memory")
-        assert plugin.parent == unit_of(own)
-        assert int((plugin.parent / "memory.max").read_text()) == 500 << 20
+        assert whole_group(plugin).parent == unit_of(own)
+        assert int((whole_group(plugin).parent / "memory.max").read_text()) == 500 << 20
         report = running.go_on()
     assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
 
@@ -215,6 +215,44 @@ def test_mode_require_without_usable_controllers(box: Box, mode: str) -> None:
     outcome = report["outcome"]
     assert (outcome["code"], outcome["cause"]) == ("sandbox_unavailable", "memory")
     assert "while processes are in it: sh (" in outcome["message"] and "Delegate" in outcome["hint"]
+
+
+# --- a unit that was not delegated --------------------------------------------------------------------------
+
+UNDELEGATED = ("--pipe", "--wait", "-q", "--collect", "-p", "CPUWeight=100")  # cpu is handed down to it
+SYSTEMCTL = ["systemctl", *([] if os.geteuid() == 0 else ["--user"])]
+
+
+def test_systemd_lifts_no_limit_when_it_reloads(box: Box) -> None:
+    """It takes controllers back from a unit that it did not delegate, and the kernel refuses that."""
+    with in_unit(box, WAITS, *UNDELEGATED) as running:
+        plugin = group_of(program_of(running.runner), "memory")
+        had = (plugin / "cgroup.controllers").read_text().split()
+        subprocess.run([*SYSTEMCTL, "daemon-reload"], check=True, timeout=120)
+        assert (plugin / "memory.max").read_text() == f"{64 << 20}\n"
+        assert int((plugin / "pids.max").read_text()) == PIDS + 2
+        assert (plugin / "cgroup.controllers").read_text().split() == had
+        report = running.go_on()
+    assert report["outcome"]["code"] == "ok"
+    assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
+
+
+def test_systemd_lifts_no_limit_when_another_unit_stops(box: Box) -> None:
+    """The last unit with CPUWeight= stops, and cpu is handed down for nobody else."""
+    name = f"rt-{os.getpid()}.service"
+    weighted = [*MANAGER, "-q", "--unit", name, "-p", "CPUWeight=200", "/bin/sleep", "1000"]
+    subprocess.run(weighted, check=True, timeout=120)
+    try:
+        with in_unit(box, WAITS, "--pipe", "--wait", "-q", "--collect", host=True) as running:
+            plugin = group_of(program_of(running.runner), "memory")
+            had = (plugin / "cgroup.controllers").read_text().split()
+            subprocess.run([*SYSTEMCTL, "stop", name], check=True, timeout=120)
+            assert (plugin / "cgroup.controllers").read_text().split() == had
+            report = running.go_on()
+    finally:
+        subprocess.run([*SYSTEMCTL, "stop", name], capture_output=True, timeout=120)
+    assert report["outcome"]["code"] == "ok"
+    assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
 
 
 # --- kept plans ---------------------------------------------------------------------------------------------
@@ -240,7 +278,7 @@ def test_a_plan_is_for_the_next_unit_too(box: Box, unit: tuple[str, ...]) -> Non
     assert USED not in told and "not kept" not in told
     with in_unit(box, WAITS, *unit) as second:
         own, plugin = group_of(second.runner, "memory"), group_of(program_of(second.runner), "memory")
-        assert plugin.parent == own.parent == unit_of(own) != before
+        assert whole_group(plugin).parent == own.parent == unit_of(own) != before
         assert (plugin / "memory.max").read_text() == f"{64 << 20}\n"
         report, told = second.go_on_and_tell()
     assert USED in told
@@ -262,6 +300,6 @@ def test_a_plan_is_not_for_a_unit_with_another_process(box: Box) -> None:
     assert enforced(report) == {"memory": "RLIMIT_DATA", "pids": "RLIMIT_NPROC"}
     with in_unit(box, WAITS, *SCOPE, host=True) as running:
         plugin = group_of(program_of(running.runner), "memory")
-        assert plugin.parent in unit_of(group_of(running.runner, "memory")).parents
+        assert whole_group(plugin).parent in unit_of(group_of(running.runner, "memory")).parents
         _, told = running.go_on_and_tell()
     assert USED not in told

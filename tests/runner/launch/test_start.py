@@ -165,7 +165,7 @@ def test_a_meter_for_each_limit_that_has_to_be_looked_at(box: Box) -> None:
         write=True,
     )
     expected = {"Relay", "DiskMeter", "LaterMeter"}  # the last: for what the machine shares
-    expected |= {"MemoryMeter"} if by_cgroup(box, "memory") else set()
+    expected |= {"MemoryMeter", "LiftedMeter"} if by_cgroup(box, "memory") else set()
     expected |= {"CpuTimeMeter"} if by_cgroup(box, "cpu_time") else set()
     expected.add("SocketMeter")
     assert sorted(told["meters"]) == sorted(expected)

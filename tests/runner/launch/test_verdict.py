@@ -22,6 +22,9 @@ from sandbox.spec import Limits
 USAGE = Usage(1.0, 0.5, 0.5, 1 << 20)
 
 
+LIFTED = Counters(lifted=("memory", "pids"))
+
+
 def ended(
     code: int | None,
     *,
@@ -62,6 +65,12 @@ def by_caller(code: int | None) -> End:
 @pytest.mark.parametrize(
     ("end", "code", "cause", "status"),
     [
+        # Its limits were lifted. What ended it before somebody saw that stays the cause.
+        (ended(0, counters=LIFTED), "sandbox_unavailable", "memory", 125),
+        (ended(1, counters=LIFTED), "sandbox_unavailable", "memory", 125),
+        (ended(0, reason="signal", number=15, counters=LIFTED), "sandbox_unavailable", "memory", 125),
+        (ended(None, reason="deadline", forced=True, counters=LIFTED), "timeout", "deadline", 124),
+        (ended(0, counters=LIFTED._replace(oom_kills=1, own_oom=True)), "crashed", "oom", 0),
         # By itself: the plugin's own code.
         (ended(0), "ok", "", 0),
         (ended(1), "crashed", "exit:1", 1),

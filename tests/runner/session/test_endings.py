@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from runner.library import OpenPlugin, PluginFailure, open_plugin
 from runner.protocol.dialect import Notice
 from scripts.benches.waiting import has_silent_plugin
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.limits.cage import group_of, whole_group
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.runner.launch.test_report import faults
 from tests.tables import Line, check_rows, run_lines, wait_for
@@ -151,6 +153,50 @@ async def test_the_end_is_an_event_even_if_the_backlog_is_full(folder: Path) -> 
                 await trio.sleep(0.01)
             events = [event async for event in plugin.events()]
     assert len(events) == 257 and events[-1].kind == "ended" and events[-1].value["cause"] == "exit:0"
+
+
+def group_of_limits(token: str) -> Path:
+    """The group with the pids limit of the plugin that has `token` in its command line."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and token.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                group = group_of(int(entry.name), "pids")
+                # The monitor has it in its command line too, and bwrap in the middle of a longer one.
+                if whole_group(group).name.startswith("runner-") and (group / "pids.max").exists():
+                    return group
+        except OSError:
+            continue
+    pytest.skip("no cgroup limits processes here")
+
+
+@pytest.mark.trio
+async def test_limits_that_are_lifted_end_a_session(folder: Path) -> None:
+    """While it waits for a call, and at its end: an answer that came without limits is not `ok`."""
+    found: dict[str, tuple[list[str], dict[str, Any]]] = {}
+
+    async def use(case: str) -> None:
+        token, kinds = f"# {case} {os.getpid()}", list[str]()
+        with trio.fail_after(SECONDS):
+            async with opened(folder / NAME, "never", token, limits={"pids": "20"}) as plugin:
+                if case != "control":
+                    (group_of_limits(token) / "pids.max").write_text("max")
+                if case == "idle":
+                    kinds = [event.kind async for event in plugin.events()]
+        is_sound(plugin.report)
+        assert plugin.report is not None
+        found[case] = kinds, plugin.report
+
+    async with trio.open_nursery() as nursery:
+        for case in ("control", "idle", "end"):
+            nursery.start_soon(use, case)
+    assert found["control"][1]["outcome"]["code"] == "ok"
+    for case in ("idle", "end"):
+        kinds, report = found[case]
+        outcome = report["outcome"]
+        assert (outcome["code"], outcome["phase"], outcome["cause"]) == ("sandbox_unavailable", "run", "pids")
+        (limit,) = (each for each in report["limits"] if each["name"] == "pids")
+        assert limit["degraded"] and limit["enforced_by"] == "" and "pids" in report["degraded"]
+        assert kinds == (["ended"] if case == "idle" else [])
 
 
 # --- hooks -------------------------------------------------------------------------------------------------

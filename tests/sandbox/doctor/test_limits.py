@@ -15,7 +15,6 @@ from sandbox.doctor import limits
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.trial import TrialOutcome
 from sandbox.limits import cgroup as cgroups
-from sandbox.limits import cgroup_settings
 from sandbox.limits.assigned import Shares
 from sandbox.limits.cgroup import Cgroup, CgroupFault
 from sandbox.limits.cgroup_survey import DELEGATE, Lack, Survey, survey
@@ -46,7 +45,7 @@ def needs_memory_groups() -> None:
 @pytest.mark.parametrize("swap", [True, False])
 def test_counted_swap_gives_no_warning(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
     needs_memory_groups()
-    for module in (cgroup_settings, limits):
+    for module in (cgroups, limits):
         monkeypatch.setattr(module, "has_swap", lambda: swap)
     found = told(limits.limits(REQUIRED))
     assert found["memory_limit"].status == "ok"
@@ -57,7 +56,7 @@ def test_counted_swap_gives_no_warning(monkeypatch: pytest.MonkeyPatch, swap: bo
 def test_uncounted_swap_gives_a_warning(monkeypatch: pytest.MonkeyPatch, swap: bool) -> None:
     """A kernel without swap accounting has no such file."""
     needs_memory_groups()
-    real = cgroup_settings.settings
+    real = cgroups.settings
 
     def settings(*args: object) -> Iterator[tuple[str, str, str]]:
         for controller, file, text in real(*args):  # type: ignore[arg-type]

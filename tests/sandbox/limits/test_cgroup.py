@@ -17,9 +17,15 @@ from typing import Any
 import pytest
 
 from sandbox.limits import cgroup as cgroups
-from sandbox.limits import cgroup_settings
-from sandbox.limits.cgroup import Cgroup, CgroupDirectory, CgroupFault, Counters, make_cgroup, sweep
-from sandbox.limits.cgroup_settings import settings
+from sandbox.limits.cgroup import (
+    Cgroup,
+    CgroupDirectory,
+    CgroupFault,
+    Counters,
+    make_cgroup,
+    settings,
+    sweep,
+)
 from sandbox.limits.cgroup_survey import CONTROLLERS
 from sandbox.limits.site import Site
 from sandbox.spec import Limits
@@ -258,13 +264,13 @@ def test_a_quota_is_lifted_where_there_is_one(
 def test_optional_files_of_a_kernel(
     monkeypatch: pytest.MonkeyPatch, file: str, code: int, swap: bool, optional: bool
 ) -> None:
-    monkeypatch.setattr(cgroup_settings, "has_swap", lambda: swap)
-    assert cgroup_settings.is_optional(file, OSError(code, "")) is optional
+    monkeypatch.setattr(cgroups, "has_swap", lambda: swap)
+    assert cgroups.is_optional(file, OSError(code, "")) is optional
 
 
 def test_swap_of_this_machine() -> None:
     lines = Path("/proc/swaps").read_text().splitlines() if os.path.exists("/proc/swaps") else []
-    assert cgroup_settings.has_swap() is (len(lines) > 1)
+    assert cgroups.has_swap() is (len(lines) > 1)
 
 
 # --- real ones ---------------------------------------------------------------------------------------------
@@ -318,14 +324,14 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
                     files[name] = text.split()[0]
         try:
             for group in cgroup.groups:
-                fd = os.open(group.path, os.O_RDONLY)
+                fd = os.open(group.whole, os.O_RDONLY)
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = False
         except BlockingIOError:
             locked = True
             os.close(fd)
         result: dict[str, Any] = {
-            "names": [os.path.basename(group.path) for group in cgroup.groups],
+            "names": [os.path.basename(group.whole) for group in cgroup.groups],
             "sites": sorted(name for each in found.sites for name in each.controllers),
             "in all": set(cgroup.lines) <= set(lines) and len(cgroup.lines) == len(found.sites),
             "we are not": not set(cgroup.lines) & set(own),
@@ -334,7 +340,7 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
             "effective": cgroup.effective,
             "files": files,
             "locked": locked,
-            "paths": [group.path for group in cgroup.groups],
+            "paths": [group.whole for group in cgroup.groups],
         }
         cgroup.kill()
         result["killed by"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -441,16 +447,16 @@ def nested() -> list[Any]:
     sites = survey(read_mounts()).sites
     names: list[Any] = []
     with make_cgroup(sites, Limits()) as one, make_cgroup(sites, Limits()) as two:
-        names += [os.path.basename(each.groups[0].path) for each in (one, two)]
+        names += [os.path.basename(each.groups[0].whole) for each in (one, two)]
         try:
             with make_cgroup(sites, Limits()) as three:
-                names.append(os.path.basename(three.groups[0].path))
+                names.append(os.path.basename(three.groups[0].whole))
                 raise KeyError("ours")
         except KeyError:
             pass
         names.append(os.path.exists(three.groups[0].path))
     with make_cgroup(sites, Limits()) as four:
-        names.append(os.path.basename(four.groups[0].path))
+        names.append(os.path.basename(four.groups[0].whole))
     return [name if isinstance(name, bool) else int(name.rpartition("-")[2]) for name in names]
 
 
@@ -464,8 +470,7 @@ def counted() -> dict[str, Any]:
     import os
     import time
 
-    from sandbox.limits.cgroup import make_cgroup
-    from sandbox.limits.cgroup_settings import CAGE_PROCESSES
+    from sandbox.limits.cgroup import CAGE_PROCESSES, make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
@@ -680,6 +685,18 @@ def test_groups_of_a_dead_runner_are_removed(where: str, request: pytest.Fixture
     sweep(str(place))
     assert [name for name in names if (place / name).exists()] == []
     assert os.listdir("/proc/self/fd") == before
+
+
+@both
+def test_a_group_inside_is_swept_with_it(
+    where: str, request: pytest.FixtureRequest, sleeper: Callable[[Path], subprocess.Popen[bytes]]
+) -> None:
+    place = request.getfixturevalue(where)
+    path = leftover(place)
+    (path / "plugin").mkdir()
+    member = sleeper(path / "plugin")
+    assert swept(place, path)
+    assert member.wait(20) == -signal.SIGKILL
 
 
 def test_a_group_of_a_living_runner_is_kept(place: Path) -> None:
@@ -1065,6 +1082,7 @@ class Kernel:
         self.base = base
         self.written: list[tuple[str, str]] = []
         self.refuses: dict[str, int] = {}
+        self.has = ""
         self._mkdir, self._rmdir = os.mkdir, os.rmdir
         self._fill(base)
         monkeypatch.setattr(os, "mkdir", self.mkdir)
@@ -1073,13 +1091,11 @@ class Kernel:
 
     def _fill(self, path: str | Path) -> None:
         for name in (
-            "cgroup.procs",
-            "cgroup.subtree_control",
-            "memory.max",
-            "pids.max",
-            "cgroup.controllers",
+            *("cgroup.procs", "cgroup.subtree_control"),
+            *("memory.max", "memory.swap.max", "memory.oom.group", "pids.max"),
         ):
             Path(path, name).touch()
+        Path(path, "cgroup.controllers").write_text(self.has)
 
     def mkdir(self, path: str, mode: int = 0o777) -> None:
         self._mkdir(path, mode)
@@ -1111,11 +1127,12 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
 def test_the_runner_leaves_its_group_before_it_hands_controllers_down(kernel: Kernel) -> None:
     with make_cgroup([kernel.site()], Limits(pids=5)) as cgroup:
-        own = os.path.basename(cgroup.groups[0].path).removesuffix("-0")
+        own = os.path.basename(cgroup.groups[0].whole).removesuffix("-0")
         assert kernel.written == [
             (f"{own}-self/cgroup.procs", "0"),
             ("cgroup.subtree_control", "+memory +pids"),
-            (f"{own}-0/pids.max", "7"),
+            (f"{own}-0/cgroup.subtree_control", "+io +memory +pids"),
+            (f"{own}-0/plugin/pids.max", "7"),
         ]
         # Our leaf is in use for as long as we live, and others see that.
         sweep(str(kernel.base))
@@ -1126,7 +1143,7 @@ def test_the_runner_leaves_its_group_before_it_hands_controllers_down(kernel: Ke
 
 def test_a_runner_outside_the_group_does_not_move(kernel: Kernel) -> None:
     with make_cgroup([kernel.site(leave=False)], Limits()):
-        assert kernel.written == [("cgroup.subtree_control", "+memory +pids")]
+        assert kernel.written[0] == ("cgroup.subtree_control", "+memory +pids")
 
 
 @pytest.mark.parametrize("file", ["cgroup.procs", "cgroup.subtree_control"])
@@ -1149,6 +1166,124 @@ def test_another_try_after_one_controller_failed(kernel: Kernel) -> None:
     less = kernel.site()._replace(controllers=frozenset(("memory", "pids")))
     with make_cgroup([less], limits, [(8, 0)]) as cgroup:
         assert [group.site for group in cgroup.groups] == [less]
+
+
+def test_a_group_of_ours_hands_the_controllers_down(kernel: Kernel) -> None:
+    """Without controllers there is nothing to keep, and there is one group."""
+    handing = kernel.site(leave=False)._replace(enable=())
+    for controllers, inner in ((handing.controllers, "/plugin"), (frozenset[str](), "")):
+        with make_cgroup([handing._replace(controllers=controllers)], Limits()) as cgroup:
+            (group,) = cgroup.groups
+            assert group.path == f"{group.whole}{inner}" and group.line.endswith(f"-{group.whole[-1]}{inner}")
+            assert os.path.samestat(os.fstat(group.fd), os.stat(group.path))
+            assert os.path.samestat(os.fstat(group.lock), os.stat(group.whole))
+            assert cgroup.holds == (group.lock,)
+            assert not os.stat(group.path).st_mode & 0o077
+        assert not os.path.exists(group.whole)
+    assert [file.partition("/")[2] for file, _ in kernel.written] == ["cgroup.subtree_control"]
+
+
+def test_controllers_that_were_taken_back_before_the_group_was_made(kernel: Kernel) -> None:
+    """The fault names those that are missing: the others still work."""
+    kernel.has = "memory"
+    kernel.refuses["cgroup.subtree_control"] = errno.ENOENT
+    before = os.listdir("/proc/self/fd")
+    handing = kernel.site(leave=False)._replace(enable=())
+    with pytest.raises(CgroupFault) as caught, make_cgroup([handing], Limits()):
+        pass
+    assert caught.value.controllers == {"pids", "io"}
+    assert not list(kernel.base.glob("runner-*")) and os.listdir("/proc/self/fd") == before
+
+
+def test_a_limit_that_is_gone_when_it_is_read_back(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not said to be in force."""
+    limits = Limits(pids=5)
+    with make_cgroup([kernel.site()], limits):
+        pass  # the control
+    write = kernel.write
+
+    def then_gone(path: str, text: str) -> None:
+        write(path, text)
+        if path.endswith("/pids.max"):
+            os.unlink(path)
+
+    monkeypatch.setattr(cgroups, "write_once", then_gone)
+    with pytest.raises(CgroupFault, match=r"/pids\.max: ") as caught, make_cgroup([kernel.site()], limits):
+        pass
+    assert caught.value.controllers == {"pids"}
+
+
+def test_limits_that_were_lifted(kernel: Kernel) -> None:
+    with make_cgroup([kernel.site()], Limits(pids=5, memory=1 << 20)) as cgroup:
+        path = Path(cgroup.groups[0].path)
+        assert cgroup.lifted() == cgroup.counters().lifted == ()
+        (path / "memory.max").unlink()
+        assert cgroup.lifted() == ("memory",)
+        (path / "pids.max").write_text("max\n")
+        assert cgroup.counters().lifted == ("memory", "pids")
+
+
+def test_a_file_that_has_the_limits_of_several_disks(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def append(path: str, text: str) -> None:
+        with open(path, "a", encoding="ascii") as file:
+            file.write(f"{text}\n")
+
+    monkeypatch.setattr(cgroups, "write_once", append)
+    handing = kernel.site(leave=False)._replace(enable=())
+    with make_cgroup([handing], Limits(io=1 << 20), [(8, 0), (8, 16)]) as cgroup:
+        assert cgroup.lifted() == ()
+        append(f"{cgroup.groups[0].path}/io.max", "8:0 rbps=max wbps=max")
+        assert cgroup.lifted() == ("io",)
+
+
+def lifted_for_real() -> dict[str, Any]:
+    import errno
+
+    from sandbox.limits.cgroup import make_cgroup
+    from sandbox.limits.cgroup_survey import survey
+    from sandbox.paths.mounts import read_mounts
+    from sandbox.spec import Limits
+
+    def take_back(directory: str, name: str) -> str:
+        try:
+            with open(f"{directory}/cgroup.subtree_control", "w", encoding="ascii") as file:
+                file.write(f"-{name}")
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+        return ""
+
+    found = survey(read_mounts())
+    pids = found.site("pids")
+    if pids is None:
+        return {}
+    told: dict[str, Any] = {}
+    with make_cgroup(found.sites, Limits(memory=64 << 20, pids=10, cpu=0.5)) as cgroup:
+        group = next(each for each in cgroup.groups if each.site == pids)
+        told["before"] = cgroup.lifted()
+        cgroup.lift_cpu()
+        told["by us"] = cgroup.lifted()
+        if pids.version == 2:
+            told["refused"] = take_back(pids.directory, "pids"), cgroup.lifted()
+            told["inside"] = take_back(group.whole, "pids"), cgroup.lifted()
+        else:
+            group.write("pids.max", "max")
+            told["inside"] = "", cgroup.lifted()
+    if pids.version == 2:
+        told["control"] = take_back(pids.directory, "pids")
+    return told
+
+
+def test_limits_cannot_be_lifted_from_above(runner_as: Caller, nothing_left: None) -> None:
+    with make_own_cgroups(runner_as, alone=True) as own:
+        told = elsewhere.run(own.caller, lifted_for_real)
+    if not told:
+        pytest.skip("no pids controller here")
+    assert tuple(told["before"]) == tuple(told["by us"]) == ()
+    code, names = told["inside"]
+    assert code == "" and tuple(names) == ("pids",)
+    if "control" in told:
+        code, names = told["refused"]
+        assert (code, tuple(names), told["control"]) == ("EBUSY", (), "")
 
 
 def handed_down() -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.limits.cgroup import Cgroup, Counters
-from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
+from sandbox.limits.cgroup import Cgroup, Counters, CpuTimeMeter, LiftedMeter, MemoryMeter
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
@@ -30,6 +29,10 @@ class Counted(Cgroup):
         self.used: float | None = 0.0
         self.kills: int | None = 0
         self.event: int | None = None
+        self.gone: tuple[str, ...] = ()
+
+    def lifted(self) -> tuple[str, ...]:
+        return self.gone
 
     def cpu(self) -> float | None:
         return self.used
@@ -212,8 +215,7 @@ def out_of_memory(size: int) -> Any:
     import select
     import time
 
-    from sandbox.limits.cgroup import make_cgroup
-    from sandbox.limits.cgroup_meters import MemoryMeter
+    from sandbox.limits.cgroup import MemoryMeter, make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
@@ -284,8 +286,7 @@ def spinning() -> Any:
     import os
     import time
 
-    from sandbox.limits.cgroup import make_cgroup
-    from sandbox.limits.cgroup_meters import CpuTimeMeter
+    from sandbox.limits.cgroup import CpuTimeMeter, make_cgroup
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spec import Limits
@@ -322,3 +323,18 @@ def test_processor_time_of_all_of_them(inside: OwnCgroups) -> None:
     used, looks = told
     assert 0.4 <= used < 5
     assert looks < 200
+
+
+# --- limits that were lifted -------------------------------------------------------------------------------
+
+
+def test_limits_that_somebody_lifted() -> None:
+    group = Counted()
+    meter = LiftedMeter(group)
+    now = meter.due
+    assert meter.look({}, now) is None and now < meter.due
+    group.gone = ("memory", "pids")
+    assert meter.look({}, now) is None  # it has just looked
+    between = (now + meter.due) / 2
+    assert (meter.look({}, between), meter.why) == ("lifted", "memory, pids")
+    assert meter.due > between + 1

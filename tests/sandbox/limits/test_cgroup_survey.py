@@ -272,6 +272,21 @@ def test_the_nearest_of_equals(machine: Machine, unified: Path, runner_as: Calle
     assert f"echo +memory > {middle}/cgroup.subtree_control" in remedy
 
 
+@pytest.mark.parametrize("name", ["own", "runner-host"])
+@pytest.mark.parametrize("bounds", [{}, BOUND], ids=["unlimited", "limited"])
+def test_a_group_of_the_host_with_limits_is_not_left(
+    machine: Machine, unified: Path, runner_as: Caller, name: str, bounds: dict[str, str]
+) -> None:
+    """Made by the host, below its delegated unit. Beside it a plugin would not have the host's limits."""
+    unit = machine.group(unified / "our.service", has=ALL, delegated=b"1")
+    with a_process_of(runner_as) as host:
+        own = machine.group(unit / name, has="", others=(host,), bounds=bounds)
+        machine.stand_in(f"0::/our.service/{name}", own)
+        found = machine.survey_as(runner_as, unit, own)
+    assert site(found)["directory"] == str(own if bounds else unit)
+    assert bool(site(found)["controllers"]) is not bool(bounds)
+
+
 @pytest.mark.parametrize(
     ("bounds", "stays"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.limits import meter as meters
 from sandbox.limits import socket_meter
 from sandbox.limits.socket_meter import Shown, SocketMeter, most_of_one, shown_by
 
@@ -65,7 +66,8 @@ class Scripted(SocketMeter):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The monotonic clock, which only the tests advance."""
     now = [100.0]
-    monkeypatch.setattr(socket_meter, "monotonic", lambda: now[0])
+    for module in (socket_meter, meters):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
     monkeypatch.setattr(socket_meter, "thread_time", lambda: 1.0)
     return now
 
@@ -225,7 +227,7 @@ def test_a_look_at_many_sockets_lets_others_have_their_turn(
     """One process waits for all plugins of a host."""
     times = iter(range(100))
     monkeypatch.setattr(socket_meter, "thread_time", lambda: next(times) * 0.001)
-    monkeypatch.setattr(socket_meter, "_SLICE_SECONDS", 0)
+    monkeypatch.setattr(meters, "_SLICE_SECONDS", 0)
     meter = Scripted(1000)
     meter.steps, meter.in_sockets = 3, 1001
     for now in (100.1, 100.2, 100.3):

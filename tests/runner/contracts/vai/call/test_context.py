@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai.cage import gateway_host
 from runner.contracts.vai.call.context import (
     INVALID_DELEGATION,
     HiddenText,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.limits.cgroup_settings import whole_disks
+from sandbox.limits.cgroup import whole_disks
 from tests import elsewhere
 from tests.conftest import Caller
 
@@ -67,7 +67,7 @@ def on_a_machine(devices: list[list[int]], links: dict[str, str], texts: dict[st
     for name, target in links.items():
         os.symlink(target, name)
 
-    from sandbox.limits.cgroup_settings import whole_disks
+    from sandbox.limits.cgroup import whole_disks
 
     return [list(each) for each in whole_disks(os.makedev(*device) for device in devices)]
 
