@@ -24,11 +24,11 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
-from runner.launch.acquire import Held, Sources, survey_again
 from runner.launch.carry_out import CalledOff
 from runner.launch.denylist import make_denylist, writes_outside
 from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
 from runner.launch.remote.messages import ORDER_CLASSES, Gear, LaunchOrder
+from runner.launch.sources import Held, Sources, survey_again
 from runner.launch.stages import Planned, decode_planned, encode_planned
 from sandbox import facts
 from sandbox.codec import decode, encode

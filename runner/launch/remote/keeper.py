@@ -24,11 +24,11 @@ from collections import deque
 from contextlib import suppress
 from typing import NoReturn
 
-from runner.launch.acquire import Sources
 from runner.launch.remote import handover
 from runner.launch.remote.handover import Parcel, PassedOn, PlanHandover, Planner, can_be_shared
 from runner.launch.remote.messages import Gear, LaunchOrder
 from runner.launch.remote.monitor import Errand, serve
+from runner.launch.sources import Sources
 from runner.launch.stages import Planned
 from runner.launch.stored.code import OwnCode
 from runner.launch.wait import Need, Ready, Steps, milliseconds_until

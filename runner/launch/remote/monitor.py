@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
-from runner.launch.acquire import Acquired, Sources
+from runner.launch.acquire import Acquired
 from runner.launch.carry_out import CalledOff, plan_steps
 from runner.launch.failures import diagnose, judge_error
 from runner.launch.remote.control import Control, Interruptible
@@ -49,6 +49,7 @@ from runner.launch.remote.messages import (
 )
 from runner.launch.report import explained, make_scene, notes, report
 from runner.launch.run import SeePlanned
+from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of, started_of
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.stored.code import OwnCode
