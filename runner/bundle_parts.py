@@ -138,7 +138,6 @@ PARTS = {
         "sandbox.plan.available_layers",
         "sandbox.paths.access",
         "sandbox.plan.mentions",
-        "sandbox.plan.egress",
         "sandbox.plan.operations",
         "sandbox.plan.relocation",
         "sandbox.plan.places",

@@ -7,17 +7,18 @@ import os
 import stat
 
 from sandbox import look
+from sandbox.network.egress import EgressPlan
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
+from sandbox.paths.executable import ProgramFault
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.plan import mentions
-from sandbox.plan.egress import plan_egress
-from sandbox.plan.layers import Layers
+from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, sight_of
-from sandbox.plan.places import ShownPlace, require_directory, require_safe_places, working_directory
+from sandbox.plan.places import ShownPlace, require_safe_places, working_directory
 from sandbox.plan.plan import (
     Bind,
     Guard,
@@ -31,7 +32,7 @@ from sandbox.plan.plan import (
     Symlink,
     missing_note,
 )
-from sandbox.plan.relocation import Relocation, relocate, require_approved
+from sandbox.plan.relocation import Relocation, relocate
 from sandbox.policy.policy import Policy
 from sandbox.scopes import contextmanager
 from sandbox.spec import Access, Denial, Grant, KeyPath, Note
@@ -40,6 +41,7 @@ from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision, WriteRequest
+
 
 _PLUGIN_FOLDER = "the plugin's folder"
 _PROJECT = "the project"
@@ -225,7 +227,22 @@ def _resolve_program(
         trusted=request.trusted_command,
         environ=environ,
     )
-    return require_approved(request, found)
+    _require_approved(request, found)
+    return found
+
+
+def _require_approved(request: PlanRequest, found: programs.Program) -> None:
+    """Raises ProgramFault if what a person allowed is for another program."""
+    program, *chosen = request.approved_program or (found.argv[0], *found.chosen)
+    strays = [each for each in found.chosen if each not in chosen]
+    if found.argv[0] != program or strays:
+        would = found.argv[0] if found.argv[0] != program else strays[0]
+        raise ProgramFault(
+            f"{would} would run, and what was allowed is for {', '.join(request.approved_program)}",
+            "write the program's full path into the configuration, and allow it again",
+            found=True,
+            denied=True,
+        )
 
 
 def _real(path: str) -> str:
@@ -270,7 +287,6 @@ def _judge_places(
     ]
     places += [ShownPlace(want.path, want.access, want.where) for want in state]
     require_safe_places(places, links, request, grant)
-    require_directory(request, [place.dest for place in places])
 
 
 def _guards(opened: Mapping[str, _Opened], denylist: Denylist, request: PlanRequest) -> tuple[Guard, ...]:
@@ -496,3 +512,47 @@ def _require_readable(
     needed += [(path, 0o5) for path in found.files]
     needed += [(path, 0o4) for path in found.scripts]
     require_access(needed, uid, gid, own={*own, *found.trees, *found.files, *found.scripts})
+
+
+# --- what its gate lets through -----------------------------------------------------------------------------
+
+
+_EVERY_HOST = "*:*"
+
+
+def plan_egress(grant: Grant, policy: Policy) -> EgressPlan | None:
+    """None: no gate is needed. Raises LayerUnavailable if this machine cannot enforce what is granted."""
+    network = grant.network
+    if grant.unsandboxed or network.mode not in ("allowlist", "open"):
+        return None
+    rules = (_EVERY_HOST,) if network.mode == "open" else network.hosts
+    if not rules:
+        return None  # an empty list is no network
+    rule = policy.network
+    egress = EgressPlan(rules, rule.private, rule.limits, every_port=_has_every_port(rules))
+    if egress.every_port:
+        _require_redirect(egress)
+    return egress
+
+
+def _has_every_port(rules: tuple[str, ...]) -> bool:
+    from sandbox.network.rules import EVERY_PORT, parse_rules
+
+    return any(rule.ports == EVERY_PORT for rule in parse_rules(rules, ranges=True))
+
+
+def _require_redirect(egress: EgressPlan) -> None:
+    """Every port needs nftables in the plugin's namespace. Not every kernel has it, so it is tried."""
+    from sandbox.network.recipe import find_recipe
+    from sandbox.network.trial import RecipeRefusal, try_recipe
+
+    try:
+        try_recipe(find_recipe(egress))
+    except RecipeRefusal as refused:
+        named = next((rule for rule in egress.rules if rule.endswith(":*")), egress.rules[0])
+        raise LayerUnavailable(
+            "network",
+            f"{named} allows every port, and this machine cannot redirect every port to the gate: {refused}",
+            "list the ports, as in example.com:443,8000-8010; or use a kernel built with CONFIG_NF_TABLES, "
+            "CONFIG_NFT_NAT and CONFIG_NFT_REDIR",
+        ) from None
