@@ -319,7 +319,7 @@ def configured(invocation: Invocation) -> tuple[Invocation, Any]:
         return invocation, None
     import json
 
-    from runner.launch.prepare import with_config
+    from runner.launch.read import with_config
 
     config = json.loads(invocation.config)
     return with_config(invocation, config), config
@@ -363,7 +363,7 @@ def contents_of(args: argparse.Namespace, secrets: Secrets | None) -> Contents |
     contract = None if secrets is None else _contract(args)
     if contract is None:
         return None
-    from runner.launch.prepare import secret_contents
+    from runner.launch.read import secret_contents
 
     return secret_contents(contract, secrets)
 
