@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from runner.contracts.registry import find_contract
-from runner.launch.approve import approval_of, with_added, with_remedies, wrap_notes
+from runner.launch.approve import approval_of
 from runner.launch.command import environ_of_host
 from runner.launch.failures import failing, judge_denials
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
@@ -59,10 +59,10 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     told: tuple[Note, ...] = ()
     if plugin.template is not None:
         plugin, told = _filled(loaded, policy, environ, own_homes)
-    told = (*told, *wrap_notes(loaded, found, environ))
+    told = (*told, *found.notes(loaded, environ))
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
-    asked = with_added(plugin.spec, found)
+    asked = found.with_added(plugin.spec)
     spec = asked._replace(env=tuple(map(filled.request, asked.env)))
     granted = grant(
         spec,
@@ -86,7 +86,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     return Decided(
         loaded._replace(plugin=plugin),
         policy,
-        granted._replace(denials=(*with_remedies(denials, loaded, chosen, found), *strays)),
+        granted._replace(denials=(*found.with_remedies(denials, loaded, chosen), *strays)),
         state_dir,
         own_homes,
         timings=loaded.timings,
