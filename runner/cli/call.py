@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
 
         return call_many(request, output, args.repeat, args.concurrency or 1)
     if args.kind == "event":
-        from runner.cli.live.send_event import send_event
+        from runner.cli.live.call_once import send_event
 
         return send_event(request, output)
     from runner.cli.live.call_once import call_once
