@@ -45,7 +45,8 @@ from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
 from runner.launch.command import said_by
-from runner.launch.prepare import hold_against_policy, load
+from runner.launch.prepare import hold_against_policy
+from runner.launch.read import load
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
 from runner.outcome import EXIT, USAGE_ERROR, Failure
 from runner.plugin import PLUGIN_PREFIX

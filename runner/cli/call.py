@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     )
     output = Output("call", as_json=args.json, events=args.events)
     if args.kind == "event":
-        from runner.cli.live.send_event import send_event
+        from runner.cli.live.call_once import send_event
 
         return send_event(request, output)
     from runner.cli.live.call_once import call_once
@@ -280,7 +280,7 @@ def configured(invocation: Invocation) -> tuple[Invocation, Any]:
         return invocation, None
     import json
 
-    from runner.launch.prepare import with_config
+    from runner.launch.read import with_config
 
     config = json.loads(invocation.config)
     return with_config(invocation, config), config
@@ -324,7 +324,7 @@ def contents_of(args: argparse.Namespace, secrets: Secrets | None) -> Contents |
     contract = None if secrets is None else _contract(args)
     if contract is None:
         return None
-    from runner.launch.prepare import secret_contents
+    from runner.launch.read import secret_contents
 
     return secret_contents(contract, secrets)
 

@@ -208,10 +208,12 @@ def launch_with_swapped_state(manifest: str, state: str, swap: str) -> list[str]
     import os
     from contextlib import contextmanager
 
-    from runner.launch.acquire import Sources, acquire
+    from runner.launch.acquire import acquire
     from runner.launch.failures import failing
     from runner.launch.plan import plan
-    from runner.launch.prepare import decide, load
+    from runner.launch.prepare import decide
+    from runner.launch.read import load
+    from runner.launch.sources import Sources
     from runner.launch.stages import Invocation, Stopwatch
     from runner.outcome import Failure
     from sandbox.identity import state as state_module

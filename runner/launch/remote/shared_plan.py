@@ -17,11 +17,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from runner.launch.acquire import Held, Sources, survey_again
 from runner.launch.carry_out import CalledOff
 from runner.launch.denylist import make_denylist, writes_outside
 from runner.launch.remote.descriptors import send_descriptors
 from runner.launch.remote.messages import ORDER_CLASSES, LaunchDescriptors, LaunchOrder
+from runner.launch.sources import Held, Sources, survey_again
 from runner.launch.stages import Planned, decode_planned, encode_planned
 from sandbox import facts
 from sandbox.files import write_all

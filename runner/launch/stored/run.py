@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runner.launch.acquire import Sources
 from runner.launch.carry_out import LaunchHost, plan_steps
+from runner.launch.sources import Sources
 from runner.launch.stages import Planned, Provision, Stopwatch, started_of
 from runner.launch.stored.entry import UNIT, Later, PlanEntry, Told, fillings, forget, read, say
 from runner.launch.wait import drive
