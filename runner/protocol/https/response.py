@@ -137,7 +137,7 @@ class ResponseReader:
 
     def _feed_body(self, data: bytes | bytearray) -> None:
         for start in range(0, len(data) or 1, MOST_CHUNK_LINE_BYTES):
-            piece = data[start : start + MOST_CHUNK_LINE_BYTES]
+            piece = bytes(data[start : start + MOST_CHUNK_LINE_BYTES])
             self._connection.receive_data(piece)
             self._received += len(piece)
             self._read_events()
