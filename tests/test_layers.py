@@ -180,7 +180,7 @@ def _third_party_fault(imported: Import, top: str) -> str | None:
             f"{imported.module} imports {top}, which is no dependency: see MAY_IMPORT in tests/test_layers.py"
         )
     if not any(_matches(imported.module, pattern) for pattern in use.modules):
-        return f"{imported.module} imports {top}: only {', '.join(use.modules) or 'nobody'} may"
+        return f"{imported.module} imports {top}: only {', '.join(use.modules)} may"
     if use.lazily and not imported.lazy:
         return f"{imported.module} imports {top} when it is loaded: import it in the function that needs it"
     return None

@@ -101,9 +101,10 @@ class Secrets(Mapping[str, Any]):
 
 
 def _replaced(data: bytes, spans: list[Span]) -> bytes:
-    parts, done = [], 0
+    parts: list[bytes] = []
+    done = 0
     for start, end in sorted(spans):
-        if start >= done:
+        if start > done or not parts:
             parts += [data[done:start], _MARK]
         done = max(done, end)
     return b"".join((*parts, data[done:])) if parts else data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from runner.protocol.disguise.forms import Forms
@@ -14,30 +15,30 @@ _BLOCK_BYTES = 256 << 10
 
 
 class SecretFinder:
-    """Made when it is first used."""
+    """What is looked for is made when it is first used."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
-        self._made: tuple[Needles, Needles, int] | None = None
 
-    def _make(self) -> tuple[Needles, Needles, int]:
-        if self._made is None:
-            forms = Forms(self._values)
-            self._made = Needles(forms.texts), Needles(forms.hexes), forms.longest
-        return self._made
+    @cached_property
+    def sought(self) -> tuple[Needles, Needles]:
+        """Texts, and what is looked for in hex."""
+        return Needles(self._forms.texts, self._forms.base64), Needles(self._forms.hexes)
+
+    @cached_property
+    def _forms(self) -> Forms:
+        return Forms(self._values)
 
     @property
     def longest(self) -> int:
-        return self._make()[2]
+        return self._forms.longest
 
     def find(self, data: bytes, *, at_end: bool = False) -> list[Span]:
         """Where secrets stand."""
-        texts, hexes, longest = self._make()
-        if not longest:
-            return []
+        texts, hexes = self.sought
         found: list[Span] = []
         for start in range(0, len(data), _BLOCK_BYTES):
-            block = data[start : start + _BLOCK_BYTES + longest]
+            block = data[start : start + _BLOCK_BYTES + self.longest]
             is_last = at_end and start + len(block) == len(data)
             digits = b""
             for view in views_of(block, at_end=is_last):

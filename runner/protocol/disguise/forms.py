@@ -9,12 +9,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from runner.protocol.disguise.needles import WINDOW, Needle
+from runner.protocol.disguise.needles import WINDOW
 from runner.protocol.disguise.views import readings_of
 
 # Characters. A shorter text is not looked for: it would be found in words that are no secret.
@@ -30,53 +29,44 @@ WIDEST = 12
 # From there on, JavaScript writes a number with an exponent too.
 _MOST_WITHOUT_EXPONENT = 1e21
 
-# A text that every notation leaves as it is, or that a view reads as it is.
-_PLAIN = re.compile(rb"[A-Za-z0-9!#$&()*+,./:;<=>?@^_`{|}~\[\]-]+")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how a file in it begins
 # How Python may decode bytes that are no UTF-8.
 _ERRORS = ("replace", "ignore", "surrogateescape")
 
 
 class Forms:
-    """What is looked for as text and in base64, and what in hex."""
+    """What is looked for as text, in base64 and in hex."""
 
     def __init__(self, value: Any) -> None:
-        self.texts: set[Needle] = set()
-        self.hexes: set[Needle] = set()
+        self.texts: set[bytes] = set()
+        self.base64: set[bytes] = set()
+        self.hexes: set[bytes] = set()
         self.longest = 0  # bytes that one of them takes at most, however it is written
-        plain, encoded = set[bytes](), set[bytes | str]()
-        _collect(value, plain, encoded)
-        for text in plain:
-            self._add_text(text)
-        for each in encoded:
+        for each in _collect(value):
             self._add(each)
 
     def _add(self, given: bytes | str) -> None:
         raw = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
-        plain = _PLAIN.fullmatch(raw) is not None
-        for form in () if plain else forms_of(given):
+        for form in forms_of(given):
             for reading in readings_of(form):
                 self._add_text(reading)
-                if b" " in reading:
-                    self._add_text(reading.replace(b" ", b"+"))  # as in a query of a URL
-        if plain:
-            self._add_text(raw)
-        elif isinstance(given, bytes):  # as it is: a backslash of its own is not escaped in it
+                self._add_text(reading.replace(b" ", b"+"))  # as in a query of a URL
+        if isinstance(given, bytes):  # as it is: a backslash of its own is not escaped in it
             self._add_text(given.decode("utf-8", "backslashreplace").encode())
-        if len(raw) < 2 * SHORTEST and not plain:
+        if len(raw) < 2 * SHORTEST:
             for escaped in _escaped(given):
                 self._add_text(escaped.encode("utf-8", "surrogatepass"))
-        for number, part in enumerate(_parts(raw)):
-            self.texts.update(_base64_of(part, continues=number > 0))
-            self.hexes.add(Needle(part.hex().encode(), continues=number > 0))
+        for part in _parts(raw):
+            self.base64.update(_base64_of(part))
+            self.hexes.add(part.hex().encode())
 
     def _add_text(self, text: bytes) -> None:
         if len(text) <= LONGEST_HOST_NAME and (lower := text.lower()) != text:
             self._add_text(lower)  # host names are shown so
         if len(text) >= SHORTEST:
-            for number, part in enumerate(_parts(text)):
-                self.texts.add(Needle(part, continues=number > 0))
-                self.longest = max(self.longest, WIDEST * len(part))
+            parts = list(_parts(text))
+            self.texts.update(parts)
+            self.longest = max(self.longest, WIDEST * max(map(len, parts)))
 
 
 def forms_of(given: bytes | str) -> set[bytes]:
@@ -129,25 +119,22 @@ def number_texts(value: Any) -> tuple[str, ...]:
     return (text,)
 
 
-def _collect(value: Any, plain: set[bytes], encoded: set[bytes | str]) -> None:
-    """`plain`: looked for as they are. `encoded`: also in other encodings."""
+def _collect(value: Any) -> Iterator[bytes | str]:
+    """The texts of a value that are long enough."""
     if isinstance(value, bytes):
         try:
             value = value.decode()
         except UnicodeDecodeError:
-            encoded.update(_texts(value, b"\0"))
+            yield from _texts(value, b"\0")
             with contextlib.suppress(UnicodeDecodeError):
                 value = value.decode("utf-16") if value.startswith(_UTF_16) else value
     if isinstance(value, str):
-        encoded.update(_texts(value.removeprefix("\ufeff"), "\0"))
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            _collect(each, plain, encoded)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _collect(each, plain, encoded)
+        yield from _texts(value.removeprefix("\ufeff"), "\0")
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _collect(each)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        plain.update(text.encode() for text in number_texts(value))
+        yield from (text for text in number_texts(value) if len(text) >= SHORTEST)
 
 
 def _texts(whole: Any, nul: Any) -> list[Any]:
@@ -165,10 +152,9 @@ def _parts(text: bytes) -> Iterator[bytes]:
         yield text[start:end]
 
 
-def _base64_of(part: bytes, *, continues: bool) -> Iterator[Needle]:
+def _base64_of(part: bytes) -> Iterator[bytes]:
     """What of a text in base64 depends on the part alone. It may begin at any of three places in a group of
     four letters."""
     for offset in range(3):
         first, bits = -(-8 * offset // 6), 8 * (offset + len(part))
-        letters = base64.b64encode(bytes(offset) + part)[first : bits // 6]
-        yield Needle(letters, True, offset > 0, bits % 6 > 0, continues)
+        yield base64.b64encode(bytes(offset) + part)[first : bits // 6]

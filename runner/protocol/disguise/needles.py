@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import compress
 
-from sandbox.speed.value import NamedTuple
-
 WINDOW = 8  # bytes, of a machine word. No needle is shorter
 # Bytes of the beginning of a needle that count at the end of a text that was cut off there.
 SHORTEST_BEGINNING = 4
@@ -28,66 +26,59 @@ BETWEEN = b"\xff"
 # Both alphabets of base64 as one.
 _ALPHABET = bytes.maketrans(b"-_", b"+/")
 _LETTER = re.compile(rb"[A-Za-z0-9+/]")
-_PADDING = re.compile(rb"={0,2}")
+_LETTER_AND_PADDING = re.compile(rb"[A-Za-z0-9+/]?={0,2}")
 _CUT = re.compile(CUT)
 
 Span = tuple[int, int]
 
 
-class Needle(NamedTuple):
-    text: bytes
-    is_base64: bool = False  # with + and /; a text may have - and _ instead
-    before: bool = False  # the letter before it depends on it in part
-    after: bool = False  # the letter after it too
-    continues: bool = False  # the rest of a longer text: what stands directly before it belongs to it
-
-
 class Needles:
-    def __init__(self, needles: Iterable[Needle]) -> None:
-        self._by_window: dict[int, list[Needle]] = {}
-        for needle in sorted(set(needles), key=lambda needle: len(needle.text), reverse=True):
-            start = needle.text[:WINDOW].translate(_ALPHABET)
-            self._by_window.setdefault(int.from_bytes(start, sys.byteorder), []).append(needle)
+    """`texts`: found as they are. `base64`: with + and /, found in either alphabet; one letter on each side,
+    which may tell a part of the secret, and the padding belong to what is found."""
+
+    def __init__(self, texts: Iterable[bytes], base64: Iterable[bytes] = ()) -> None:
+        self._by_window: dict[int, list[tuple[bytes, bool]]] = {}
+        needles = {*((text, False) for text in texts), *((letters, True) for letters in base64)}
+        for needle in sorted(needles, key=lambda needle: len(needle[0]), reverse=True):
+            self._by_window.setdefault(_window(needle[0].translate(_ALPHABET)), []).append(needle)
         self._heads: set[bytes] | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._by_window.values()))
 
     def find(self, text: bytes, *, at_end: bool = False) -> list[Span]:
-        """Where they stand. Also the beginning of one with which the text breaks off, at each CUT and, with
-        `at_end`, at its end."""
+        """Where they stand; needles that touch are one span. Also the beginning of one with which the text
+        breaks off, at each CUT and, with `at_end`, at its end."""
         plain = text.translate(_ALPHABET)
         found: list[Span] = []
-        for start, end, continues in self._matches(text, plain, at_end):
-            if found and (start < found[-1][1] or (continues and start == found[-1][1])):
+        for start, end in self._matches(text, plain, at_end):
+            if found and start <= found[-1][1]:
                 found[-1] = found[-1][0], max(end, found[-1][1])
             else:
                 found.append((start, end))
         ends = [cut.start() for cut in _CUT.finditer(plain)] if CUT in plain else []
         return found + list(self._begun(plain, [*ends, len(plain)] if at_end else ends))
 
-    def _matches(self, text: bytes, plain: bytes, at_end: bool) -> Iterator[tuple[int, int, bool]]:
-        comparisons, size = 0, len(text)
+    def _matches(self, text: bytes, plain: bytes, at_end: bool) -> Iterator[Span]:
+        comparisons, size, has_cuts = 0, len(text), CUT in text
         for at in sorted(self._candidates(plain)):
-            same = self._by_window[int.from_bytes(plain[at : at + WINDOW], sys.byteorder)]
-            longest = at + len(same[0].text)
+            same = self._by_window[_window(plain, at)]
+            longest = at + len(same[0][0])
             comparisons += len(same)
             if comparisons > MOST_COMPARISONS:
                 end = text.find(BETWEEN, at, longest)
-                yield at, min(longest, size) if end < 0 else end, False
+                yield at, min(longest, size) if end < 0 else end
                 continue
-            end = text.find(CUT, at, longest + len(CUT))
-            if end < 0 and at_end:
-                end = size
-            for needle in same:
-                where = plain if needle.is_base64 else text
-                length = len(needle.text)
-                if where.startswith(needle.text, at):
-                    yield (*_widened(plain, at, at + length, needle), needle.continues)
-                    break
-                if 0 <= end < at + length and needle.text.startswith(memoryview(where)[at:end]):
-                    yield _widened(plain, at, end, needle)[0], end, needle.continues
-                    break
+            cut = text.find(CUT, at, longest + len(CUT)) if has_cuts else -1
+            if cut < 0 and at_end:
+                cut = size
+            for needle, is_base64 in same:
+                where, end = plain if is_base64 else text, at + len(needle)
+                if not where.startswith(needle, at):
+                    if not (0 <= cut < end and needle.startswith(memoryview(where)[at:cut])):
+                        continue
+                    end = cut
+                yield _widened(plain, at, end) if is_base64 else (at, end)
 
     def _candidates(self, plain: bytes) -> Iterator[int]:
         """Where the first bytes of a needle stand. One look at each place, without a step of Python."""
@@ -109,11 +100,10 @@ class Needles:
                     break
 
 
-def _widened(plain: bytes, start: int, end: int, needle: Needle) -> Span:
-    """With the letters of base64 around it that tell a part of it, and the padding."""
-    if needle.is_base64:
-        start -= needle.before and start > 0 and _LETTER.match(plain, start - 1) is not None
-        end += needle.after and _LETTER.match(plain, end) is not None
-        padding = _PADDING.match(plain, end)
-        end = end if padding is None else padding.end()
-    return start, end
+def _window(plain: bytes, at: int = 0) -> int:
+    return int.from_bytes(plain[at : at + WINDOW], sys.byteorder)
+
+
+def _widened(plain: bytes, start: int, end: int) -> Span:
+    after = _LETTER_AND_PADDING.match(plain, end)
+    return start - (_LETTER.match(plain, max(start - 1, 0), start) is not None), after.end() if after else end

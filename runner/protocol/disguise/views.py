@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import accumulate, compress
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from runner.protocol.disguise.needles import CUT
 
@@ -39,66 +38,57 @@ _ESCAPES = {
 }
 _PERCENT = re.compile(rb"%[0-9A-Fa-f]{2}")
 _SURROGATES = 12  # bytes of two of them
+# What a view replaces, at odd places, and what stands between: as it is written, and as it is meant.
+Pieces = Callable[[], tuple[list[bytes], list[bytes]]]
 _SHORT = {b"t": b"\t", b"b": b"\b", b"f": b"\f", b"n": b"", b"r": b""}
 
 
 class View:
-    """The text itself."""
+    """The text itself, or another view with some pieces of it replaced."""
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, of: View | None = None, pieces: Pieces | None = None) -> None:
         self.text = text
-
-    def place(self, start: int, end: int) -> tuple[int, int]:
-        """Where in the text itself that stands what stands here between `start` and `end`."""
-        return start, end
-
-
-class Squeezed(View):
-    """Another view without some bytes."""
-
-    def __init__(self, of: View, left_out: bytes, table: bytes | None = None) -> None:
-        super().__init__(of.text.translate(table, left_out))
         self._of = of
-        self._left_out = left_out
-        self._places: array[int] | None = None
+        self._pieces = pieces
+        self._starts: tuple[list[bytes], list[int], list[int]] | None = None
 
     def place(self, start: int, end: int) -> tuple[int, int]:
-        if self._places is None:
-            written = self._of.text
-            kept = written.translate(bytes(byte not in self._left_out for byte in range(256)))
-            self._places = array("I", compress(range(len(written)), kept))
-        return self._of.place(self._places[start], self._places[end - 1] + 1)
-
-
-class Unescaped(View):
-    """Another view, one layer of escapes undone. A line end that was escaped is left out, and so is an escape
-    in which the text breaks off."""
-
-    def __init__(self, of: View, *, at_end: bool = False) -> None:
-        self._of = of
-        self._written = _ESCAPES[at_end].split(of.text)  # an escape at each odd place
-        escapes = self._written[1::2]
-        meanings = {escape: _meant(escape) for escape in set(escapes)}
-        self._meant = self._written.copy()
-        self._meant[1::2] = map(meanings.__getitem__, escapes)
-        super().__init__(b"".join(self._meant))
-        self._starts: tuple[list[int], list[int]] | None = None
-
-    def place(self, start: int, end: int) -> tuple[int, int]:
+        """Map a span of this view back to the text itself."""
+        if self._of is None or self._pieces is None:
+            return start, end
         if self._starts is None:
-            written, meant = (
-                list(accumulate(map(len, each), initial=0)) for each in (self._written, self._meant)
-            )
-            self._starts = written, meant
-        written, meant = self._starts
+            pieces = self._pieces()
+            written, meant = (list(accumulate(map(len, each), initial=0)) for each in pieces)
+            self._starts = pieces[0], written, meant
+        pieces_written, written, meant = self._starts
         first, last = bisect_right(meant, start) - 1, bisect_right(meant, end - 1) - 1
         begin = written[first] + (0 if first % 2 else start - meant[first])
         stop = written[last + 1] if last % 2 else written[last] + end - meant[last]
         # An escape that breaks off behind it belongs to it.
-        for after in range(last + 1, min(bisect_right(meant, end), len(self._written))):
-            if after % 2 and _UNFINISHED.fullmatch(self._written[after]):
+        for after in range(last + 1, min(bisect_right(meant, end), len(pieces_written))):
+            if after % 2 and _UNFINISHED.fullmatch(pieces_written[after]):
                 stop = written[after + 1]
         return self._of.place(begin, stop)
+
+
+def squeezed(of: View, left_out: bytes, table: bytes | None = None) -> View:
+    """The view without some bytes."""
+
+    def pieces() -> tuple[list[bytes], list[bytes]]:
+        written = re.split(rb"([%b]+)" % re.escape(left_out), of.text)
+        return written, [b"" if number % 2 else piece for number, piece in enumerate(written)]
+
+    return View(of.text.translate(table, left_out), of, pieces)
+
+
+def unescaped(of: View, *, at_end: bool = False) -> View:
+    """The view, one layer of escapes undone. A line end that was escaped is left out, and so is an escape in
+    which the text breaks off."""
+    written = _ESCAPES[at_end].split(of.text)  # an escape at each odd place
+    meanings = {escape: _meant(escape) for escape in set(written[1::2])}
+    meant = written.copy()
+    meant[1::2] = map(meanings.__getitem__, written[1::2])
+    return View(b"".join(meant), of, lambda: (written, meant))
 
 
 def views_of(text: bytes, *, at_end: bool = False) -> Iterator[View]:
@@ -106,20 +96,17 @@ def views_of(text: bytes, *, at_end: bool = False) -> Iterator[View]:
     view = View(text)
     yield view
     if b"\n" in text or b"\r" in text:
-        view = Squeezed(view, LINE_ENDS)
-    if not _has_escapes(view.text, at_end):
-        if view.text != text:
-            yield view
-        return
+        view = squeezed(view, LINE_ENDS)
+        yield view
     for _ in range(LAYERS):
         if not _has_escapes(view.text, at_end):
             return
-        view = Unescaped(view, at_end=at_end)
+        view = unescaped(view, at_end=at_end)
         yield view
 
 
 def hex_view(of: View) -> View:
-    return Squeezed(of, HEX_SEPARATORS, _LOWER)
+    return squeezed(of, HEX_SEPARATORS, _LOWER)
 
 
 def readings_of(text: bytes) -> set[bytes]:
@@ -141,10 +128,8 @@ def _meant(escape: bytes) -> bytes:
     kind = escape[1:2]
     if _UNFINISHED.fullmatch(escape):
         meant = b""
-    elif escape[:1] == b"%":
-        meant = bytes((int(escape[1:], 16),))
-    elif kind == b"x":
-        meant = bytes((int(escape[2:], 16),))  # in a text of Python a character: `forms_of` knows that
+    elif escape[:1] == b"%" or kind == b"x":  # \x is a character in a text of Python: `forms_of` knows that
+        meant = bytes((int(escape[-2:], 16),))
     elif kind == b"u" and len(escape) == _SURROGATES:  # two surrogates
         meant = json.loads(b'"%s"' % escape).encode()
     elif kind in b"uU":

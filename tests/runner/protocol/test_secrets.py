@@ -37,7 +37,7 @@ def test_their_text_shows_none_of_them() -> None:
     ("values", "text", "shown"),
     [
         ({"a": TOKEN}, f"<{TOKEN}>", "<[secret]>"),
-        ({"a": TOKEN}, TOKEN * 2, "[secret][secret]"),
+        ({"a": TOKEN}, TOKEN * 2, "[secret]"),
         ({"a": {"b": [TOKEN]}}, TOKEN, "[secret]"),
         ({"a": "12345678"}, "12345678", "[secret]"),
         ({"a": "1234567"}, "1234567", "1234567"),  # too short to be sure
@@ -366,8 +366,7 @@ def test_a_tail_that_begins_in_the_widest_notations(write: Write) -> None:
 
 def count_needles(secrets: Secrets) -> int:
     assert secrets._finder is not None
-    texts, hexes, _ = secrets._finder._make()
-    return len(texts) + len(hexes)
+    return sum(map(len, secrets._finder.sought))
 
 
 def test_the_lines_that_are_looked_for_are_bounded() -> None:
@@ -399,9 +398,7 @@ def test_each_place_of_a_text_is_looked_up_once(monkeypatch: pytest.MonkeyPatch)
             return super().__contains__(key)
 
     for number in (1, 1000):
-        sought = needles_module.Needles(
-            needles_module.Needle(b"needle-%06d" % each) for each in range(number)
-        )
+        sought = needles_module.Needles(b"needle-%06d" % each for each in range(number))
         sought._by_window = Counting(sought._by_window)
         Counting.looked_up = 0
         assert sought.find(b"." * 5000 + b"needle-000000" + b"." * 5000) == [(5000, 5013)]
