@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -28,7 +32,7 @@ def check_rows(rows: Mapping[Key, Value] | Iterable[tuple[Key, Value]], check: C
     for key, value in pairs:
         try:
             check(key, value)
-        except (AssertionError, LookupError, TypeError, ValueError) as error:
+        except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 -- the rows after it count too
             wrong[key] = f"{type(error).__name__}: {error}"
     if wrong:
         rows_text = "\n\n".join(f"{key!r}:\n{error}" for key, error in wrong.items())
@@ -78,3 +82,58 @@ def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float
             return False
         time.sleep(step)
     return True
+
+
+def one_case(
+    names: str | Sequence[str], rows: Iterable[Any], ids: Sequence[str] | Callable[[Any], str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Like `pytest.mark.parametrize`, but all rows are one test, which names every row that is wrong.
+
+    For rows that share their fixtures: the caller with its home and caches, and the leak check at the end.
+    Each row has a `plugin_dir` and a `tmp_path` of its own. Its patches by `monkeypatch` end with it.
+    """
+    words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names)
+    values = [row if len(words) > 1 else (row,) for row in rows]
+    labels = [ids(row[0]) for row in values] if callable(ids) else ids or [_label(row) for row in values]
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(test)
+
+        @functools.wraps(test)
+        def case(**given: Any) -> None:
+            def check(key: tuple[int, str], row: Sequence[Any]) -> None:
+                own = {
+                    name: _folder(value, key[0]) if name in ("plugin_dir", "tmp_path") else value
+                    for name, value in given.items()
+                }
+                patch = given.get("monkeypatch")
+                with patch.context() if patch else contextlib.nullcontext() as patched:
+                    if patch:
+                        own["monkeypatch"] = patched
+                    test(**own, **dict(zip(words, row, strict=True)))
+
+            check_rows(
+                {
+                    (number, label): row
+                    for number, (label, row) in enumerate(zip(labels, values, strict=True))
+                },
+                check,
+            )
+
+        left = [each for name, each in signature.parameters.items() if name not in words]
+        case.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+        del case.__wrapped__  # type: ignore[attr-defined]  # pytest would take the rows' names for fixtures
+        return case
+
+    return decorate
+
+
+def _label(row: Sequence[Any]) -> str:
+    return "-".join(value if isinstance(value, str) else repr(value) for value in row)[:100]
+
+
+def _folder(place: Path, number: int) -> Path:
+    folder = place / f"row-{number}"
+    folder.mkdir()
+    folder.chmod(place.stat().st_mode & 0o777)
+    return folder

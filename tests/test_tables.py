@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import signal
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import elsewhere
 from tests.conftest import Caller
-from tests.tables import Line, check_rows, run_lines, wait_for
+from tests.tables import Line, check_rows, one_case, run_lines, wait_for
 from tests.template import _Forked
 
 pytestmark = pytest.mark.both_callers
@@ -126,3 +128,23 @@ def test_results_are_in_the_order_of_the_lines(runner_as_user: Caller) -> None:
 def test_wait_for_is_bounded() -> None:
     assert wait_for(lambda: True, 0)
     assert not wait_for(lambda: False, 0.01)
+
+
+@one_case("number", [0, 1, 2], ids=str)
+@one_case(("word", "length"), [("a", 1), ("bb", 2)])
+def _rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, word: str, length: int) -> None:
+    assert "RUNNER_TEST_ROW" not in os.environ
+    monkeypatch.setenv("RUNNER_TEST_ROW", word)
+    (tmp_path / "file").touch(exist_ok=False)
+    assert number != 1 or len(word) != length, "both rows below it are wrong"
+
+
+def test_the_rows_of_one_case_are_named_and_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(inspect.signature(_rows).parameters) == ["tmp_path", "monkeypatch"]
+    with pytest.raises(pytest.fail.Exception) as caught:
+        _rows(tmp_path=tmp_path, monkeypatch=monkeypatch)
+    said = str(caught.value)
+    assert said.startswith("1 of 3 rows are wrong.\n\n(1, '1'):") and "2 of 2 rows are wrong" in said
+    assert said.count("both rows below it are wrong") == 2
