@@ -112,13 +112,8 @@ def one_case(
                         own["monkeypatch"] = patched
                     test(**own, **dict(zip(words, row, strict=True)))
 
-            check_rows(
-                {
-                    (number, label): row
-                    for number, (label, row) in enumerate(zip(labels, values, strict=True))
-                },
-                check,
-            )
+            rows: dict[tuple[int, str], Any] = dict(zip(enumerate(labels), values, strict=True))
+            check_rows(rows, check)
 
         left = [each for name, each in signature.parameters.items() if name not in words]
         case.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]

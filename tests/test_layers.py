@@ -111,7 +111,7 @@ STANDARD_LIBRARY_ONLY = (
     "sandbox.spawn.spawner",
     "sandbox.spawn.init",
     "sandbox.spawn.network",
-    "sandbox.spawn.network_order",
+    "sandbox.spawn.order",
     "sandbox.spawn.order",
     "sandbox.speed.libc",
     "sandbox.spawn.machine_code",

@@ -91,7 +91,7 @@ def secret_contents(contract: Contract, secrets: Mapping[str, Any] | None) -> Co
     """The secrets that the cage delivers as files; None if the contract has none such. The values of options,
     whose names begin with dashes, are not among them. Raises ValueError if one is neither text nor bytes, or
     they are too large."""
-    if not secrets or not contract.secret_files:
+    if not secrets or contract.secrets_by != "files":
         return None
     from sandbox.cell.contents import Contents
 

@@ -19,7 +19,7 @@ from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.network import outside_network
-from sandbox.spawn.network_order import NetworkOrder
+from sandbox.spawn.order import NetworkOrder
 from sandbox.speed.scopes import ExitStack, contextmanager, suppress
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, NoReturn

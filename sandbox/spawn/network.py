@@ -18,8 +18,7 @@ import select
 import struct
 import time
 
-from sandbox.spawn.network_order import NetlinkRequest, NetworkOrder, SocketRequest
-from sandbox.spawn.order import LEAVE, MEET_GATE, NetworkFault
+from sandbox.spawn.order import LEAVE, MEET_GATE, NetlinkRequest, NetworkFault, NetworkOrder, SocketRequest
 from sandbox.speed.libc import Libc, get_errno
 from sandbox.speed.typed import Sequence
 

@@ -102,7 +102,8 @@ def send_event(request: SessionRequest, output: Output) -> int:
         seconds = SECONDS if request.seconds is None else request.seconds
         granted = session.terms.limits.call
         seconds = seconds if granted is None else min(granted, seconds)
-        letters = session.notify(*find_contract(session.terms.plugin.contract).event(request.call))
+        method = find_contract(session.terms.plugin.contract).event_method
+        letters = session.notify(method, {"topic": request.call.name, "payload": request.call.input})
         with trio.move_on_after(seconds):
             await session.ended()
         if not all(letter.written for letter in letters):

@@ -15,7 +15,7 @@ import sys
 from sandbox.gate.gate import run_gate
 from sandbox.network.egress import EgressLimits, EgressPlan
 from sandbox.spawn.network import make_network, outside_network, wait_for_gate
-from sandbox.spawn.network_order import NetlinkRequest, NetworkOrder, NetworkRecipe, SocketRequest
+from sandbox.spawn.order import NetlinkRequest, NetworkOrder, NetworkRecipe, SocketRequest
 from sandbox.speed import codec
 from sandbox.speed.libc import get_errno, open_libc
 
