@@ -154,7 +154,7 @@ def test_launching_a_known_manifest_loads_no_site(
     assert not loaded & {"site", "sysconfig", "sitecustomize", "_distutils_hack", "functools"}
     lines = [line.rpartition("|")[2].strip() for line in second.stderr.splitlines() if "|" in line]
     known = {"imported package", *baseline(made.prefix / "bin/real")}
-    assert set(lines[: lines.index("runner")]) <= known
+    assert set(lines[: lines.index("sandbox")]) <= known
 
 
 QUICK = (
@@ -232,7 +232,8 @@ def test_the_environment_is_that_of_python(installed: Install) -> None:
 
 
 def test_an_installed_copy_is_preferred_and_replaces_no_standard_module(installed: Install) -> None:
-    shutil.copytree(installed.code / "runner", installed.packages / "runner")
+    for name in ("runner", "sandbox"):
+        shutil.copytree(installed.code / name, installed.packages / name)
     for name in ("os", "json", "posix"):
         (installed.packages / f"{name}.py").write_text("raise SystemExit('planted')\n")
     found = said(installed.command)

@@ -8,6 +8,8 @@ usual, and the launch writes new bundles when it has ended.
 """
 
 import sys  # and no `from __future__`: importing that module costs every start more than this whole file
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import MAGIC_NUMBER, SourceFileLoader, cache_from_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,9 +92,6 @@ def _read(part: str) -> "tuple[_Entry, ...] | None":
 
 def _run(name: str, is_package: bool, path: str, _size: int, _changed: int, code: "CodeType") -> None:
     """Make a module as the import statement does."""
-    from _frozen_importlib import ModuleSpec
-    from _frozen_importlib_external import SourceFileLoader
-
     package, _, own = name.rpartition(".")
     if package:
         __import__(package)  # it may be in another part
@@ -171,13 +170,9 @@ def _write(part: str) -> None:
 
 
 def _path(part: str) -> str:
-    from _frozen_importlib_external import cache_from_source
-
-    return cache_from_source(f"{_ROOT}/runner/{part}.py").removesuffix("pyc") + "bundle"
+    return cache_from_source(f"{_ROOT}/sandbox/speed/{part}.py").removesuffix("pyc") + "bundle"
 
 
 def _head() -> bytes:
     """Of each Python with other compiled code, another one."""
-    from _frozen_importlib_external import MAGIC_NUMBER
-
     return _FORMAT + MAGIC_NUMBER

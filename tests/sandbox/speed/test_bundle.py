@@ -79,7 +79,7 @@ class Checkout:
 
     @property
     def file(self) -> Path:
-        [file] = (self.root / "runner/__pycache__").glob("launch.*bundle")
+        [file] = (self.root / "sandbox/speed/__pycache__").glob("launch.*bundle")
         return file
 
 
@@ -160,7 +160,7 @@ def test_a_copy_does_not_use_the_bundle_of_the_original(checkout: Checkout, tmp_
     shutil.copytree(checkout.root, tmp_path / "copy")
     other = Checkout(tmp_path / "copy")
     assert not other.uses()
-    assert other.run()["told"]["sandbox"][1] == str(other.root / "sandbox/__init__.py")
+    assert other.run()["told"]["runner"][1] == str(other.root / "runner/__init__.py")
     assert other.uses()
 
 
@@ -192,7 +192,7 @@ def test_who_tells_python_how_to_import_gets_no_bundle(checkout: Checkout) -> No
 def test_nothing_is_written_where_python_may_not(checkout: Checkout) -> None:
     checkout.file.unlink()
     assert not checkout.uses("-I", "-B")
-    assert not list((checkout.root / "runner/__pycache__").glob("launch.*"))
+    assert not list((checkout.root / "sandbox/speed/__pycache__").glob("launch.*"))
 
 
 def test_nobody_else_may_write_it(checkout: Checkout) -> None:
@@ -225,7 +225,7 @@ def renewed(checkout: Checkout, said: str = "compiled", **env: str) -> list[str]
     argv = [sys.executable, "-I", "-S", "-c", _RENEWS, str(checkout.root)]
     done = subprocess.run(argv, capture_output=True, text=True, cwd="/", env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\n", "")
-    return sorted(path.name for path in (checkout.root / "runner/__pycache__").glob("launch.*"))
+    return sorted(path.name for path in (checkout.root / "sandbox/speed/__pycache__").glob("launch.*"))
 
 
 def test_a_bundle_that_cannot_be_made_costs_nothing(checkout: Checkout) -> None:
@@ -245,7 +245,7 @@ def test_nothing_is_written_without_a_cache(checkout: Checkout) -> None:
 
 def test_who_may_not_write_it_does_not_make_it(checkout: Checkout) -> None:
     """The installation may be root's: no launch of a user may take longer because there is no bundle."""
-    folder = checkout.root / "runner/__pycache__"
+    folder = checkout.root / "sandbox/speed/__pycache__"
     shutil.rmtree(folder)
     folder.touch()  # nobody can write below it, root neither
     assert renewed(checkout, "did nothing") == []
@@ -338,7 +338,7 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
     words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
     env = {"HOME": str(plugin_dir), "PATH": os.environ["PATH"], "RUNNER_DEBUG": "1"}
     for _ in range(5):
-        assert not list((checkout.root / "runner/__pycache__").glob("state.*bundle"))
+        assert not list((checkout.root / "sandbox/speed/__pycache__").glob("state.*bundle"))
         done = subprocess.run((*start, *words), env=env, cwd="/", capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         if "a kept plan is used" in done.stderr:
@@ -346,7 +346,7 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
         time.sleep(1)  # what has just changed is not kept
     else:
         pytest.fail(done.stderr)
-    assert len(list((checkout.root / "runner/__pycache__").glob("state.*bundle"))) == 1
+    assert len(list((checkout.root / "sandbox/speed/__pycache__").glob("state.*bundle"))) == 1
 
 
 @pytest.mark.parametrize("is_there", [True, False])
