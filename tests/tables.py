@@ -113,7 +113,7 @@ def one_case(
                     test(**own, **dict(zip(words, row, strict=True)))
 
             rows: dict[tuple[int, str], Any] = dict(zip(enumerate(labels), values, strict=True))
-            check_rows(rows, check)
+            check_rows(rows.items(), check)
 
         left = [each for name, each in signature.parameters.items() if name not in words]
         case.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]

@@ -7,44 +7,45 @@ as usual if they are not there yet. tests/sandbox/speed/test_bundle.py says what
 _NAMES = {
     # What a launch from a kept plan loads: all that carries out a plan.
     "launch": """
-        runner sandbox.speed.late_site sandbox.speed.typed runner.cli runner.cli.shared sandbox.speed.plain
-        runner.launch runner.launch.stored sandbox.speed.value sandbox.cache sandbox.facts
-        runner.launch.stored.entry runner.outcome sandbox.spec sandbox.limits sandbox.limits.assigned
-        sandbox.speed.scopes runner.launch.stages sandbox.identity sandbox.identity.owner sandbox.files
-        sandbox.limits.site sandbox.limits.cgroup_settings sandbox.speed.signals sandbox.spawn
-        sandbox.spawn.order sandbox.limits.cgroup sandbox.plan sandbox.plan.layers sandbox.plan.plan
-        runner.launch.acquire sandbox.limits.meter sandbox.streams sandbox.streams.descriptor_flags
-        sandbox.streams.handover runner.launch.stdio sandbox.cell sandbox.limits.rlimits
-        sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.cell.cell runner.launch.wait
-        sandbox.plan.bwrap sandbox.spawn.reaper sandbox.speed.libc sandbox.spawn.init sandbox.spawn.spawner
-        sandbox.cell.launch sandbox.limits.cgroup_meters runner.launch.start runner.launch.carry_out
-        runner.cli.shared.launching sandbox.speed.codec runner.launch.stored.run runner.cli.shared.kept
-        sandbox.paths sandbox.paths.file_identity sandbox.cell.reopened sandbox.identity.uid_range
-        sandbox.identity.leases sandbox.limits.socket_meter
+        runner sandbox.speed.late_site sandbox.speed.typed runner.cli sandbox.speed.plain runner.launch
+        runner.launch.stored sandbox.speed.value sandbox.cache runner.launch.stored.entry runner.cli.shared
+        sandbox.speed.scopes runner.launch.sources runner.outcome sandbox.identity sandbox.identity.owner
+        sandbox.limits sandbox.files sandbox.limits.meter sandbox.limits.site sandbox.spawn
+        sandbox.spawn.order sandbox.spec sandbox.speed.signals sandbox.limits.cgroup sandbox.plan
+        sandbox.plan.layers sandbox.plan.plan runner.launch.acquire sandbox.limits.assigned
+        runner.launch.stages sandbox.streams sandbox.streams.descriptor_flags sandbox.streams.handover
+        runner.launch.stdio sandbox.cell sandbox.limits.rlimits sandbox.spawn.machine_code
+        sandbox.spawn.launcher sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper
+        sandbox.speed.libc sandbox.spawn.init sandbox.spawn.spawner sandbox.cell.launch runner.launch.start
+        runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts
+        sandbox.speed.codec runner.launch.stored.run runner.cli.shared.kept sandbox.paths
+        sandbox.paths.file_identity sandbox.cell.reopened sandbox.identity.uid_range sandbox.identity.leases
+        sandbox.limits.socket_meter
     """,
     # What it loads besides for a plugin with a state directory.
     "state": """
-        sandbox.look sandbox.paths.walk sandbox.identity.removal sandbox.identity.reservations
-        sandbox.identity.uids sandbox.identity.state sandbox.paths.mounts sandbox.paths.access
+        sandbox.identity.removal sandbox.identity.reservations sandbox.identity.uids sandbox.look
+        sandbox.paths.walk sandbox.identity.state sandbox.paths.mounts sandbox.paths.access
     """,
     # What `runner exec` loads besides if no plan holds, for a manifest and a policy that it knows.
     "decide": """
         runner.contracts runner.plugin runner.contracts.contract sandbox.look runner.contracts.registry
-        sandbox.document sandbox.document.diagnostic sandbox.policy sandbox.network sandbox.network.egress
-        sandbox.paths.mounts sandbox.paths.denied_paths sandbox.paths.guarded sandbox.paths.denylist
-        sandbox.paths.walk sandbox.paths.source sandbox.policy.policy runner.cli.shared.options
-        runner.cli.shared.report_file sandbox.paths.executable sandbox.paths.installation
-        sandbox.paths.packages sandbox.paths.shims sandbox.paths.program runner.approvals
-        sandbox.policy.approval runner.approvals.record runner.approvals.store sandbox.document.read
-        sandbox.policy.load runner.launch.command runner.launch.approve runner.manifest runner.manifest.cache
-        runner.manifest.load runner.launch.read runner.launch.failures sandbox.identity.removal
+        sandbox.document sandbox.document.diagnostic runner.cli.shared.options sandbox.paths.walk
+        runner.cli.shared.report_file runner.launch.failures runner.approvals sandbox.paths.executable
+        sandbox.paths.installation sandbox.paths.mounts sandbox.paths.packages sandbox.paths.shims
+        sandbox.paths.program sandbox.policy sandbox.paths.denied_paths sandbox.network sandbox.network.egress
+        sandbox.paths.guarded sandbox.paths.denylist sandbox.paths.scan sandbox.policy.policy
+        sandbox.policy.approval runner.approvals.record runner.approvals.store runner.launch.command
+        sandbox.document.read sandbox.policy.load runner.launch.approve sandbox.identity.removal
         sandbox.identity.host_side sandbox.identity.reservations sandbox.identity.uids sandbox.identity.state
-        sandbox.paths.homes sandbox.policy.grant runner.launch.prepare sandbox.limits.cgroup_survey
-        sandbox.limits.shares sandbox.limits.assign sandbox.seccomp sandbox.seccomp.filter
-        sandbox.plan.available_layers sandbox.paths.access sandbox.plan.mentions sandbox.plan.egress
-        sandbox.plan.operations sandbox.plan.relocation sandbox.plan.places sandbox.plan.compile
-        sandbox.plan.sources sandbox.plan.find_bwrap runner.launch.denylist runner.launch.plan
+        runner.launch.denylist sandbox.paths.homes
+        sandbox.policy.grant runner.launch.prepare sandbox.limits.cgroup_survey sandbox.limits.shares
+        sandbox.limits.assign sandbox.seccomp sandbox.seccomp.filter sandbox.plan.available_layers
+        sandbox.paths.access sandbox.paths.source sandbox.plan.mentions sandbox.plan.operations
+        sandbox.plan.relocation sandbox.plan.places sandbox.plan.compile sandbox.plan.find_bwrap
+        runner.launch.plan runner.manifest runner.manifest.cache runner.manifest.load runner.launch.read
         runner.launch.run runner.cli.exec runner.launch.stored.unit runner.launch.stored.keep
+        sandbox.plan.sources
     """,
     # What `runner call` loads until it forks, for usual words.
     "call": """
