@@ -42,7 +42,6 @@ PARTS = {
         "runner.launch.acquire",
         "sandbox.limits.meter",
         "sandbox.streams",
-        "sandbox.streams.descriptor_flags",
         "sandbox.streams.handover",
         "runner.launch.stdio",
         "sandbox.cell",

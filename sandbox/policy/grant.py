@@ -94,11 +94,13 @@ def grant(
     network = _network(spec, policy, host_network_by, denials)
     env = _env(spec, policy, environ, said, denials, bare_environment)
     seccomp = _seccomp(spec, policy, where.get("seccomp", ()), denials)
-    if network.mode != "none" and not unsandboxed:
-        # Only here: most plugins have no network, and a launch does not pay for what it does not need.
-        if denial := network_denial(network, seccomp, spec, policy):
-            denials.append(denial)
-            network = Network("none", where=network.where)
+    if (
+        network.mode != "none"
+        and not unsandboxed
+        and (denial := network_denial(network, seccomp, spec, policy))
+    ):
+        denials.append(denial)
+        network = Network("none", where=network.where)
     return Grant(
         policy=policy.name,
         unsandboxed=unsandboxed,
