@@ -112,7 +112,6 @@ STANDARD_LIBRARY_ONLY = (
     "sandbox.spawn.init",
     "sandbox.spawn.network",
     "sandbox.spawn.order",
-    "sandbox.spawn.order",
     "sandbox.speed.libc",
     "sandbox.spawn.machine_code",
     "sandbox.spawn.reaper",

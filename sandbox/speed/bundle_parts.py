@@ -13,7 +13,7 @@ _NAMES = {
         sandbox.limits sandbox.files sandbox.limits.meter sandbox.limits.site sandbox.spawn
         sandbox.spawn.order sandbox.spec sandbox.speed.signals sandbox.limits.cgroup sandbox.plan
         sandbox.plan.layers sandbox.plan.plan runner.launch.acquire sandbox.limits.assigned
-        runner.launch.stages sandbox.streams sandbox.streams.descriptor_flags sandbox.streams.handover
+        runner.launch.stages sandbox.streams sandbox.streams.handover
         runner.launch.stdio sandbox.cell sandbox.limits.rlimits sandbox.spawn.machine_code
         sandbox.spawn.launcher sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper
         sandbox.speed.libc sandbox.spawn.init sandbox.spawn.spawner sandbox.cell.launch runner.launch.start
