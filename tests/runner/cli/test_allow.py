@@ -14,6 +14,7 @@ import pytest
 
 from runner.contracts.mcp.hosts.wrapping import unwrapped
 from tests.conftest import USER_UID, Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -435,7 +436,7 @@ def _answered(server: Server, answer: bytes) -> tuple[int, str]:
     return process.returncode, (out + err).decode()
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("answer", "status"), [(b"y\n", 0), (b"YES\n", 0), (b"n\n", 1), (b"\n", 1), (b"\x04", 1), (b"yep\n", 1)]
 )
 def test_on_a_terminal_it_asks(user_server: Server, answer: bytes, status: int) -> None:
@@ -482,7 +483,7 @@ def test_the_list(user_server: Server) -> None:
     assert user_server.caller("allow", "--revoke", user_server.file).returncode == 0
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("words", "why"),
     [
         ([], "MANIFEST is missing"),

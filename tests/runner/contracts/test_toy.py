@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PACKAGES, ROOT, Caller, _public_directory
+from tests.tables import one_case
 
 TOY = ROOT / "tests" / "plugins" / "toy"
 NAME = "toy"
@@ -164,7 +165,7 @@ command = "/bin/true"
 """
 
 
-@pytest.mark.parametrize("verb", ["check", "explain", "exec", "call", "tools"])
+@one_case("verb", ["check", "explain", "exec", "call", "tools"])
 def test_its_option_is_refused_for_another_contract(
     toy_as_user: Caller, bear: Path, write_file: Callable[..., Path], verb: str
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.runner.contracts.ainb.canaries import Nest
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -131,7 +132,7 @@ def test_a02_framing(nest: Nest, name: str) -> None:
     assert report["outcome"]["code"] == "ok"
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("said", "cause"),
     [
         (b"Content-Length: 16777217\r\n\r\n", "frame_too_large"),

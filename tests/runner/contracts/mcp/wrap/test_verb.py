@@ -14,6 +14,7 @@ import pytest
 
 from runner.outcome import EXIT
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 CONFIGS = Path(__file__).parent / "configs"
@@ -75,7 +76,7 @@ def test_wrap_and_undo(runner_as_user: Caller, config: Path) -> None:
     assert "nothing to change" in runner_as_user("wrap", config, "--undo", "--yes").stdout
 
 
-@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+@one_case(("answer", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
 def test_a_terminal_is_asked(runner_as_user: Caller, config: Path, answer: str, status: int) -> None:
     before = config.read_bytes()
     ours, theirs = pty.openpty()
@@ -90,7 +91,7 @@ def test_a_terminal_is_asked(runner_as_user: Caller, config: Path, answer: str, 
     assert (config.read_bytes() == before) == (status != 0)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("args", "status", "message"),
     [
         ((), 2, "runner wrap --find"),
