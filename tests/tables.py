@@ -118,7 +118,7 @@ def one_case(
 
         left = [each for name, each in signature.parameters.items() if name not in words]
         case.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
-        del case.__wrapped__  # type: ignore[attr-defined]  # pytest would take the rows' names for fixtures
+        del case.__wrapped__  # pytest would take the rows' names for fixtures
         return case
 
     return decorate

@@ -436,7 +436,7 @@ def _answered(server: Server, answer: bytes) -> tuple[int, str]:
     return process.returncode, (out + err).decode()
 
 
-@one_case(
+@pytest.mark.parametrize(
     ("answer", "status"), [(b"y\n", 0), (b"YES\n", 0), (b"n\n", 1), (b"\n", 1), (b"\x04", 1), (b"yep\n", 1)]
 )
 def test_on_a_terminal_it_asks(user_server: Server, answer: bytes, status: int) -> None:
