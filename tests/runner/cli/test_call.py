@@ -22,7 +22,7 @@ from runner.outcome import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.test_report import faults
-from tests.tables import Done, Line, check_rows, one_case, run_lines, wait_for
+from tests.tables import Done, Line, check_rows, run_lines, wait_for
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -928,7 +928,7 @@ def test_stderr_that_is_full_holds_up_no_clock(runner_as_user: Caller, plugin_di
     assert b"stdout" in said  # so much of the notices was taken
 
 
-@one_case("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_call(runner_as: Caller, copied: Copy, number: signal.Signals) -> None:
     where = runner_as.home / "report.json"
     words = ("--server", "legacy", copied("mcp_bare"), "slow", "--input", '{"steps": 900, "seconds": 1}')

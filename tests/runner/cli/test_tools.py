@@ -28,7 +28,7 @@ Copy = Callable[[str], Path]
 def copied(plugin_dir: Path) -> Copy:
     def copy(name: str) -> Path:
         folder = plugin_dir / name
-        shutil.copytree(ROOT / "tests/plugins" / name, folder)
+        shutil.copytree(ROOT / "tests/plugins" / name, folder, dirs_exist_ok=True)
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755)
         return folder

@@ -17,7 +17,6 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.runner.contracts.ainb.canaries import Nest
-from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -132,7 +131,7 @@ def test_a02_framing(nest: Nest, name: str) -> None:
     assert report["outcome"]["code"] == "ok"
 
 
-@one_case(
+@pytest.mark.parametrize(
     ("said", "cause"),
     [
         (b"Content-Length: 16777217\r\n\r\n", "frame_too_large"),

@@ -157,7 +157,7 @@ def test_a_daemon_of_its_own(runner_as: Caller, quirks: Path) -> None:
     assert report["inspection"]["handshake"] is not None
 
 
-@one_case(
+@pytest.mark.parametrize(
     ("old", "new", "code", "cause"),
     [
         ('"version": "0.1.0"', '"version": "7"', "ok", ""),

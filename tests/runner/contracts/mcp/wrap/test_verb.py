@@ -76,7 +76,7 @@ def test_wrap_and_undo(runner_as_user: Caller, config: Path) -> None:
     assert "nothing to change" in runner_as_user("wrap", config, "--undo", "--yes").stdout
 
 
-@one_case(("answer", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
 def test_a_terminal_is_asked(runner_as_user: Caller, config: Path, answer: str, status: int) -> None:
     before = config.read_bytes()
     ours, theirs = pty.openpty()
