@@ -13,10 +13,10 @@ _NAMES = {
         sandbox.limits.assigned sandbox.scopes runner.launch.stages sandbox.identity
         sandbox.identity.owner sandbox.files sandbox.limits.site sandbox.limits.cgroup_settings
         sandbox.signals sandbox.spawn sandbox.spawn.order sandbox.limits.cgroup sandbox.plan
-        sandbox.plan.layers sandbox.plan.plan runner.launch.acquire sandbox.limits.meter
-        sandbox.streams sandbox.streams.descriptor_flags sandbox.streams.handover runner.launch.stdio
+        sandbox.plan.layers sandbox.plan.plan runner.launch.sources runner.launch.acquire sandbox.limits.meter
+        sandbox.streams sandbox.streams.handover runner.launch.stdio
         sandbox.cell sandbox.limits.rlimits sandbox.spawn.machine_code sandbox.spawn.launcher
-        sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper
+        sandbox.cell.cell runner.launch.orders runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper
         sandbox.spawn.libc sandbox.spawn.init sandbox.spawn.spawner sandbox.cell.launch
         sandbox.limits.cgroup_meters runner.launch.start runner.launch.carry_out
         runner.cli.shared.launching sandbox.codec runner.launch.stored.run runner.cli.shared.kept
@@ -39,11 +39,11 @@ _NAMES = {
         sandbox.paths.program runner.approvals sandbox.policy.approval runner.approvals.record
         runner.approvals.store sandbox.document.read sandbox.policy.load runner.launch.command
         runner.launch.approve runner.manifest runner.manifest.cache runner.manifest.load
-        runner.launch.read runner.launch.failures sandbox.identity.removal sandbox.identity.host_side
+        runner.launch.failures runner.launch.read sandbox.identity.removal sandbox.identity.host_side
         sandbox.identity.reservations sandbox.identity.uids sandbox.identity.state sandbox.paths.homes
         sandbox.policy.grant runner.launch.prepare sandbox.limits.cgroup_survey sandbox.limits.shares
         sandbox.limits.assign sandbox.seccomp sandbox.seccomp.filter sandbox.plan.available_layers
-        sandbox.paths.access sandbox.plan.mentions sandbox.plan.egress sandbox.plan.operations
+        sandbox.paths.access sandbox.plan.mentions sandbox.plan.operations
         sandbox.plan.relocation sandbox.plan.places sandbox.plan.compile sandbox.plan.sources
         sandbox.plan.find_bwrap runner.launch.denylist runner.launch.plan runner.launch.run
         runner.cli.exec runner.launch.stored.unit runner.launch.stored.keep

@@ -21,8 +21,7 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.event_loop import require_no_loop, require_trio
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure, WouldBlock
-from runner.launch.prepare import secret_contents, with_config
-from runner.launch.read import contract_of, read_invocation
+from runner.launch.read import contract_of, read_invocation, secret_contents, with_config
 from runner.launch.stages import Invocation
 from runner.manifest.load import ManifestRead, contract_at
 from runner.outcome import Outcome

@@ -84,10 +84,10 @@ def launch(manifest: str, state_dir: str) -> int:
     import time
 
     from runner.cli.shared.launching import CommandLineHost
+    from runner.launch.orders import watch_caller
     from runner.launch.run import run
     from runner.launch.stages import Invocation
     from runner.launch.verdict import judge
-    from runner.launch.wait import watch_caller
 
     own = [os.dup(fd) for fd in (0, 1)]  # `runner exec` closes them, but here more launches follow
     with watch_caller() as caller:

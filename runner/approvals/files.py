@@ -12,8 +12,15 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord
-from runner.approvals.store import ENDING, TOLD, ApprovalsUnusable, approvals_folder
+from runner.approvals.record import (
+    ENDING,
+    TOLD,
+    VERSION,
+    ApprovalKey,
+    ApprovalRecord,
+    ApprovalsUnusable,
+    approvals_folder,
+)
 from sandbox import look
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.load import untrustworthy

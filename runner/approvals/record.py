@@ -1,4 +1,4 @@
-"""A person's yes to one plugin, as it is kept."""
+"""A person's yes to one plugin, as it is kept, and where."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from sandbox.value import NamedTuple
 VERSION = 2  # of the file of an approval; those of the first name no program, and count no more
 # Up to six looks at the filesystem for each: 19,000 words took 0.7 s, twice in a launch.
 _MOST_LOOKED_AT = 1000  # arguments
+
+ENDING = ".json"  # of the name of each file
+TOLD = ".told-"  # before the stem: the mark of is_told
 
 
 class ApprovalKey(NamedTuple):
@@ -147,3 +150,23 @@ def digest_of(plugin: Plugin) -> str:
     ]
     parts += [f"{name}={value}" for name, value in plugin.spec.limits._asdict().items() if value is not None]
     return fingerprint(*(os.fsencode(part) for part in parts))[:32]
+
+
+# --- where records are --------------------------------------------------------------------------------------
+
+
+class ApprovalsUnusable(Exception):
+    """An approval cannot be trusted or read; the message says why, the hint what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def approvals_folder(environ: Mapping[str, str]) -> str | None:
+    """Where they are kept, whether or not it exists. None: this user has no place for them."""
+    # A relative XDG_CONFIG_HOME is invalid by its specification and ignored.
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if not base.startswith("/"):
+        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
+    return os.path.join(base, "runner/approvals") if base.startswith("/") else None

@@ -8,29 +8,9 @@ from __future__ import annotations
 
 import os
 
-from runner.approvals.record import ApprovalKey, ApprovalRecord
+from runner.approvals.record import ENDING, TOLD, ApprovalKey, ApprovalRecord, approvals_folder
 from sandbox import look
 from sandbox.typed import Mapping, Sequence
-
-ENDING = ".json"  # of the name of each file
-TOLD = ".told-"  # before the stem: the mark of is_told
-
-
-class ApprovalsUnusable(Exception):
-    """An approval cannot be trusted or read; the message says why, the hint what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
-def approvals_folder(environ: Mapping[str, str]) -> str | None:
-    """Where they are kept, whether or not it exists. None: this user has no place for them."""
-    # A relative XDG_CONFIG_HOME is invalid by its specification and ignored.
-    base = environ.get("XDG_CONFIG_HOME", "")
-    if not base.startswith("/"):
-        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
-    return os.path.join(base, "runner/approvals") if base.startswith("/") else None
 
 
 def find_approval(

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from shlex import join
+from typing import NoReturn
 
-from runner.approvals.files import remove_record, require_safe_code, write_record
+from runner.approvals.files import (
+    ListedApproval,
+    list_records,
+    remove_record,
+    require_safe_code,
+    write_record,
+)
 from runner.approvals.record import (
     VERSION,
+    ApprovalKey,
     ApprovalRecord,
+    ApprovalsUnusable,
+    approvals_folder,
     asked_of,
     digest_of,
     key_of,
     with_program,
 )
-from runner.approvals.store import ApprovalsUnusable, find_approval, passed_over
+from runner.approvals.store import find_approval, passed_over
 from runner.cli import leave_environment
 from runner.cli.shared import text as printing
-from runner.cli.shared.allowed import day, print_list, revoke, revoke_key
-from runner.cli.shared.asked import AskedItem, item_lines, items_of, limit_items
-from runner.cli.shared.command import command_of, network_of, path_of
+from runner.cli.shared.command import command_of, network_of, path_of, wrapped_record
 from runner.cli.shared.options import (
     add_config,
     add_contract_options,
@@ -31,17 +41,23 @@ from runner.cli.shared.options import (
     config_of,
     contract_options_of,
 )
-from runner.cli.shared.subject import AllowSubject, own_words, unwrapped
 from runner.cli.shared.text import say
+from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
-from runner.launch.prepare import hold_against_policy, load
+from runner.launch.command import said_by
+from runner.launch.prepare import hold_against_policy
+from runner.launch.read import load
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
 from runner.outcome import EXIT, USAGE_ERROR, Failure
+from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import printable, quoted
-from sandbox.paths.homes import homes
+from sandbox.paths.homes import homes, own_home
+from sandbox.paths.mounts import contains
 from sandbox.policy.approval import joined
-from sandbox.policy.policy import steers
-from sandbox.spec import Approval, Denial, is_variable_name
+from sandbox.policy.policy import private_fault, steers
+from sandbox.spec import Approval, Denial, Limits, is_variable_name
+from sandbox.typed import Iterable, Sequence
+from sandbox.units import format_limit
 from sandbox.value import NamedTuple
 
 NAME = "allow"
@@ -452,3 +468,274 @@ def _revoke(args: argparse.Namespace) -> int:
 
 def _command(subject: AllowSubject) -> str:
     return allow_command(subject.entry or subject.loaded)
+
+
+# --- what a plugin asks for or was allowed, one line each ---------------------------------------------------
+
+
+# Names of variables whose values are most often secrets.
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|AUTH|COOKIE|SESSION"
+    r"|DATABASE_URL|DSN|_KEY$|_PAT$",
+    re.IGNORECASE,
+)
+_WIDE = ("/", "/etc", "/home", "/mnt", "/opt", "/srv", "/var", "/var/lib", "/media", "/run")
+
+
+class AskedItem(NamedTuple):
+    kind: str  # read, write, network, host, variable, seccomp, project, limit
+    what: str
+    unusual: str = ""  # why it stands out; empty: it does not
+
+
+def items_of(approval: Approval, homes: Sequence[str] = (), project: str = "") -> tuple[AskedItem, ...]:
+    """What an approval names, the unusual first. `project`: the folder it works on."""
+    found = [
+        *(AskedItem("write", path, _of_path(path, homes, write=True)) for path in approval.write),
+        *(AskedItem("read", path, _of_path(path, homes)) for path in approval.read),
+        *_network(approval),
+        *_variables(approval),
+    ]
+    if approval.seccomp == "compat":
+        found.append(AskedItem("seccomp", "compat", "more system calls than the default filter lets through"))
+    elif approval.seccomp != "strict":
+        found.append(AskedItem("seccomp", approval.seccomp))
+    if approval.project != "none":
+        found.append(AskedItem("project", project or "the folder it works on", _of_path(project, homes)))
+    return tuple(sorted(found, key=lambda item: not item.unusual))
+
+
+def limit_items(limits: Limits) -> tuple[AskedItem, ...]:
+    named = ((name, getattr(limits, name)) for name in limits._fields)
+    return tuple(
+        AskedItem("limit", f"{name} {format_limit(name, value)}")
+        for name, value in named
+        if value is not None
+    )
+
+
+def _of_path(path: str, homes: Sequence[str], *, write: bool = False) -> str:
+    if not path:
+        return ""
+    why = ["it can change what is there"] if write else []
+    if path in _WIDE:
+        why.append("a large part of this machine")
+    elif path in homes:
+        why.append("a whole home directory")
+    elif any(contains(home, path) for home in homes):
+        why.append("in your home directory")
+    return "; ".join(why)
+
+
+def _network(approval: Approval) -> Iterator[AskedItem]:
+    if approval.network == "host":
+        why = "this machine's own network: every host, and all that listens on localhost; nothing is recorded"
+        yield AskedItem("network", "host", why)
+    elif approval.network == "open":
+        yield AskedItem("network", "open", "every host by name, on every port")
+    for host in approval.hosts:
+        yield AskedItem("host", host, _of_host(host))
+
+
+def _of_host(host: str) -> str:
+    why = []
+    if host.startswith("*"):
+        why.append("a wildcard")
+    if host.endswith(":*"):
+        why.append("every port")
+    if fault := private_fault(host):
+        why.append(f"it {fault}")
+    return "; ".join(why)
+
+
+def _variables(approval: Approval) -> Iterator[AskedItem]:
+    for name in dict.fromkeys((*approval.steering, *approval.env)):
+        why = []
+        if steers(name):
+            why.append("it decides which code runs")
+        if _SECRET.search(name):
+            why.append("it looks like a secret")
+        yield AskedItem("variable", name, "; ".join(why))
+
+
+def item_lines(items: Iterable[AskedItem], notes: dict[AskedItem, str] | None = None) -> list[str]:
+    """One line each, aligned. What is unusual has a ! in front."""
+    rows = list(items)
+    kinds = max((len(item.kind) for item in rows), default=0)
+    words = min(max((len(item.what) for item in rows), default=0), 48)
+    lines = []
+    for item in rows:
+        why = "; ".join(text for text in (item.unusual, (notes or {}).get(item, "")) if text)
+        mark = "!" if item.unusual else " "
+        lines.append(f"  {mark} {item.kind.ljust(kinds)}  {item.what.ljust(words)}  {why}".rstrip())
+    return lines
+
+
+# --- whom it is about ---------------------------------------------------------------------------------------
+
+
+class AllowSubject(NamedTuple):
+    """Whom the yes is for."""
+
+    loaded: Loaded
+    entry: Loaded | None = None  # where a host starts it with `runner run`: the entry as it was read
+    folder_unknown: bool = False  # where the host starts it, so it is taken to be here
+
+
+def unwrapped(loaded: Loaded) -> AllowSubject:
+    """A plugin that a host starts with `runner run` is the command behind that: its key is the command's."""
+    found = find_contract(loaded.plugin.contract).wrapped(loaded.plugin, os.environ)
+    if found is None or loaded.invocation.command is not None:
+        return AllowSubject(loaded)
+    words = _parsed(found.options)
+    words.arguments = list(found.argv)
+    words.words = [*found.options, "--", *found.argv]
+    file, scope, outdated = wrapped_record(words.wrapped)
+    again = "runner wrap writes it anew"
+    if os.path.realpath(file) != os.path.realpath(loaded.plugin.manifest):
+        # A project that was cloned may claim another configuration: the yes would be for that one.
+        raise ValueError(f"this entry was wrapped for another configuration: {file}; {again}")
+    if scope != loaded.plugin.scope:
+        told = f"this entry was wrapped for another project of the file: {scope or 'none'}"
+        raise ValueError(f"{told}; {again}")
+    environ = {**os.environ, **{PLUGIN_PREFIX + name: value for name, value in found.env}}
+    if outdated:  # they have their own names too
+        environ.update(found.env)
+    command = command_of(words, directory=found.directory, environ=environ)
+    if not command.name:
+        raise ValueError("this entry was wrapped without a name; run runner wrap again")
+    invocation = Invocation("", policy=loaded.invocation.policy, command=command)
+    subject = load(invocation, Stopwatch())
+    unknown = not found.directory and bool(subject.plugin.folder)
+    return AllowSubject(subject, loaded, unknown)
+
+
+def _parsed(options: Sequence[str]) -> argparse.Namespace:
+    """The options of an entry. They must not make this verb do something else."""
+    from runner.cli import verb_parser
+
+    def refuse(told: str) -> NoReturn:
+        raise ValueError(
+            f"the options of runner run in this entry cannot be used: {told or 'they ask for help'}"
+        )
+
+    return verb_parser("run", refuse=refuse).parse_args(list(options))
+
+
+def own_words(subject: AllowSubject) -> tuple[str, ...]:
+    """What the options of the command line give it anyway, a line for each."""
+    command = subject.loaded.invocation.command
+    if command is None:
+        return ()
+    return tuple(item_lines(items_of(said_by(command), homes(os.environ))))
+
+
+# --- what was allowed: listed, and taken back ---------------------------------------------------------------
+
+
+SCHEMA = "runner.allow.v1"
+_SHORTEST_KEY = 6
+
+
+def day(when: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(when))
+
+
+def _all() -> list[tuple[ListedApproval, Mapping[str, str]]]:
+    """All that is allowed, with the environment by which it is found: this one, and that of entries that
+    `runner wrap` wrote, which have only the home of the password database. Raises ApprovalsUnusable."""
+    own = {"HOME": own_home()}
+    places: list[Mapping[str, str]] = [os.environ]
+    folders = [os.path.realpath(approvals_folder(each) or "/") for each in (os.environ, own)]
+    if own["HOME"] and folders[0] != folders[1]:
+        places.append(own)
+    return [(each, place) for place in places for each in list_records(place)]
+
+
+def print_list(*, as_json: bool) -> int:
+    """Raises ApprovalsUnusable."""
+    found = [each for each, _ in _all()]
+    if as_json:
+        document = {"schema": SCHEMA, "approvals": [_document(each) for each in found]}
+        print(json.dumps(document, indent=2))
+        return EXIT["ok"]
+    if not found:
+        say("nothing is allowed", sys.stdout)
+    for each in found:
+        record = each.record
+        if record is None:
+            say(
+                f"{printable(each.name[:12])}  UNUSABLE  {printable(each.fault)}\n    {printable(each.hint)}",
+                sys.stdout,
+            )
+            continue
+        key = record.key
+        gone = "" if not key.file or os.path.exists(key.file) else "  (the file is gone)"
+        head = f"{each.name[:12]}  {day(record.when)}  {key.id} ({key.contract})  {key.file}{gone}"
+        head += f"  project {key.scope}" if key.scope else ""
+        head += f"  in {key.folder}" if key.folder else ""
+        head += f"  program {' with '.join(key.programs)}" if key.program else ""
+        head += f"  ({each.fault}; {each.hint})" if each.fault else ""
+        lines = item_lines(items_of(record.asked, homes(os.environ)))
+        lines += [f"{line}  (added by you)" for line in item_lines(items_of(record.added, homes(os.environ)))]
+        say("\n".join(map(printable, (head, *lines))), sys.stdout)
+    return EXIT["ok"]
+
+
+def _document(each: ListedApproval) -> dict[str, object]:
+    record = each.record
+    if record is None:
+        return {"key": each.name, "usable": False, "fault": each.fault, "hint": each.hint}
+    return {
+        "key": each.name,
+        "usable": not each.fault,
+        **({"fault": each.fault, "hint": each.hint} if each.fault else {}),
+        **record.key._asdict(),
+        "asked": record.asked._asdict(),
+        "added": record.added._asdict(),
+        "digest": record.digest,
+        "when": record.when,
+    }
+
+
+def revoke(word: str, server: str | None) -> int:
+    """Take back what is meant by a key, or all that is allowed for a manifest, which may be gone or have a
+    fault. `server`: only for this one of it. Raises ValueError and ApprovalsUnusable."""
+    found = _all()
+    meant = [(each, at) for each, at in found if len(word) >= _SHORTEST_KEY and each.name.startswith(word)]
+    if len({each.name for each, _ in meant}) > 1:
+        raise ValueError(f"--revoke {word}: several keys begin with this; write more of the one you mean")
+    if not meant:
+        path = os.path.realpath(word)
+        meant = [
+            (each, at)
+            for each, at in found
+            if each.record is not None and _is_of(each.record.key, path, server)
+        ]
+    if not meant:
+        raise ValueError(f"--revoke {word}: nothing is allowed for it; runner allow --list shows what is")
+    return _remove(meant)
+
+
+def revoke_key(key: ApprovalKey | None) -> int:
+    """Take back what is allowed for one plugin. Raises ValueError and ApprovalsUnusable."""
+    meant = [(each, at) for each, at in _all() if key is not None and each.name.endswith(key.stem)]
+    if not meant:
+        raise ValueError("nothing is allowed for this command; runner allow --list shows what is")
+    return _remove(meant)
+
+
+def _remove(meant: list[tuple[ListedApproval, Mapping[str, str]]]) -> int:
+    for each, place in meant:
+        remove_record(each.name, place)
+    say(f"revoked: {', '.join(dict.fromkeys(each.name[:12] for each, _ in meant))}", sys.stdout)
+    return EXIT["ok"]
+
+
+def _is_of(key: ApprovalKey, path: str, server: str | None) -> bool:
+    if path not in (key.file, os.path.dirname(key.file)):
+        return False
+    # With the label that --server takes elsewhere. An id has no slashes.
+    labels = (key.id, f"{key.scope}:{key.id}") if key.scope else (key.id,)
+    own = server if server is None else server.removeprefix(f"{key.scope}:" if key.scope else "")
+    return own is None or server in labels or own in labels or own.replace("/", "%2F") == key.id

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from runner.bundle import load
 from runner.cli.shared.json_option import read_json_option
-from runner.cli.shared.options import add_invocation, contract_at_args, invocation_of, is_command, secrets_of
+from runner.cli.shared.options import (
+    add_invocation,
+    contract_at_args,
+    invocation_of,
+    is_command,
+    open_events,
+    secrets_of,
+)
 from runner.cli.shared.plain import read_plain_call
-from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
+from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import all_kinds, find_contract
 from runner.outcome import USAGE_ERROR
@@ -48,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_command_arguments(parser: argparse.ArgumentParser) -> None:
-    from runner.cli.shared.command import add_command_invocation
+    from runner.cli.shared.options import add_command_invocation
 
     add_command_invocation(parser)
     _add_call(parser)
@@ -187,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
 
         return call_many(request, output, args.repeat, args.concurrency or 1)
     if args.kind == "event":
-        from runner.cli.live.send_event import send_event
+        from runner.cli.live.call_once import send_event
 
         return send_event(request, output)
     from runner.cli.live.call_once import call_once
@@ -312,7 +319,7 @@ def configured(invocation: Invocation) -> tuple[Invocation, Any]:
         return invocation, None
     import json
 
-    from runner.launch.prepare import with_config
+    from runner.launch.read import with_config
 
     config = json.loads(invocation.config)
     return with_config(invocation, config), config
@@ -356,7 +363,7 @@ def contents_of(args: argparse.Namespace, secrets: Secrets | None) -> Contents |
     contract = None if secrets is None else _contract(args)
     if contract is None:
         return None
-    from runner.launch.prepare import secret_contents
+    from runner.launch.read import secret_contents
 
     return secret_contents(contract, secrets)
 

@@ -7,8 +7,8 @@ import time
 
 from runner.cli.shared.launching import CommandLineHost
 from runner.cli.shared.launching import launch as launch_plugin
-from runner.cli.shared.options import add_invocation, invocation_of, secrets_of
-from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
+from runner.cli.shared.options import add_invocation, invocation_of, open_events, secrets_of
+from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.launch.run import run as run_plugin
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.shared import text as printing
-from runner.cli.shared.command import add_command_invocation
-from runner.cli.shared.options import add_invocation, invocation_of
+from runner.cli.shared.options import add_command_invocation, add_invocation, invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
+from runner.launch.network_report import SHOUTED
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Decided, Planned, Stage, decided_of, limits_of, loaded_of, planned_of
@@ -20,17 +20,23 @@ from runner.launch.stdio import foresee_streams
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
+from sandbox.network.addresses import vet
+from sandbox.network.egress import EgressLimits
+from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.paths.denied_paths import normal
 from sandbox.plan import bare
 from sandbox.plan.plan import LaunchPlan, ShownPath
+from sandbox.policy.policy import NetworkRule, host_matches
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial, Limits
-from sandbox.units import format_limit
+from sandbox.spec import Denial, Limits, names_policy_hosts
+from sandbox.typed import Iterator
+from sandbox.units import format_duration, format_limit, format_size
 
 if TYPE_CHECKING:
     import argparse
 
     from sandbox.plan.owners import Ownership
+
 
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
@@ -79,8 +85,6 @@ def run(args: argparse.Namespace) -> int:
         stage, outcome = failure.stage, failure.outcome
     loaded, planned = loaded_of(stage), planned_of(stage)
     if args.network and decided_of(stage) is not None:
-        from runner.cli.shared.network_table import network_document, network_lines
-
         if args.format == "json":
             print(json.dumps(network_document(stage), indent=2))
         else:
@@ -282,8 +286,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
 
 def _approved(decided: Decided) -> Iterable[str]:
     """What a person allowed, by which word, and what of it counts."""
-    from runner.cli.shared.allowed import day
-    from runner.cli.shared.asked import items_of
+    from runner.cli.allow import day, items_of
 
     whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
     whose += ["the command line"] if decided.loaded.invocation.command is not None else []
@@ -373,3 +376,111 @@ def _table(title: str, rows: Sequence[Row]) -> Iterable[str]:
     for *cells, last in clean:
         padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
         yield f"  {'  '.join((*padded, last))}".rstrip()
+
+
+# --- --network: which hosts a plugin reaches, and by which rule ---------------------------------------------
+
+
+def network_document(stage: Stage | None) -> dict[str, Any] | None:
+    """The same for programs. None: the policy was not read."""
+    decided = decided_of(stage)
+    if decided is None:
+        return None
+    granted = decided.grant.network
+    return {
+        "mode": granted.mode,
+        "private": decided.policy.network.private,
+        "limits": {name: getattr(decided.policy.network.limits, name) for name in _LIMITS},
+        "hosts": [
+            {"rule": host, "asked_by": by, "allowed_by": allowed, "never_dialled": _never_dialled(host)}
+            for host, by, allowed in _rows(decided)
+        ],
+        "refused": [
+            {"asked": denial.asked, "rule": denial.rule, "reason": denial.reason, "hint": denial.hint}
+            for denial in _denials(decided)
+        ],
+    }
+
+
+def network_lines(stage: Stage | None) -> Iterator[str]:
+    decided = decided_of(stage)
+    if decided is None:
+        return
+    granted, rule = decided.grant.network, decided.policy.network
+    if granted.mode == "none":
+        yield "no network: loopback only"
+    if granted.mode in SHOUTED:
+        yield SHOUTED[granted.mode]
+    rows = list(_rows(decided))
+    width = max((len(host) for host, _, _ in rows), default=0)
+    for host, by, allowed in rows:
+        fault = _never_dialled(host)
+        never = f"; NEVER DIALLED: it {fault}" if fault else ""
+        yield f"  {host.ljust(width)}  asked by the {by}, allowed by {allowed}{never}"
+    for denial in _denials(decided):
+        yield f"  REFUSED {denial.asked}: {denial.reason}; {denial.hint}"
+    if granted.mode in ("allowlist", "open"):
+        private = "may" if rule.private else "must not"
+        yield f"names {private} lead to private addresses (private under [network] in the policy)"
+        yield "this machine and link-local addresses are never dialled, by name or by address"
+        yield "on ports 80 and 443 the name in clear text has to be the same: the Host of the first request"
+        yield "of a connection, or the server name of its first TLS ClientHello; later ones are not read"
+        yield f"limits (under [network] in the policy): {_egress_limits(rule.limits)}"
+
+
+_LIMITS = ("connections", "bytes", "rate", "idle")  # those that a policy can set
+
+
+def _egress_limits(limits: EgressLimits) -> str:
+    size = "any number of bytes" if limits.bytes is None else f"{format_size(limits.bytes)} in all"
+    rate = "at any rate" if limits.rate is None else f"{format_size(limits.rate)} per second"
+    idle = f"closed after {format_duration(limits.idle)} without a byte"
+    return f"{limits.connections} connections at once, {size}, {rate}, {idle}"
+
+
+def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
+    """Each rule in force: who asked for it, and the entry of the policy that allows it."""
+    granted, rule = decided.grant.network, decided.policy.network
+    if granted.mode != "allowlist":
+        return
+    asked = decided.loaded.plugin.spec.network
+    asker = "command line" if decided.loaded.invocation.command is not None else "manifest"
+    named = asked.hosts if asked is not None else ()
+    for host in granted.hosts:
+        by = "policy" if names_policy_hosts(asked) else asker if host in named else "approval"
+        yield host, by, _by_approval(decided, host) or _allowing(rule, parse_rule(host, ranges=True))
+
+
+def _by_approval(decided: Decided, host: str) -> str:
+    """Whose word allows it, if the policy's own list does not."""
+    approved, hosts = decided.approval.hosts, decided.policy.network.hosts
+    own = hosts[: len(hosts) - len(approved)]  # the rest was added by the approval
+    if host not in approved or any(host_matches(each, host) for each in own):
+        return ""
+    return "your approval" if decided.approved_at else "the command line"
+
+
+def _never_dialled(text: str) -> str:
+    """Why the gate dials nothing of a rule in force, as the second half of a sentence; "" if it does. Where
+    other names lead is known only when they are looked up."""
+    rule = parse_rule(text, ranges=True)
+    if rule.kind in ("name", "below") and f".{rule.host}".endswith(".localhost"):
+        return "is this machine (loopback)"  # RFC 6761: this name and all below it
+    if rule.kind not in ("address", "range"):
+        return ""
+    import ipaddress
+
+    # That an address is listed makes it dialled if it is private. No special range begins or ends inside of
+    # a range whose both ends are refused for the same reason.
+    block = ipaddress.ip_network(rule.host)
+    first, last = (vet(str(end), allow_private=True) for end in (block[0], block[-1]))
+    return first if first == last else ""
+
+
+def _allowing(rule: NetworkRule, host: HostRule) -> str:
+    found = next((each for each in rule.hosts if covers(parse_rule(each, ranges=True), host)), None)
+    return f"hosts: {found}" if found is not None else f'ceiling = "{rule.ceiling}"'
+
+
+def _denials(decided: Decided) -> list[Denial]:
+    return [denial for denial in decided.grant.denials if denial.rule.startswith("network_")]

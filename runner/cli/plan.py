@@ -15,7 +15,7 @@ from runner.cli.shared.options import invocation_of
 from runner.cli.shared.plain import deciding_words, read_plain
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
-from runner.launch.prepare import load
+from runner.launch.read import load
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Planned, Stage, Stopwatch

@@ -14,8 +14,8 @@ from runner.cli.call import (
     read_secrets,
     request_launch,
 )
-from runner.cli.shared.options import add_invocation, invocation_of, is_command
-from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
+from runner.cli.shared.options import add_invocation, invocation_of, is_command, open_events
+from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import print_diagnostics, say
 from runner.contracts.registry import find_contract
 from runner.launch.read import read_invocation
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_command_arguments(parser: argparse.ArgumentParser) -> None:
-    from runner.cli.shared.command import add_command_invocation
+    from runner.cli.shared.options import add_command_invocation
 
     add_command_invocation(parser)
     add_talking(parser)

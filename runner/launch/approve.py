@@ -40,6 +40,49 @@ class Approved(NamedTuple):
     # One of the same plugin that does not count: for another program, or by an earlier version.
     passed_over: ApprovalRecord | None = None
 
+    def with_added(self, spec: SandboxSpec) -> SandboxSpec:
+        """The requests of the manifest, with what the person gave the plugin besides. Of that, what is not
+        there at the launch is skipped."""
+        if self.record is None or self.record.added.is_empty:
+            return spec
+        added = self.record.added
+        have = {request.name for request in spec.env}
+        return spec._replace(
+            paths=(
+                *spec.paths,
+                *(PathRequest(path, "read", required=False, origin=APPROVED) for path in added.read),
+                *(PathRequest(path, "write", required=False, origin=APPROVED) for path in added.write),
+            ),
+            network=_with_hosts(spec.network, added),
+            env=(*spec.env, *(EnvRequest(name, required=False) for name in added.env if name not in have)),
+        )
+
+    def with_remedies(self, denials: Sequence[Denial], loaded: Loaded, policy: Policy) -> tuple[Denial, ...]:
+        """The denials, each with the command by which a person can allow it, where the policy lets them."""
+        if not denials:
+            return ()
+        bounds = self.bounds
+        if bounds == (policy,):  # nothing was said yet, so nobody has looked for the system's
+            bounds = (policy, *filter(None, [binding_policy(policy)]))
+        added = _only_added(loaded.plugin, self)
+        return tuple(_with_remedy(denial, loaded, self, bounds, added) for denial in denials)
+
+    def notes(self, loaded: Loaded, environ: Mapping[str, str]) -> tuple[Note, ...]:
+        """What a person does not see otherwise: an approval that does not count, and an entry of which the
+        variables act on the runner."""
+        found: list[Note] = []
+        command = loaded.invocation.command
+        if command is not None and command.outdated:
+            message = (
+                "an earlier version of runner wrap wrote this entry: its variables act on the runner itself"
+            )
+            found.append(Note("wrapped", message, f"write it anew: {_wrap_command(loaded)}"))
+        other, key = self.passed_over, self.key
+        is_old = other is not None and key is not None and other.version != VERSION
+        if (why := _why_passed_over(self)) and not (is_old and key is not None and is_told(key, environ)):
+            found.append(Note("approval", why, f"to allow it again: {allow_command(loaded)}"))
+        return tuple(found)
+
 
 def approval_of(
     loaded: Loaded, policy: Policy, environ: Mapping[str, str], record: ApprovalRecord | None = None
@@ -64,24 +107,6 @@ def approval_of(
     return Approved(counted, record, said, bounds, key, other)
 
 
-def with_added(spec: SandboxSpec, approved: Approved) -> SandboxSpec:
-    """The requests of the manifest, with what the person gave the plugin besides. Of that, what is not there
-    at the launch is skipped."""
-    if approved.record is None or approved.record.added.is_empty:
-        return spec
-    added = approved.record.added
-    have = {request.name for request in spec.env}
-    return spec._replace(
-        paths=(
-            *spec.paths,
-            *(PathRequest(path, "read", required=False, origin=APPROVED) for path in added.read),
-            *(PathRequest(path, "write", required=False, origin=APPROVED) for path in added.write),
-        ),
-        network=_with_hosts(spec.network, added),
-        env=(*spec.env, *(EnvRequest(name, required=False) for name in added.env if name not in have)),
-    )
-
-
 def _with_hosts(asked: Network | None, added: Approval) -> Network | None:
     mode = "none" if asked is None else asked.mode
     wider = max(mode, added.network, key=NETWORK_ORDER.index)
@@ -95,19 +120,6 @@ def _with_hosts(asked: Network | None, added: Approval) -> Network | None:
 
 
 # --- what a person can do about a denial --------------------------------------------------------------------
-
-
-def with_remedies(
-    denials: Sequence[Denial], loaded: Loaded, policy: Policy, approved: Approved
-) -> tuple[Denial, ...]:
-    """The denials, each with the command by which a person can allow it, where the policy lets them."""
-    if not denials:
-        return ()
-    bounds = approved.bounds
-    if bounds == (policy,):  # nothing was said yet, so nobody has looked for the system's
-        bounds = (policy, *filter(None, [binding_policy(policy)]))
-    added = _only_added(loaded.plugin, approved)
-    return tuple(_with_remedy(denial, loaded, approved, bounds, added) for denial in denials)
 
 
 def _with_remedy(
@@ -191,21 +203,6 @@ def _only_added(plugin: Plugin, approved: Approved) -> Set[str]:
 def _covers(wide: Approval, narrow: Approval) -> bool:
     """Whether an approval names all that another does, word by word."""
     return joined(wide, narrow) == wide
-
-
-def wrap_notes(loaded: Loaded, approved: Approved, environ: Mapping[str, str]) -> tuple[Note, ...]:
-    """What a person does not see otherwise: an approval that does not count, and an entry of which the
-    variables act on the runner."""
-    found: list[Note] = []
-    command = loaded.invocation.command
-    if command is not None and command.outdated:
-        message = "an earlier version of runner wrap wrote this entry: its variables act on the runner itself"
-        found.append(Note("wrapped", message, f"write it anew: {_wrap_command(loaded)}"))
-    other, key = approved.passed_over, approved.key
-    is_old = other is not None and key is not None and other.version != VERSION
-    if (why := _why_passed_over(approved)) and not (is_old and key is not None and is_told(key, environ)):
-        found.append(Note("approval", why, f"to allow it again: {allow_command(loaded)}"))
-    return tuple(found)
 
 
 def _why_passed_over(approved: Approved) -> str:

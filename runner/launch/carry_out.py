@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 
-from runner.launch.acquire import Sources, acquire, require_contents
+from runner.launch.acquire import acquire, require_contents
+from runner.launch.sources import Sources
 from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import settle, start
 from runner.launch.wait import wait_steps
@@ -17,10 +18,11 @@ from sandbox.typed import TYPE_CHECKING, Mapping, Protocol
 
 if TYPE_CHECKING:
     from runner.launch.acquire import Acquired
+    from runner.launch.orders import Orders
     from runner.launch.stages import Planned, Stage, Started
     from runner.launch.stdio import Plumbing
     from runner.launch.stored.keep import PlanKeeper
-    from runner.launch.wait import End, Orders, Steps
+    from runner.launch.wait import End, Steps
     from sandbox.cell.contents import Contents
     from sandbox.scopes import AbstractContextManager
     from sandbox.spec import Limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from runner.approvals.store import approvals_folder
+from runner.approvals.record import approvals_folder
 from runner.contracts.registry import all_host_places
 from runner.late_site import complete_search_path
 from runner.launch.command import environ_of_host
@@ -13,8 +13,8 @@ from runner.launch.stages import Decided
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache, look
 from sandbox.identity.host_side import host_sides
-from sandbox.identity.leases import RESERVATIONS
 from sandbox.identity.state import PACKAGES, state_root
+from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import follow

@@ -54,7 +54,7 @@ def judge_error(error: Exception) -> tuple[Outcome, int]:
 def _known(error: Exception, stage: Stage | None) -> Failure | None:
     """What an error of the stages before the start means; None if it is none of theirs."""
     # Here and not above: the host of a session imports this module too, and launches nothing itself.
-    from runner.approvals.store import ApprovalsUnusable
+    from runner.approvals.record import ApprovalsUnusable
     from sandbox.identity.leases import UidsUnavailable
     from sandbox.identity.state import StateRefused
     from sandbox.paths.access import Unreadable

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from runner.contracts.registry import find_contract
-from runner.launch.acquire import Sources
 from runner.launch.approve import allow_command
 from runner.launch.command import Command
 from runner.launch.denylist import make_denylist, writes_outside
 from runner.launch.failures import failing
 from runner.launch.prepare import Placeholders, managed_state_dir
+from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Planned, Provision, Stopwatch
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from sandbox import look

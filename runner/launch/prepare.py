@@ -1,4 +1,4 @@
-"""The first two stages: the manifest is read (`load`), and policy and manifest decide the grant (`decide`).
+"""Loaded -> Decided: policy and manifest decide the grant.
 
 Nothing on the machine is changed. Whatever goes wrong raises `Failure` with its outcome and the last stage
 reached; nothing prints, nothing exits.
@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 
 from runner.contracts.registry import find_contract
-from runner.launch.approve import approval_of, with_added, with_remedies, wrap_notes
+from runner.launch.approve import approval_of
 from runner.launch.command import environ_of_host
-from runner.launch.failures import failing, judge_denials, judge_diagnostics
-from runner.launch.read import contract_of, read_invocation
+from runner.launch.failures import failing, judge_denials
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
-from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
+from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.cache import fingerprint
-from sandbox.document.diagnostic import quoted
 from sandbox.identity.host_side import FOLDER, is_host_side
 from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
@@ -27,72 +25,10 @@ from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, Denial, EnvRequest, Note
-from sandbox.typed import TYPE_CHECKING, Any, Mapping, Sequence
+from sandbox.typed import TYPE_CHECKING, Mapping, Sequence
 
 if TYPE_CHECKING:
     from runner.approvals.record import ApprovalRecord
-    from runner.contracts.contract import Contract
-    from sandbox.cell.contents import Contents
-
-
-def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
-    """Read the manifest. Raises Failure."""
-    read = read_invocation(invocation)
-    if read.plugin is None:
-        raise Failure(judge_diagnostics(read.diagnostics, "manifest"), EXEC_REFUSED)
-    loaded = Loaded(invocation, _with_present_parts(read.plugin), read.diagnostics)
-    if read.plugin.entrypoint is None:
-        outcome = Outcome(
-            "launch_failed",
-            "manifest",
-            f"the manifest of {read.plugin.id} names no command to run",
-            "no_entrypoint",
-            find_contract(read.plugin.contract).no_command_hint,
-        )
-        raise Failure(outcome, EXEC_NOT_FOUND, loaded)
-    fault = find_contract(read.plugin.contract).launch_fault(read.plugin)
-    if fault is not None:
-        outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
-        raise Failure(outcome, EXEC_REFUSED, loaded)
-    return loaded._replace(timings=watch.lap("manifest"))
-
-
-def _with_present_parts(plugin: Plugin) -> Plugin:
-    """The plugin without the parts of its folder that do not exist. Its manifest is cached, and says nothing
-    about them. If none exists they stay: no parts would mean the whole folder."""
-    if plugin.root is None or not plugin.root_parts:
-        return plugin
-    root = plugin.root
-    present = tuple(part for part in plugin.root_parts if look.lexists(os.path.join(root, part)))
-    return plugin._replace(root_parts=present or plugin.root_parts)
-
-
-def with_config(invocation: Invocation, config: Any) -> Invocation:
-    """The invocation, with the plugin's configuration if its cage depends on it. Raises ValueError if that is
-    not JSON."""
-    from runner.protocol import wire
-
-    name = None if config is None else contract_of(invocation)
-    shapes = name is not None and find_contract(name).config_shapes_cage
-    return invocation._replace(config=wire.encode(config).decode() if shapes else "")
-
-
-def secret_contents(contract: Contract, secrets: Mapping[str, Any] | None) -> Contents | None:
-    """The secrets that the cage delivers as files; None if the contract has none such. The values of options,
-    whose names begin with dashes, are not among them. Raises ValueError if one is neither text nor bytes, or
-    they are too large."""
-    if not secrets or not contract.secret_files:
-        return None
-    from sandbox.cell.contents import Contents
-
-    found: dict[str, bytes] = {}
-    for name, value in secrets.items():
-        if name.startswith("--"):
-            continue
-        if not isinstance(value, str | bytes):
-            raise ValueError(f"secrets: the value of {quoted(name)} has to be text or bytes")
-        found[name] = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
-    return Contents(found)
 
 
 def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Decided:
@@ -123,10 +59,10 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     told: tuple[Note, ...] = ()
     if plugin.template is not None:
         plugin, told = _filled(loaded, policy, environ, own_homes)
-    told = (*told, *wrap_notes(loaded, found, environ))
+    told = (*told, *found.notes(loaded, environ))
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
-    asked = with_added(plugin.spec, found)
+    asked = found.with_added(plugin.spec)
     spec = asked._replace(env=tuple(map(filled.request, asked.env)))
     granted = grant(
         spec,
@@ -150,7 +86,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     return Decided(
         loaded._replace(plugin=plugin),
         policy,
-        granted._replace(denials=(*with_remedies(denials, loaded, chosen, found), *strays)),
+        granted._replace(denials=(*found.with_remedies(denials, loaded, chosen), *strays)),
         state_dir,
         own_homes,
         timings=loaded.timings,

@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
-from runner.launch.acquire import Sources, measured_room
+from runner.launch.acquire import measured_room
 from runner.launch.carry_out import CalledOff, LaunchHost, plan_steps
 from runner.launch.failures import failing, failure_of
 from runner.launch.plan import plan
-from runner.launch.prepare import decide, load
+from runner.launch.prepare import decide
+from runner.launch.read import load
+from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Stopwatch
 from runner.launch.wait import Steps, drive
 from runner.outcome import Failure

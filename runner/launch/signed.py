@@ -11,10 +11,10 @@ import time
 from contextlib import ExitStack, contextmanager
 
 from runner.launch.failures import failing
+from runner.launch.orders import unwinding_signals
 from runner.launch.read import read_invocation
 from runner.launch.stages import Decided
 from runner.launch.verdict import TIMEOUT
-from runner.launch.wait import unwinding_signals
 from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, Failure, Outcome
 from runner.package.fault import PackageFault
 from runner.package.keys import load_trusted

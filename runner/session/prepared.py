@@ -173,7 +173,7 @@ def _refused(
 def cage_contents(prepared: PreparedCall) -> Contents:
     """What its cage gets in memory: the files of the call, and those secrets that the cage has a file for. It
     reads the manifest. Raises PluginFailure."""
-    from runner.launch.prepare import secret_contents  # most contracts prepare no calls
+    from runner.launch.read import secret_contents  # most contracts prepare no calls
 
     wanted = {file.secret for file in read_plugin(prepared.invocation).spec.memory_files if file.secret}
     given = {name: prepared.secrets[name] for name in wanted if name in prepared.secrets}

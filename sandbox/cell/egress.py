@@ -21,7 +21,7 @@ from sandbox.plan.layers import LayerUnavailable
 from sandbox.scopes import ExitStack, contextmanager, suppress
 from sandbox.signals import signal
 from sandbox.spawn.network import outside_network
-from sandbox.spawn.network_order import NetworkOrder
+from sandbox.spawn.order import NetworkOrder
 from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, NoReturn
 
 if TYPE_CHECKING:

@@ -11,7 +11,10 @@ Less is accepted than YAML has:
 - keys are strings, and none appears twice. There are no merge keys (<<).
 - one document, and no directive but `%YAML 1.2`.
 - aliases repeat what they name. The limits count every repetition, before anything is built.
-- tabs stand in quoted text, block text and comments only. Lines end with LF or CRLF. See yaml_layout.py.
+- tabs stand in quoted text, block text and comments only. Lines end with LF or CRLF.
+
+PyYAML's two parsers disagree about tabs and a few other characters, and so do the versions 1.1 and 1.2 of
+YAML. What they disagree about is refused, so that a document means the same to each of them or nothing.
 
 Data come from events, and not from PyYAML's composer and constructor: the composer recurses once per level,
 and counts nothing.
@@ -26,8 +29,6 @@ import yaml
 
 from sandbox.document.diagnostic import quoted
 from sandbox.document.positions import WORD_LIMIT, Fault, Positions, duplicate
-from sandbox.document.yaml_layout import Layout, check_characters, check_directives, skip_comments, tab_fault
-from sandbox.document.yaml_words import PLAIN_TAGS, read_tagged, read_word, syntax_words
 from sandbox.spec import KeyPath
 
 # Characters of text that all aliases of a document together may repeat: as many as a document may have.
@@ -308,3 +309,262 @@ def _expand(root: _Written) -> tuple[object, dict[KeyPath, int]]:
             else:
                 made[key] = value
     return data, offsets
+
+
+# --- words: the core schema of YAML 1.2, and a parser's messages --------------------------------------------
+
+
+_TAG = "tag:yaml.org,2002:"
+
+# Tags, and the kind of node that each may stand on: a scalar, a list or a mapping.
+PLAIN_TAGS: dict[str, type] = {
+    **{f"{_TAG}{name}": str for name in ("null", "bool", "int", "float", "str")},
+    f"{_TAG}seq": list,
+    f"{_TAG}map": dict,
+}
+
+_CONSTANTS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+
+# Possessive throughout (the *+), see json.py.
+_DECIMAL = re.compile(r"[-+]?+[0-9]++")
+_LEADING_ZERO = re.compile(r"[-+]?+0[0-9]++")
+_BASED = re.compile(r"0o[0-7]++|0x[0-9a-fA-F]++")
+_FLOAT = re.compile(r"[-+]?+(?:\.[0-9]++|[0-9]++\.[0-9]*+|[0-9]++)(?:[eE][-+]?+[0-9]++|)")
+_ENDLESS = re.compile(r"[-+]?+\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+
+
+def read_word(word: str, offset: int) -> object:
+    """A plain scalar: null, a boolean, a number, else a string."""
+    if word in _CONSTANTS:
+        return _CONSTANTS[word]
+    if word[0] not in "+-.0123456789":
+        return word
+    if _DECIMAL.fullmatch(word):
+        _check_length(word, offset)
+        if _LEADING_ZERO.fullmatch(word):
+            message = f"the number {quoted(word)} starts with a zero, which means octal to some programs"
+            raise Fault(offset, "yaml_number", message, "write it without the zero, as 0o17, or in quotes")
+        return int(word)
+    if _BASED.fullmatch(word):
+        _check_length(word, offset)
+        return int(word[2:], 8 if word[1] == "o" else 16)
+    if _FLOAT.fullmatch(word):
+        _check_length(word, offset)
+        number = float(word)
+        if number in (float("inf"), float("-inf")):
+            raise Fault(offset, "number_too_large", f"the number {quoted(word)} is too large")
+        return number
+    if _ENDLESS.fullmatch(word):
+        raise Fault(
+            offset,
+            "yaml_number",
+            f"{quoted(word)} is no number that can be used",
+            "write it in quotes if a text is meant",
+        )
+    return word
+
+
+def read_tagged(text: str, tag: str, offset: int) -> object:
+    """A scalar with one of the plain tags."""
+    name = tag.removeprefix(_TAG)
+    if name == "str":
+        return text
+    value = read_word(text, offset)
+    if name == "float" and type(value) is int:
+        _check_float(value, text, offset)
+        return float(value)
+    kinds = {"null": type(None), "bool": bool, "int": int, "float": float}
+    if type(value) is not kinds[name]:
+        raise Fault(offset, "yaml_tag", f"the text {quoted(text)} is not what its tag !!{name} says")
+    return value
+
+
+def _check_float(value: int, text: str, offset: int) -> None:
+    try:
+        float(value)
+    except OverflowError:
+        raise Fault(offset, "number_too_large", f"the number {quoted(text)} is too large") from None
+
+
+def _check_length(word: str, offset: int) -> None:
+    if len(word) > WORD_LIMIT:
+        message = f"a number of {len(word)} characters, the limit is {WORD_LIMIT}"
+        raise Fault(offset, "number_too_large", message)
+
+
+_QUOTE_HINT = """a text with a colon, a bracket or a star in it has to stand in quotes: "net:[]\""""
+_KEY_HINT = "a key and its colon stand on one line, within 1024 characters"
+
+# Parts of the messages of both parsers, and plain words for them. The first that fits decides.
+_SYNTAX: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("end of stream",), "this string is not closed", ""),
+    (("',' or ']'",), "a comma or the closing bracket is missing here", _KEY_HINT),
+    (("',' or '}'",), "a comma or the closing brace is missing here", _KEY_HINT),
+    (("expected ':'",), "a colon is missing after a key", _QUOTE_HINT),
+    (
+        ("mapping values are not", "unexpected ':'"),
+        "a value may not start here",
+        f"quote a text that contains a colon; {_KEY_HINT}",
+    ),
+    (("mapping keys are not",), "a key may not start here", "start it on a line of its own"),
+    (("sequence entries are not",), "a list item may not start here", "start it on a line of its own"),
+    (
+        ("<block end>", "expected key", "'-' indicator", "document start>"),
+        "this does not fit the lines above",
+        "check the indentation, and quotes around texts",
+    ),
+    (("node content",), "a value is missing here", ""),
+    (("cannot start any token",), "no value may start with this character", "write the text in quotes"),
+    (
+        ("document indicator", "document separator"),
+        "the document ends inside of a string",
+        "indent the lines of the string",
+    ),
+    (("unknown escape",), "this backslash escape does not exist in YAML", "write a backslash as \\\\"),
+    (("hexadecimal", "hexdecimal"), "this escape needs more hexadecimal digits", ""),
+    (
+        ("indentation indicator", "comment or line break", "comment or a line break"),
+        "this is no header of a block text",
+        "write | or >, behind it only + or - and a digit from 1 to 9",
+    ),
+    (("alphabetic or numeric",), "a name of letters, digits, - and _ is needed here", ""),
+    (("directive", "non-alphabetical"), "a directive may not stand here", "write a text with % in quotes"),
+)
+
+
+def syntax_words(problem: str) -> tuple[str, str]:
+    """A parser's message in plain words, with a hint."""
+    for parts, message, hint in _SYNTAX:
+        if any(part in problem for part in parts):
+            return message, hint
+    return problem, ""
+
+
+# --- layout: line breaks, directives, comments and tabs -----------------------------------------------------
+
+
+# Possessive throughout (the *+), see json.py.
+# What PyYAML refuses everywhere (control characters, also DEL and U+0080 to U+009F), U+FEFF, which only its
+# parser in C refuses, and NEL, LS and PS, which are line breaks in YAML 1.1 only.
+_FOREIGN = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+_BARE_RETURN = re.compile(r"\r(?!\n)")
+_BLANK = re.compile(r"[ \n\r]*+")
+_COMMENT = re.compile(r"#[^\n]*+")
+_LINE = re.compile(r"[^\n]*+")
+_VERSION = re.compile(r"%YAML[ ]++1\.2[ \r]*+\n")
+_PROPERTY = re.compile(r"[&!][^ \t\r\n]*+")  # an anchor or a tag
+_HEADER = re.compile(r"[|>][-+0-9]*+")  # of a block text
+
+
+def check_characters(text: str) -> None:
+    """A line break that an editor does not show as one could end a comment, and hide a key behind it."""
+    found = _FOREIGN.search(text)
+    returned = _BARE_RETURN.search(text)
+    if found is not None and (returned is None or found.start() < returned.start()):
+        code = ord(found[0])
+        message = f"the character U+{code:04X} may not stand in YAML"
+        raise Fault(found.start(), "yaml_syntax", message, f'write it as "\\u{code:04x}", in double quotes')
+    if returned is not None:
+        message = "a carriage return stands here without a line feed"
+        raise Fault(returned.start(), "yaml_syntax", message, "end lines with LF or CRLF")
+
+
+def check_directives(text: str) -> None:
+    """Before the parser sees them: its work grows with the square of the number of %TAG lines."""
+    at = skip_comments(text, 0)
+    version = _VERSION.match(text, at)
+    if version is not None:
+        at = skip_comments(text, version.end())
+    if text.startswith("%", at):
+        message = "this directive cannot be used: only one line %YAML 1.2 may stand before the document"
+        raise Fault(at, "yaml_directive", message, "remove the line")
+
+
+def skip_comments(text: str, at: int) -> int:
+    while True:
+        blank = _BLANK.match(text, at)
+        at = blank.end() if blank else at
+        comment = _COMMENT.match(text, at)
+        if comment is None:
+            return at
+        at = comment.end()
+
+
+class Layout:
+    """Follows the events of a parser through the text, and checks what it passes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.checked = 0  # up to here
+
+    def check_space(self, end: int) -> None:
+        """No tab from where the last event ended to `end`, except in comments."""
+        at = self.checked
+        while (at := self._text.find("\t", at, end)) >= 0:
+            line = max(self._text.rfind("\n", 0, at) + 1, self.checked)
+            if self._text.find("#", line, at) < 0:
+                raise tab_fault(at)
+            found = _LINE.match(self._text, at)
+            at = found.end() if found else end
+        self.skip(end)
+
+    def skip(self, end: int) -> None:
+        self.checked = max(self.checked, end)
+
+    def check_scalar(self, start: int, end: int, style: str | None, properties: int, in_flow: bool) -> None:
+        """`properties`: how many of an anchor and a tag it has."""
+        at = start
+        for _ in range(properties):
+            found = _PROPERTY.match(self._text, at)
+            at = self._skip_space(found.end() if found else at)
+        if style in ("|", ">"):
+            self._check_header(at)
+        else:
+            self.check_space(min(at, end))
+            if not style:
+                self._check_plain(at, end, in_flow)
+        self.skip(end)
+
+    def _check_header(self, at: int) -> None:
+        # Only the parser in C takes a comment without a space before it.
+        header = _HEADER.match(self._text, at)
+        if header is not None and self._text.startswith("#", header.end()):
+            raise Fault(header.end(), "yaml_syntax", *syntax_words("comment or line break"))
+        line = _LINE.match(self._text, at)
+        end = line.end() if line else at
+        self.check_space(end)
+        # Only the parser in Python takes a tab where the first line shows how far the text is indented.
+        # A digit in the header says that instead.
+        counted = header is not None and header[0].strip("|>+-")
+        blank = _BLANK.match(self._text, end)
+        if not counted and blank is not None and self._text.startswith("\t", blank.end()):
+            raise tab_fault(blank.end())
+
+    def _check_plain(self, at: int, end: int, in_flow: bool) -> None:
+        # Only the parser in C takes a tab between two words of a plain text.
+        tab = self._text.find("\t", at, end)
+        if tab >= 0:
+            raise tab_fault(tab)
+        # Between brackets it is an indicator to the parser in Python, wherever it stands.
+        mark = self._text.find("?", at, end) if in_flow else -1
+        if mark >= 0:
+            message = "a question mark stands in a text without quotes, between brackets or braces"
+            raise Fault(mark, "yaml_syntax", message, "write the text in quotes")
+
+    def _skip_space(self, at: int) -> int:
+        while True:
+            at = skip_comments(self._text, at)
+            if not self._text.startswith("\t", at):
+                return at
+            at += 1
+
+
+def tab_fault(offset: int) -> Fault:
+    hint = "use spaces; only texts in quotes, block texts and comments may have tabs"
+    return Fault(offset, "yaml_syntax", "a tab stands here", hint)

@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from sandbox.identity import reservations, uids
 from sandbox.identity.host_side import host_side, remove_host_side
-from sandbox.identity.leases import RESERVATIONS, UidLease
+from sandbox.identity.leases import UidLease
 from sandbox.identity.removal import first_owned_by, remove_tree
 from sandbox.identity.state import lock_alone, open_record, record_path, remove_record, state_root
+from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
 from sandbox.typed import Iterator, Mapping

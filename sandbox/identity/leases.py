@@ -7,11 +7,9 @@ import fcntl
 import os
 import struct
 
-from sandbox.identity.uid_range import in_use, pools
+from sandbox.identity.uid_range import RESERVATIONS, in_use, pools
 from sandbox.typed import Iterable
 from sandbox.value import NamedTuple
-
-RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
 
 
 def is_unreserved(reservations: str, uid: int) -> bool:

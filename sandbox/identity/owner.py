@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 
-from sandbox.scopes import contextmanager, suppress
-from sandbox.typed import TYPE_CHECKING, Iterator, Sequence
+from sandbox.scopes import contextmanager
+from sandbox.typed import TYPE_CHECKING, Iterator
 from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from sandbox.identity.accounts import Account
 
 
 class Owner(NamedTuple):
@@ -32,45 +30,16 @@ class Writing(NamedTuple):
 
 
 @contextmanager
-def owned_state(
-    path: str | None,
-    uid_range: tuple[int, int] | None,
-    parts: Sequence[str] = (),
-    *,
-    manifest: str = "",
-    writing: Writing | None = None,
-    account: Account | None = None,
-) -> Iterator[Owner]:
-    """The plugin's identity for one run and, if it has one, its state directory made ready for it.
-
-    `path` is without links. `uid_range` None: no uid is dropped (the runner is not root) and the plugin's
-    files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: of the
-    plugin. Directories made for a launch that then fails are removed again, unless they have content.
-    `writing`: other folders it writes to. `account`: owner of the directory, instead of a reserved uid.
-    """
-    if path is None and (writing is None or uid_range is None):
-        if uid_range is None:
-            yield Owner(os.geteuid(), os.getegid(), None)
-            return
-        from sandbox.identity.leases import lease_any
-
-        lease = lease_any(*uid_range)
-        try:
-            # The same number for both, as systemd does for DynamicUser=: no other process has the group.
-            yield Owner(lease.uid, lease.uid, lease.fd)
-        finally:
-            lease.close()
+def leased_owner(uid_range: tuple[int, int] | None) -> Iterator[Owner]:
+    """The identity of a plugin without a state directory, for one run. None: no uid is dropped."""
+    if uid_range is None:
+        yield Owner(os.geteuid(), os.getegid(), None)
         return
-    from sandbox.identity.state import claim_of
+    from sandbox.identity.leases import lease_any
 
-    claim = claim_of(path, uid_range, manifest, writing, account)
+    lease = lease_any(*uid_range)
     try:
-        try:
-            claim.take(parts)
-            yield claim.owner
-        except BaseException:
-            with suppress(OSError):
-                claim.undo()
-            raise
+        # The same number for both, as systemd does for DynamicUser=: no other process has the group.
+        yield Owner(lease.uid, lease.uid, lease.fd)
     finally:
-        claim.close()
+        lease.close()

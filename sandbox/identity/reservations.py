@@ -14,8 +14,8 @@ import stat
 
 from sandbox.cache import fingerprint
 from sandbox.files import write_all
-from sandbox.identity.leases import RESERVATIONS
 from sandbox.identity.removal import first_owned_by
+from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.typed import Iterable
 from sandbox.value import NamedTuple
 

@@ -10,7 +10,7 @@ import stat
 from sandbox.files import write_all
 from sandbox.identity import uids
 from sandbox.identity.leases import UidLease, lock_byte
-from sandbox.identity.owner import Owner, Writing
+from sandbox.identity.owner import Owner, Writing, leased_owner
 from sandbox.identity.removal import first_owned_by
 from sandbox.identity.reservations import remember_left
 from sandbox.identity.uid_range import is_ours
@@ -79,7 +79,41 @@ def real_state_dir(path: str, *, follow: Follow = "system") -> str:
         ) from None
 
 
-def claim_of(
+@contextmanager
+def owned_state(
+    path: str | None,
+    uid_range: tuple[int, int] | None,
+    parts: Sequence[str] = (),
+    *,
+    manifest: str = "",
+    writing: Writing | None = None,
+    account: Account | None = None,
+) -> Iterator[Owner]:
+    """The plugin's identity for one run and, if it has one, its state directory made ready for it.
+
+    `path` is without links. `uid_range` None: no uid is dropped (the runner is not root) and the plugin's
+    files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: of the
+    plugin. Directories made for a launch that then fails are removed again, unless they have content.
+    `writing`: other folders it writes to. `account`: owner of the directory, instead of a reserved uid.
+    """
+    if path is None and (writing is None or uid_range is None):
+        with leased_owner(uid_range) as owner:
+            yield owner
+        return
+    claim = _claim_of(path, uid_range, manifest, writing, account)
+    try:
+        try:
+            claim.take(parts)
+            yield claim.owner
+        except BaseException:
+            with suppress(OSError):
+                claim.undo()
+            raise
+    finally:
+        claim.close()
+
+
+def _claim_of(
     path: str | None,
     uid_range: tuple[int, int] | None,
     manifest: str,

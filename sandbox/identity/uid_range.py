@@ -21,6 +21,9 @@ DYNAMIC_USER_RANGE: UidRange = (61184, 65519)
 ACCOUNTS = ("/etc/passwd", "/etc/group")
 
 
+RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
+
+
 DYNAMIC_USERS = "/run/systemd/dynamic-uid"  # a file named by the uid while a service has it
 
 

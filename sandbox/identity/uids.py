@@ -24,7 +24,6 @@ from sandbox.cache import fingerprint
 from sandbox.identity.leases import (
     FLOCK,
     LEASES,
-    RESERVATIONS,
     UidLease,
     UidsUnavailable,
     each_from,
@@ -46,7 +45,7 @@ from sandbox.identity.reservations import (
     reserved_uids,
     write_file,
 )
-from sandbox.identity.uid_range import DEFAULT_RANGE, in_use, is_ours, pools
+from sandbox.identity.uid_range import DEFAULT_RANGE, RESERVATIONS, in_use, is_ours, pools
 from sandbox.scopes import contextmanager
 from sandbox.typed import Iterator
 from sandbox.value import NamedTuple

@@ -15,7 +15,7 @@ from sandbox.cache import CodeMark, fingerprint
 from sandbox.network.egress import DNS_ADDRESS, DNS_PORT, SYNTHETIC_IPV4, SYNTHETIC_IPV6, EgressPlan
 from sandbox.network.redirect import REDIRECT_PORT, redirect_requests
 from sandbox.network.wire import NLM_F_CREATE, NLM_F_REPLACE, encode_message
-from sandbox.spawn.network_order import NetlinkRequest, NetworkRecipe, SocketRequest
+from sandbox.spawn.order import NetlinkRequest, NetworkRecipe, SocketRequest
 from sandbox.typed import TYPE_CHECKING, Iterator, Sequence
 from sandbox.value import NamedTuple
 

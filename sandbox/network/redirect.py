@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 
 from sandbox.network.wire import NLM_F_CREATE, encode_message
-from sandbox.spawn.network_order import NetlinkRequest
+from sandbox.spawn.order import NetlinkRequest
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

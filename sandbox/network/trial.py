@@ -11,8 +11,7 @@ from contextlib import suppress
 from sandbox.spawn.init import FAULT_CODE, FAULT_SIZE
 from sandbox.spawn.libc import get_errno, open_libc
 from sandbox.spawn.network import make_network, outside_network
-from sandbox.spawn.network_order import NetworkOrder, NetworkRecipe
-from sandbox.spawn.order import NetworkFault
+from sandbox.spawn.order import NetworkFault, NetworkOrder, NetworkRecipe
 from sandbox.spawn.spawner import may_make_networks
 
 _CLONE_NEWUSER = 0x10000000

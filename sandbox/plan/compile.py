@@ -7,30 +7,32 @@ import os
 import stat
 
 from sandbox import look
+from sandbox.network.egress import EgressPlan
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
+from sandbox.paths.executable import ProgramFault
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
 from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.plan import mentions
-from sandbox.plan.egress import plan_egress
-from sandbox.plan.layers import Layers
+from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, sight_of
-from sandbox.plan.places import ShownPlace, require_directory, require_safe_places, working_directory
+from sandbox.plan.places import ShownPlace, require_safe_places, working_directory
 from sandbox.plan.plan import (
     Bind,
     Guard,
     Idmapped,
     LaunchPlan,
     OpenPlan,
+    Operation,
     PlanRefused,
     PlanRequest,
     ShownPath,
     Symlink,
     missing_note,
 )
-from sandbox.plan.relocation import relocate, require_approved
+from sandbox.plan.relocation import Relocation, relocate
 from sandbox.policy.policy import Policy
 from sandbox.scopes import contextmanager
 from sandbox.spec import Access, Denial, Grant, KeyPath, Note
@@ -39,6 +41,7 @@ from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision, WriteRequest
+
 
 _PLUGIN_FOLDER = "the plugin's folder"
 _PROJECT = "the project"
@@ -101,14 +104,67 @@ def _compile(
     opened: dict[str, _Opened],
 ) -> LaunchPlan:
     egress = plan_egress(grant, policy)
-    wanted = list(_runtime())
-    links = [Symlink(path, look.readlink(path)) for path in RUNTIME_LINKS if look.islink(path)]
     relocation = relocate(request)
+    wanted, state = _wanted(request, grant, relocation), _state_wanted(request, grant)
+    found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ), request)
+    wanted += _program_wanted(found, relocation)
+    links = [Symlink(path, look.readlink(path)) for path in RUNTIME_LINKS if look.islink(path)]
+    links += [Symlink(link.path, link.target) for link in found.links]
+
+    notes = [Note("program", note) for note in found.notes]
+    shown = tuple(_open_all(wanted, policy, denylist, opened, notes))
+    _judge_state(state, denylist)
+    _judge_places(request, grant, opened, state, links)
+    owners = _owners(request, policy, layers, opened)
+    own = {request.root, *(_real(part.path) for part in relocation.parts)}
+    _require_readable(_binds(opened), own, found, layers, owners)
+    if owners is not None:
+        notes += [Note("owner", note) for note in owners.notes()]
+    guards = _guards(opened, denylist, request)
+    if guards:
+        from sandbox.plan.guards import guard_notes, shown_guards
+
+        shown += tuple(shown_guards(guards))
+        notes += guard_notes(guards)
+    shown += tuple(_open_all(state, policy, denylist, opened, notes))
+
+    binds = _with_state_to_make(_binds(opened), shown)
+    mounted = operations(request, grant, binds, links)
+    env = _environment(request, grant, found)
+    directory = working_directory(request, binds, relocation)
+    notes += _missing(shown)
+    notes += _mentions(request, grant, found, env, directory, mounted, denylist, environ)
+    return LaunchPlan(
+        argv=found.argv,
+        directory=directory,
+        env=env,
+        operations=mounted,
+        share_network=grant.network.mode == "host",
+        layers=layers,
+        seccomp=grant.seccomp,
+        limits=grant.limits,
+        shown=shown,
+        notes=tuple(notes),
+        program_files=found.files,
+        scripts=found.scripts,
+        owners=owners,
+        idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
+        egress=egress,
+        guards=guards,
+    )
+
+
+# --- which paths ------------------------------------------------------------------------------------------
+
+
+def _wanted(request: PlanRequest, grant: Grant, relocation: Relocation) -> list[_Wanted]:
+    """What the plugin is shown, but for its state and what its program needs."""
+    wanted = list(_runtime())
+    shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted)]
     for part in relocation.parts:
         # A part that does not exist is left out: who names the parts has read the manifest, and no files.
         want = _Wanted(part.path, "read", not request.root_parts, _PLUGIN_FOLDER, within=relocation.real)
         wanted.append(want._replace(moved_to="" if part.dest == part.path else part.dest))
-    shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted if want.origin == "the system")]
     for asked in grant.paths:
         covered = asked.access == "read" and any(contains(path, asked.path) for path in shown_anyway)
         if covered and asked.required and not look.lexists(asked.path):
@@ -123,84 +179,161 @@ def _compile(
         and not any(contains(path, project.path) for path in shown_anyway)
     ):
         wanted.append(_Wanted(project.path, "read", project.named, _PROJECT, where=project.where))
-    state = _state_wanted(request, grant)
+    return wanted
 
-    found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ), request)
-    links += [Symlink(link.path, link.target) for link in found.links]
+
+def _program_wanted(found: programs.Program, relocation: Relocation) -> Iterator[_Wanted]:
     for tree in found.trees:
         want = _Wanted(tree, "read", True, "the program", tree.startswith("/usr/"))
-        wanted.append(want._replace(moved_to=relocation.place(tree)) if relocation.moves(tree) else want)
+        yield want._replace(moved_to=relocation.place(tree)) if relocation.moves(tree) else want
 
-    notes = [Note("program", note) for note in found.notes]
-    shown = tuple(_open_all(wanted, policy, denylist, opened, notes))
-    _judge_state(state, denylist)
+
+def _runtime() -> Iterator[_Wanted]:
+    trees = RUNTIME_TREES + tuple(path for path in RUNTIME_LINKS if not path.startswith("/etc"))
+    for path in trees:
+        if look.lexists(path) and not look.islink(path):
+            yield _Wanted(path, "read", True, "the system", trusted=True)
+
+
+def _state_wanted(request: PlanRequest, grant: Grant) -> list[_Wanted]:
+    """The state directory, or the parts of it that are asked for. All of it includes the parts."""
+    asked = [
+        _Wanted(path.path, path.access, True, "state", trusted=True, where=path.where)
+        for path in grant.paths
+        if path.origin == "state"
+    ]
+    whole = [want for want in asked if want.path == request.state_dir and want.access == "write"]
+    return whole[:1] or asked
+
+
+def _resolve_program(
+    request: PlanRequest,
+    wanted: Sequence[_Wanted],
+    policy: Policy,
+    denylist: Denylist,
+    environ: Mapping[str, str],
+) -> programs.Program:
+    def denied(path: str) -> str | None:
+        hit = denylist.name_hit(path, "read")
+        return hit.sentence() if hit is not None else None
+
+    found = programs.resolve(
+        request.command,
+        request.args,
+        directory=request.directory,
+        search_path=request.search_path or environ.get("PATH") or programs.SYSTEM_PATH,
+        roots=[_real(want.path) for want in wanted],
+        sight=programs.Sight(denied, lambda path: policy.may_read(path)),
+        trusted=request.trusted_command,
+        environ=environ,
+    )
+    _require_approved(request, found)
+    return found
+
+
+def _require_approved(request: PlanRequest, found: programs.Program) -> None:
+    """Raises ProgramFault if what a person allowed is for another program."""
+    program, *chosen = request.approved_program or (found.argv[0], *found.chosen)
+    strays = [each for each in found.chosen if each not in chosen]
+    if found.argv[0] != program or strays:
+        would = found.argv[0] if found.argv[0] != program else strays[0]
+        raise ProgramFault(
+            f"{would} would run, and what was allowed is for {', '.join(request.approved_program)}",
+            "write the program's full path into the configuration, and allow it again",
+            found=True,
+            denied=True,
+        )
+
+
+def _real(path: str) -> str:
+    try:
+        return look.realpath(path)
+    except OSError:  # a magic link into another process; opening it will report that
+        return path
+
+
+# --- whether they may be shown, and to whom they belong -----------------------------------------------------
+
+
+def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
+    """Before anything is made or changed there."""
+    refusals = []
+    for want in state:
+        try:
+            open_source(
+                want.path, access=want.access, denylist=denylist, trusted=True, own_state=True
+            ).close()
+        except Missing:
+            continue
+        except Refused as refused:
+            refusals.append(
+                Denial(
+                    refused.rule, refused.asked, refused.reason, "choose another directory with --state-dir"
+                )
+            )
+    if refusals:
+        raise PlanRefused(refusals)
+
+
+def _judge_places(
+    request: PlanRequest,
+    grant: Grant,
+    opened: Mapping[str, _Opened],
+    state: Iterable[_Wanted],
+    links: Sequence[Symlink],
+) -> None:
     places = [
         ShownPlace(dest, held.access, held.where, bool(held.moved_from)) for dest, held in opened.items()
     ]
     places += [ShownPlace(want.path, want.access, want.where) for want in state]
     require_safe_places(places, links, request, grant)
-    require_directory(request, [place.dest for place in places])
-    owners = _owners(request, policy, layers, opened)
-    own = {request.root, *(_real(part.path) for part in relocation.parts)}
-    _require_readable(_binds(opened), own, found, layers, owners)
-    if owners is not None:
-        notes += [Note("owner", note) for note in owners.notes()]
-    guards: tuple[Guard, ...] = ()
-    if written := [
-        (dest, held.source, held.where) for dest, held in opened.items() if held.access == "write"
-    ]:
-        from sandbox.plan.guards import all_guards, guard_notes, shown_guards
 
-        guards = all_guards(written, denylist, request.conceal)
-        shown += tuple(shown_guards(guards))
-        notes += guard_notes(guards)
-    shown += tuple(_open_all(state, policy, denylist, opened, notes))
 
-    binds = _binds(opened)
-    binds += [
+def _guards(opened: Mapping[str, _Opened], denylist: Denylist, request: PlanRequest) -> tuple[Guard, ...]:
+    written = [(dest, held.source, held.where) for dest, held in opened.items() if held.access == "write"]
+    if not written:
+        return ()
+    from sandbox.plan.guards import all_guards
+
+    return all_guards(written, denylist, request.conceal)
+
+
+def _with_state_to_make(binds: Sequence[Bind], shown: Iterable[ShownPath]) -> list[Bind]:
+    """The binds in the order of their mounts, with those of folders that the launch makes."""
+    made = [
         Bind(path.path, path.path, True, FileIdentity(0, 0, 0, 0))
         for path in shown
         if path.state == "made at launch"
     ]
-    binds.sort(key=lambda bind: (bind.dest.count("/"), bind.dest))  # what contains another comes first
-    mounted = operations(request, grant, binds, links)
-    env = _environment(request, grant, found)
-    directory = working_directory(request, binds, relocation)
-    whole = () if project is None else (project.path,)
+    # What contains another comes first.
+    return sorted((*binds, *made), key=lambda bind: (bind.dest.count("/"), bind.dest))
+
+
+def _mentions(
+    request: PlanRequest,
+    grant: Grant,
+    found: programs.Program,
+    env: Sequence[tuple[str, str]],
+    directory: str,
+    mounted: Sequence[Operation],
+    denylist: Denylist,
+    environ: Mapping[str, str],
+) -> Iterable[Note]:
+    """Notes about paths that its words name and its cage does not show."""
+    # These say nothing about what the plugin wants.
     unasked = [_STATE_DIR_VARIABLE, "HOME", *dict(found.env)]
     if "PATH" not in dict(grant.env):  # ours: it leads to what is shown of the program
         unasked.append("PATH")
-    return LaunchPlan(
-        argv=found.argv,
-        directory=directory,
-        env=env,
-        operations=mounted,
-        share_network=grant.network.mode == "host",
-        layers=layers,
-        seccomp=grant.seccomp,
-        limits=grant.limits,
-        shown=shown,
-        notes=(
-            *notes,
-            *_missing(shown),
-            *mentions.outside(
-                found.argv[1:],
-                # These say nothing about what the plugin wants.
-                [pair for pair in env if pair[0] not in unasked],
-                directory=request.directory,
-                inside=directory,
-                home=environ.get("HOME", ""),
-                visible=sight_of(mounted, (*whole, request.root_inside) if request.root_inside else whole),
-                denied=lambda path: denylist.name_hit(path, "read") is not None,
-                by_options=request.by_options,
-            ),
-        ),
-        program_files=found.files,
-        scripts=found.scripts,
-        owners=owners,
-        idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
-        egress=egress,
-        guards=guards,
+    whole = () if request.project is None else (request.project.path,)
+    return mentions.outside(
+        found.argv[1:],
+        [pair for pair in env if pair[0] not in unasked],
+        directory=request.directory,
+        inside=directory,
+        home=environ.get("HOME", ""),
+        visible=sight_of(mounted, (*whole, request.root_inside) if request.root_inside else whole),
+        denied=lambda path: denylist.name_hit(path, "read") is not None,
+        by_options=request.by_options,
     )
 
 
@@ -249,75 +382,6 @@ def _binds(opened: Mapping[str, _Opened]) -> list[Bind]:
         Bind(dest, held.source.real, held.access == "write", held.source.identity, held.moved_from)
         for dest, held in opened.items()
     ]
-
-
-def _state_wanted(request: PlanRequest, grant: Grant) -> list[_Wanted]:
-    """The state directory, or the parts of it that are asked for. All of it includes the parts."""
-    asked = [
-        _Wanted(path.path, path.access, True, "state", trusted=True, where=path.where)
-        for path in grant.paths
-        if path.origin == "state"
-    ]
-    whole = [want for want in asked if want.path == request.state_dir and want.access == "write"]
-    return whole[:1] or asked
-
-
-def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
-    """Before anything is made or changed there."""
-    refusals = []
-    for want in state:
-        try:
-            open_source(
-                want.path, access=want.access, denylist=denylist, trusted=True, own_state=True
-            ).close()
-        except Missing:
-            continue
-        except Refused as refused:
-            refusals.append(
-                Denial(
-                    refused.rule, refused.asked, refused.reason, "choose another directory with --state-dir"
-                )
-            )
-    if refusals:
-        raise PlanRefused(refusals)
-
-
-def _runtime() -> Iterator[_Wanted]:
-    trees = RUNTIME_TREES + tuple(path for path in RUNTIME_LINKS if not path.startswith("/etc"))
-    for path in trees:
-        if look.lexists(path) and not look.islink(path):
-            yield _Wanted(path, "read", True, "the system", trusted=True)
-
-
-def _resolve_program(
-    request: PlanRequest,
-    wanted: Sequence[_Wanted],
-    policy: Policy,
-    denylist: Denylist,
-    environ: Mapping[str, str],
-) -> programs.Program:
-    def denied(path: str) -> str | None:
-        hit = denylist.name_hit(path, "read")
-        return hit.sentence() if hit is not None else None
-
-    found = programs.resolve(
-        request.command,
-        request.args,
-        directory=request.directory,
-        search_path=request.search_path or environ.get("PATH") or programs.SYSTEM_PATH,
-        roots=[_real(want.path) for want in wanted],
-        sight=programs.Sight(denied, lambda path: policy.may_read(path)),
-        trusted=request.trusted_command,
-        environ=environ,
-    )
-    return require_approved(request, found)
-
-
-def _real(path: str) -> str:
-    try:
-        return look.realpath(path)
-    except OSError:  # a magic link into another process; opening it will report that
-        return path
 
 
 def _open_all(
@@ -448,3 +512,47 @@ def _require_readable(
     needed += [(path, 0o5) for path in found.files]
     needed += [(path, 0o4) for path in found.scripts]
     require_access(needed, uid, gid, own={*own, *found.trees, *found.files, *found.scripts})
+
+
+# --- what its gate lets through -----------------------------------------------------------------------------
+
+
+_EVERY_HOST = "*:*"
+
+
+def plan_egress(grant: Grant, policy: Policy) -> EgressPlan | None:
+    """None: no gate is needed. Raises LayerUnavailable if this machine cannot enforce what is granted."""
+    network = grant.network
+    if grant.unsandboxed or network.mode not in ("allowlist", "open"):
+        return None
+    rules = (_EVERY_HOST,) if network.mode == "open" else network.hosts
+    if not rules:
+        return None  # an empty list is no network
+    rule = policy.network
+    egress = EgressPlan(rules, rule.private, rule.limits, every_port=_has_every_port(rules))
+    if egress.every_port:
+        _require_redirect(egress)
+    return egress
+
+
+def _has_every_port(rules: tuple[str, ...]) -> bool:
+    from sandbox.network.rules import EVERY_PORT, parse_rules
+
+    return any(rule.ports == EVERY_PORT for rule in parse_rules(rules, ranges=True))
+
+
+def _require_redirect(egress: EgressPlan) -> None:
+    """Every port needs nftables in the plugin's namespace. Not every kernel has it, so it is tried."""
+    from sandbox.network.recipe import find_recipe
+    from sandbox.network.trial import RecipeRefusal, try_recipe
+
+    try:
+        try_recipe(find_recipe(egress))
+    except RecipeRefusal as refused:
+        named = next((rule for rule in egress.rules if rule.endswith(":*")), egress.rules[0])
+        raise LayerUnavailable(
+            "network",
+            f"{named} allows every port, and this machine cannot redirect every port to the gate: {refused}",
+            "list the ports, as in example.com:443,8000-8010; or use a kernel built with CONFIG_NF_TABLES, "
+            "CONFIG_NFT_NAT and CONFIG_NFT_REDIR",
+        ) from None

@@ -28,6 +28,7 @@ def require_safe_places(
     refusals = [*_below_writable(places), *_in_own_places(places, links, request, grant)]
     if refusals:
         raise PlanRefused(refusals)
+    _require_directory(request, [place.dest for place in places])
 
 
 def _below_writable(places: Sequence[ShownPlace]) -> Iterator[Denial]:
@@ -104,7 +105,7 @@ def _overlap(one: str, other: str) -> bool:
 # --- the working directory ----------------------------------------------------------------------------------
 
 
-def require_directory(request: PlanRequest, places: Iterable[str]) -> None:
+def _require_directory(request: PlanRequest, places: Iterable[str]) -> None:
     """A working directory that somebody named is there, or nothing starts: elsewhere a program would read and
     write other files than it was meant to."""
     project = request.project

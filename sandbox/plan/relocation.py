@@ -97,18 +97,3 @@ def relocate(request: PlanRequest) -> Relocation:
     names |= {look.realpath(part.path): part.dest for part in parts}
     moved = sorted(names.items(), key=lambda pair: len(pair[0]), reverse=True) if inside != root else ()
     return Relocation(parts or (RootPart(root, inside),), inside, tuple(moved), real)
-
-
-def require_approved(request: PlanRequest, found: Program) -> Program:
-    """Raises ProgramFault if what a person allowed is for another program."""
-    program, *chosen = request.approved_program or (found.argv[0], *found.chosen)
-    strays = [each for each in found.chosen if each not in chosen]
-    if found.argv[0] != program or strays:
-        would = found.argv[0] if found.argv[0] != program else strays[0]
-        raise ProgramFault(
-            f"{would} would run, and what was allowed is for {', '.join(request.approved_program)}",
-            "write the program's full path into the configuration, and allow it again",
-            found=True,
-            denied=True,
-        )
-    return found

@@ -21,6 +21,7 @@ from sandbox.policy.policy import (
 from sandbox.spec import (
     POLICY_HOSTS,
     SECCOMP_ORDER,
+    SECCOMP_WITHOUT_INTERNET,
     STATE_DIR_TOKEN,
     Access,
     Denial,
@@ -92,13 +93,13 @@ def grant(
     network = _network(spec, policy, host_network_by, denials)
     env = _env(spec, policy, environ, said, denials, bare_environment)
     seccomp = _seccomp(spec, policy, where.get("seccomp", ()), denials)
-    if network.mode != "none" and not unsandboxed:
-        # Only here: most plugins have no network, and a launch does not pay for what it does not need.
-        from sandbox.policy.network_denial import network_denial
-
-        if denial := network_denial(network, seccomp, spec, policy):
-            denials.append(denial)
-            network = Network("none", where=network.where)
+    if (
+        network.mode != "none"
+        and not unsandboxed
+        and (denial := network_denial(network, seccomp, spec, policy))
+    ):
+        denials.append(denial)
+        network = Network("none", where=network.where)
     return Grant(
         policy=policy.name,
         unsandboxed=unsandboxed,
@@ -402,3 +403,43 @@ def _limits(
 def _as_limits(values: Mapping[str, float]) -> Limits:
     whole = {name: value if name in FRACTIONAL_LIMITS else int(value) for name, value in values.items()}
     return Limits(**whole)  # type: ignore[arg-type]  # names and kinds are those of LIMIT_NAMES
+
+
+# --- a network that is allowed, and still not granted -------------------------------------------------------
+
+
+def network_denial(
+    network: Network, seccomp: SeccompProfile, spec: SandboxSpec, policy: Policy
+) -> Denial | None:
+    """`network` and `seccomp`: as far as the policy allows what `spec` asks for."""
+    required = spec.network is not None and spec.network.required
+    if seccomp in SECCOMP_WITHOUT_INTERNET:
+        return Denial(
+            "network_seccomp",
+            f"network {network.mode}",
+            f"the seccomp profile {seccomp} lets no program make a socket of the internet",
+            _another_profile(seccomp, spec, policy),
+            required,
+            where=network.where,
+            origin="" if spec.network is not None else "policy",
+        )
+    if network.mode != "allowlist":
+        return None
+    from sandbox.network.rules import parse_rules  # most plugins ask for no host
+
+    try:
+        parse_rules(network.hosts, ranges=True)
+    except ValueError as error:
+        asked = spec.network
+        named = asked is not None and asked.mode == "allowlist" and not names_policy_hosts(asked)
+        place = "the plugin's own list" if named else "hosts under [network] in the policy"
+        hint = f"name fewer ports in {place}, or * for every port of a host"
+        return Denial("network_ports", "network allowlist", str(error), hint, required, where=network.where)
+    return None
+
+
+def _another_profile(seccomp: SeccompProfile, spec: SandboxSpec, policy: Policy) -> str:
+    if spec.seccomp == seccomp:
+        return 'let the manifest ask for seccomp = "default", or for no network'
+    ceiling = " and ceiling" if policy.seccomp.ceiling in SECCOMP_WITHOUT_INTERNET else ""
+    return f'the operator can set default{ceiling} = "default" under [seccomp] in the policy'

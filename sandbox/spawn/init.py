@@ -221,10 +221,6 @@ def _init_stages(
     """The steps of the cell's init before it starts the program, in this order. `own`: files that it needs
     for itself."""
 
-    def call(result: int) -> None:
-        if result < 0:
-            raise OSError(get_errno(), "")
-
     def wait_for_ids() -> None:
         if os.read(go_r, 1) != b"g":  # EOF: the runner is dead, or could not map our ids. Never start.
             os._exit(125)
@@ -233,14 +229,14 @@ def _init_stages(
     def make_mounts_private() -> None:
         # bwrap keeps its mounts as slaves of the host's: a later mount of the host below a shown folder would
         # appear in the cage, writable. A private copy neither receives nor propagates mounts.
-        call(libc.unshare(_CLONE_NEWNS))
-        call(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
+        _call(libc.unshare(_CLONE_NEWNS))
+        _call(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
 
     def mount_fresh_proc() -> None:
         # bwrap looks its child up in /proc by the child's pid in our namespace. In the host's /proc that pid
         # is another process, or none.
         flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-        call(libc.mount(b"proc", b"/proc", b"proc", flags, None))
+        _call(libc.mount(b"proc", b"/proc", b"proc", flags, None))
 
     def enter_network() -> None:
         if order.network is not None:
@@ -258,7 +254,7 @@ def _init_stages(
 
     def join_keyring() -> None:
         if order.keyring:
-            call(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
+            _call(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
 
     def reset_signals() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -280,26 +276,6 @@ def _init_stages(
         if os.getresuid() != (order.uid,) * 3:
             raise OSError(errno.EPERM, "")
 
-    def close_others() -> None:
-        held = {fault_w, *own, order.ending, *order.stdio, *order.keep, *order.hold}
-        held.update(order.cgroups.files)
-        if order.network is not None:
-            held.add(order.network.channel)
-        held.update(fd for fd, _ in (*order.mounts, *order.binds))  # closed by the exec
-        kept = sorted(fd for fd in held if fd > 2)
-        low = 3
-        for fd in kept:
-            if fd > low:
-                call(libc.syscall(numbers.close_range, low, fd - 1, 0))
-            low = fd + 1
-        call(libc.syscall(numbers.close_range, low, 0x7FFFFFFF, 0))
-        for fd in order.keep:
-            os.set_inheritable(fd, True)
-        # If 0, 1 or 2 were closed, bwrap's own descriptor of the host's /proc would get that number. bwrap's
-        # init keeps it, and the plugin reaches it through /proc/1/fd.
-        if not all(os.get_inheritable(fd) for fd in (0, 1, 2)):
-            raise OSError(errno.EBADF, "")
-
     return (
         ("follow the runner's death", lambda: _follow_runner(libc, fault_w)),
         ("wait for the id mapping", wait_for_ids),
@@ -312,9 +288,36 @@ def _init_stages(
         ("drop groups", check_groups),
         ("drop the group id", check_gid),
         ("drop the user id", check_uid),
-        ("close other files", close_others),
+        ("close other files", lambda: _close_others(order, libc, numbers, {fault_w, *own})),
         (MEET_GATE, meet_gate),
     )
+
+
+def _close_others(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, own: Collection[int]) -> None:
+    """All but those that the init or bwrap needs. `own`: the init's."""
+    held = {*own, order.ending, *order.stdio, *order.keep, *order.hold}
+    held.update(order.cgroups.files)
+    if order.network is not None:
+        held.add(order.network.channel)
+    held.update(fd for fd, _ in (*order.mounts, *order.binds))  # closed by the exec
+    kept = sorted(fd for fd in held if fd > 2)
+    low = 3
+    for fd in kept:
+        if fd > low:
+            _call(libc.syscall(numbers.close_range, low, fd - 1, 0))
+        low = fd + 1
+    _call(libc.syscall(numbers.close_range, low, 0x7FFFFFFF, 0))
+    for fd in order.keep:
+        os.set_inheritable(fd, True)
+    # If 0, 1 or 2 were closed, bwrap's own descriptor of the host's /proc would get that number. bwrap's
+    # init keeps it, and the plugin reaches it through /proc/1/fd.
+    if not all(os.get_inheritable(fd) for fd in (0, 1, 2)):
+        raise OSError(errno.EBADF, "")
+
+
+def _call(result: int) -> None:
+    if result < 0:
+        raise OSError(get_errno(), "")
 
 
 def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequence[Stage]:

@@ -19,8 +19,7 @@ import struct
 import time
 
 from sandbox.spawn.libc import Libc, get_errno
-from sandbox.spawn.network_order import NetlinkRequest, NetworkOrder, SocketRequest
-from sandbox.spawn.order import LEAVE, MEET_GATE, NetworkFault
+from sandbox.spawn.order import LEAVE, MEET_GATE, NetlinkRequest, NetworkFault, NetworkOrder, SocketRequest
 from sandbox.typed import Sequence
 
 CLONE_NEWNET = 0x40000000

@@ -208,13 +208,15 @@ def launch_with_swapped_state(manifest: str, state: str, swap: str) -> list[str]
     import os
     from contextlib import contextmanager
 
-    from runner.launch import acquire
-    from runner.launch.acquire import Sources
+    from runner.launch.acquire import acquire
     from runner.launch.failures import failing
     from runner.launch.plan import plan
-    from runner.launch.prepare import decide, load
+    from runner.launch.prepare import decide
+    from runner.launch.read import load
+    from runner.launch.sources import Sources
     from runner.launch.stages import Invocation, Stopwatch
     from runner.outcome import Failure
+    from sandbox.identity import state as state_module
 
     @contextmanager
     def owned_state(*args, **more):  # type: ignore[no-untyped-def]
@@ -225,14 +227,14 @@ def launch_with_swapped_state(manifest: str, state: str, swap: str) -> list[str]
                 os.chown(swap, owner.uid, owner.gid)
             yield owner
 
-    real_owned_state = vars(acquire)["owned_state"]
-    vars(acquire)["owned_state"] = owned_state
+    real_owned_state = vars(state_module)["owned_state"]
+    vars(state_module)["owned_state"] = owned_state
     watch = Stopwatch()
     try:
         decided = decide(load(Invocation(manifest, state_dir=state), watch), os.environ, watch)
         with Sources() as sources:
             planned = plan(decided, os.environ, watch, sources)
-            with failing(planned), acquire.acquire(planned, os.environ, sources):
+            with failing(planned), acquire(planned, os.environ, sources):
                 return ["ready", ""]
     except Failure as failure:
         return [failure.outcome.code, failure.outcome.message]

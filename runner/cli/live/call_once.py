@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import trio
+
 from runner.cli.live.output import Output
 from runner.cli.live.session import SessionRequest, run_session, write_in_thread
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.outcome import Outcome
 from runner.protocol.dialect import Call
+from runner.session import verdict
 from runner.session.session import Session
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
@@ -82,3 +85,27 @@ async def _with_names(session: Session, call: Call, error: PluginError) -> Plugi
         return error
     message = f"the plugin has no {call.kind} {quoted(call.name)}: {error.message}"
     return PluginFailure(Outcome("tool_not_exposed", "call", message, call.kind, hint))
+
+
+# --- an event -----------------------------------------------------------------------------------------------
+
+
+# How long published events are printed without --timeout.
+SECONDS = 5.0
+
+
+def send_event(request: SessionRequest, output: Output) -> int:
+    """The plugin may publish any number of events. They are printed as they come, until the time is up."""
+    output.shows_published = True
+
+    async def work(session: Session) -> None:
+        seconds = SECONDS if request.seconds is None else request.seconds
+        granted = session.terms.limits.call
+        seconds = seconds if granted is None else min(granted, seconds)
+        letters = session.notify(*find_contract(session.terms.plugin.contract).event(request.call))
+        with trio.move_on_after(seconds):
+            await session.ended()
+        if not all(letter.written for letter in letters):
+            raise PluginFailure(verdict.stalled(seconds))
+
+    return run_session(request, output, f"event {request.call.name}", work)

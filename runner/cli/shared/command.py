@@ -70,15 +70,6 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--env-file", metavar="FILE", help=_argparse.SUPPRESS)  # that the entry named
 
 
-def add_command_invocation(parser: argparse.ArgumentParser) -> None:
-    """A command in the place of a manifest, for verbs that know both."""
-    from runner.cli.shared.options import add_launch
-
-    add_command(parser)
-    add_launch(parser)
-    parser.set_defaults(manifest=None, contract=None, server=None, config=None, secret=[])
-
-
 def command_of(
     args: argparse.Namespace, *, directory: str = "", environ: Mapping[str, str] | None = None
 ) -> Command:

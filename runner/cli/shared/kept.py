@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from runner.cli.shared.launching import CommandLineHost, launch
-from runner.launch.stored import entry as entries
-from runner.launch.stored.run import DecideAnew, run_kept
+from runner.launch.stored.entry import say
+from runner.launch.stored.run import DecideAnew, find, run_kept
 from sandbox.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
     """The exit status of `runner`. None: there is no such plan, and the launch has to be decided."""
     args.began = began = time.monotonic()
-    entry = entries.find(told)
+    entry = find(told)
     if entry is None:
         return None
-    entries.say("a kept plan is used")
+    say("a kept plan is used")
     report_file = None
     if args.report is not None:
         from runner.cli.shared.report_file import ReportFile, ReportFileError

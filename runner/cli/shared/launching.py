@@ -11,9 +11,10 @@ import stat
 import sys
 
 from runner.launch.carry_out import judge_end
+from runner.launch.orders import Signals, watch_caller, watch_signals
 from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of, tells_before
 from runner.launch.stdio import Plumbing, connect_caller
-from runner.launch.wait import End, Signals, watch_caller, watch_signals
+from runner.launch.wait import End
 from runner.outcome import EXEC_REFUSED, Failure, Outcome, has_failed
 from sandbox.scopes import AbstractContextManager, suppress
 from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping

@@ -21,6 +21,7 @@ from sandbox.value import NamedTuple
 if TYPE_CHECKING:
     import argparse
 
+    from runner.cli.shared.events_file import EventsFile
     from runner.contracts.contract import ContractOption
 
 
@@ -369,6 +370,24 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         options=contract_options_of(args),
         config=config_of(args.config),
     )
+
+
+def add_command_invocation(parser: argparse.ArgumentParser) -> None:
+    """A command in the place of a manifest, for verbs that know both."""
+    from runner.cli.shared.command import add_command
+
+    add_command(parser)
+    add_launch(parser)
+    parser.set_defaults(manifest=None, contract=None, server=None, config=None, secret=[])
+
+
+def open_events(target: str | None) -> EventsFile | None:
+    """The place of --events, if there is one. Raises ReportFileError."""
+    if target is None:
+        return None
+    from runner.cli.shared.events_file import EventsFile
+
+    return EventsFile(target)
 
 
 def is_command(args: argparse.Namespace) -> bool:

@@ -12,7 +12,7 @@ from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runner.cli.shared.events_file import EventsFile
+    pass
 
 
 class ReportFileError(Exception):
@@ -122,15 +122,6 @@ class ReportFile:
                 _replace(self._folder, self._name, text)
         except OSError as error:
             raise ReportFileError(f"the report could not be written: {error.strerror}") from None
-
-
-def open_events(target: str | None) -> EventsFile | None:
-    """The place of --events, if there is one. Raises ReportFileError."""
-    if target is None:
-        return None
-    from runner.cli.shared.events_file import EventsFile
-
-    return EventsFile(target)
 
 
 def is_descriptor(target: str) -> bool:

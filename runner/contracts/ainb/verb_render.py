@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from runner.cli.call import add_talking, configured, read_secrets, request_launch
-from runner.cli.shared.options import add_invocation, invocation_of
-from runner.cli.shared.report_file import ReportFile, ReportFileError, open_events
+from runner.cli.shared.options import add_invocation, invocation_of, open_events
+from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable

@@ -8,9 +8,9 @@ from runner.contracts.contract import LaunchFault
 from runner.contracts.vai import SCRATCH, SECRETS
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by, exports_of
 from runner.plugin import Plugin
-from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
+from sandbox.document.diagnostic import Diagnostic, did_you_mean, printable, quoted
 from sandbox.spec import EnvRequest, KeyPath, MemoryFile, Network, SandboxSpec, Scratch
-from sandbox.typed import TYPE_CHECKING, Mapping
+from sandbox.typed import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     from runner.contracts.vai.binding import Binding
@@ -22,6 +22,7 @@ _ALWAYS_SHOWN = ("bin", "schemas")
 _LISTED_BY_POLICY = ("*",)
 
 _INVOCATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", re.ASCII)
+_MOST_URL_CHARACTERS = 2048
 _MOST_SHOWN = 20  # exports in a message
 
 
@@ -180,14 +181,47 @@ def _network(export: DeclaredExport, place: KeyPath, hosts: tuple[str, ...] | No
 
 def _gateway_host(url: str) -> str:
     """HOST:PORT of a gateway's URL. Raises Misfit."""
-    # Imported here: few launches have a gateway.
-    from runner.contracts.vai.call.context import gateway_host
-
     try:
         return gateway_host(url)
     except ValueError as error:
         hint = "give --gateway-url https://HOST"
         raise Misfit("gateway_url", f"the gateway's URL {error}", hint) from None
+
+
+def gateway_host(url: Any) -> str:
+    """The host and the port of a gateway's base_url, as a rule for the network: api.example.com:443.
+
+    It is an https URL. http is for a gateway on this machine only. Raises ValueError with the second half of
+    a sentence.
+    """
+    # Imported here: few launches have a gateway.
+    from urllib.parse import urlsplit
+
+    from sandbox.network.rules import parse_authority
+
+    if not isinstance(url, str) or not 0 < len(url) <= _MOST_URL_CHARACTERS:
+        raise ValueError(f"is not a text of 1 to {_MOST_URL_CHARACTERS} characters")
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise ValueError("has characters that no URL has")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError("is not a URL") from None
+    if parts.scheme not in ("https", "http") or not parts.netloc:
+        raise ValueError(f"is {quoted(url)}, and not an https URL")
+    if "@" in parts.netloc or "?" in url or "#" in url:
+        raise ValueError("has a user name, a query or a fragment, which a base URL does not have")
+    try:
+        host, port = parse_authority(parts.netloc, 443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise ValueError(f"has a host that {printable(str(error))}") from None
+    if parts.scheme == "http" and host.text not in ("localhost", "::1") and not _is_loopback(host.text):
+        raise ValueError("is an http URL of another machine: the token would travel in the open, use https")
+    return f"{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    return bool(re.match(r"127\.\d+\.\d+\.\d+\Z", host))
 
 
 def choice_fault(plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NoReturn
 
-from runner.launch.acquire import Acquired, Sources
+from runner.launch.acquire import Acquired
 from runner.launch.carry_out import CalledOff, plan_steps
 from runner.launch.failures import diagnose, judge_error
 from runner.launch.remote.control import Control, Interruptible
@@ -57,6 +57,7 @@ from runner.launch.remote.shared_plan import (
 )
 from runner.launch.report import explained, make_scene, notes, report
 from runner.launch.run import SeePlanned, run_steps
+from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.verdict import judge

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from runner.launch.acquire import Held, Sources, survey_again
+from runner.launch.sources import Held, Sources, survey_again
 from runner.launch.carry_out import CalledOff
 from runner.launch.denylist import make_denylist, writes_outside
 from runner.launch.remote.descriptors import send_descriptors

@@ -18,7 +18,6 @@ import sys
 
 from runner import __version__
 from sandbox import CODE_ROOT, cache
-from sandbox.facts import Facts
 from sandbox.typed import TYPE_CHECKING, Any
 from sandbox.value import NamedTuple
 
@@ -98,32 +97,6 @@ def _name(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, 
         *(repr(own), repr(limits), repr(list(words)), repr(list(arguments))),
     )
     return "plan-" + cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
-
-
-def find(told: Told) -> PlanEntry | None:
-    """The plan that was kept for this launch, if it still holds."""
-    raw = None if told.name is None else cache.load(told.name)
-    if raw is None:
-        return None
-    try:
-        entry = read(raw)
-        if entry is not None and any(kind == UNIT for kind, _ in entry.gaps):
-            from runner.launch.stored.unit import in_own_unit
-
-            entry = in_own_unit(entry)
-            if entry is None:
-                say("the kept plan does not hold: it is for another kind of systemd unit")
-        if entry is None:
-            return None
-        changed = Facts(*entry.facts).changed(told.environ)
-    except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, the launch can be decided anew
-        say(f"the kept plan cannot be read: {error!r}")
-        forget(told)
-        return None
-    if changed:
-        say(f"the kept plan does not hold: {changed} is not as it was")
-        return None
-    return entry
 
 
 def say(text: str) -> None:

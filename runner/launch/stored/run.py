@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 from runner.bundle import load
-from runner.launch.acquire import Sources
 from runner.launch.carry_out import LaunchHost, plan_steps
+from runner.launch.sources import Sources
 from runner.launch.stages import Planned, Provision, Stopwatch, started_of
-from runner.launch.stored.entry import Later, PlanEntry, Told, fillings, forget, say
+from runner.launch.stored.entry import UNIT, Later, PlanEntry, Told, fillings, forget, read, say
 from runner.launch.wait import drive
 from runner.outcome import Failure
-from sandbox import codec
+from sandbox import cache, codec
+from sandbox.facts import Facts
 from sandbox.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.launch.stages import Decided, Ended
     from sandbox.typed import Sequence
+
+
+def find(told: Told) -> PlanEntry | None:
+    """The plan that was kept for this launch, if it still holds."""
+    raw = None if told.name is None else cache.load(told.name)
+    if raw is None:
+        return None
+    try:
+        entry = read(raw)
+        if entry is not None and any(kind == UNIT for kind, _ in entry.gaps):
+            from runner.launch.stored.unit import in_own_unit
+
+            entry = in_own_unit(entry)
+            if entry is None:
+                say("the kept plan does not hold: it is for another kind of systemd unit")
+        if entry is None:
+            return None
+        changed = Facts(*entry.facts).changed(told.environ)
+    except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, the launch can be decided anew
+        say(f"the kept plan cannot be read: {error!r}")
+        forget(told)
+        return None
+    if changed:
+        say(f"the kept plan does not hold: {changed} is not as it was")
+        return None
+    return entry
 
 
 def planned_of(entry: PlanEntry, told: Told) -> Planned:

@@ -7,7 +7,6 @@ import re
 
 from sandbox.document.edit.span import EditSyntax
 from sandbox.document.positions import Fault
-from sandbox.document.yaml_words import read_word
 
 # Without quotes in every version of YAML, between brackets and outside of them.
 _YAML_PLAIN = re.compile(r"(?:--?)?[A-Za-z_/][A-Za-z0-9_./@+=-]*")
@@ -34,6 +33,8 @@ def written(word: str, syntax: EditSyntax) -> str:
 def _is_plain(word: str) -> bool:
     if not _YAML_PLAIN.fullmatch(word) or word.lower() in _YAML_WORDS:
         return False
+    from sandbox.document.yaml import read_word  # PyYAML is slow to import
+
     try:
         return isinstance(read_word(word, 0), str)
     except Fault:

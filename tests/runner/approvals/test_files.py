@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from runner.approvals.files import list_records, read_record, remove_record, write_record
-from runner.approvals.record import ApprovalKey, ApprovalRecord
-from runner.approvals.store import ApprovalsUnusable, approvals_folder, find_approval
+from runner.approvals.record import ApprovalKey, ApprovalRecord, ApprovalsUnusable, approvals_folder
+from runner.approvals.store import find_approval
 from sandbox.spec import Approval
 
 KEY = ApprovalKey("toy", "one", "/srv/one/plugin.toml", "a" * 32)

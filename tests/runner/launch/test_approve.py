@@ -49,7 +49,7 @@ def test_300_denials_need_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(approve, name, counted(name))
     found = approve.approval_of(loaded, policy, {"HOME": str(tmp_path)}, record)
     denials = [Denial("read_ceiling", path, "why", "what to do") for path in (*READS, "/srv/added")]
-    told = approve.with_remedies(denials, loaded, policy, found)
+    told = found.with_remedies(denials, loaded, policy)
     assert made == ({"key_of": 1, "asked_of": 1} if recorded else {"key_of": 1})
     assert all("runner allow" in denial.hint for denial in told)
     assert [denial.asked for denial in told if denial.origin == APPROVED] == ["/srv/added"] * recorded
@@ -61,5 +61,5 @@ def test_what_cannot_be_approved_gets_no_remedy(tmp_path: Path) -> None:
     denial = Denial("read_ceiling", "/srv/data/1", "why", "what to do")
     for each, has_remedy in ((loaded, True), (nameless, False)):
         found = approve.approval_of(each, policy, {"HOME": str(tmp_path)})
-        (told,) = approve.with_remedies([denial], each, policy, found)
+        (told,) = found.with_remedies([denial], each, policy)
         assert ("runner allow" in told.hint) == has_remedy

@@ -51,11 +51,12 @@ def carried_out(plan: str) -> dict[str, Any]:
     import tempfile
     import time
 
-    from runner.launch.acquire import Held, Sources
     from runner.launch.carry_out import judge_end, plan_steps
+    from runner.launch.orders import watch_signals
+    from runner.launch.sources import Held, Sources
     from runner.launch.stages import Planned, Provision
     from runner.launch.stdio import connect_caller
-    from runner.launch.wait import drive, watch_signals
+    from runner.launch.wait import drive
     from sandbox.codec import unpack
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits, Shares
     from sandbox.limits.site import Hierarchy, Site

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runner.launch.acquire import require_contents
-from runner.launch.prepare import secret_contents
+from runner.launch.read import secret_contents
 from runner.outcome import Failure
 from sandbox.cell.contents import MOST_SECRET_BYTES, Contents
 from sandbox.spec import MemoryFile, Scratch

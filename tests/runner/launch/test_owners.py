@@ -21,8 +21,9 @@ import pytest
 from sandbox.identity import reservations, uid_range
 from sandbox.identity.all_states import StateKept, list_states, remove_state
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
-from sandbox.identity.leases import RESERVATIONS
-from sandbox.identity.owner import Writing, owned_state
+from sandbox.identity.owner import Writing
+from sandbox.identity.state import owned_state
+from sandbox.identity.uid_range import RESERVATIONS
 from tests.conftest import ROOT, SPARE_UID, TEMP_PREFIX, Caller
 
 Write = Callable[..., Path]

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from runner.launch import signed
-from runner.launch.prepare import decide, load
+from runner.launch.prepare import decide
+from runner.launch.read import load
 from runner.launch.report import notes
 from runner.launch.run import rehearse, run
 from runner.launch.signed import check_package, require_copy_mounted

@@ -32,10 +32,12 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from contextlib import contextmanager, suppress
 
     from runner.launch import start
-    from runner.launch.acquire import Sources, acquire
+    from runner.launch.acquire import acquire
     from runner.launch.plan import plan
-    from runner.launch.prepare import decide, load
+    from runner.launch.prepare import decide
+    from runner.launch.read import load
     from runner.launch.run import rehearse
+    from runner.launch.sources import Sources
     from runner.launch.stages import Invocation, Stopwatch
     from runner.launch.stdio import connect_caller
     from runner.outcome import Failure

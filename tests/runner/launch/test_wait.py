@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from runner.launch import orders
 from runner.launch import wait as watch
 from sandbox.cell.cell import Cell, Exit, Usage
 from sandbox.limits.meter import Meter
@@ -45,6 +46,7 @@ def watched(given: dict[str, Any], how: dict[str, Any]) -> list[Any]:
     import time
     from contextlib import contextmanager
 
+    from runner.launch import orders
     from runner.launch import wait as watch
 
     watch.GRACE_SECONDS = how.get("grace", 1000.0)
@@ -54,8 +56,8 @@ def watched(given: dict[str, Any], how: dict[str, Any]) -> list[Any]:
         signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     clocks = {"deadline": time.monotonic() + how["deadline"]} if "deadline" in how else {}
     with (
-        watch.watch_caller() as caller,
-        watch.watch_signals() as signals,
+        orders.watch_caller() as caller,
+        orders.watch_signals() as signals,
         contextmanager(cage)(given) as cell,
     ):
         if how.get("not there yet"):
@@ -226,7 +228,7 @@ def test_daemons_do_not_outlive_a_polite_plugin(start: Start, runner_as: Caller)
 def test_handlers_are_put_back() -> None:
     handlers = {number: signal.getsignal(number) for number in ENDING}
     before = os.listdir("/proc/self/fd")
-    with watch.watch_signals() as signals:
+    with orders.watch_signals() as signals:
         assert all(signal.getsignal(number) is not handlers[number] for number in ENDING)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGHUP)
@@ -305,7 +307,7 @@ def test_the_end_of_the_thread_that_forked_ends_nothing(begin: Start, runner_as:
 
 def test_a_caller_outside_of_our_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 0)
-    with watch.watch_caller() as caller:
+    with orders.watch_caller() as caller:
         assert caller is None
 
 
@@ -318,7 +320,7 @@ def test_a_caller_that_dies_while_we_look(monkeypatch: pytest.MonkeyPatch, gone:
     parents = iter([dead.pid, 1, 1])
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     before = os.listdir("/proc/self/fd")
-    with watch.watch_caller() as caller:
+    with orders.watch_caller() as caller:
         assert caller is not None
         poll = select.poll()
         poll.register(caller, select.POLLIN)
@@ -450,7 +452,7 @@ def ending(cell: Stubborn, *meters: Meter, sent: tuple[int, ...] = (), **clocks:
     """Watch it, with clocks in seconds from now."""
     now = time.monotonic()
     set_to = {name: value if name == "teardown" else now + value for name, value in clocks.items()}
-    with watch.watch_signals() as signals:
+    with orders.watch_signals() as signals:
         for number in sent:
             os.kill(os.getpid(), number)
         return watch.wait(cell, signals, None, watch.Clocks(**set_to), meters)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.launch.acquire import Sources
 from runner.launch.plan import plan
-from runner.launch.prepare import decide, load
+from runner.launch.prepare import decide
+from runner.launch.read import load
 from runner.launch.run import rehearse
 from runner.launch.signed import check_package
+from runner.launch.sources import Sources
 from runner.launch.stages import Invocation, Planned, Stopwatch
 from runner.outcome import EXEC_REFUSED, Failure
 from runner.package import snapshot

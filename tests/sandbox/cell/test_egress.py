@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from sandbox.cell.egress import GateMeter, GateProcess
-from sandbox.spawn.network_order import NetworkOrder, NetworkRecipe
+from sandbox.spawn.order import NetworkOrder, NetworkRecipe
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages

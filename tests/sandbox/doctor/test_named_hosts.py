@@ -11,7 +11,7 @@ from sandbox.doctor.named_hosts import named_hosts
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import make_recipe
 from sandbox.network.trial import RecipeRefusal, try_recipe
-from sandbox.spawn.network_order import NetworkRecipe
+from sandbox.spawn.order import NetworkRecipe
 from tests import elsewhere
 from tests.conftest import Caller
 

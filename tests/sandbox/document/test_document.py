@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import runner
 import sandbox
 from sandbox.document import json as json_text
-from sandbox.document import jsonc, positions, yaml_layout, yaml_words
+from sandbox.document import jsonc, positions
 from sandbox.document import toml as toml_text
 from sandbox.document import yaml as yaml_text
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable, quoted
@@ -368,7 +368,7 @@ def test_possessive_patterns_repeat_single_characters_only() -> None:
     assert found
 
 
-@pytest.mark.parametrize("module", [json_text, jsonc, toml_text, yaml_text, yaml_layout, yaml_words])
+@pytest.mark.parametrize("module", [json_text, jsonc, toml_text, yaml_text])
 def test_the_scanners_patterns_never_backtrack(module: ModuleType) -> None:
     """So a match takes time linear in its length, on any text."""
     patterns = [value for value in vars(module).values() if isinstance(value, re.Pattern)]

@@ -17,7 +17,7 @@ from sandbox.gate.gate import run_gate
 from sandbox.network.egress import EgressLimits, EgressPlan
 from sandbox.spawn.libc import get_errno, open_libc
 from sandbox.spawn.network import make_network, outside_network, wait_for_gate
-from sandbox.spawn.network_order import NetlinkRequest, NetworkOrder, NetworkRecipe, SocketRequest
+from sandbox.spawn.order import NetlinkRequest, NetworkOrder, NetworkRecipe, SocketRequest
 
 _CLONE_NEWUSER = 0x10000000
 

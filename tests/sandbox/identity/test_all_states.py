@@ -10,8 +10,7 @@ import pytest
 from sandbox.identity import all_states
 from sandbox.identity.all_states import State, StateKept, list_states, remove_state
 from sandbox.identity.host_side import host_side
-from sandbox.identity.owner import owned_state
-from sandbox.identity.state import RECORDS
+from sandbox.identity.state import RECORDS, owned_state
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
 
@@ -120,8 +119,7 @@ def remove_while_it_starts() -> list[str]:
     from typing import Any
 
     from sandbox.identity import all_states
-    from sandbox.identity.owner import owned_state
-    from sandbox.identity.state import StateRefused, state_root
+    from sandbox.identity.state import StateRefused, owned_state, state_root
 
     said = []
 

@@ -14,8 +14,7 @@ from sandbox.identity import leases, uids
 from sandbox.identity import state as states
 from sandbox.identity.accounts import Account
 from sandbox.identity.leases import UidsUnavailable
-from sandbox.identity.owner import owned_state
-from sandbox.identity.state import RECORDS, StateRefused, real_state_dir, state_root
+from sandbox.identity.state import RECORDS, StateRefused, owned_state, real_state_dir, state_root
 from sandbox.identity.uid_range import DEFAULT_RANGE
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
@@ -118,7 +117,7 @@ def first_start(path: str, books: dict[str, str], uid_range: list[int]) -> int:
     import time
 
     from sandbox.identity import uids
-    from sandbox.identity.owner import owned_state
+    from sandbox.identity.state import owned_state
 
     uids.lease_for_state.__kwdefaults__ = books
     lease = uids.lease_for_state
@@ -225,7 +224,7 @@ def test_open_permissions_are_closed_at_the_next_run(plugin_dir: Path) -> None:
 def without_a_range(path: str) -> list[int]:
     import os
 
-    from sandbox.identity.owner import owned_state
+    from sandbox.identity.state import owned_state
 
     os.umask(0)
     with owned_state(path, None) as owner:
@@ -497,7 +496,7 @@ def killed_half_way(path: str, books: dict[str, str], uid_range: list[int]) -> N
     import os
 
     from sandbox.identity import uids
-    from sandbox.identity.owner import owned_state
+    from sandbox.identity.state import owned_state
 
     def write(path: str, text: str) -> None:
         os._exit(3)

@@ -13,7 +13,7 @@ from sandbox.network import recipe as recipes
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe, make_recipe
 from sandbox.spawn.network import HEADER
-from sandbox.spawn.network_order import NetworkRecipe
+from sandbox.spawn.order import NetworkRecipe
 from tests.conftest import ROOT
 
 

@@ -7,10 +7,10 @@ import pytest
 from sandbox.network.egress import EgressLimits, EgressPlan
 from sandbox.network.trial import RecipeRefusal
 from sandbox.plan.available_layers import listed
-from sandbox.plan.egress import plan_egress
+from sandbox.plan.compile import plan_egress
 from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.policy.policy import NetworkRule
-from sandbox.spawn.network_order import NetworkRecipe
+from sandbox.spawn.order import NetworkRecipe
 from sandbox.spec import Network
 from tests.sandbox.cages import grant, policy
 

@@ -16,7 +16,7 @@ import pytest
 
 from sandbox.spawn import network
 from sandbox.spawn.network import HEADER, READY, send_request, wait_for_gate
-from sandbox.spawn.network_order import NetworkOrder, NetworkRecipe
+from sandbox.spawn.order import NetworkOrder, NetworkRecipe
 from tests.conftest import ROOT
 
 EMPTY = NetworkRecipe((), ())
@@ -107,7 +107,7 @@ from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import make_recipe
 from sandbox.network.sockets import receive_sockets
 from sandbox.spawn import network
-from sandbox.spawn.network_order import NetworkOrder
+from sandbox.spawn.order import NetworkOrder
 change = sys.argv[1]
 recipe = make_recipe(EgressPlan(("example.com:53,443",)))
 requests, sockets = recipe

@@ -72,7 +72,7 @@ def test_files_and_named_pipes_are_the_callers_own(tmp_path: Path, kind: str) ->
 
 
 def test_a_socket_of_our_own_is_given_away() -> None:
-    """Our parent does not have it. test_descriptor_flags.py shows that a shared one is kept."""
+    """Our parent does not have it. test_handover_flags.py shows that a shared one is kept."""
     ours, theirs = socket.socketpair()
     fd = theirs.detach()
     with hand_over([fd]) as handover:

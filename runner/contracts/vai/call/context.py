@@ -10,15 +10,12 @@ import secrets
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 from runner.contracts.vai import CONTRACT, IDENTITIES, SECRETS
-from runner.contracts.vai.cage import Misfit, scratch_dir
+from runner.contracts.vai.cage import Misfit, gateway_host, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Kind
 from runner.protocol.dialect import Call, CallRefused, Refusal, stray_context
 from runner.protocol.secrets import MARK
-from sandbox.document.diagnostic import printable, quoted
-from sandbox.network.rules import parse_authority
 
 # Why a call is refused before anything is started.
 INVALID_BINDING = "binding.invalid"
@@ -30,7 +27,6 @@ INVALID_DELEGATION = "auth.invalid_delegation"
 
 MOST_ID_CHARACTERS = 256
 MOST_ATTEMPTS = 2**31 - 1
-MOST_URL_CHARACTERS = 2048
 MOST_TOKEN_CHARACTERS = 16 * 1024
 _LAST_SECOND = 253_402_300_799.0  # 9999-12-31T23:59:59Z: the last that RFC 3339 can write
 
@@ -163,34 +159,3 @@ def make_gateway(base_url: Any, token: Any, scopes: Iterable[str]) -> dict[str, 
         message = f"the gateway's token is not ASCII, or has more than {MOST_TOKEN_CHARACTERS} characters"
         raise refused(INVALID_DELEGATION, f"{message}: check what --gateway-token names")
     return {"base_url": base_url, "delegation_token": HiddenText(token), "scopes": list(scopes)}
-
-
-def gateway_host(url: Any) -> str:
-    """The host and the port of a gateway's base_url, as a rule for the network: api.example.com:443.
-
-    It is an https URL. http is for a gateway on this machine only. Raises ValueError with the second half of
-    a sentence.
-    """
-    if not isinstance(url, str) or not 0 < len(url) <= MOST_URL_CHARACTERS:
-        raise ValueError(f"is not a text of 1 to {MOST_URL_CHARACTERS} characters")
-    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise ValueError("has characters that no URL has")
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise ValueError("is not a URL") from None
-    if parts.scheme not in ("https", "http") or not parts.netloc:
-        raise ValueError(f"is {quoted(url)}, and not an https URL")
-    if "@" in parts.netloc or "?" in url or "#" in url:
-        raise ValueError("has a user name, a query or a fragment, which a base URL does not have")
-    try:
-        host, port = parse_authority(parts.netloc, 443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        raise ValueError(f"has a host that {printable(str(error))}") from None
-    if parts.scheme == "http" and host.text not in ("localhost", "::1") and not _is_loopback(host.text):
-        raise ValueError("is an http URL of another machine: the token would travel in the open, use https")
-    return f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    return bool(re.match(r"127\.\d+\.\d+\.\d+\Z", host))

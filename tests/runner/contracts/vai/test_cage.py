@@ -18,7 +18,7 @@ from runner.contracts.vai import binding as bindings
 from runner.contracts.vai.binding import Binding
 from runner.contracts.vai.cage import Misfit, choice_fault, exports_asked, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Permissions, declared_by
-from runner.launch.prepare import load as load_stage
+from runner.launch.read import load as load_stage
 from runner.launch.stages import Invocation, Stopwatch
 from runner.manifest.load import load, load_all
 from runner.plugin import Plugin

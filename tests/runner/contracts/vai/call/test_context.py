@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from runner.contracts.vai.cage import gateway_host
 from runner.contracts.vai.call.context import (
     INVALID_DELEGATION,
     HiddenText,
     describe,
-    gateway_host,
     identify,
     is_timestamp,
     make_gateway,

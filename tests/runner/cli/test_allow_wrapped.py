@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.shared.subject import unwrapped
-from runner.launch.prepare import load
+from runner.cli.allow import unwrapped
+from runner.launch.read import load
 from runner.launch.stages import Invocation, Stopwatch
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.streams.descriptor_flags import restore_flags
+from sandbox.streams.handover import restore_flags
 from tests import elsewhere
 from tests.conftest import Caller
 
