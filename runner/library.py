@@ -44,7 +44,7 @@ from runner.session.prepared import PreparedCall, prepare_call
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 from sandbox.spec import Overrides
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # The public names of the package `runner`, said once.
 __all__ = [

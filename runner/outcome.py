@@ -37,8 +37,8 @@ runner refused the call and did not ask the plugin).
 
 from __future__ import annotations
 
-from sandbox.typed import TYPE_CHECKING, Any, Final, Iterable, Literal, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Any, Final, Iterable, Literal, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.document.diagnostic import Diagnostic

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandbox.spec import KeyPath, Project, SandboxSpec
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # How the names of a wrapped entry's variables begin: they are the plugin's, and mean nothing to the runner.
 PLUGIN_PREFIX = "PLUGIN_ENV_"

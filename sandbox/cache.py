@@ -15,8 +15,8 @@ import os
 import stat
 
 from sandbox import CODE_ROOT
-from sandbox.typed import Iterable
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable
+from sandbox.speed.value import NamedTuple
 
 try:
     # hashlib loads OpenSSL to offer what CPython has built in: 3 ms of a launch.
@@ -28,7 +28,7 @@ ENTRIES = 256
 # A name with a dash is one of a family, which has its own limit: who starts a plugin with other words each
 # time must not push out what all launches use.
 FAMILY_ENTRIES = 64
-_FORMAT = b"2"  # how values are written in entries: sandbox/codec.py, pack
+_FORMAT = b"2"  # how values are written in entries: sandbox/speed/codec.py, pack
 ENTRY_LIMIT = 8 << 20
 _LONGEST_DIGEST = 128  # bytes in front of an entry
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from sandbox.typed import TYPE_CHECKING
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.value import NamedTuple
 
 try:
     from _blake2 import blake2b
@@ -17,7 +17,7 @@ except ImportError:  # another Python than CPython
     from hashlib import blake2b
 
 if TYPE_CHECKING:
-    from sandbox.typed import Iterable, Iterator, Mapping
+    from sandbox.speed.typed import Iterable, Iterator, Mapping
 
 _KIND = 0o170000
 _DIRECTORY = 0o040000

@@ -17,11 +17,11 @@ import time
 
 from sandbox import facts
 from sandbox.facts import Facts
-from sandbox.scopes import contextmanager
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.speed.scopes import contextmanager
+from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandbox.typed import Iterator, Mapping
+    from sandbox.speed.typed import Iterator, Mapping
 
 _LINKS = 40  # as many as the kernel follows
 # Below /proc: what is asked about, and is the same for every process of one user.

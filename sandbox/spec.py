@@ -6,8 +6,8 @@ importing `dataclasses` alone costs more than bubblewrap does.
 
 from __future__ import annotations
 
-from sandbox.typed import Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Literal
+from sandbox.speed.value import NamedTuple
 
 # Where a request stands in its document, as the keys that lead to it. Turned into file:line:column only for a
 # message, so a launch without faults never scans for positions.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 from scripts.benches import binds, call, growth, kill, launch, machine, network, pages, peers, talks, waiting
 from scripts.benches.caller import Caller, Unable, callers, reason
 from scripts.benches.pages import Run

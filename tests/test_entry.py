@@ -81,8 +81,10 @@ def probe(tmp_path: Path) -> Path:
     """A checkout whose command line is PROBE."""
     (tmp_path / "checkout/runner/cli").mkdir(parents=True)
     (tmp_path / "checkout/runner/__init__.py").touch()
-    for name in ("bundle.py", "late_site.py"):
-        shutil.copy(ROOT / "runner" / name, tmp_path / "checkout/runner")
+    for name in ("__init__.py", "speed/__init__.py", "speed/bundle.py", "speed/late_site.py"):
+        copy = tmp_path / "checkout/sandbox" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "sandbox" / name, copy)
     (tmp_path / "checkout/runner/cli/__init__.py").write_text(PROBE)
     return tmp_path / "checkout"
 
@@ -119,7 +121,8 @@ def baseline(python: Path) -> list[str]:
 
 def test_nothing_is_loaded_before_our_first_module(installed: Install) -> None:
     found = said(installed.command)
-    ours = ["runner", "runner.bundle", "runner.cli", "runner.late_site"]
+    ours = ["runner", "runner.cli", "sandbox", "sandbox.speed", "sandbox.speed.bundle"]
+    ours.append("sandbox.speed.late_site")
     assert found["modules"] == sorted([*baseline(installed.prefix / "bin/python"), *ours])
     assert not {"site", "re", "os", "sysconfig", "__future__"} & set(found["modules"])
 
@@ -149,7 +152,7 @@ def test_launching_a_known_manifest_loads_no_site(
     assert not loaded & {"site", "sysconfig", "sitecustomize", "_distutils_hack", "functools"}
     lines = [line.rpartition("|")[2].strip() for line in second.stderr.splitlines() if "|" in line]
     known = {"imported package", *baseline(made.prefix / "bin/real")}
-    assert set(lines[: lines.index("runner")]) <= known
+    assert set(lines[: lines.index("sandbox")]) <= known
 
 
 QUICK = (
@@ -227,7 +230,8 @@ def test_the_environment_is_that_of_python(installed: Install) -> None:
 
 
 def test_an_installed_copy_is_preferred_and_replaces_no_standard_module(installed: Install) -> None:
-    shutil.copytree(installed.code / "runner", installed.packages / "runner")
+    for name in ("runner", "sandbox"):
+        shutil.copytree(installed.code / name, installed.packages / name)
     for name in ("os", "json", "posix"):
         (installed.packages / f"{name}.py").write_text("raise SystemExit('planted')\n")
     found = said(installed.command)
@@ -257,10 +261,11 @@ def test_a_file_that_holds_no_path_does_not_lead_to_the_working_directory(
 ) -> None:
     (installed.packages / "__editable__.plugin_runner-0.1.0.pth").write_bytes(content)
     folder = tmp_path / "cwd"
-    package = folder / content.decode().strip() / "runner"
-    package.mkdir(parents=True)
-    for name in ("__init__", "late_site"):
-        (package / f"{name}.py").write_text("print('hostile')")
+    for package in ("runner", "sandbox", "sandbox/speed"):
+        place = folder / content.decode().strip() / package
+        place.mkdir(parents=True)
+        for name in ("__init__", "late_site"):
+            (place / f"{name}.py").write_text("print('hostile')")
     done = subprocess.run([installed.command, "--version"], cwd=folder, capture_output=True, text=True)
     assert "hostile" not in done.stdout
 
@@ -454,7 +459,7 @@ def test_a_fork_server_is_started_as_its_host_was() -> None:
     host = """
 import sys
 late, *sys.path[len(sys.path):] = sys.argv[1:]
-from runner.late_site import LateSite
+from sandbox.speed.late_site import LateSite
 if late:
     sys.meta_path.append(LateSite())
 from runner.launch.remote import forkserver
@@ -465,7 +470,7 @@ forkserver.start_by_exec()
 import sys
 sys.path += sys.argv[1:]
 from runner.launch.remote import forkserver
-from runner.late_site import is_site_waiting
+from sandbox.speed.late_site import is_site_waiting
 forkserver.serve = lambda orders, *how: print(is_site_waiting(), flush=True)
 forkserver.main(0)
 """

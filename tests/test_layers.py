@@ -38,8 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),
     ("runner.protocol.*",),
-    ("runner.plugin", "runner.outcome", "runner.late_site", "runner.bundle"),
-    ("runner.bundle_parts",),
+    ("runner.plugin", "runner.outcome"),
     ("runner",),
     ("sandbox.doctor.*",),
     ("sandbox.cell.*",),
@@ -53,10 +52,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
     ("sandbox.spec",),
     ("sandbox.cache",),
-    ("sandbox.codec", "sandbox.files", "sandbox.process"),
+    ("sandbox.files", "sandbox.process"),
     ("sandbox.look",),
     ("sandbox.facts",),
-    ("sandbox.scopes", "sandbox.signals", "sandbox.typed", "sandbox.value"),
+    ("sandbox.speed.*",),
     ("sandbox",),
     ("policies",),
 )
@@ -112,11 +111,11 @@ STANDARD_LIBRARY_ONLY = (
     "sandbox.spawn.init",
     "sandbox.spawn.network",
     "sandbox.spawn.order",
-    "sandbox.spawn.libc",
+    "sandbox.speed.libc",
     "sandbox.spawn.machine_code",
     "sandbox.spawn.reaper",
 )
-STAND_INS = ("sandbox.scopes.", "sandbox.signals.", "sandbox.typed.", "sandbox.value.")
+STAND_INS = ("sandbox.speed.",)
 
 
 class Import(NamedTuple):
@@ -522,8 +521,7 @@ TOO_SLOW_TO_START_WITH = (
     "yaml",
     "asyncio",
     "inspect",
-    # Most of these take 2 to 10 ms, with what they import. sandbox/typed.py, scopes.py, signals.py, codec.py,
-    # spawn/libc.py and runner/cli/shared/plain.py do without.
+    # Most of these take 2 to 10 ms, with what they import. sandbox/speed/ does without.
     "argparse",
     "array",
     "collections",
@@ -632,7 +630,7 @@ def test_carrying_out_a_plan_loads_nothing_that_makes_one() -> None:
 
 
 def test_a_fork_server_loads_nothing_of_its_host() -> None:
-    """Each session would pay for it with memory. `from runner import bundle` would load the whole library."""
+    """Each session would pay for it with memory."""
     program = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from runner.launch.remote import forkserver, shared_monitor\n"

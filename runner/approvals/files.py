@@ -25,8 +25,8 @@ from sandbox import look
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.load import untrustworthy
 from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, Approval, is_variable_name
-from sandbox.typed import Iterator, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterator, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 _MOST_BYTES = 1 << 20
 _MOST_ENTRIES = 4096  # of one list

@@ -11,8 +11,8 @@ from sandbox.paths.program import locate
 from sandbox.policy.approval import asked_by, joined
 from sandbox.policy.policy import RUNTIME_PATHS, steers
 from sandbox.spec import Approval, EnvRequest
-from sandbox.typed import Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 VERSION = 2  # of the file of an approval; those of the first name no program, and count no more
 # Up to six looks at the filesystem for each: 19,000 words took 0.7 s, twice in a launch.

@@ -10,7 +10,7 @@ import os
 
 from runner.approvals.record import ENDING, TOLD, ApprovalKey, ApprovalRecord, approvals_folder
 from sandbox import look
-from sandbox.typed import Mapping, Sequence
+from sandbox.speed.typed import Mapping, Sequence
 
 
 def find_approval(

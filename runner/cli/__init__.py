@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from runner.bundle import load, renew
-from sandbox.typed import Callable, NoReturn, Sequence
+from sandbox.speed.bundle import load, renew
+from sandbox.speed.typed import Callable, NoReturn, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ def _use_own_home() -> None:
 
 def _usual_exec(words: list[str]) -> argparse.Namespace | None:
     """None: argparse has to read the words."""
-    from runner.cli.shared.plain import deciding_words, read_plain
+    from sandbox.speed.plain import deciding_words, read_plain
 
     at = words.index("--") if "--" in words else len(words)
     args = read_plain(words[:at])

@@ -56,9 +56,9 @@ from sandbox.paths.mounts import contains
 from sandbox.policy.approval import joined
 from sandbox.policy.policy import private_fault, steers
 from sandbox.spec import Approval, Denial, Limits, is_variable_name
-from sandbox.typed import Iterable, Sequence
+from sandbox.speed.typed import Iterable, Sequence
+from sandbox.speed.value import NamedTuple
 from sandbox.units import format_limit
-from sandbox.value import NamedTuple
 
 NAME = "allow"
 HELP = "show what a plugin asks for, and allow it once and for all"

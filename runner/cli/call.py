@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.bundle import load
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.options import (
     add_invocation,
@@ -17,12 +16,13 @@ from runner.cli.shared.options import (
     open_events,
     secrets_of,
 )
-from runner.cli.shared.plain import read_plain_call
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import all_kinds, find_contract
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable, quoted
+from sandbox.speed.bundle import load
+from sandbox.speed.plain import read_plain_call
 
 if TYPE_CHECKING:
     import argparse

@@ -15,7 +15,7 @@ from runner.cli import all_verbs, verb_help, verb_parser
 from runner.contracts.registry import contract_names, contract_options
 from sandbox.policy.load import policy_names
 from sandbox.policy.policy import LIMIT_NAMES
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse

@@ -12,7 +12,7 @@ from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.launch.run import run as run_plugin
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
-from sandbox.typed import TYPE_CHECKING, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
     import argparse

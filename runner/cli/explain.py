@@ -29,7 +29,7 @@ from sandbox.plan.plan import LaunchPlan, ShownPath
 from sandbox.policy.policy import NetworkRule, host_matches
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Limits, names_policy_hosts
-from sandbox.typed import Iterator
+from sandbox.speed.typed import Iterator
 from sandbox.units import format_duration, format_limit, format_size
 
 if TYPE_CHECKING:

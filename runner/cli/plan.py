@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from runner.cli import exec as exec_verb
 from runner.cli.shared import text as printing
 from runner.cli.shared.options import invocation_of
-from runner.cli.shared.plain import deciding_words, read_plain
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.read import load
@@ -27,8 +26,9 @@ from sandbox.document.diagnostic import printable
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import Bind, Symlink, Tmpfs
 from sandbox.seccomp import filter as seccomp_filter
+from sandbox.speed.plain import deciding_words, read_plain
+from sandbox.speed.value import NamedTuple
 from sandbox.units import format_limit
-from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runner.cli.exec import add_streams, launch
 from runner.cli.shared.command import add_command
 from runner.cli.shared.options import add_launch
-from sandbox.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse

@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 
 from runner.plugin import Switches
-from sandbox.typed import TYPE_CHECKING, Any, Callable, Protocol
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Protocol
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse

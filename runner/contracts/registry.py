@@ -7,7 +7,7 @@ import os
 
 from runner.contracts.contract import HostPlaces
 from sandbox import CODE_ROOT, look
-from sandbox.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.contracts.contract import Contract, ContractOption, ContractVerb

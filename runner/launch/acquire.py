@@ -22,10 +22,10 @@ from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep
 from sandbox.limits.cgroup_settings import whole_disks
 from sandbox.plan.layers import LayerUnavailable, with_owner
 from sandbox.plan.plan import Bind, PlanRefused
-from sandbox.scopes import ExitStack, contextmanager
 from sandbox.spec import Denial
-from sandbox.typed import TYPE_CHECKING, Collection, Iterator, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import ExitStack, contextmanager
+from sandbox.speed.typed import TYPE_CHECKING, Collection, Iterator, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.launch.stages import Planned, Provision

@@ -25,8 +25,8 @@ from sandbox.spec import (
     SandboxSpec,
     names_policy_hosts,
 )
-from sandbox.typed import Mapping, Sequence, Set
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Mapping, Sequence, Set
+from sandbox.speed.value import NamedTuple
 
 
 class Approved(NamedTuple):

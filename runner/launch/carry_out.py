@@ -14,7 +14,7 @@ from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import settle, start
 from runner.launch.wait import wait_steps
 from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
-from sandbox.typed import TYPE_CHECKING, Mapping, Protocol
+from sandbox.speed.typed import TYPE_CHECKING, Mapping, Protocol
 
 if TYPE_CHECKING:
     from runner.launch.acquire import Acquired
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from runner.launch.stored.keep import PlanKeeper
     from runner.launch.wait import End, Steps
     from sandbox.cell.contents import Contents
-    from sandbox.scopes import AbstractContextManager
     from sandbox.spec import Limits
+    from sandbox.speed.scopes import AbstractContextManager
 
 
 class LaunchHost(Protocol):

@@ -8,8 +8,8 @@ from runner.plugin import Entrypoint, Plugin, Template
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.spec import STATE_DIR_TOKEN, Approval, PathRequest, SandboxSpec
-from sandbox.typed import Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Mapping
+from sandbox.speed.value import NamedTuple
 
 
 class Command(NamedTuple):

@@ -7,7 +7,6 @@ import sys
 
 from runner.approvals.record import approvals_folder
 from runner.contracts.registry import all_host_places
-from runner.late_site import complete_search_path
 from runner.launch.command import environ_of_host
 from runner.launch.stages import Decided
 from runner.plugin import Plugin
@@ -20,7 +19,8 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import follow
 from sandbox.paths.mounts import Mounts
 from sandbox.policy.policy import Policy
-from sandbox.typed import Mapping, Sequence
+from sandbox.speed.late_site import complete_search_path
+from sandbox.speed.typed import Mapping, Sequence
 
 
 def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str]) -> Denylist:

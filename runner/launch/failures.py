@@ -10,9 +10,9 @@ from runner.outcome import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, 
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
-from sandbox.scopes import contextmanager
 from sandbox.spec import APPROVED, Denial
-from sandbox.typed import TYPE_CHECKING, Iterator, Literal
+from sandbox.speed.scopes import contextmanager
+from sandbox.speed.typed import TYPE_CHECKING, Iterator, Literal
 
 if TYPE_CHECKING:
     from sandbox.paths.executable import ProgramFault

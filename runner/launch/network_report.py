@@ -10,7 +10,7 @@ from sandbox.network.audit import AuditLog
 from sandbox.network.egress import NOT_LISTED, AuditLine
 from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
-from sandbox.typed import Iterable
+from sandbox.speed.typed import Iterable
 
 _RULE = "network"  # of the notes
 _MOST_TOLD = 5  # refused hosts; and of those that were not reached, in notes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from sandbox.scopes import contextmanager
-from sandbox.signals import signal
-from sandbox.typed import Callable, Iterator, Protocol
+from sandbox.speed.scopes import contextmanager
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import Callable, Iterator, Protocol
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 

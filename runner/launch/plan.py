@@ -24,7 +24,7 @@ from sandbox.plan.layers import Layers
 from sandbox.plan.plan import OWN_PLACES, LaunchPlan, PlanRequest
 from sandbox.spawn.spawner import can_join_keyring
 from sandbox.spec import Project
-from sandbox.typed import Mapping
+from sandbox.speed.typed import Mapping
 
 
 def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources: Sources) -> Planned:

@@ -25,7 +25,7 @@ from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, Denial, EnvRequest, Note
-from sandbox.typed import TYPE_CHECKING, Mapping, Sequence
+from sandbox.speed.typed import TYPE_CHECKING, Mapping, Sequence
 
 if TYPE_CHECKING:
     from runner.approvals.record import ApprovalRecord

@@ -14,7 +14,7 @@ from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.document.diagnostic import quoted
-from sandbox.typed import TYPE_CHECKING, Any, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     from runner.contracts.contract import Contract

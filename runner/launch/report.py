@@ -33,7 +33,7 @@ from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import APPROVED, Denial, Grant, Note
-from sandbox.typed import Iterator
+from sandbox.speed.typed import Iterator
 
 if TYPE_CHECKING:
     from runner.launch.advice.scene import Scene

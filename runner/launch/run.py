@@ -19,8 +19,8 @@ from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Sto
 from runner.launch.wait import Steps, drive
 from runner.outcome import Failure
 from sandbox import look
-from sandbox.scopes import ExitStack
-from sandbox.typed import TYPE_CHECKING, Callable, Mapping
+from sandbox.speed.scopes import ExitStack
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Mapping
 
 if TYPE_CHECKING:
     from runner.launch.stored.keep import PlanKeeper

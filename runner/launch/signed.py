@@ -29,7 +29,7 @@ from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.plan.plan import Bind, LaunchPlan
 from sandbox.policy.policy import RUNTIME_PATHS
-from sandbox.typed import Callable, Iterator, Mapping
+from sandbox.speed.typed import Callable, Iterator, Mapping
 
 RULE = "signature"
 _HINT = 'or set signature = "optional" under [packages] in a policy of your own'

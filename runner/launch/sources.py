@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sandbox.scopes import ExitStack
-from sandbox.typed import TYPE_CHECKING, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import ExitStack
+from sandbox.speed.typed import TYPE_CHECKING, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.denylist import Denylist
     from sandbox.plan.plan import OpenPlan
-    from sandbox.scopes import AbstractContextManager
-    from sandbox.typed import Callable
+    from sandbox.speed.scopes import AbstractContextManager
+    from sandbox.speed.typed import Callable
 
 
 class Held(NamedTuple):

@@ -22,8 +22,8 @@ import time
 
 from sandbox.limits.assigned import AssignedLimits
 from sandbox.spec import Approval, Overrides
-from sandbox.typed import TYPE_CHECKING
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.launch.command import Command
@@ -252,7 +252,7 @@ def tells_before(planned: Planned) -> bool:
 
 def encode_planned(planned: Planned) -> bytes:
     """A plan as bytes, for another process or a later launch."""
-    from sandbox.codec import encode
+    from sandbox.speed.codec import encode
 
     return encode(planned)
 
@@ -262,7 +262,7 @@ def decode_planned(raw: bytes) -> Planned:
 
     Fields are counted, not judged. Only read what nobody else can have written.
     """
-    from sandbox.codec import decode
+    from sandbox.speed.codec import decode
 
     planned = decode(raw, planned_classes())
     if not isinstance(planned, Planned):

@@ -15,10 +15,10 @@ from sandbox.cell.launch import launch
 from sandbox.limits.cgroup_meters import CpuTimeMeter, MemoryMeter
 from sandbox.limits.meter import LaterMeter, Meter
 from sandbox.limits.rlimits import rlimits
-from sandbox.scopes import AbstractContextManager, ExitStack, contextmanager
-from sandbox.signals import signal
 from sandbox.spec import Limits
-from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator
+from sandbox.speed.scopes import AbstractContextManager, ExitStack, contextmanager
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterator
 
 if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection

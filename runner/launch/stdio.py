@@ -16,12 +16,12 @@ import os
 import stat
 
 from sandbox.limits.meter import Meter
-from sandbox.scopes import ExitStack, contextmanager
-from sandbox.signals import signal
 from sandbox.spec import Limits
+from sandbox.speed.scopes import ExitStack, contextmanager
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterator, Literal, Protocol
+from sandbox.speed.value import NamedTuple
 from sandbox.streams.handover import forget, hand_over
-from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Literal, Protocol
-from sandbox.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection

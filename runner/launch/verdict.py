@@ -7,7 +7,7 @@ import os
 
 from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, GOOD, Outcome, Phase
 from sandbox.spec import Limits
-from sandbox.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.launch.wait import End

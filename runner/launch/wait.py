@@ -16,9 +16,9 @@ import time
 
 from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
 from sandbox.limits.meter import VIOLATION, Meter
-from sandbox.signals import signal
-from sandbox.typed import TYPE_CHECKING, Generator, Literal, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import TYPE_CHECKING, Generator, Literal, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from typing import TypeVar

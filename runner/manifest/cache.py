@@ -10,7 +10,7 @@ import os
 from runner import __version__
 from runner.contracts.registry import contract_names
 from runner.plugin import Entrypoint, Plugin, Template
-from sandbox import cache, codec
+from sandbox import cache
 from sandbox.cache import CodeMark, fingerprint
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import (
@@ -23,7 +23,8 @@ from sandbox.spec import (
     SandboxSpec,
     Scratch,
 )
-from sandbox.value import NamedTuple
+from sandbox.speed import codec
+from sandbox.speed.value import NamedTuple
 
 
 class ManifestEntry(NamedTuple):

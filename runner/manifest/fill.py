@@ -22,7 +22,7 @@ from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.mounts import contains
 from sandbox.policy.policy import Policy, matches
 from sandbox.spec import KeyPath, Note, Overrides
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
 _OUTSIDE_HINT = "move it into the project, or allow it: runner allow --read FILE MANIFEST"

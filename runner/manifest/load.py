@@ -17,8 +17,8 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import SIZE_LIMIT, Document, Format, parse, read_bounded
 from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
-from sandbox.typed import TYPE_CHECKING, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.contracts.contract import Contract

@@ -26,8 +26,8 @@ from sandbox.spec import (
     SeccompProfile,
     is_variable_name,
 )
+from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit
-from sandbox.value import NamedTuple
 
 # Bytes. The kernel limits arguments and variables together to a quarter of the stack limit: 2 MiB by default,
 # of which bubblewrap's own arguments take a part.

@@ -7,7 +7,7 @@ been reported already (see model.py) and counts as absent here.
 from __future__ import annotations
 
 from sandbox.spec import KeyPath
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 
 class Item(NamedTuple):

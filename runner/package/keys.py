@@ -24,7 +24,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import read_bounded
 from sandbox.files import write_all
 from sandbox.policy.load import untrustworthy
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 ALGORITHM = "ed25519"
 PUBLIC_BYTES = 32

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import printable
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 SIGNATURE_NAME = "marketplace.signature.json"
 

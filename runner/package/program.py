@@ -16,7 +16,7 @@ from sandbox.document.diagnostic import printable
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.plan.plan import Bind, LaunchPlan, Symlink
 from sandbox.policy.policy import RUNTIME_PATHS
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 RULE = "package_program"
 _HINT = "put the program into the package and sign it again, or install it below /usr"

@@ -30,7 +30,7 @@ from runner.package.listing import SIGNATURE_NAME, FileList
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.read import parse, read_bounded
 from sandbox.files import write_all
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 SCHEMA = 1
 SIGN_AGAIN = "sign the package again: runner package sign DIR --key FILE"

@@ -29,7 +29,7 @@ from sandbox.identity.removal import remove_tree
 from sandbox.identity.state import PACKAGES, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
 from sandbox.policy.load import untrustworthy
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import trio
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 HOST = "host"  # the publisher's id of the host's own publications. No plugin may have it
 

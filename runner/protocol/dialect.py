@@ -18,7 +18,7 @@ from runner.plugin import Plugin
 from runner.protocol.frames import Framer
 from sandbox.document.diagnostic import quoted
 from sandbox.spec import Limits
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # A contract's own word (see Contract.kinds), or one of two with the same meaning everywhere: "list" asks for
 # a list, and its name says which ("tools", …); "event" is a notification and has no answer.

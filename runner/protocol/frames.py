@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 Cause = Literal["frame_too_large", "bad_header", "cut_short"]
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from runner.protocol.frames import Cutter, LineFramer
 from runner.protocol.header_frames import HeaderFramer, HeaderRules
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # A frame, and where it ends in the stream. None: it is too long, or nobody can tell where it ends.
 Skimmed = tuple[bytes | None, int]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from runner.protocol.frames import Cause, Cut, FrameFault, Pieces
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # The characters with the property White_Space. Python's str.strip() also removes U+001C to U+001F.
 WHITE_SPACE = (

@@ -18,7 +18,7 @@ import trio
 from runner.plugin import Plugin
 from runner.protocol.bus import SnapshotBus
 from runner.protocol.dialect import Answer, Call, HostCall, Notice
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Requests of one plugin that are served at the same time, and that may wait for their turn. Any further
 # request is refused as busy, not queued: the plugin's answers to us come through the same pipe as its

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from typing import Any, Literal
 
 from runner.protocol import wire
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603

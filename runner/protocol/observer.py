@@ -19,7 +19,7 @@ from runner.protocol import wire
 from runner.protocol.dialect import Violation
 from runner.protocol.jsonrpc import IDENTITY
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Open requests of the host. With more, the oldest is forgotten, and its answer counts as a stray.
 MOST_OPEN = 4096

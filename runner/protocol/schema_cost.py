@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 MOST_DEPTH = 128  # levels of a schema, and of a value: 100 000 levels crash jsonschema-rs
 MOST_NODES = 20_000  # values in a schema: 5 µs and 2 kB each when it is compiled

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Literal
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 Cause = Literal["bad_json", "bom", "bad_number", "too_deep", "too_many_values", "duplicate_key"]
 

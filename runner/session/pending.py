@@ -15,7 +15,7 @@ import trio
 from runner.outcome import Outcome, Phase
 from runner.protocol.dialect import Refusal, Reply, Violation
 from runner.session.outbox import Letter
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 

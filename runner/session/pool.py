@@ -28,7 +28,7 @@ from runner.session.pending import OnProgress, first_of
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
 from runner.session.session import Session
 from runner.session.state import CLOSED
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 OpenPrepared = Callable[[PreparedCall, Callable[[Session], None]], AbstractAsyncContextManager[Session]]
 Key = tuple[tuple[str, str], ...]

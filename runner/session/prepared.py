@@ -33,7 +33,7 @@ from runner.protocol.host_services import (
 from runner.protocol.secrets import Secrets
 from runner.session.pending import Deadline
 from sandbox.cell.contents import Contents
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # The outcome of a call that its caller gave up.
 GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up")

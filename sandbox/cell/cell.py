@@ -9,13 +9,13 @@ import time
 from sandbox.cell import KILL_SECONDS as KILL_SECONDS
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit
-from sandbox.scopes import suppress
-from sandbox.signals import signal
 from sandbox.spawn import launcher
 from sandbox.spawn.launcher import Verdict
 from sandbox.spawn.order import read_ending
-from sandbox.typed import TYPE_CHECKING
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import suppress
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.cell.egress import GateProcess

@@ -11,7 +11,7 @@ import os
 
 from sandbox.files import write_all
 from sandbox.spec import MemoryFile
-from sandbox.typed import Mapping, Sequence
+from sandbox.speed.typed import Mapping, Sequence
 
 MOST_SECRET_BYTES = 1 << 20  # of all secrets together. They are keys and tokens
 MOST_FILE_BYTES = 64 << 20  # of all other files together

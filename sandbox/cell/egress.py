@@ -18,11 +18,11 @@ from sandbox.network.audit import AuditLog
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
 from sandbox.plan.layers import LayerUnavailable
-from sandbox.scopes import ExitStack, contextmanager, suppress
-from sandbox.signals import signal
 from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
-from sandbox.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, NoReturn
+from sandbox.speed.scopes import ExitStack, contextmanager, suppress
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, NoReturn
 
 if TYPE_CHECKING:
     from sandbox.spec import Limits

@@ -14,13 +14,13 @@ from sandbox.identity.owner import Owner
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan import bwrap
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
-from sandbox.scopes import ExitStack, contextmanager
-from sandbox.signals import signal
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
 from sandbox.spawn.order import CgroupDoors, GuardOrder, SpawnError, SpawnOrder, folder_path
-from sandbox.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import ExitStack, contextmanager
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.cell.contents import Contents

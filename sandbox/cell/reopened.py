@@ -11,11 +11,11 @@ import os
 
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan
-from sandbox.scopes import ExitStack, contextmanager
-from sandbox.typed import TYPE_CHECKING
+from sandbox.speed.scopes import ExitStack, contextmanager
+from sandbox.speed.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sandbox.typed import Iterator
+    from sandbox.speed.typed import Iterator
 
 _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 

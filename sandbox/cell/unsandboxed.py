@@ -21,7 +21,7 @@ from sandbox.plan.plan import LaunchPlan
 from sandbox.spawn.init import fork_into, join_cgroups, require_membership, set_rlimits
 from sandbox.spawn.launcher import Verdict, failure, verdict
 from sandbox.spawn.order import CgroupDoors
-from sandbox.typed import Iterator
+from sandbox.speed.typed import Iterator
 
 _PASSES = 200  # over the process tree; each finds processes forked during the one before
 _PASS_SECONDS = 0.005  # between two of them

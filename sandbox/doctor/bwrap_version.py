@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandbox.doctor.finding import Finding
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 
 class Flaw(NamedTuple):

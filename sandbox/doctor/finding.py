@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 Status = Literal["ok", "degraded", "missing", "info"]
 

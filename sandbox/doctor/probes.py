@@ -35,7 +35,7 @@ from sandbox.identity.uid_range import DEFAULT_RANGE, usable_range
 from sandbox.plan.find_bwrap import Bwrap, BwrapUnusable, find_bwrap
 from sandbox.policy.policy import LimitRule
 from sandbox.seccomp.filter import SeccompUnavailable, filter_bytes
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # The layers a policy may name under [layers], and how they show here.
 POLICY_LAYERS: Mapping[str, tuple[str, ...]] = {

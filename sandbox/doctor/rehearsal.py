@@ -16,7 +16,7 @@ from sandbox.doctor.trial import Run, run_bwrap
 from sandbox.files import write_all
 from sandbox.plan.layers import INSIDE_ID as INSIDE_NUMBER
 from sandbox.plan.operations import PROC_MASKS
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 INSIDE_ID = str(INSIDE_NUMBER)
 _SHELL = "/bin/sh"

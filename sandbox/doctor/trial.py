@@ -20,7 +20,7 @@ from sandbox import process
 from sandbox.files import write_all
 from sandbox.spawn.order import SpawnError, SpawnOrder
 from sandbox.spawn.spawner import spawn
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000

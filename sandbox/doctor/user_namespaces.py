@@ -14,7 +14,7 @@ import sys
 
 from sandbox.doctor.trial import NAMESPACES, NONSENSE, TrialOutcome, apparmor_label
 from sandbox.identity.uid_range import id_is_mapped
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 FILTER = "policies/container/seccomp.json"
 _FLAGS = "--security-opt seccomp=FILE --security-opt apparmor=unconfined --security-opt"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.typed import Iterable, Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Literal
+from sandbox.speed.value import NamedTuple
 
 Severity = Literal["error", "warning"]
 

@@ -14,7 +14,7 @@ import stat
 from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity
 from sandbox.spec import KeyPath
-from sandbox.typed import Literal
+from sandbox.speed.typed import Literal
 
 Format = Literal["toml", "json", "jsonc", "yaml"]  # jsonc: JSON with comments and trailing commas
 

@@ -7,7 +7,7 @@ import os
 
 from sandbox.gate.loop import BROKEN, WRITE, Loop
 from sandbox.network.egress import AuditLine
-from sandbox.typed import Mapping
+from sandbox.speed.typed import Mapping
 
 try:
     from _json import encode_basestring_ascii as _quote

@@ -13,9 +13,9 @@ import struct
 
 from sandbox.gate.calls import gate_filter
 from sandbox.seccomp.filter import machine_arch
-from sandbox.signals import signal
-from sandbox.spawn.libc import Libc, addressof, get_errno, memory_at, open_libc, writable
-from sandbox.typed import Callable, Collection
+from sandbox.speed.libc import Libc, addressof, get_errno, memory_at, open_libc, writable
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import Callable, Collection
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _PR_GET_DUMPABLE, _PR_GET_SECCOMP, _PR_GET_NO_NEW_PRIVS = 3, 21, 39

@@ -6,7 +6,7 @@ import _socket as socket
 import os
 
 from sandbox.gate.loop import WRITE, Loop, Timer
-from sandbox.typed import Callable, Sequence
+from sandbox.speed.typed import Callable, Sequence
 
 MOST_DIALLED = 8  # addresses of one name
 _NEXT_SECONDS = 0.25  # until the next address is tried beside the first (RFC 8305)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 A, NS, CNAME, SOA, PTR, AAAA, OPT, SVCB, HTTPS, ANY = 1, 2, 5, 6, 12, 28, 41, 64, 65, 255
 IN = 1

@@ -19,8 +19,8 @@ from sandbox.network.addresses import vet
 from sandbox.network.egress import AuditLine, EgressPlan
 from sandbox.network.hosts import Host, read_address
 from sandbox.network.rules import HostRule, judge
-from sandbox.typed import Callable, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Callable, Sequence
+from sandbox.speed.value import NamedTuple
 
 _CONNECTIONS_PER_SECOND = 1000
 _MOST_AT_ONCE = 64  # connections, until others have their turn

@@ -37,8 +37,8 @@ from sandbox.network.addresses import refusal
 from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
 from sandbox.network.rules import parse_rules
 from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, tell_ready
-from sandbox.signals import signal
-from sandbox.typed import NoReturn
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import NoReturn
 
 # Of the gate's process.
 EXIT_ENDED = 0  # `alive` said so, or nobody reads the audit lines

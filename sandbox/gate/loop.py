@@ -12,7 +12,7 @@ import itertools
 import select
 import time
 
-from sandbox.typed import Callable
+from sandbox.speed.typed import Callable
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT

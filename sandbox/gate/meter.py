@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandbox.gate.loop import Loop
-from sandbox.typed import Callable
+from sandbox.speed.typed import Callable
 
 # What may be moved at once after a pause, in seconds of the rate. Also how long a connection waits at most
 # before it may try again.

@@ -6,7 +6,7 @@ import _socket as socket
 import ipaddress
 
 from sandbox.network.egress import SYNTHETIC_IPV4, SYNTHETIC_IPV6
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # A name that was neither asked for nor dialled for so long gives its place away when all are taken. Much
 # longer than the seconds for which our answers hold.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import time
 
-from sandbox.typed import Callable
+from sandbox.speed.typed import Callable
 
 # Processor time that may be used at once after a rest, however low the limit is.
 _BURST_SECONDS = 0.1

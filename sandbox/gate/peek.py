@@ -15,7 +15,7 @@ import re
 
 from sandbox.network.hosts import Host, parse_host
 from sandbox.network.rules import parse_authority
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 MOST_FIRST_BYTES = 16 * 1024
 _MOST_RECORDS = 64  # in which a ClientHello comes

@@ -16,8 +16,8 @@ import struct
 
 from sandbox.gate.loop import READ, WRITE, Loop, Timer
 from sandbox.gate.meter import ByteMeter
-from sandbox.typed import Callable
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Callable
+from sandbox.speed.value import NamedTuple
 
 # What is moved at once. A pipe holds 64 KiB by default; with 256 KiB a gigabyte takes 0.2 instead of 0.35
 # seconds of processor time. A connection whose reader is slow keeps its pipe, so only some are that large.

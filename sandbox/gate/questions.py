@@ -16,7 +16,7 @@ from sandbox.gate.pump import reset_on_close
 from sandbox.network.egress import NOT_LISTED, AuditLine
 from sandbox.network.hosts import Host, parse_host
 from sandbox.network.rules import EVERY_PORT, HostRule, covers
-from sandbox.typed import Sequence
+from sandbox.speed.typed import Sequence
 
 ANSWER_SECONDS = 60  # for which our answers hold; names.KEPT_SECONDS is longer
 MOST_CLIENTS = 16  # that have a TCP connection at once

@@ -13,8 +13,8 @@ import os
 from sandbox.gate import dns
 from sandbox.gate.loop import READ, WRITE, Loop, Timer
 from sandbox.gate.upstream import NameServer, Upstream
-from sandbox.typed import Callable
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Callable
+from sandbox.speed.value import NamedTuple
 
 MOST_TRIES = 3  # of one question, that may still be answered
 _MOST_REPLY_BYTES = 16 * 1024

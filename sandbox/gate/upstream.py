@@ -6,8 +6,8 @@ import _socket as socket
 import os
 
 from sandbox.network.hosts import parse_host, read_address
-from sandbox.typed import Callable
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Callable
+from sandbox.speed.value import NamedTuple
 
 RESOLV_CONF = "/etc/resolv.conf"
 HOSTS = "/etc/hosts"

@@ -7,8 +7,8 @@ its uid.
 from __future__ import annotations
 
 from sandbox import look
-from sandbox.typed import Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Sequence
+from sandbox.speed.value import NamedTuple
 
 PASSWD = "/etc/passwd"
 NOBODY = 65534  # the owner of files whose real owner has no mapping

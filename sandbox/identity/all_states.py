@@ -18,8 +18,8 @@ from sandbox.identity.state import lock_alone, open_record, record_path, remove_
 from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
-from sandbox.typed import Iterator, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterator, Mapping
+from sandbox.speed.value import NamedTuple
 
 
 class State(NamedTuple):

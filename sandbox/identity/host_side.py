@@ -12,8 +12,8 @@ import stat
 
 from sandbox.identity.removal import remove_tree
 from sandbox.paths.walk import close, walk
-from sandbox.scopes import ExitStack, contextmanager, suppress
-from sandbox.typed import Iterator
+from sandbox.speed.scopes import ExitStack, contextmanager, suppress
+from sandbox.speed.typed import Iterator
 
 FOLDER = ".storage"
 

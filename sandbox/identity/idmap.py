@@ -20,8 +20,8 @@ import signal
 import struct
 
 from sandbox.files import write_once
-from sandbox.typed import Iterator
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterator
+from sandbox.speed.value import NamedTuple
 
 _CLONE_NEWUSER = 0x10000000
 _AT_EMPTY_PATH = 0x1000

@@ -8,8 +8,8 @@ import os
 import struct
 
 from sandbox.identity.uid_range import RESERVATIONS, in_use, pools
-from sandbox.typed import Iterable
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable
+from sandbox.speed.value import NamedTuple
 
 
 def is_unreserved(reservations: str, uid: int) -> bool:

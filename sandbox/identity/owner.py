@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from sandbox.scopes import contextmanager
-from sandbox.typed import TYPE_CHECKING, Iterator
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import contextmanager
+from sandbox.speed.typed import TYPE_CHECKING, Iterator
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,8 +16,8 @@ from sandbox.cache import fingerprint
 from sandbox.files import write_all
 from sandbox.identity.removal import first_owned_by
 from sandbox.identity.uid_range import RESERVATIONS
-from sandbox.typed import Iterable
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable
+from sandbox.speed.value import NamedTuple
 
 
 class Reservation(NamedTuple):

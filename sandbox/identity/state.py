@@ -25,8 +25,8 @@ from sandbox.paths.walk import (
     walk,
     walk_below,
 )
-from sandbox.scopes import contextmanager, suppress
-from sandbox.typed import TYPE_CHECKING, Iterable, Iterator, Sequence
+from sandbox.speed.scopes import contextmanager, suppress
+from sandbox.speed.typed import TYPE_CHECKING, Iterable, Iterator, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -46,9 +46,9 @@ from sandbox.identity.reservations import (
     write_file,
 )
 from sandbox.identity.uid_range import DEFAULT_RANGE, RESERVATIONS, in_use, is_ours, pools
-from sandbox.scopes import contextmanager
-from sandbox.typed import Iterator
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import contextmanager
+from sandbox.speed.typed import Iterator
+from sandbox.speed.value import NamedTuple
 
 _SWEPT_AT_ONCE = 32
 

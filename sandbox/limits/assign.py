@@ -20,7 +20,7 @@ from sandbox.limits.site import Site
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import Policy
 from sandbox.spec import SECCOMP_WITHOUT_INTERNET, Grant, Limits
-from sandbox.typed import Iterable, Iterator
+from sandbox.speed.typed import Iterable, Iterator
 
 _CGROUPS = ("memory", "pids", "cpu", "io")
 _BY_CGROUP = (*_CGROUPS, "cpu_time")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.typed import TYPE_CHECKING
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.limits.site import Site

@@ -16,12 +16,12 @@ import time
 from sandbox.files import kernel_text, write_once
 from sandbox.limits.cgroup_settings import CAGE_PROCESSES, as_number, effective_limits, is_optional, settings
 from sandbox.limits.site import LEAF, PREFIX, Hierarchy, Site, is_leaf
-from sandbox.scopes import ExitStack, contextmanager
-from sandbox.signals import signal
 from sandbox.spawn.order import CgroupDoors
 from sandbox.spec import Limits
-from sandbox.typed import Iterable, Iterator, Literal, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import ExitStack, contextmanager
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import Iterable, Iterator, Literal, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 _NEARLY_FULL_SHARE = 0.95  # the kernel charges memory in batches, and each core may hold some in reserve
 _REMOVE_SECONDS = 2.0

@@ -10,7 +10,7 @@ import time
 
 from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.meter import Meter
-from sandbox.typed import Mapping
+from sandbox.speed.typed import Mapping
 
 _SHORTEST_PAUSE_SECONDS = 0.02
 _OOM_KILL_SECONDS = 0.01  # the kernel sends the event before it raises the counter

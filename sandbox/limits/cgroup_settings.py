@@ -8,7 +8,7 @@ import os
 from sandbox.files import kernel_text
 from sandbox.limits.site import Site
 from sandbox.spec import Limits
-from sandbox.typed import Callable, Iterable, Iterator
+from sandbox.speed.typed import Callable, Iterable, Iterator
 
 # bwrap and the init it leaves in the cage: a plugin that may have 64 processes gets 64 of its own.
 CAGE_PROCESSES = 2

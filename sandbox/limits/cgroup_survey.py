@@ -12,8 +12,8 @@ import os
 from sandbox import facts, look
 from sandbox.limits.site import HOST_LEAF, Hierarchy, Site, is_leaf
 from sandbox.paths.mounts import Mounts, contains, join, relative
-from sandbox.typed import Iterable, Iterator, Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Iterator, Literal
+from sandbox.speed.value import NamedTuple
 
 # The controllers that limits need, by v2's names. cpuacct is v1's: in v2 every group counts processor time.
 CONTROLLERS = ("memory", "pids", "cpu", "io")

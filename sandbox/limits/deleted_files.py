@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import stat
 
-from sandbox.spawn.libc import open_libc
-from sandbox.typed import Generator, Iterable
-from sandbox.value import NamedTuple
+from sandbox.speed.libc import open_libc
+from sandbox.speed.typed import Generator, Iterable
+from sandbox.speed.value import NamedTuple
 
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILES = 2

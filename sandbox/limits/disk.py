@@ -39,8 +39,8 @@ import time
 
 from sandbox.limits import disk_usage
 from sandbox.limits.meter import Meter
-from sandbox.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.limits.deleted_files import File, Findings

@@ -13,9 +13,9 @@ import os
 import stat
 import sys
 
-from sandbox.spawn.libc import open_libc, writable
-from sandbox.typed import Generator
-from sandbox.value import NamedTuple
+from sandbox.speed.libc import open_libc, writable
+from sandbox.speed.typed import Generator
+from sandbox.speed.value import NamedTuple
 
 # A name takes a directory entry and mostly an inode, which are part of no file's blocks.
 ENTRY = 4096

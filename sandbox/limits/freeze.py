@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from sandbox.signals import signal
-from sandbox.typed import Callable, Iterable
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import Callable, Iterable
 
 # A plugin that forks faster than we stop it goes on running; it is measured in any case.
 _STOP_ROUNDS = 8

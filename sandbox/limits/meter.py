@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from time import monotonic
 
-from sandbox.typed import Callable, Mapping
+from sandbox.speed.typed import Callable, Mapping
 
 # `look` returns the name of a limit, or one of these: the plugin broke its contract, or it takes more than
 # its share of a number that the whole machine shares.

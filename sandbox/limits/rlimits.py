@@ -6,7 +6,7 @@ import math
 import resource
 
 from sandbox.spec import Limits
-from sandbox.typed import Container
+from sandbox.speed.typed import Container
 
 Rlimit = tuple[int, int, int]  # kind, soft, hard
 

@@ -20,8 +20,8 @@ from time import monotonic, thread_time
 from sandbox.files import kernel_text
 from sandbox.limits.assigned import Shares
 from sandbox.limits.meter import MACHINE_SHARE, Meter
-from sandbox.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.limits.cgroup import Cgroup, CgroupDirectory

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.typed import Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Literal
+from sandbox.speed.value import NamedTuple
 
 PREFIX = "runner-"  # of the name of every group that a runner makes
 LEAF = "-self"  # end of the name of the group to which a runner moves itself, and all of ours

@@ -12,10 +12,10 @@ import fcntl
 import os
 import struct
 
-from sandbox.scopes import suppress
-from sandbox.spawn.libc import open_libc
-from sandbox.typed import Generator
-from sandbox.value import NamedTuple
+from sandbox.speed.libc import open_libc
+from sandbox.speed.scopes import suppress
+from sandbox.speed.typed import Generator
+from sandbox.speed.value import NamedTuple
 
 # From linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and linux/unix_diag.h.
 _NETLINK_SOCK_DIAG = 4

@@ -17,8 +17,8 @@ import os
 from time import monotonic, thread_time
 
 from sandbox.limits.meter import Meter
-from sandbox.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.limits.cgroup import Cgroup

@@ -29,10 +29,10 @@ from sandbox.limits.socket_diag import (
     list_sockets,
     open_in,
 )
-from sandbox.scopes import suppress
-from sandbox.spawn.libc import get_errno, open_libc
-from sandbox.typed import Callable, Container, Generator, Iterable, Iterator
-from sandbox.value import NamedTuple
+from sandbox.speed.libc import get_errno, open_libc
+from sandbox.speed.scopes import suppress
+from sandbox.speed.typed import Callable, Container, Generator, Iterable, Iterator
+from sandbox.speed.value import NamedTuple
 
 # An empty socket takes this much: the kernel's structures for it, its file and its inode.
 EMPTY_SOCKET_BYTES = 4096

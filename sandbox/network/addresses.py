@@ -12,7 +12,7 @@ import struct
 from functools import cache
 
 from sandbox.network.hosts import read_address
-from sandbox.typed import TYPE_CHECKING, Collection
+from sandbox.speed.typed import TYPE_CHECKING, Collection
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network

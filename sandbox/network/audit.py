@@ -7,7 +7,7 @@ are counted. So its DNS questions cannot push its connections out.
 from __future__ import annotations
 
 from sandbox.network.egress import AuditLine
-from sandbox.typed import Any, Callable, Iterator
+from sandbox.speed.typed import Any, Callable, Iterator
 
 MOST_FIRST_LINES = 200  # of each kind
 MOST_LAST_LINES = 200

@@ -7,7 +7,7 @@ and makes the real ones. It knows the name that was meant from the address that 
 
 from __future__ import annotations
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Every address of these is local in the plugin's namespace. The first is for benchmarks (RFC 2544), the
 # second a random unique-local prefix: no name that may be dialled leads to either (addresses.py).

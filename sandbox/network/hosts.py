@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from sandbox.typed import TYPE_CHECKING
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address

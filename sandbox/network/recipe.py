@@ -16,8 +16,8 @@ from sandbox.network.egress import DNS_ADDRESS, DNS_PORT, SYNTHETIC_IPV4, SYNTHE
 from sandbox.network.redirect import REDIRECT_PORT, redirect_requests
 from sandbox.network.wire import NLM_F_CREATE, NLM_F_REPLACE, encode_message
 from sandbox.spawn.order import NetlinkRequest, NetworkRecipe, SocketRequest
-from sandbox.typed import TYPE_CHECKING, Iterator, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Iterator, Sequence
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
@@ -45,7 +45,7 @@ class RecipeEntry(NamedTuple):
 
 def find_recipe(plan: EgressPlan) -> NetworkRecipe:
     """From the cache, if it is there."""
-    from sandbox import codec
+    from sandbox.speed import codec
 
     name = fingerprint(b"network recipe 2", b"%d" % plan.every_port, *(rule.encode() for rule in plan.rules))
     raw = cache.load(name)

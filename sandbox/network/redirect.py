@@ -13,7 +13,7 @@ import struct
 
 from sandbox.network.wire import NLM_F_CREATE, encode_message
 from sandbox.spawn.order import NetlinkRequest
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import socket

@@ -20,8 +20,8 @@ from __future__ import annotations
 import re
 
 from sandbox.network.hosts import Host, parse_host, read_address
-from sandbox.typed import Iterable, Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Literal
+from sandbox.speed.value import NamedTuple
 
 MOST_PORTS = 64  # of one rule, and of all rules of a list together; not counting rules for every port
 LAST_PORT = 65535

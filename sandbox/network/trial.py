@@ -9,10 +9,10 @@ import signal
 from contextlib import suppress
 
 from sandbox.spawn.init import FAULT_CODE, FAULT_SIZE
-from sandbox.spawn.libc import get_errno, open_libc
 from sandbox.spawn.network import make_network, outside_network
 from sandbox.spawn.order import NetworkFault, NetworkOrder, NetworkRecipe
 from sandbox.spawn.spawner import may_make_networks
+from sandbox.speed.libc import get_errno, open_libc
 
 _CLONE_NEWUSER = 0x10000000
 _TRIAL_SECONDS = 10.0  # it takes milliseconds, unless the kernel has to load a module

@@ -6,7 +6,7 @@ import os
 
 from sandbox import look
 from sandbox.paths.mounts import ancestry
-from sandbox.typed import Container, Iterable
+from sandbox.speed.typed import Container, Iterable
 
 
 def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:

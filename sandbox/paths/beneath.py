@@ -16,7 +16,7 @@ import stat
 import struct
 
 from sandbox.paths.walk import LINK_LIMIT, parts
-from sandbox.typed import Sequence
+from sandbox.speed.typed import Sequence
 
 _SYS_OPENAT2 = 437  # on every architecture
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 
 from sandbox.paths.mounts import contains, join
-from sandbox.typed import Iterable, Iterator, Literal, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Iterator, Literal, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 # The host's own secrets and controls.
 HOST_PATHS: tuple[str, ...] = (

@@ -33,8 +33,8 @@ from sandbox.paths.denied_paths import (
 from sandbox.paths.guarded import GuardedName, is_guarded_at_top
 from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, join, relative
 from sandbox.spec import Access
-from sandbox.typed import Iterable, Iterator, Literal, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Iterator, Literal, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

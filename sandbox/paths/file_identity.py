@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 
 class FileIdentity(NamedTuple):

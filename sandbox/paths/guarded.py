@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 
 from sandbox import look
-from sandbox.typed import Iterable, Iterator, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Iterator, Sequence
+from sandbox.speed.value import NamedTuple
 
 # At most so many host configurations in folders further down are guarded: each costs a mount, and so does
 # every folder on the way.

@@ -7,8 +7,8 @@ import os
 from sandbox import look
 from sandbox.paths.denied_paths import HOME_BASES, lexical_fault, normal
 from sandbox.paths.mounts import contains, join
-from sandbox.typed import Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 # passwd gives daemons homes such as /usr/sbin or /bin. Taking those for homes would refuse /usr to everyone.
 _NOT_HOMES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/sys", "/nonexistent")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 
 from sandbox import look
-from sandbox.typed import Iterable, Iterator
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Iterator
+from sandbox.speed.value import NamedTuple
 
 MOUNTINFO = "/proc/self/mountinfo"
 

@@ -16,8 +16,8 @@ from sandbox.files import text_at
 from sandbox.paths.executable import ProgramFault, follow
 from sandbox.paths.installation import is_runtime
 from sandbox.paths.mounts import contains
-from sandbox.typed import Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 _MODULES = "/node_modules/"
 _MOST_ENTRIES = 4000  # of one folder

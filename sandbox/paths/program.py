@@ -15,8 +15,8 @@ from sandbox.paths.executable import ProgramFault, follow, in_proc, is_executabl
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
 from sandbox.paths.walk import Link
-from sandbox.typed import Callable, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Callable, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 # The fallback of execvp(3), and the folders where distributions put programs.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

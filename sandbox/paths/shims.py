@@ -12,7 +12,7 @@ import os
 from sandbox import look
 from sandbox.files import text_at
 from sandbox.paths.executable import is_executable
-from sandbox.typed import Iterator, Mapping
+from sandbox.speed.typed import Iterator, Mapping
 
 # Programs that act by the name they are called with: their shims are links to them.
 _BY_TARGET = {"mise": "mise", "rtx": "rtx", "volta-shim": "volta", "proto-shim": "proto", "asdf": "asdf"}

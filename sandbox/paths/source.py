@@ -20,8 +20,8 @@ from sandbox.paths.guarded import GIT, GUARDED, LINKED, TELLS, held_name, is_gua
 from sandbox.paths.mounts import KEEP_TIMES, KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
-from sandbox.typed import Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Literal
+from sandbox.speed.value import NamedTuple
 
 SCAN_LIMIT = 200_000
 # Names below denied directories that are read before "no hard link" counts as unproven, as a multiple of

@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 
 from sandbox.files import write_all
 from sandbox.paths.walk import close, walk_below
-from sandbox.typed import Iterator, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterator, Sequence
+from sandbox.speed.value import NamedTuple
 
 _MARK = 1_003_715_428_918_273_700  # nanoseconds; in 2001
 _GRAINS = (1, 100, 10**3, 10**6, 10**7, 10**9, 2 * 10**9)  # of the times that filesystems keep

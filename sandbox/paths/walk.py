@@ -12,8 +12,8 @@ import os
 import stat
 
 from sandbox import look
-from sandbox.typed import Callable, Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Callable, Literal
+from sandbox.speed.value import NamedTuple
 
 LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
 

@@ -22,7 +22,7 @@ from sandbox.plan.bwrap import flat, head, tail, without_source
 from sandbox.plan.layers import INSIDE_ID
 from sandbox.plan.plan import Bind, LaunchPlan, Operation, Text
 from sandbox.spec import MemoryFile
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -16,8 +16,8 @@ from sandbox.plan.plan import (
     Tmpfs,
 )
 from sandbox.spec import MemoryFile
-from sandbox.typed import Iterable, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Mapping
+from sandbox.speed.value import NamedTuple
 
 
 class Slots(NamedTuple):

@@ -34,10 +34,10 @@ from sandbox.plan.plan import (
 )
 from sandbox.plan.relocation import Relocation, relocate
 from sandbox.policy.policy import Policy
-from sandbox.scopes import contextmanager
 from sandbox.spec import Access, Denial, Grant, KeyPath, Note
-from sandbox.typed import TYPE_CHECKING, Collection, Iterable, Iterator, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import contextmanager
+from sandbox.speed.typed import TYPE_CHECKING, Collection, Iterable, Iterator, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision, WriteRequest

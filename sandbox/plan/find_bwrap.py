@@ -11,8 +11,8 @@ import stat
 
 from sandbox import look
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
-from sandbox.typed import Literal, Mapping
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Literal, Mapping
+from sandbox.speed.value import NamedTuple
 
 BWRAP_VARIABLE = "RUNNER_BWRAP"
 # Never PATH and never the working directory: a user who can put a program there would choose the cage.

@@ -29,7 +29,7 @@ from sandbox.paths.source import OpenSource
 from sandbox.plan.plan import Guard, PlanRefused, ShownPath
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath, Note
-from sandbox.typed import Iterable, Iterator, Sequence
+from sandbox.speed.typed import Iterable, Iterator, Sequence
 
 GUARD_RULE = "guarded"
 GUARD_ORIGIN = "guarded: it tells programs outside of the cage what to run"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.typed import Iterable
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable
+from sandbox.speed.value import NamedTuple
 
 INSIDE_ID = 65534  # the uid and gid that every plugin sees as its own: nobody
 UID = "uid"  # the layer of this name

@@ -15,7 +15,7 @@ from sandbox import look
 from sandbox.document.diagnostic import quoted
 from sandbox.paths.mounts import contains
 from sandbox.spec import Note
-from sandbox.typed import Callable, Iterable, Iterator, Sequence
+from sandbox.speed.typed import Callable, Iterable, Iterator, Sequence
 
 # More would not say more.
 NOTES_SHOWN = 8

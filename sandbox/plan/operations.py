@@ -21,7 +21,7 @@ from sandbox.plan.plan import (
 )
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Grant, MemoryFile
-from sandbox.typed import Callable, Iterable, Iterator, Sequence
+from sandbox.speed.typed import Callable, Iterable, Iterator, Sequence
 
 DEFAULT_TMP_BYTES = 64 << 20
 

@@ -28,8 +28,8 @@ from sandbox.paths.source import OpenSource
 from sandbox.policy.policy import Policy
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath
-from sandbox.typed import Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Sequence
+from sandbox.speed.value import NamedTuple
 
 Method = Literal["idmapped", "run_as", "reserved"]
 

@@ -8,8 +8,8 @@ from sandbox.plan.operations import RUNTIME_LINKS
 from sandbox.plan.plan import OWN_PLACES, Bind, PlanRefused, PlanRequest, Symlink
 from sandbox.plan.relocation import Relocation
 from sandbox.spec import Access, Denial, Grant, KeyPath
-from sandbox.typed import Iterable, Iterator, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Iterator, Sequence
+from sandbox.speed.value import NamedTuple
 
 
 class ShownPlace(NamedTuple):

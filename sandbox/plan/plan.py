@@ -8,8 +8,8 @@ variables are in it, so a plan is as secret as they are.
 from __future__ import annotations
 
 from sandbox.spec import Limits, MemoryFile, Note, SeccompProfile
-from sandbox.typed import TYPE_CHECKING, Literal, Mapping, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Literal, Mapping, Sequence
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.network.egress import EgressPlan

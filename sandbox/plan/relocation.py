@@ -13,7 +13,7 @@ from sandbox.paths.program import Program
 from sandbox.paths.walk import Link
 from sandbox.plan.plan import PlanRefused, PlanRequest
 from sandbox.spec import Denial
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 
 class RootPart(NamedTuple):

@@ -13,9 +13,9 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import join
 from sandbox.paths.source import Missing, OpenSource, Refused, open_source
 from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanRefused
-from sandbox.scopes import ExitStack, contextmanager
 from sandbox.spec import Access, Denial, GrantedPath
-from sandbox.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
+from sandbox.speed.scopes import ExitStack, contextmanager
+from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
 
 if TYPE_CHECKING:
     from sandbox.plan.owners import Decision

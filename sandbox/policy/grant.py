@@ -39,7 +39,7 @@ from sandbox.spec import (
     is_variable_name,
     names_policy_hosts,
 )
-from sandbox.typed import Mapping, Sequence
+from sandbox.speed.typed import Mapping, Sequence
 
 
 def grant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from sandbox import CODE_ROOT, cache, codec, look
+from sandbox import CODE_ROOT, cache, look
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
@@ -24,7 +24,8 @@ from sandbox.policy.policy import (
     SeccompRule,
 )
 from sandbox.spec import KeyPath
-from sandbox.typed import Mapping
+from sandbox.speed import codec
+from sandbox.speed.typed import Mapping
 
 SYSTEM_POLICY = "/etc/runner/policy.toml"
 ENVIRONMENT_NAME = "RUNNER_POLICY"

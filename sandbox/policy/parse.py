@@ -41,7 +41,7 @@ from sandbox.spec import (
     SeccompProfile,
     is_variable_name,
 )
-from sandbox.typed import Iterator, Sequence
+from sandbox.speed.typed import Iterator, Sequence
 from sandbox.units import parse_limit, parse_size
 
 

@@ -20,8 +20,8 @@ from sandbox.spec import (
     ProjectAccess,
     SeccompProfile,
 )
-from sandbox.typed import Iterable, Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Iterable, Literal
+from sandbox.speed.value import NamedTuple
 
 # The read-only runtime of every cage, where it exists. A request for it, or for a part of it, needs no grant.
 # Only the public part of /etc/ssl: /etc/ssl/private holds the host's keys.

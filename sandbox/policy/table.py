@@ -5,7 +5,7 @@ from __future__ import annotations
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
 from sandbox.document.read import Document
 from sandbox.spec import KeyPath
-from sandbox.typed import Callable, Sequence
+from sandbox.speed.typed import Callable, Sequence
 
 
 class PolicyTable:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 LD_ABS = 0x20  # A = word at offset k of struct seccomp_data
 AND = 0x54

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 
 from sandbox.seccomp.filter import AUDIT_ARCH
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _EOPNOTSUPP = 95
 _ENOSYS = 38

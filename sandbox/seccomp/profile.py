@@ -14,7 +14,7 @@ from typing import cast
 
 from sandbox.seccomp import bpf, syscalls
 from sandbox.seccomp.filter import AUDIT_ARCH, PROFILE_DIRECTORY
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Asm-generic numbers, the same on both architectures; from a table and not from the errno module, so that
 # compiling does not depend on the machine it is done on.

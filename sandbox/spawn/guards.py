@@ -14,8 +14,8 @@ import errno
 import os
 import stat
 
-from sandbox.spawn.libc import Libc, get_errno
 from sandbox.spawn.order import GuardOrder
+from sandbox.speed.libc import Libc, get_errno
 
 _MS_RDONLY = 0x1
 _MS_REMOUNT = 0x20

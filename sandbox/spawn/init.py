@@ -19,9 +19,7 @@ import resource
 import select
 import struct
 
-from sandbox.signals import signal
 from sandbox.spawn import reaper
-from sandbox.spawn.libc import Libc, get_errno, open_libc
 from sandbox.spawn.order import (
     FOLDERS_ROOT,
     LEAVE,
@@ -32,8 +30,10 @@ from sandbox.spawn.order import (
     SpawnOrder,
     folder_path,
 )
-from sandbox.typed import Any, Callable, Collection, NoReturn, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.libc import Libc, get_errno, open_libc
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import Any, Callable, Collection, NoReturn, Sequence
+from sandbox.speed.value import NamedTuple
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_INTO_CGROUP = 0x200000000

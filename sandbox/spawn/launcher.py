@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 
 from sandbox.spawn.machine_code import program
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Its name in the cage, by the number of its descriptor.
 PATH = "/proc/self/fd/{}"

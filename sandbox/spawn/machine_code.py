@@ -11,7 +11,7 @@ import errno
 import os
 import struct
 
-from sandbox.typed import Mapping
+from sandbox.speed.typed import Mapping
 
 _ELF_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine
 _BASE = 0x400000

@@ -18,9 +18,9 @@ import select
 import struct
 import time
 
-from sandbox.spawn.libc import Libc, get_errno
 from sandbox.spawn.order import LEAVE, MEET_GATE, NetlinkRequest, NetworkFault, NetworkOrder, SocketRequest
-from sandbox.typed import Sequence
+from sandbox.speed.libc import Libc, get_errno
+from sandbox.speed.typed import Sequence
 
 CLONE_NEWNET = 0x40000000
 

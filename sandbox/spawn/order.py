@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import struct
 
-from sandbox.typed import Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Literal
+from sandbox.speed.value import NamedTuple
 
 
 class NetlinkRequest(NamedTuple):

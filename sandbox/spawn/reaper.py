@@ -17,10 +17,10 @@ import resource
 import struct
 import time
 
-from sandbox.signals import signal
 from sandbox.spawn.machine_code import program
 from sandbox.spawn.order import ENDING, IO_BYTES
-from sandbox.value import NamedTuple
+from sandbox.speed.signals import signal
+from sandbox.speed.value import NamedTuple
 
 # As ps(1) shows it. The kernel keeps 15 bytes.
 NAME = "runner-init"

@@ -11,7 +11,6 @@ import errno
 import os
 import struct
 
-from sandbox.signals import signal
 from sandbox.spawn import reaper
 from sandbox.spawn.init import (
     CAPABILITIES,
@@ -23,10 +22,11 @@ from sandbox.spawn.init import (
     file_system_ids,
     read_fault,
 )
-from sandbox.spawn.libc import Libc, get_errno, open_libc, writable
 from sandbox.spawn.machine_code import executable
 from sandbox.spawn.order import NetworkFault, SpawnError, SpawnOrder
-from sandbox.typed import Callable
+from sandbox.speed.libc import Libc, get_errno, open_libc, writable
+from sandbox.speed.signals import signal
+from sandbox.speed.typed import Callable
 
 _CLONE_PARENT = 0x00008000
 _CLONE_NEWUSER = 0x10000000

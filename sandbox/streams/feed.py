@@ -12,9 +12,9 @@ import math
 import os
 import select
 
+from sandbox.speed.typed import Callable, Mapping
 from sandbox.streams.endpoints import OwnSink, source_for
 from sandbox.streams.pump import BUFFER, Pump
-from sandbox.typed import Callable, Mapping
 
 # In the background a terminal cannot be read. How long until the next attempt.
 _BACKGROUND_SECONDS = 0.5

@@ -19,9 +19,9 @@ import os
 import stat
 import struct
 
-from sandbox.scopes import contextmanager, suppress
-from sandbox.typed import Iterable, Iterator
-from sandbox.value import NamedTuple
+from sandbox.speed.scopes import contextmanager, suppress
+from sandbox.speed.typed import Iterable, Iterator
+from sandbox.speed.value import NamedTuple
 
 _MOST_FILES = 4096  # open files of the process that started us. Beyond that the search ends
 

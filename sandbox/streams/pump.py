@@ -13,8 +13,8 @@ import select
 import time
 
 from sandbox.limits.meter import Meter
+from sandbox.speed.typed import Collection, Mapping
 from sandbox.streams.endpoints import Sink, sink_for
-from sandbox.typed import Collection, Mapping
 
 # The most that is read at once, and the most a relay holds.
 BUFFER = 64 << 10

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 
+from sandbox.speed.typed import Collection, Mapping, Protocol
 from sandbox.streams.endpoints import PIECE
 from sandbox.streams.pump import BUFFER, PipePump
-from sandbox.typed import Collection, Mapping, Protocol
 
 _TAIL_BYTES = 8 << 10
 

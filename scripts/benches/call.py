@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 from scripts.benches import launch
 from scripts.benches.caller import RUNNER, Caller, Unable, failed
 from scripts.benches.hosting import go_on, hosting, read_document

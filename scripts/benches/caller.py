@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 USER_UID = 54321  # no account has it
 RUNNER = str(Path(sys.executable).with_name("runner"))

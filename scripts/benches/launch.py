@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import policies
 from sandbox.look import SETTLED_SECONDS
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 from scripts.benches.caller import RUNNER, Caller, Unable, failed
 from scripts.benches.rows import Against, Row, Table
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _QUIET_LOAD = 0.5  # for each processor
 _QUIET_STEAL = 0.01

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 from scripts.benches.machine import Load, Machine
 from scripts.benches.rows import Against, Row, Table
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 from scripts.benches import launch, oci
 from scripts.benches.caller import RUNNER, Caller, Unable, reason
 from scripts.benches.launch import MANIFEST, OVER_RAW, OVER_SUM, PYTHON, RAW, Command

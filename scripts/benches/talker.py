@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 from scripts.benches.caller import Caller
 
 # argv: lines or headers, and the contract's name.

@@ -19,7 +19,7 @@ from os import sysconf
 from pathlib import Path
 from typing import Any
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 from scripts.benches.caller import RUNNER, Caller, Unable
 from scripts.benches.launch import policy
 from scripts.benches.rows import Row, Table

@@ -30,7 +30,7 @@ from runner.session.prepared import PreparedCall
 from runner.session.record import with_signal
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _T = TypeVar("_T")
 

@@ -20,7 +20,7 @@ from sandbox.spec import (
     SandboxSpec,
     is_variable_name,
 )
-from sandbox.typed import Mapping
+from sandbox.speed.typed import Mapping
 
 if TYPE_CHECKING:
     import argparse

@@ -7,7 +7,7 @@ import time
 from runner.cli.shared.launching import CommandLineHost, launch
 from runner.launch.stored.entry import say
 from runner.launch.stored.run import DecideAnew, find, run_kept
-from sandbox.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse

@@ -16,8 +16,8 @@ from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of, 
 from runner.launch.stdio import Plumbing, connect_caller
 from runner.launch.wait import End
 from runner.outcome import EXEC_REFUSED, Failure, Outcome, has_failed
-from sandbox.scopes import AbstractContextManager, suppress
-from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
+from sandbox.speed.scopes import AbstractContextManager, suppress
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
     from runner.cli.shared.events_file import EventsFile

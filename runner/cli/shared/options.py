@@ -15,8 +15,8 @@ from runner.contracts.registry import (
 from runner.launch.stages import Invocation
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.spec import Limits, Overrides, is_variable_name
-from sandbox.typed import TYPE_CHECKING, Any, Callable, Iterator, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse

@@ -9,7 +9,7 @@ import stat
 
 from sandbox.files import write_all
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     pass

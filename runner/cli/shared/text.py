@@ -8,7 +8,7 @@ from typing import TextIO
 
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Note
-from sandbox.typed import Iterable
+from sandbox.speed.typed import Iterable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

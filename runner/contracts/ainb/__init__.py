@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.contracts.contract import CommandOutput, Contract, ContractVerb, ExampleCall
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.contracts.ainb.glyph import Glyph, make_glyph
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 MOST_U8, MOST_U16 = 0xFF, 0xFFFF
 

@@ -20,7 +20,7 @@ from runner.contracts.ainb.draw import describe_rendering
 from runner.contracts.ainb.notifications import make_payload
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 CLI_DISPATCH = "plugin/cli_dispatch"
 RENDER = "plugin/render"

@@ -7,8 +7,8 @@ An export is a kind and a tuple of strings, so the cache of manifests needs no c
 from __future__ import annotations
 
 from runner.plugin import Plugin
-from sandbox.typed import TYPE_CHECKING
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -53,7 +53,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.header_frames import HeaderFramer, header_frame
 from sandbox.document.diagnostic import printable
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 TERMINATE_SECONDS = 2.0
 SHUTDOWN = "plugin/shutdown"

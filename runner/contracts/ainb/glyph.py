@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from functools import lru_cache
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Characters of one symbol that are read, and combining marks of one character that are kept. The longest
 # emoji sequence has ten characters. Further ones are dropped.

@@ -12,7 +12,7 @@ from runner.contracts.ainb import ABI_VERSION
 from runner.plugin import Plugin
 from runner.protocol.dialect import Identity, Notice, Setting, Violation
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 INIT = "plugin/init"
 

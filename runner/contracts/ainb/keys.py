@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 SHIFT: Final = 1
 CTRL: Final = 2

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, cast
 from runner.contracts.ainb.buffer import MOST_U16
 from runner.contracts.ainb.keys import modifiers_to_wire
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Of a button, and of none.
 ButtonKind = Literal["down", "up", "drag"]

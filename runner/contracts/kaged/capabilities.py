@@ -19,7 +19,7 @@ from runner.manifest.table import Item
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.network.rules import parse_rule, ports_fault
 from sandbox.spec import Access, KeyPath, Network, NetworkMode, PathRequest
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _RULE = "capability_invalid"
 _MOST_CAPABILITIES = 256

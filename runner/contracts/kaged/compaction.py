@@ -26,7 +26,7 @@ from runner.contracts.kaged.hooks import POST_COMPACT, PRE_COMPACT, params_fault
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Kind, stray_context
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _HOOK_SECONDS = 10.0  # where the manifest's number is not known
 # A member keeps the clock itself. This is the extra time after which it is not waited for any longer.

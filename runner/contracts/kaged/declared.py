@@ -10,8 +10,8 @@ import json
 from typing import Any
 
 from runner.plugin import Plugin
-from sandbox.typed import TYPE_CHECKING, Sequence
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Sequence
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ from runner.protocol.dialect import Identity, Notice, Setting, Violation
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import cut, printable, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 _MOST_SHOWN = 5  # entries of a list, in a message

@@ -19,7 +19,7 @@ from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.spec import KeyPath, PathRequest
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 CONFIG, PROJECT = "config:/", "project:/"
 

@@ -6,7 +6,7 @@ import os
 
 from runner.contracts.contract import Contract, ContractVerb, HostPlaces, LaunchFault, Listing, WrappedCommand
 from sandbox import look
-from sandbox.typed import TYPE_CHECKING, Any, Callable, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
     from runner.contracts.contract import EntryFound, WrappedEntry

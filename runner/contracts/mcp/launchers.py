@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from runner.contracts.contract import LaunchFault
 from sandbox.spec import Network
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 FETCHES = "launcher_needs_network"
 CONTAINER = "launcher_is_container"

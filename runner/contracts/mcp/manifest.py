@@ -34,7 +34,7 @@ from sandbox.spec import (
     SandboxSpec,
     is_variable_name,
 )
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 NAME_LIMIT = 128
 OPERATORS_FILE = "claude_desktop_config.json"  # always among a client's own settings, never in a project

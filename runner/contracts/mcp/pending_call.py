@@ -15,7 +15,7 @@ from runner.protocol.dialect import Call, CallRefused, Refusal, Reply, Violation
 from runner.protocol.jsonrpc import INVALID_PARAMS
 from runner.protocol.memory import Share
 from sandbox.document.diagnostic import printable, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 MOST_PAGES: Final = 100
 MOST_ITEMS: Final = 10_000

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from runner import __version__
 from runner.protocol.dialect import Identity
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Newest first.
 MODERN: Final = ("2026-07-28",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.contracts.contract import Contract, ExampleCall
 from runner.plugin import Switches
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ from runner.contracts.nexo import CONTRACT
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
 from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _CHANNEL_VERBS = ("start", "stop", "send_outbound")
 _MEMORY_VERBS = ("vector_upsert", "vector_search", "vector_delete")

@@ -12,7 +12,7 @@ from typing import Any
 from runner.outcome import Code
 from runner.protocol.dialect import Refusal, Violation
 from sandbox.document.diagnostic import printable
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 TOOL_NOT_FOUND, TOOL_ARGUMENT_INVALID = -33401, -33402
 

@@ -10,7 +10,7 @@ from typing import Any
 from runner.contracts.nexo.topics import Topics, is_subject
 from runner.protocol.dialect import CallRefused, Refusal
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # The SDKs' handlers never run for an event without a source.
 HOST = "host"

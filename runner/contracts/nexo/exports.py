@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runner.plugin import Plugin
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 ADVERTISABLE = "extends.tools"
 _CONFIGURATION = "config_schema"

@@ -17,7 +17,7 @@ from runner.protocol.dialect import Identity
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import printable, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 PROTOCOL = "1.10"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Method -> seconds, and the middle of NEXO_PLUGIN_…_TIMEOUT_MS. A stream of llm.chat has its own limit.
 STREAM = "llm.chat stream"

@@ -7,7 +7,7 @@ plain word, so a plugin can publish to `plugin.inbound.slack.>` there. Here that
 from __future__ import annotations
 
 from runner.plugin import Plugin
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # The exports of the Plugin that hold the patterns.
 SUBSCRIBE, PUBLISH = "broker.subscribe", "broker.publish"

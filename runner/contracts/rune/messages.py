@@ -14,7 +14,7 @@ from runner.outcome import Code
 from runner.plugin import Plugin
 from runner.protocol.dialect import Message, Violation
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # The characters that the first host (Go's strings.TrimSpace) takes for blank. str.strip() takes four more.
 BLANKS: Final = (

@@ -24,7 +24,7 @@ from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse
 from sandbox.spec import KeyPath
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Rules of diagnostics that mean something other than an unusable binding.
 SECRET_MISSING = "binding_secret_missing"

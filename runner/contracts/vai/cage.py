@@ -10,7 +10,7 @@ from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by,
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, printable, quoted
 from sandbox.spec import EnvRequest, KeyPath, MemoryFile, Network, SandboxSpec, Scratch
-from sandbox.typed import TYPE_CHECKING, Any, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     from runner.contracts.vai.binding import Binding

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 
 from runner.plugin import Plugin
-from sandbox.typed import Any, Literal
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import Any, Literal
+from sandbox.speed.value import NamedTuple
 
 Kind = Literal["harness", "tool", "hook", "compactor"]
 ExecutionClass = Literal["inline", "worker", "isolated"]

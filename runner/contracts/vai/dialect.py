@@ -63,7 +63,7 @@ from runner.protocol.header_frames import HeaderFramer, header_frame
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import printable, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 EXIT_SECONDS = 5.0  # after shutdown
 TERMINATE_SECONDS = 1.0  # after SIGTERM

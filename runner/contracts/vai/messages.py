@@ -14,7 +14,7 @@ from runner.protocol import wire
 from runner.protocol.dialect import Message, Violation
 from runner.protocol.header_frames import HeaderRules, header_frame
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 HEADER_LIMIT = 8 * 1024  # bytes of all header lines of a frame
 BODY_LIMIT = 16 * 1024 * 1024  # bytes, both ways

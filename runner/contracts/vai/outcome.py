@@ -12,7 +12,7 @@ from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions,
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd
 from sandbox.spec import Limits
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 Status = Literal["succeeded", "failed", "cancelled", "retryable_failure"]
 

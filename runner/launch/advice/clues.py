@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Of the end of stderr. A failing program says why in its last lines.
 MOST_CHARACTERS = 8 << 10

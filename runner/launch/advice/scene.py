@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sandbox.policy.policy import ApprovalRule, Policy
 from sandbox.spec import NetworkMode
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.launch.stages import Planned

@@ -19,9 +19,9 @@ from runner.protocol.frames import FrameFault
 from runner.protocol.inspector import Inspector
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.spec import Limits
+from sandbox.speed.typed import Callable, Mapping
+from sandbox.speed.value import NamedTuple
 from sandbox.streams.relay import Relay
-from sandbox.typed import Callable, Mapping
-from sandbox.value import NamedTuple
 
 # A plugin may send this many frames at once, and so many each second for ever. A language model streams some
 # hundred each second. This guards a host against floods, which cost it more than the plugin; it is no precise

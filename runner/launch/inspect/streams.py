@@ -6,9 +6,9 @@ from typing import Protocol
 
 from runner.protocol.frames import Cut, Cutter, FrameFault
 from runner.protocol.framing import Framing
+from sandbox.speed.typed import Callable, Mapping
 from sandbox.streams.feed import Feed
 from sandbox.streams.pump import BUFFER, PipePump
-from sandbox.typed import Callable, Mapping
 
 # A longer frame of the host's is passed on unread. It is the host's own, and no contract limits it.
 _HOST_FRAME_BYTES = 4 << 20

@@ -15,7 +15,7 @@ from runner.launch.carry_out import CalledOff
 from runner.launch.remote.messages import Message
 from runner.launch.wait import Need, Steps, drive
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
-from sandbox.codec import encode
+from sandbox.speed.codec import encode
 
 # How long a host that does not read its control socket may keep us.
 TELL_SECONDS = 10.0

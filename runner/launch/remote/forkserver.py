@@ -23,15 +23,15 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from runner.late_site import LateSite, is_site_waiting
 from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
 from runner.launch.remote.messages import LaunchDescriptors, LaunchOrder
 from runner.launch.stages import Invocation
 from sandbox import CODE_ROOT, facts
 from sandbox.cell.contents import Contents
-from sandbox.codec import encode
 from sandbox.files import write_all
-from sandbox.value import NamedTuple
+from sandbox.speed.codec import encode
+from sandbox.speed.late_site import LateSite, is_site_waiting
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.launch.remote.shared_plan import SharedMonitor

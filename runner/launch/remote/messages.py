@@ -14,10 +14,10 @@ from runner.launch.stages import Invocation
 from runner.manifest.cache import PLUGIN_CLASSES
 from runner.outcome import Outcome
 from runner.plugin import Allowance, Plugin
-from sandbox.codec import decode, encode
 from sandbox.network.egress import AuditLine
 from sandbox.spec import Denial, Limits, Note, Overrides
-from sandbox.value import NamedTuple
+from sandbox.speed.codec import decode, encode
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.launch.advice.scene import Scene

@@ -65,8 +65,8 @@ from runner.launch.wait import Need, Steps, drive
 from runner.outcome import Failure, Outcome
 from runner.plugin import Allowance
 from sandbox.cell.contents import read_contents
-from sandbox.codec import decode, encode
 from sandbox.files import write_all
+from sandbox.speed.codec import decode, encode
 
 # How long a process that watches other plugins too may take to acquire what a launch needs. It takes some
 # milliseconds, unless another runner was stopped while it held a lock.

@@ -25,8 +25,8 @@ from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.cell import KILL_SECONDS
 from sandbox.cell.contents import Contents
-from sandbox.codec import decode
 from sandbox.network.egress import AuditLine
+from sandbox.speed.codec import decode
 
 # For the monitor to see that the processes have ended, to clean up and to tell: beyond the time they may take
 # to die.

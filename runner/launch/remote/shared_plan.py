@@ -17,14 +17,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from runner.launch.sources import Held, Sources, survey_again
 from runner.launch.carry_out import CalledOff
 from runner.launch.denylist import make_denylist, writes_outside
 from runner.launch.remote.descriptors import send_descriptors
 from runner.launch.remote.messages import ORDER_CLASSES, LaunchDescriptors, LaunchOrder
+from runner.launch.sources import Held, Sources, survey_again
 from runner.launch.stages import Planned, decode_planned, encode_planned
 from sandbox import facts
-from sandbox.codec import decode, encode
 from sandbox.files import write_all
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import survey
@@ -32,7 +31,8 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
 from sandbox.plan.plan import OpenPlan
 from sandbox.spawn.machine_code import executable
-from sandbox.value import NamedTuple
+from sandbox.speed.codec import decode, encode
+from sandbox.speed.value import NamedTuple
 
 # Of plan and environment. They stay in the shared monitor's memory, and it must not wait until a host has
 # read them.

@@ -18,11 +18,11 @@ import sys
 
 from runner import __version__
 from sandbox import CODE_ROOT, cache
-from sandbox.typed import TYPE_CHECKING, Any
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Any
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.typed import Mapping, Sequence
+    from sandbox.speed.typed import Mapping, Sequence
 
 FORMAT = 1
 # Variables that tell the runner itself something. Others are among the facts, if they were looked at.
@@ -56,7 +56,7 @@ class PlanEntry(NamedTuple):
     facts: tuple[dict[Any, Any], ...]  # the fields of Facts
     gaps: tuple[tuple[str, str], ...]  # the fields of each Gap
     tells: bool  # whether the operator reads something before the plugin starts
-    plan: Any  # sandbox/codec.py, as_plain: a Planned but for what is in `rest`
+    plan: Any  # sandbox/speed/codec.py, as_plain: a Planned but for what is in `rest`
     rest: bytes  # marshalled: what only messages and reports need
 
 

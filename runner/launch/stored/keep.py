@@ -9,10 +9,11 @@ import sys
 from runner.launch.stages import tells_before
 from runner.launch.stored.entry import FORMAT, Gap, PlanEntry, Told, say
 from runner.launch.stored.unit import GAPS, Unit, facts_without_unit, marks, unit_of_plan, without_unit
-from sandbox import CODE_ROOT, cache, codec
+from sandbox import CODE_ROOT, cache
 from sandbox.facts import Facts
 from sandbox.look import Asked
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.speed import codec
+from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.launch.stages import Planned

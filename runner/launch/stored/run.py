@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from runner.bundle import load
 from runner.launch.carry_out import LaunchHost, plan_steps
 from runner.launch.sources import Sources
 from runner.launch.stages import Planned, Provision, Stopwatch, started_of
 from runner.launch.stored.entry import UNIT, Later, PlanEntry, Told, fillings, forget, read, say
 from runner.launch.wait import drive
 from runner.outcome import Failure
-from sandbox import cache, codec
+from sandbox import cache
 from sandbox.facts import Facts
-from sandbox.typed import TYPE_CHECKING, Any
+from sandbox.speed import codec
+from sandbox.speed.bundle import load
+from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.launch.stages import Decided, Ended
-    from sandbox.typed import Sequence
+    from sandbox.speed.typed import Sequence
 
 
 def find(told: Told) -> PlanEntry | None:

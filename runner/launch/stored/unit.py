@@ -15,8 +15,8 @@ import os
 
 from runner.launch.stored.entry import TEXT, UNIT, PlanEntry
 from sandbox.facts import Facts, digest
-from sandbox.typed import TYPE_CHECKING, Any
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING, Any
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.launch.stages import Planned

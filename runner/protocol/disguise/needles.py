@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import compress
 
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 WINDOW = 8  # bytes, of a machine word. No needle is shorter
 # Bytes of the beginning of a needle that count at the end of a text that was cut off there.

@@ -7,7 +7,7 @@ import re
 from runner.protocol.https.failure import FetchFailed, Kind
 from sandbox.network.hosts import Host
 from sandbox.network.rules import parse_authority
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 HTTPS_PORT = 443
 MOST_URL_CHARACTERS = 8192

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from runner.protocol.https.failure import FetchFailed
 from runner.protocol.https.request import REDIRECTS, Headers
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 MOST_HEAD_BYTES = 64 << 10  # of status lines, headers and trailers together, also of interim answers
 MOST_HEADER_LINES = 100

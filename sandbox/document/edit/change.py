@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sandbox.spec import KeyPath
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 
 class SetWord(NamedTuple):

@@ -27,7 +27,7 @@ from sandbox.document.edit.span import EditRefused, EditSyntax, Span, Spans, chi
 from sandbox.document.edit.words import written
 from sandbox.document.positions import line_column
 from sandbox.spec import KeyPath
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _MARK = "\ufeff"  # a byte order mark, which some editors write
 _READERS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from sandbox.spec import KeyPath
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # How a file is written. "jsonc" is JSON with comments and trailing commas.
 EditSyntax = Literal["json", "jsonc", "toml", "yaml"]

@@ -39,7 +39,7 @@ def made_plan(manifest: str) -> str:
 
     from runner.launch.run import rehearse
     from runner.launch.stages import Invocation
-    from sandbox.codec import pack
+    from sandbox.speed.codec import pack
 
     planned = rehearse(Invocation(manifest), os.environ)
     return pack(planned._replace(decided=None)).hex()  # type: ignore[arg-type]
@@ -57,13 +57,13 @@ def carried_out(plan: str) -> dict[str, Any]:
     from runner.launch.stages import Planned, Provision
     from runner.launch.stdio import connect_caller
     from runner.launch.wait import drive
-    from sandbox.codec import unpack
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits, Shares
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan import plan as plans
     from sandbox.plan.layers import Layer, Layers
     from sandbox.spec import Limits, Note
+    from sandbox.speed.codec import unpack
 
     steps: list[str] = []
 

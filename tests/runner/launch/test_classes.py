@@ -48,7 +48,7 @@ def reachable(root: type) -> set[type]:
         if each in found:
             continue
         found.add(each)
-        # Not get_type_hints: it takes the words of our own Literal (sandbox/typed.py) for names.
+        # Not get_type_hints: it takes the words of our own Literal (sandbox/speed/typed.py) for names.
         module = vars(sys.modules[each.__module__])
         for annotation in each.__annotations__.values():
             pending.extend(named_tuples(eval(annotation, module, NAMES)))  # noqa: S307 -- our own source

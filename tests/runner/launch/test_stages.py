@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from runner.launch.stages import Stopwatch, decode_planned
-from sandbox.codec import encode
+from sandbox.speed.codec import encode
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.template import quick_runner, templates  # noqa: F401 -- fixtures

@@ -12,12 +12,12 @@ import signal
 import socket
 import sys
 
-from sandbox import codec
 from sandbox.gate.gate import run_gate
 from sandbox.network.egress import EgressLimits, EgressPlan
-from sandbox.spawn.libc import get_errno, open_libc
 from sandbox.spawn.network import make_network, outside_network, wait_for_gate
 from sandbox.spawn.order import NetlinkRequest, NetworkOrder, NetworkRecipe, SocketRequest
+from sandbox.speed import codec
+from sandbox.speed.libc import get_errno, open_libc
 
 _CLONE_NEWUSER = 0x10000000
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sandbox import codec
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import make_recipe
+from sandbox.speed import codec
 from tests.conftest import ROOT, USER_UID
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from sandbox.spawn import init
-from sandbox.spawn.libc import open_libc
 from sandbox.spawn.order import SpawnOrder
+from sandbox.speed.libc import open_libc
 from tests import elsewhere
 from tests.conftest import ROOT, SPARE_UID, Caller
 from tests.sandbox.limits.own_cgroups import make_own_cgroups

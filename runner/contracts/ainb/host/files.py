@@ -36,7 +36,7 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.homes import homes
 from sandbox.paths.mounts import contains, fd_path, read_mounts, relative
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # Bytes of one file: as base64, the answer fits into a frame.
 FILE_MOST_BYTES = PAYLOAD_MOST_BYTES

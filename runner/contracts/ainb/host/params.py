@@ -12,7 +12,7 @@ from typing import Any
 from runner.contracts.ainb.payload import BadPayload, decode
 from runner.protocol.host_services import HostError
 from runner.protocol.jsonrpc import INVALID_PARAMS
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 GET, PUBLISH, SUBSCRIBE = "host/snapshot/get", "host/snapshot/publish", "host/snapshot/subscribe"
 INVOKE, LOG = "host/action/invoke", "host/log"

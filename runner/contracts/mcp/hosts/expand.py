@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from sandbox.spec import PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # "env": a variable of the host. "file": the content of a file. "ask": the host asks its user, or an
 # extension. "folder": the project, or the home.

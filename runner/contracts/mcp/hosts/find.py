@@ -21,7 +21,7 @@ from runner.contracts.mcp.hosts.table import (
 )
 from sandbox import look
 from sandbox.document.read import Document
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # ~/.claude.json grows with every project that its owner opens.
 MOST_BYTES = 16 << 20

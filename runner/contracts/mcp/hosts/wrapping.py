@@ -18,7 +18,7 @@ from runner.contracts.mcp.hosts.host import HostServer
 from runner.plugin import PLUGIN_PREFIX, WRAP_FORMAT
 from sandbox.cache import fingerprint
 from sandbox.policy.policy import steers
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _PROGRAM = "runner"
 _VERB = "run"

@@ -9,8 +9,8 @@ from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, Place, host
 from runner.contracts.mcp.hosts.host import Host, HostServer
 from sandbox.document.diagnostic import DocumentError
 from sandbox.document.read import Document, Format, parse
-from sandbox.typed import TYPE_CHECKING
-from sandbox.value import NamedTuple
+from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.document.edit.span import EditSyntax

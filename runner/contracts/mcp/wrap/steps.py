@@ -30,7 +30,7 @@ from runner.contracts.mcp.wrap.program import is_this_runner
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import cut, printable, quoted
 from sandbox.spec import is_variable_name
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 NOT_WRAPPED = "is not wrapped"
 WRAPPED = "is wrapped already"

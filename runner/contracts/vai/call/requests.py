@@ -20,7 +20,7 @@ from runner.contracts.vai.declared import DeclaredExport, Kind
 from runner.protocol.dialect import Call, CallRefused
 from runner.protocol.wire import encode
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 MOST_INLINE_BYTES = 4 << 20  # of a projection; a larger one becomes a file, if the export has scratch
 MOST_ARTIFACT_BYTES = 64 << 20  # of that file: it is in memory

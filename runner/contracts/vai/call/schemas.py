@@ -18,7 +18,7 @@ from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.paths.beneath import Escapes
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 _EXAMPLES: Mapping[str, Any] = {
     "string": "…",

@@ -19,7 +19,7 @@ from sandbox.document.read import Document
 from sandbox.paths.beneath import Escapes
 from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 MOST_ENTRIES = 10_000  # of a package that are looked at
 _MOST_LINKS_SHOWN = 20

@@ -8,7 +8,7 @@ from runner.contracts.contract import LaunchFault
 from runner.contracts.vai.declared import Declared, declared_by
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import quoted
-from sandbox.value import NamedTuple
+from sandbox.speed.value import NamedTuple
 
 # What manifests call a machine that the kernel calls otherwise.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

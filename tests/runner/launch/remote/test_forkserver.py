@@ -362,7 +362,6 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
     """A fork server, started by a host with things that are nobody else's."""
     import os
     import signal
-    import time
 
     from runner.launch.remote import forkserver
 
@@ -384,13 +383,24 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
             return file.read() != "runner-forksrv\n"
 
     assert not settled(is_made)
-    time.sleep(0.2)
+    held: dict[str, str] = {}
+
+    def imports() -> bool:
+        """A file that is being imported is open for a moment."""
+        held.clear()
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                held[name] = os.readlink(f"/proc/{pid}/fd/{name}")
+        except FileNotFoundError:
+            return True
+        return len(held) > 4
+
+    settled(imports)
     status = {}
     with open(f"/proc/{pid}/status") as file:
         for text in file:
             name, _, value = text.partition(":")
             status[name] = value.strip()
-    held = {name: os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
     with open(f"/proc/{pid}/environ", "rb") as raw:
         environ = raw.read().decode()
     told = {

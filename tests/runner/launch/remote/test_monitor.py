@@ -21,8 +21,8 @@ from runner.launch.remote.control import Control, Interruptible
 from runner.launch.remote.messages import Born, Launched, LaunchOrder, decode_order
 from runner.launch.stages import Invocation
 from runner.outcome import Failure
-from sandbox.codec import encode
 from sandbox.spec import Limits, Overrides
+from sandbox.speed.codec import encode
 from tests import elsewhere
 from tests.conftest import Caller, vanished
 from tests.limits.cage import Box
@@ -159,7 +159,7 @@ def spoken(given: dict[str, Any]) -> list[Any]:
 
     from runner.launch.remote import forkserver
     from runner.launch.remote.messages import MESSAGES
-    from sandbox.codec import decode
+    from sandbox.speed.codec import decode
 
     ticket = forkserver.LaunchTicket(invocation(given), environ={"PATH": "/usr/bin:/bin"})
     if given.get("spoil"):
@@ -198,7 +198,7 @@ def faulty(given: dict[str, Any]) -> list[Any]:
     """A monitor whose own code fails, when all is over but the telling."""
     from runner.launch.remote import forkserver, monitor
     from runner.launch.remote.messages import MESSAGES
-    from sandbox.codec import decode
+    from sandbox.speed.codec import decode
 
     def report(*_: object) -> Any:
         raise KeyError("ours")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import scopes
+from sandbox.speed import scopes
 
 MODULES = (contextlib, scopes)
 

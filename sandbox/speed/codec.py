@@ -14,7 +14,7 @@ code that stores them has to guard them, as sandbox/cache.py does with a folder 
 
 from __future__ import annotations
 
-from sandbox.typed import Any, Callable, Iterable, Sequence
+from sandbox.speed.typed import Any, Callable, Iterable, Sequence
 
 _PLAIN, _SET, _BYTES = "", "set", "bytes"
 # The oldest that has every kind we write. Every Python reads it, so one cache serves several.

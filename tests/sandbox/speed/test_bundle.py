@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from runner.bundle_parts import PARTS
+from sandbox.speed.bundle_parts import PARTS
 from tests.conftest import ROOT, Caller
 from tests.test_layers import _loaded
 
@@ -25,8 +25,8 @@ _LOADS = """
 import sys
 sys.path.append(sys.argv[1])
 sys.path += sys.argv[2].split(":")
-import runner.bundle as bundle
-from runner.bundle_parts import PARTS
+import sandbox.speed.bundle as bundle
+from sandbox.speed.bundle_parts import PARTS
 asked = []
 class Spy:
     def find_spec(self, name, path=None, target=None):
@@ -35,7 +35,7 @@ sys.meta_path.insert(0, Spy())
 listed = [name for part in sys.argv[3:] or ("launch", "decide") for name in PARTS[part]]
 for part in sys.argv[3:]:
     bundle.load(part)
-loaded = [name for part in sys.argv[3:] for name in PARTS[part] if name in sys.modules and name != "runner"]
+loaded = [name for part in sys.argv[3:] for name in PARTS[part] if name in sys.modules]
 early = list(asked)
 bundle.renew()
 from importlib import import_module
@@ -69,7 +69,7 @@ class Checkout:
     def uses(self, *options: str, parts: Sequence[str] = ("launch",)) -> bool:
         """Whether all modules of these parts come from the bundles. If not, none does."""
         told = self.run(*options, parts=parts)
-        listed = [name for part in parts for name in PARTS[part] if name != "runner"]
+        listed = [name for part in parts for name in PARTS[part]]
         # In their order, or one would be looked for by another.
         assert not set(listed) & set(told["asked"])
         assert told["loaded"] in ([], listed)
@@ -77,7 +77,7 @@ class Checkout:
 
     @property
     def file(self) -> Path:
-        [file] = (self.root / "runner/__pycache__").glob("launch.*bundle")
+        [file] = (self.root / "sandbox/speed/__pycache__").glob("launch.*bundle")
         return file
 
 
@@ -121,7 +121,7 @@ def test_a_part_alone(checkout: Checkout) -> None:
     source = checkout.root / "sandbox/spawn/init.py"
     _append(source, "# more\n", source.stat().st_mtime + 1)
     told = checkout.run(parts=parts)
-    assert "sandbox.typed" in told["asked"] and "sandbox.plan.compile" not in told["asked"]
+    assert "sandbox.speed.typed" in told["asked"] and "sandbox.plan.compile" not in told["asked"]
     assert "sandbox.plan.compile" in told["loaded"]
 
 
@@ -158,7 +158,7 @@ def test_a_copy_does_not_use_the_bundle_of_the_original(checkout: Checkout, tmp_
     shutil.copytree(checkout.root, tmp_path / "copy")
     other = Checkout(tmp_path / "copy")
     assert not other.uses()
-    assert other.run()["told"]["sandbox"][1] == str(other.root / "sandbox/__init__.py")
+    assert other.run()["told"]["runner"][1] == str(other.root / "runner/__init__.py")
     assert other.uses()
 
 
@@ -190,7 +190,7 @@ def test_who_tells_python_how_to_import_gets_no_bundle(checkout: Checkout) -> No
 def test_nothing_is_written_where_python_may_not(checkout: Checkout) -> None:
     checkout.file.unlink()
     assert not checkout.uses("-I", "-B")
-    assert not list((checkout.root / "runner/__pycache__").glob("launch.*"))
+    assert not list((checkout.root / "sandbox/speed/__pycache__").glob("launch.*"))
 
 
 def test_nobody_else_may_write_it(checkout: Checkout) -> None:
@@ -212,7 +212,7 @@ def test_nobody_else_may_write_it(checkout: Checkout) -> None:
 _RENEWS = """
 import sys
 sys.path.append(sys.argv[1])
-import runner.bundle as bundle
+import sandbox.speed.bundle as bundle
 bundle.load("launch")
 bundle.renew()
 print("compiled" if "importlib.util" in sys.modules else "did nothing")
@@ -223,12 +223,12 @@ def renewed(checkout: Checkout, said: str = "compiled", **env: str) -> list[str]
     argv = [sys.executable, "-I", "-S", "-c", _RENEWS, str(checkout.root)]
     done = subprocess.run(argv, capture_output=True, text=True, cwd="/", env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\n", "")
-    return sorted(path.name for path in (checkout.root / "runner/__pycache__").glob("launch.*"))
+    return sorted(path.name for path in (checkout.root / "sandbox/speed/__pycache__").glob("launch.*"))
 
 
 def test_a_bundle_that_cannot_be_made_costs_nothing(checkout: Checkout) -> None:
     """The exit status of the plugin is still to be passed on."""
-    source = checkout.root / "sandbox/spawn/libc.py"
+    source = checkout.root / "sandbox/speed/libc.py"
     _append(source, "\n(", source.stat().st_mtime + 1)
     old = checkout.file.read_bytes()
     assert len(renewed(checkout)) == 1  # the old one, and nothing half-made
@@ -243,14 +243,14 @@ def test_nothing_is_written_without_a_cache(checkout: Checkout) -> None:
 
 def test_who_may_not_write_it_does_not_make_it(checkout: Checkout) -> None:
     """The installation may be root's: no launch of a user may take longer because there is no bundle."""
-    folder = checkout.root / "runner/__pycache__"
+    folder = checkout.root / "sandbox/speed/__pycache__"
     shutil.rmtree(folder)
     folder.touch()  # nobody can write below it, root neither
     assert renewed(checkout, "did nothing") == []
 
 
 def test_a_module_that_fails_is_left_to_the_import_statement(checkout: Checkout) -> None:
-    source = checkout.root / "sandbox/spawn/libc.py"
+    source = checkout.root / "sandbox/speed/libc.py"
     _append(source, '\nraise RuntimeError("ours")\n', source.stat().st_mtime + 1)
     for _ in range(2):
         with pytest.raises(subprocess.CalledProcessError) as failed:
@@ -263,8 +263,10 @@ def test_a_module_that_fails_is_left_to_the_import_statement(checkout: Checkout)
 # Root leases a uid. And -X importtime does not tell what importlib.import_module imports.
 _NOT_TOLD = {
     *("sandbox.identity.leases", "sandbox.identity.uid_range"),
-    *("runner.late_site", "runner.cli.exec"),
+    *("sandbox.speed.late_site", "runner.cli.exec"),
 }
+# What loads a bundle is in none.
+_BEFORE = {"sandbox", "sandbox.speed", "sandbox.speed.bundle"}
 # What is decided only about a plugin with a state directory.
 _WITH_STATE = {"sandbox.plan.sources"}
 _STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
@@ -298,7 +300,7 @@ def test_the_bundles_have_what_a_launch_loads(
             pytest.fail(done.stderr)
         names = {name for name in _loaded(done.stderr) if name.partition(".")[0] in ("runner", "sandbox")}
         # The modules of a contract are in no bundle: no list names contracts.
-        return {name for name in names if not name.startswith("runner.contracts.mcp")} - {"runner.bundle"}
+        return {name for name in names if not name.startswith("runner.contracts.mcp")} - _BEFORE
 
     decided, kept = launch(is_kept=False), launch(is_kept=True)
     first, both = set(PARTS["launch"]), {*PARTS["launch"], *PARTS["decide"]}
@@ -334,7 +336,7 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
     words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
     env = {"HOME": str(plugin_dir), "PATH": os.environ["PATH"], "RUNNER_DEBUG": "1"}
     for _ in range(5):
-        assert not list((checkout.root / "runner/__pycache__").glob("state.*bundle"))
+        assert not list((checkout.root / "sandbox/speed/__pycache__").glob("state.*bundle"))
         done = subprocess.run((*start, *words), env=env, cwd="/", capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         if "a kept plan is used" in done.stderr:
@@ -342,14 +344,14 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
         time.sleep(1)  # what has just changed is not kept
     else:
         pytest.fail(done.stderr)
-    assert len(list((checkout.root / "runner/__pycache__").glob("state.*bundle"))) == 1
+    assert len(list((checkout.root / "sandbox/speed/__pycache__").glob("state.*bundle"))) == 1
 
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_what_is_there_already_is_not_read_again(checkout: Checkout, is_there: bool) -> None:
     """A fork server has all of it, and each of its monitors starts plugins."""
     program = (
-        "import sys; sys.path.append(sys.argv[1]); import runner.bundle as bundle\n"
+        "import sys; sys.path.append(sys.argv[1]); import sandbox.speed.bundle as bundle\n"
         "if len(sys.argv) > 2: __import__(sys.argv[2])\n"
         "read = []; bundle._read = lambda part: read.append(part)\n"
         "bundle.load('state'); bundle.load('state')\n"
@@ -375,5 +377,5 @@ def test_the_bundles_have_what_a_call_loads(
     loaded = {name for name in _loaded(told) if name.partition(".")[0] in ("runner", "sandbox")}
     listed = {*PARTS["call"], *PARTS["session"]}
     more = {name for name in loaded - listed if not name.startswith("runner.contracts.mcp")}
-    assert more - {"runner.bundle", "runner.__main__"} == set()
-    assert listed - loaded - {"runner.late_site", "runner.cli.call"} == set()
+    assert more - _BEFORE - {"runner.__main__"} == set()
+    assert listed - loaded - {"sandbox.speed.late_site", "runner.cli.call"} == set()

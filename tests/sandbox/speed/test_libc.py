@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from sandbox.spawn.libc import addressof, memory_at, open_libc, writable
+from sandbox.speed.libc import addressof, memory_at, open_libc, writable
 
 
 def test_memory_is_changed_where_it_is() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox import codec
 from sandbox.spec import Limits, PathRequest
-from sandbox.value import NamedTuple
+from sandbox.speed import codec
+from sandbox.speed.value import NamedTuple
 
 
 class Leaf(NamedTuple):

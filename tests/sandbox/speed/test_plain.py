@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runner.cli import verb_parser
 from runner.cli.call import read_usual
-from runner.cli.shared.plain import read_plain
+from sandbox.speed.plain import read_plain
 
 
 class Verb(NamedTuple):

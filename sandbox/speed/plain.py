@@ -7,7 +7,7 @@ means the same to both: tests compare them.
 
 from __future__ import annotations
 
-from sandbox.typed import TYPE_CHECKING, Any, Mapping, Sequence
+from sandbox.speed.typed import TYPE_CHECKING, Any, Mapping, Sequence
 
 if TYPE_CHECKING:
     import argparse

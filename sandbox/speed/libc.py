@@ -15,7 +15,7 @@ from _ctypes import (
     get_errno,
 )
 
-from sandbox.typed import Any
+from sandbox.speed.typed import Any
 
 __all__ = ["Libc", "addressof", "get_errno", "memory_at", "open_libc", "writable"]
 

@@ -8,6 +8,8 @@ usual, and the launch writes new bundles when it has ended.
 """
 
 import sys  # and no `from __future__`: importing that module costs every start more than this whole file
+from _frozen_importlib import ModuleSpec
+from _frozen_importlib_external import MAGIC_NUMBER, SourceFileLoader, cache_from_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ _WRITABLE_BY_OTHERS = 0o022
 # A source that changed so recently could change again without another time.
 _SETTLED_SECONDS = 2.0
 # The folder that holds runner/ and sandbox/.
-_ROOT = __file__.removesuffix("/runner/bundle.py")
+_ROOT = __file__.removesuffix("/sandbox/speed/bundle.py")
 
 _Entry = tuple[str, bool, str, int, int, "CodeType"]  # name, is it a package, its file, size, time, code
 
@@ -90,9 +92,6 @@ def _read(part: str) -> "tuple[_Entry, ...] | None":
 
 def _run(name: str, is_package: bool, path: str, _size: int, _changed: int, code: "CodeType") -> None:
     """Make a module as the import statement does."""
-    from _frozen_importlib import ModuleSpec
-    from _frozen_importlib_external import SourceFileLoader
-
     package, _, own = name.rpartition(".")
     if package:
         __import__(package)  # it may be in another part
@@ -144,7 +143,7 @@ def _write(part: str) -> None:
     from importlib.util import find_spec
     from marshal import dumps
 
-    from runner.bundle_parts import PARTS
+    from sandbox.speed.bundle_parts import PARTS
 
     sources = list[tuple[str, bool, str, int, int, InspectLoader]]()
     for name in PARTS[part]:
@@ -171,13 +170,9 @@ def _write(part: str) -> None:
 
 
 def _path(part: str) -> str:
-    from _frozen_importlib_external import cache_from_source
-
-    return cache_from_source(f"{_ROOT}/runner/{part}.py").removesuffix("pyc") + "bundle"
+    return cache_from_source(f"{_ROOT}/sandbox/speed/{part}.py").removesuffix("pyc") + "bundle"
 
 
 def _head() -> bytes:
     """Of each Python with other compiled code, another one."""
-    from _frozen_importlib_external import MAGIC_NUMBER
-
     return _FORMAT + MAGIC_NUMBER

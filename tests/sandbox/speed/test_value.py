@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import value
+from sandbox.speed import value
 
 
 class Ours(value.NamedTuple):

@@ -1,0 +1,76 @@
+"""Which modules are in which bundle (sandbox/speed/bundle.py). Each part is a file of its own.
+
+Each module stands behind those that it imports. A part may need modules of another one, which are imported
+as usual if they are not there yet. tests/sandbox/speed/test_bundle.py says what is missing.
+"""
+
+_NAMES = {
+    # What a launch from a kept plan loads: all that carries out a plan.
+    "launch": """
+        runner sandbox.speed.late_site sandbox.speed.typed runner.cli runner.cli.shared sandbox.speed.plain
+        runner.launch runner.launch.stored sandbox.speed.value sandbox.cache sandbox.facts
+        runner.launch.stored.entry runner.outcome sandbox.spec sandbox.limits sandbox.limits.assigned
+        sandbox.speed.scopes runner.launch.stages sandbox.identity sandbox.identity.owner sandbox.files
+        sandbox.limits.site sandbox.limits.cgroup_settings sandbox.speed.signals sandbox.spawn
+        sandbox.spawn.order sandbox.limits.cgroup sandbox.plan sandbox.plan.layers sandbox.plan.plan
+        runner.launch.sources runner.launch.acquire sandbox.limits.meter sandbox.streams
+        sandbox.streams.handover runner.launch.stdio sandbox.cell sandbox.limits.rlimits
+        sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.cell.cell runner.launch.orders
+        runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper sandbox.speed.libc sandbox.spawn.init
+        sandbox.spawn.spawner sandbox.cell.launch sandbox.limits.cgroup_meters runner.launch.start
+        runner.launch.carry_out runner.cli.shared.launching sandbox.speed.codec runner.launch.stored.run
+        runner.cli.shared.kept sandbox.paths sandbox.paths.file_identity sandbox.cell.reopened
+        sandbox.identity.uid_range sandbox.identity.leases sandbox.limits.socket_meter
+    """,
+    # What it loads besides for a plugin with a state directory.
+    "state": """
+        sandbox.look sandbox.paths.walk sandbox.identity.removal sandbox.identity.reservations
+        sandbox.identity.uids sandbox.identity.state sandbox.paths.mounts sandbox.paths.access
+    """,
+    # What `runner exec` loads besides if no plan holds, for a manifest and a policy that it knows.
+    "decide": """
+        runner.contracts runner.plugin runner.contracts.contract sandbox.look runner.contracts.registry
+        sandbox.document sandbox.document.diagnostic sandbox.policy sandbox.network sandbox.network.egress
+        sandbox.paths.mounts sandbox.paths.denied_paths sandbox.paths.guarded sandbox.paths.denylist
+        sandbox.paths.walk sandbox.paths.source sandbox.policy.policy runner.cli.shared.options
+        runner.cli.shared.report_file sandbox.paths.executable sandbox.paths.installation
+        sandbox.paths.packages sandbox.paths.shims sandbox.paths.program runner.approvals
+        sandbox.policy.approval runner.approvals.record runner.approvals.store sandbox.document.read
+        sandbox.policy.load runner.launch.command runner.launch.approve runner.manifest runner.manifest.cache
+        runner.manifest.load runner.launch.failures runner.launch.read sandbox.identity.removal
+        sandbox.identity.host_side sandbox.identity.reservations sandbox.identity.uids sandbox.identity.state
+        sandbox.paths.homes sandbox.policy.grant runner.launch.prepare sandbox.limits.cgroup_survey
+        sandbox.limits.shares sandbox.limits.assign sandbox.seccomp sandbox.seccomp.filter
+        sandbox.plan.available_layers sandbox.paths.access sandbox.plan.mentions sandbox.plan.operations
+        sandbox.plan.relocation sandbox.plan.places sandbox.plan.compile sandbox.plan.sources
+        sandbox.plan.find_bwrap runner.launch.denylist runner.launch.plan runner.launch.run runner.cli.exec
+        runner.launch.stored.unit runner.launch.stored.keep
+    """,
+    # What `runner call` loads until it forks, for usual words.
+    "call": """
+        runner sandbox.speed.late_site sandbox.speed.typed runner.cli runner.cli.shared
+        runner.cli.shared.json_option runner.contracts sandbox.speed.value sandbox.spec runner.plugin
+        runner.contracts.contract sandbox.facts sandbox.speed.scopes sandbox.look runner.contracts.registry
+        runner.launch runner.outcome sandbox.limits sandbox.limits.assigned runner.launch.stages
+        sandbox.document sandbox.document.diagnostic runner.cli.shared.options sandbox.speed.plain
+        sandbox.files sandbox.paths sandbox.paths.walk runner.cli.shared.report_file runner.cli.shared.text
+        runner.cli.call runner.manifest sandbox.cache sandbox.speed.codec runner.manifest.cache
+        sandbox.document.read sandbox.paths.mounts runner.manifest.load runner.protocol runner.protocol.wire
+        runner.launch.remote runner.launch.remote.descriptors runner.launch.command sandbox.network
+        sandbox.network.egress runner.launch.remote.messages sandbox.cell sandbox.cell.contents
+        runner.launch.remote.forkserver
+    """,
+    # What it loads after that, with trio.
+    "session": """
+        runner.cli.live runner.protocol.frames runner.protocol.dialect runner.exceptions sandbox.streams
+        sandbox.streams.endpoints runner.cli.live.output sandbox.plan sandbox.plan.layers sandbox.plan.plan
+        runner.launch.failures runner.launch.verdict runner.session runner.session.verdict
+        runner.protocol.secrets runner.session.record runner.protocol.memory runner.session.outbox
+        runner.session.pending runner.protocol.bus runner.protocol.host_services runner.launch.remote.pipe
+        runner.launch.remote.remote_cell runner.protocol.jsonrpc runner.session.backlog runner.session.state
+        runner.session.tasks runner.session.prepared runner.session.shutdown runner.session.session
+        runner.session.open runner.cli.live.session runner.cli.live.call_once
+    """,
+}
+
+PARTS = {part: tuple(names.split()) for part, names in _NAMES.items()}
