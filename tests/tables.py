@@ -86,7 +86,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float
 
 
 def one_case(
-    names: str | Sequence[str], rows: Iterable[Any], ids: Sequence[str] | Callable[[Any], str] | None = None
+    names: str | Sequence[str], rows: Iterable[Any], ids: Iterable[str] | Callable[[Any], str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Like `pytest.mark.parametrize`, but all rows are one test, which names every row that is wrong.
 
@@ -95,7 +95,7 @@ def one_case(
     """
     words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names)
     values = [row if len(words) > 1 else (row,) for row in rows]
-    names_of_rows = ids if isinstance(ids, Sequence) else [ids] * len(values)
+    names_of_rows = [ids] * len(values) if ids is None or callable(ids) else list(ids)
     keys = [_Row(number, *row) for number, row in enumerate(zip(values, names_of_rows, strict=True))]
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
