@@ -648,7 +648,7 @@ def test_a_fork_server_loads_nothing_of_its_host() -> None:
     assert not loaded & {"trio", "runner.library", "runner.session", "pydantic", "asyncio"}
 
 
-# What a kept plan may need of these, with a disk limit and with a state directory.
+# What a stored plan may need of these, with a disk limit and with a state directory.
 NEEDED_WITH_LIMITS = ("sandbox.paths.mounts",)
 # What a gate needs: no file can be opened once it is confined, so it loads all of it before. It is a fork of
 # the launch, and its imports are among those that are shown.
@@ -702,7 +702,7 @@ def test_a_launch_from_a_kept_plan_loads_nothing_slow(
     for _ in range(10):  # a plan that rests on a file of this moment is not kept
         done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        if "runner: a kept plan is used" in done.stderr:
+        if "runner: a stored plan is used" in done.stderr:
             break
         time.sleep(2.3)
     else:

@@ -250,9 +250,9 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 def _run(verb: str, words: list[str]) -> int:
     if verb == "exec" and (usual := _usual_exec(words)) is not None:
-        from runner.cli.shared.kept import launch_kept
+        from runner.cli.shared.stored import launch_stored
 
-        status = launch_kept(usual, usual.told)
+        status = launch_stored(usual, usual.request)
         if status is None:
             load("decide")
             return verb_module(verb).run(usual)
@@ -329,10 +329,10 @@ def _usual_exec(words: list[str]) -> argparse.Namespace | None:
     if args is not None:
         import os
 
-        from runner.launch.stored.entry import told_by
+        from runner.launch.stored.entry import request_of
 
         args.arguments = words[at + 1 :]
-        args.told = told_by(deciding_words(args), args.arguments, os.environ)
+        args.request = request_of(deciding_words(args), args.arguments, os.environ)
     return args
 
 

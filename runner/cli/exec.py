@@ -17,7 +17,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Mapping
 if TYPE_CHECKING:
     import argparse
 
-    from runner.launch.stored.entry import Told
+    from runner.launch.stored.entry import LaunchRequest
     from sandbox.cell.contents import Contents
 
 NAME = "exec"
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def launch(args: argparse.Namespace, verb: str) -> int:
     """Run the plugin, or the command, of the options. The answer is the exit status of `runner`."""
-    began: float = getattr(args, "began", time.monotonic())  # a kept plan may have been tried before
+    began: float = getattr(args, "began", time.monotonic())  # a stored plan may have been tried before
     try:
         if getattr(args, "config", None) == "-":
             raise ValueError("--config -: stdin is the plugin's; write --config @FILE")
@@ -77,12 +77,12 @@ def launch(args: argparse.Namespace, verb: str) -> int:
 
         say(f"runner {verb}: {printable(str(error))}")
         return USAGE_ERROR
-    told: Told | None = getattr(args, "told", None)
-    keeper = None
-    if told is not None and not secrets:
-        from runner.launch.stored.keep import PlanKeeper
+    request: LaunchRequest | None = getattr(args, "request", None)
+    writer = None
+    if request is not None and not secrets:
+        from runner.launch.stored.store import PlanWriter
 
-        keeper = PlanKeeper(told)
+        writer = PlanWriter(request)
     host = CommandLineHost(
         inspect=args.inspect,
         tty=args.tty,
@@ -92,7 +92,7 @@ def launch(args: argparse.Namespace, verb: str) -> int:
     )
     return launch_plugin(
         verb,
-        lambda host: run_plugin(invocation, os.environ, began, host, contents, keeper),
+        lambda host: run_plugin(invocation, os.environ, began, host, contents, writer),
         host,
         report_file,
     )

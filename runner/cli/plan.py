@@ -1,4 +1,4 @@
-"""runner plan: make the plan of a launch, keep it for later launches, and show it."""
+"""runner plan: make the plan of a launch, store it for later launches, and show it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runner.launch.read import load
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Planned, Stage, Stopwatch
-from runner.launch.stored.entry import Told, told_by
-from runner.launch.stored.keep import SHORTEST_SECRET, keep, may_be_secret
+from runner.launch.stored.entry import LaunchRequest, request_of
+from runner.launch.stored.store import SHORTEST_SECRET, may_be_secret, store_plan
 from runner.outcome import EXEC_REFUSED, EXIT, USAGE_ERROR, Failure, Outcome
 from sandbox import cache, look
 from sandbox.document.diagnostic import printable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sandbox.plan.bare import BareCommand, Bound, Brought
 
 NAME = "plan"
-HELP = "make the plan of a launch, keep it for later launches of runner exec, and show it"
+HELP = "make the plan of a launch, store it for later launches of runner exec, and show it"
 EXAMPLE = "runner plan --emit sh --policy strict ./my-plugin > start.sh"
 PASSES_ARGUMENTS = True
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         say(f"runner plan: {printable(str(error))}")
         return USAGE_ERROR
-    told = _told(args.words)
+    request = _request(args.words)
     with look.recording() as asked:
         try:
             planned = rehearse(invocation, look.environment(os.environ))
@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
             else:
                 printing.failure(failure.stage, failure.outcome)
             return EXIT[failure.outcome.code]
-    kept = _keep(planned, asked, told)
-    made = _Made(planned, asked.facts, kept, _env(planned), _hidden(planned, asked.facts))
+    stored = _store(planned, asked, request)
+    made = _Made(planned, asked.facts, stored, _env(planned), _hidden(planned, asked.facts))
     if args.emit is None:
         say("\n".join(map(printable, _text(made, args.facts))), sys.stdout)
         return EXIT["ok"]
@@ -92,24 +92,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _require_choice(planned: Planned) -> None:
-    """As `runner exec` does: it trusts that a kept plan was judged before. Raises Failure."""
+    """As `runner exec` does: it trusts that a stored plan was judged before. Raises Failure."""
     fault = choice_fault(planned.plugin, dict(planned.invocation.options))
     if fault is not None:
         outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
         raise Failure(outcome, EXEC_REFUSED, planned)
 
 
-# --- keeping it ---------------------------------------------------------------------------------------------
+# --- storing it ---------------------------------------------------------------------------------------------
 
 
-class _Kept(NamedTuple):
-    path: str  # of its file; empty: it is not kept
+class _Stored(NamedTuple):
+    path: str  # of its file; empty: it is not stored
     why_not: str = ""
 
 
-def _told(words: list[str]) -> Told | None:
-    """What `runner exec` is told by the same words, without the options that only this verb has. None: it
-    keeps no plan for such words."""
+def _request(words: list[str]) -> LaunchRequest | None:
+    """The request of `runner exec` with the same words, without the options that only this verb has. None: it
+    stores no plan for such words."""
     at = words.index("--") if "--" in words else len(words)
     own: list[str] = []
     waiting = iter(words[:at])
@@ -119,23 +119,23 @@ def _told(words: list[str]) -> Told | None:
         elif word != "--facts" and not word.startswith("--emit="):
             own.append(word)
     args = read_plain(own)
-    return None if args is None else told_by(deciding_words(args), words[at + 1 :], os.environ)
+    return None if args is None else request_of(deciding_words(args), words[at + 1 :], os.environ)
 
 
-def _keep(planned: Planned, asked: look.Asked, told: Told | None) -> _Kept:
+def _store(planned: Planned, asked: look.Asked, request: LaunchRequest | None) -> _Stored:
     folder = cache.directory()
     if folder is None:
         off = os.environ.get("RUNNER_CACHE", "").lower() == "off"
-        return _Kept("", "RUNNER_CACHE=off" if off else "there is no folder for a cache")
-    if told is None:
+        return _Stored("", "RUNNER_CACHE=off" if off else "there is no folder for a cache")
+    if request is None:
         told_only = "--policy, --contract, --server, --state-dir and --report"
-        return _Kept("", f"runner exec decides anew with options other than {told_only}")
-    if why := keep(planned, asked, told):
-        return _Kept("", why)
-    name = told.name
+        return _Stored("", f"runner exec decides anew with options other than {told_only}")
+    if why := store_plan(planned, asked, request):
+        return _Stored("", why)
+    name = request.name
     if name is None or cache.load(name) is None:
-        return _Kept("", f"{folder} cannot be used: {cache.unusable(folder) or 'it cannot be written'}")
-    return _Kept(os.path.join(folder, name))
+        return _Stored("", f"{folder} cannot be used: {cache.unusable(folder) or 'it cannot be written'}")
+    return _Stored(os.path.join(folder, name))
 
 
 # --- what is never shown ------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class _Variable(NamedTuple):
 class _Made(NamedTuple):
     planned: Planned
     facts: Facts
-    kept: _Kept
+    stored: _Stored
     env: tuple[_Variable, ...]
     hidden: Mapping[str, str]  # by variable: values that may be secret
 
@@ -223,7 +223,7 @@ def _text(made: _Made, with_facts: bool) -> Iterator[str]:
     counts = [(kind, len(subjects)) for kind, subjects in _facts(made.facts).items() if subjects]
     told = ", ".join(f"{count} of kind {_KINDS[kind]}" for kind, count in counts)
     yield f"rests on   {sum(count for _, count in counts)} facts: {told}"
-    yield f"kept       {made.kept.path}" if made.kept.path else f"not kept   {made.kept.why_not}"
+    yield f"stored     {made.stored.path}" if made.stored.path else f"not stored {made.stored.why_not}"
     for note in notes(planned):
         yield f"note: {printing.note_text(note)}"
     if with_facts:
@@ -379,7 +379,7 @@ def _document(stage: Stage | None, outcome: Outcome, made: _Made | None = None) 
         "mounts": [_mount(op) for op in plan.operations],
         "left_out": list(_left_out(made.planned)),
         "facts": _facts(made.facts),
-        "kept": {"path": made.kept.path or None, "reason": made.kept.why_not},
+        "kept": {"path": made.stored.path or None, "reason": made.stored.why_not},
     }
 
 

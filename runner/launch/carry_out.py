@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runner.launch.orders import Orders
     from runner.launch.stages import Planned, Stage, Started
     from runner.launch.stdio import Plumbing
-    from runner.launch.stored.keep import PlanKeeper
+    from runner.launch.stored.store import PlanWriter
     from runner.launch.wait import End, Steps
     from sandbox.cell.contents import Contents
     from sandbox.spec import Limits
@@ -72,11 +72,11 @@ def plan_steps(
     sources: Sources | None = None,
     watch: Stopwatch | None = None,
     contents: Contents | None = None,
-    keeper: PlanKeeper | None = None,
+    writer: PlanWriter | None = None,
 ) -> Steps[Ended]:
     """Carry out a plan. A generator: `drive` runs it to its end (runner/launch/wait.py). Raises Failure.
 
-    `sources`: those of a plan that was made in this process just now. `keeper`: keeps the plan once it runs.
+    `sources`: those of a plan that was made in this process just now. `writer`: stores the plan once it runs.
     """
     watch = watch or Stopwatch()
     stage: Stage = planned
@@ -92,12 +92,12 @@ def plan_steps(
                 from runner.launch.verdict import TIMEOUT
 
                 raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took that long
-            if keeper is not None:
-                keeper.prepare()
+            if writer is not None:
+                writer.prepare()
             with host.watch_orders() as orders, start(acquired, began, host.connect, contents) as started:
                 stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
-                if keeper is not None:
-                    keeper.keep()
+                if writer is not None:
+                    writer.store()
                 end = yield from wait_steps(started.cell, orders, host.caller, started.clocks, started.meters)
                 stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
                 end, writable = settle(started, end, stop)

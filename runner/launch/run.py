@@ -23,7 +23,7 @@ from sandbox.speed.scopes import ExitStack
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Mapping
 
 if TYPE_CHECKING:
-    from runner.launch.stored.keep import PlanKeeper
+    from runner.launch.stored.store import PlanWriter
     from sandbox.cell.contents import Contents
 
 
@@ -37,14 +37,14 @@ def run(
     began: float,
     host: LaunchHost,
     contents: Contents | None = None,
-    keeper: PlanKeeper | None = None,
+    writer: PlanWriter | None = None,
 ) -> Ended:
     """Raises Failure, whatever goes wrong before there is an ending.
 
     `began`: on the monotonic clock, when the operator asked. The deadline runs from then. `contents`: of the
-    cage's memory files. `keeper`: keeps the plan for the next launch, once it runs.
+    cage's memory files. `writer`: stores the plan for the next launch, once it runs.
     """
-    return drive(run_steps(invocation, environ, began, host, contents, keeper))
+    return drive(run_steps(invocation, environ, began, host, contents, writer))
 
 
 def run_steps(
@@ -53,7 +53,7 @@ def run_steps(
     began: float,
     host: LaunchHost,
     contents: Contents | None = None,
-    keeper: PlanKeeper | None = None,
+    writer: PlanWriter | None = None,
     see_planned: SeePlanned | None = None,
 ) -> Steps[Ended]:
     """`run`, step by step."""
@@ -63,8 +63,8 @@ def run_steps(
         sources = Sources()
         try:
             with ExitStack() as noting:
-                if keeper is not None:
-                    keeper.asked = noting.enter_context(look.recording())
+                if writer is not None:
+                    writer.asked = noting.enter_context(look.recording())
                 noted = look.environment(environ)
                 stage = loaded = load(invocation, watch)
                 stage = decided = decide(loaded, noted, watch)
@@ -75,8 +75,8 @@ def run_steps(
                     stage = decided = decided._replace(timings=watch.lap("policy"))
                 stack.enter_context(sources)
                 stage = planned = plan(decided, noted, watch, sources)
-            if keeper is not None:
-                keeper.planned = planned
+            if writer is not None:
+                writer.planned = planned
             if see_planned is not None:
                 see_planned(planned, sources)
         except CalledOff as called:
@@ -86,7 +86,7 @@ def run_steps(
             raise
         except Exception as error:
             raise failure_of(error, stage) from error
-        steps = plan_steps(planned, environ, began, host, sources, watch, contents, keeper)
+        steps = plan_steps(planned, environ, began, host, sources, watch, contents, writer)
         return (yield from steps)
 
 

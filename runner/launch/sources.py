@@ -27,7 +27,7 @@ class Held(NamedTuple):
     sites: tuple[Site, ...]  # where groups of dead runners may be
     own_groups: tuple[Hierarchy, ...]  # of this process
     survey: Callable[[], Survey]  # of cgroups: asked only if one of them fails
-    denylist: Callable[[], Denylist] | None  # for what is opened later; None: it was judged with a kept plan
+    denylist: Callable[[], Denylist] | None  # for what is opened later; None: a stored plan has judged it
 
 
 class Sources:
@@ -84,7 +84,7 @@ class Sources:
         return self.hold(opening, assign(planned.grant, planned.policy, found), found, denylist)
 
     def hold_known(self, planned: Planned) -> None:
-        """Open the sources of a kept plan, all facts of which hold. Raises PlanOutdated."""
+        """Open the sources of a stored plan, all facts of which hold. Raises PlanOutdated."""
         from sandbox.cell.reopened import reopen_known
 
         provision = planned.provision

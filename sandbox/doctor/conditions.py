@@ -164,7 +164,7 @@ def landlock() -> Finding:
 
 
 def switches() -> list[Finding]:
-    told_by = {
+    request_of = {
         "ptrace_scope": (
             "kernel.yama.ptrace_scope",
             "plugins cannot trace processes: their seccomp filter refuses ptrace",
@@ -185,5 +185,5 @@ def switches() -> list[Finding]:
             f"{name} = {value}" if (value := sysctl(name)) is not None else f"no {name} here",
             why,
         )
-        for layer, (name, why) in told_by.items()
+        for layer, (name, why) in request_of.items()
     ]

@@ -5,7 +5,7 @@ as usual if they are not there yet. tests/sandbox/speed/test_bundle.py says what
 """
 
 _NAMES = {
-    # What a launch from a kept plan loads: all that carries out a plan.
+    # What a launch from a stored plan loads: all that carries out a plan.
     "launch": """
         runner sandbox.speed.late_site sandbox.speed.typed runner.cli sandbox.speed.plain runner.launch
         runner.launch.stored sandbox.speed.value sandbox.cache runner.launch.stored.entry runner.cli.shared
@@ -18,7 +18,7 @@ _NAMES = {
         sandbox.spawn.launcher sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper
         sandbox.speed.libc sandbox.spawn.init sandbox.spawn.spawner sandbox.cell.launch runner.launch.start
         runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts
-        sandbox.speed.codec runner.launch.stored.run runner.cli.shared.kept sandbox.paths
+        sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored sandbox.paths
         sandbox.paths.file_identity sandbox.cell.reopened sandbox.identity.uid_range sandbox.identity.leases
         sandbox.limits.socket_meter
     """,
@@ -44,7 +44,7 @@ _NAMES = {
         sandbox.paths.access sandbox.paths.source sandbox.plan.mentions sandbox.plan.operations
         sandbox.plan.relocation sandbox.plan.places sandbox.plan.compile sandbox.plan.find_bwrap
         runner.launch.plan runner.manifest runner.manifest.cache runner.manifest.load runner.launch.read
-        runner.launch.run runner.cli.exec runner.launch.stored.unit runner.launch.stored.keep
+        runner.launch.run runner.cli.exec runner.launch.stored.unit runner.launch.stored.store
         sandbox.plan.sources
     """,
     # What `runner call` loads until it forks, for usual words.

@@ -19,7 +19,7 @@ from sandbox.speed.typed import Any, Callable, Iterable, Sequence
 _PLAIN, _SET, _BYTES = "", "set", "bytes"
 # The oldest that has every kind we write. Every Python reads it, so one cache serves several.
 MARSHAL_FORMAT = 4
-GAP = "gap"  # the kind of a text that was left out, followed by its number
+BLANK = "blank"  # the kind of a text that was left out, followed by its number
 _SCALARS = (str, int, float, bool, type(None))
 
 
@@ -60,10 +60,10 @@ def unpack(raw: bytes, classes: Iterable[type[tuple[Any, ...]]]) -> Any:
         raise ValueError(f"not a value of ours: {error!r}") from None
 
 
-def from_plain(plain: Any, classes: Iterable[type[tuple[Any, ...]]], gaps: Sequence[str] = ()) -> Any:
-    """What `as_plain` was given. `gaps`: the texts that were left out. Raises ValueError."""
+def from_plain(plain: Any, classes: Iterable[type[tuple[Any, ...]]], blanks: Sequence[str] = ()) -> Any:
+    """What `as_plain` was given. `blanks`: the texts that were left out. Raises ValueError."""
     makers = _makers(classes)
-    makers[GAP] = lambda items: gaps[items[0]]
+    makers[BLANK] = lambda items: blanks[items[0]]
     try:
         return _from_plain(plain, makers)
     except (TypeError, KeyError, IndexError) as error:

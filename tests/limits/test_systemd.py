@@ -255,9 +255,9 @@ def test_systemd_lifts_no_limit_when_another_unit_stops(box: Box) -> None:
     assert enforced(report) == dict.fromkeys(LIMITS, "cgroup v2")
 
 
-# --- kept plans ---------------------------------------------------------------------------------------------
+# --- stored plans -------------------------------------------------------------------------------------------
 
-USED = "runner: a kept plan is used"
+USED = "runner: a stored plan is used"
 SETTLED = 2.3  # seconds: what changed later than that is not kept
 
 

@@ -1,7 +1,7 @@
-"""Plans that are kept between launches: a launch that was decided once is not decided again.
+"""Plans that are stored between launches: a launch that was decided once is not decided again.
 
 entry     the file of one plan: found, read, and held against the machine. All that a launch imports
 run       a launch from such a plan
-keep      what may be kept of a plan, and how
-unit      the systemd unit of a launch, left out of what is kept
+store     what may be stored of a plan, and how
+unit      the systemd unit of a launch, left out of what is stored
 """

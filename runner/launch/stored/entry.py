@@ -1,4 +1,4 @@
-"""A plan that an earlier launch kept, and the facts it rests on.
+"""A plan that an earlier launch stored, and the facts it rests on.
 
 The file is in the user's own cache (sandbox/cache.py): nobody else can write or read it, and a digest shows
 damage. Its name depends on everything that the runner is told: its own place, the interpreter, the words of
@@ -6,8 +6,8 @@ the command line, the working directory, the ids, and the variables that are for
 found on the machine is in the facts (sandbox/facts.py), and each of them is asked again. If one has changed,
 or anything else is unusual, there is no plan, and the launch is decided anew.
 
-No value of a variable of the caller's, and no word behind `--`, is in the file: a `Gap` is, and the launch at
-hand fills it with its own. What stands in a manifest or a policy is in the file as it is there.
+No value of a variable of the caller's, and no word behind `--`, is in the file: a `Blank` stands for
+each, and the launch at hand fills it in. What stands in a manifest or a policy is in the file as it is there.
 """
 
 from __future__ import annotations
@@ -37,46 +37,45 @@ _LIMITS = (
 )
 
 
-# Kinds of gaps beside "variable" and "word": a name of the systemd unit that the runner is in, and a text
+# Kinds of blanks beside "variable" and "word": a name of the systemd unit that the runner is in, and a text
 # that is known by now (runner/launch/stored/unit.py).
 UNIT, TEXT = "unit", "text"
 
 
-class Gap(NamedTuple):
-    """A text that is not kept."""
+class Blank(NamedTuple):
+    """A text that is not stored."""
 
     kind: str  # "variable" or "word"
     name: str  # of the variable; the number of the word
 
 
 class PlanEntry(NamedTuple):
-    """As it is in the file."""
+    """The content of the file."""
 
     format: int
     facts: tuple[dict[Any, Any], ...]  # the fields of Facts
-    gaps: tuple[tuple[str, str], ...]  # the fields of each Gap
+    blanks: tuple[tuple[str, str], ...]  # the fields of each Blank
     tells: bool  # whether the operator reads something before the plugin starts
     plan: Any  # sandbox/speed/codec.py, as_plain: a Planned but for what is in `rest`
     rest: bytes  # marshalled: what only messages and reports need
 
 
-class Told(NamedTuple):
-    """What the runner is told by its caller."""
+class LaunchRequest(NamedTuple):
+    """What the caller of `runner exec` asks for."""
 
     words: Sequence[str]  # of the command line, from the verb to `--`
     arguments: Sequence[str]  # for the plugin: behind `--`
     environ: Mapping[str, str]
-    name: str | None  # of the file; None: nothing is kept for such a caller
+    name: str | None  # of the file; None: no plan is stored for such a caller
 
 
-def told_by(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> Told:
-    """Called first of all: what is imported later may change where modules are looked for, which is part of
-    the name."""
-    return Told(words, arguments, environ, _name(words, arguments, environ))
+def request_of(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchRequest:
+    """Call it before other imports: they may change sys.path, which is part of the name."""
+    return LaunchRequest(words, arguments, environ, _name(words, arguments, environ))
 
 
 def _name(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    if not environ.get("HOME", "").startswith("/"):  # who has none is looked up, which is slow and can hang
+    if not environ.get("HOME", "").startswith("/"):  # looking it up is slow and can hang
         return None
     try:
         cwd = os.getcwd()
@@ -100,16 +99,16 @@ def _name(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, 
 
 
 def say(text: str) -> None:
-    """For who wonders why a plan is made again: RUNNER_DEBUG=1 shows it."""
+    """Print to stderr if RUNNER_DEBUG is set: why a plan is made again."""
     if os.environ.get(_DEBUG):
         try:
             os.write(2, f"runner: {text}\n".encode("utf-8", "backslashreplace"))
         except OSError:
-            pass  # nobody reads it
+            pass  # stderr is closed
 
 
 def read(raw: bytes) -> PlanEntry | None:
-    """None if this is not an entry of ours. `raw` came out of the cache, so nobody else wrote it."""
+    """Returns the entry, or None if the bytes are not one. The cache has checked who wrote them."""
     import marshal
 
     try:
@@ -119,20 +118,20 @@ def read(raw: bytes) -> PlanEntry | None:
     return entry if entry.format == FORMAT else None
 
 
-def fillings(gaps: Sequence[tuple[str, str]], told: Told) -> tuple[str, ...]:
-    """What belongs into each gap of this launch."""
+def fillings(blanks: Sequence[tuple[str, str]], request: LaunchRequest) -> tuple[str, ...]:
+    """Returns the text of this launch for each blank."""
     texts = []
-    for kind, name in gaps:
+    for kind, name in blanks:
         if kind == TEXT:
             texts.append(name)
         else:
-            texts.append(told.environ[name] if kind == "variable" else told.arguments[int(name)])
+            texts.append(request.environ[name] if kind == "variable" else request.arguments[int(name)])
     return tuple(texts)
 
 
-class Later:
-    """Stands for a value that was kept, and reads it when something of it is asked for: only messages and
-    reports do, and the classes of these values take longer to import than a launch."""
+class LazyValue:
+    """A value that is decoded on first use. Only messages and reports use it, and importing its classes takes
+    longer than a launch."""
 
     __slots__ = ("_made", "_make")
 
@@ -146,7 +145,7 @@ class Later:
         return getattr(self._made, name)
 
 
-def forget(told: Told) -> None:
-    """A launch of this plan failed: the next one is decided anew."""
-    if told.name is not None:
-        cache.remove(told.name)
+def forget(request: LaunchRequest) -> None:
+    """Remove the stored plan, so that the next launch is decided anew."""
+    if request.name is not None:
+        cache.remove(request.name)

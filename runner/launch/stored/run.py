@@ -1,11 +1,11 @@
-"""A launch from a kept plan. Carried out as any other: only the sources are opened by what they were."""
+"""A launch from a stored plan. Carried out as any other: only the sources are opened by what they were."""
 
 from __future__ import annotations
 
 from runner.launch.carry_out import LaunchHost, plan_steps
 from runner.launch.sources import Sources
 from runner.launch.stages import Planned, Provision, Stopwatch, started_of
-from runner.launch.stored.entry import UNIT, Later, PlanEntry, Told, fillings, forget, read, say
+from runner.launch.stored.entry import UNIT, LaunchRequest, LazyValue, PlanEntry, fillings, forget, read, say
 from runner.launch.wait import drive
 from runner.outcome import Failure
 from sandbox import cache
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
     from sandbox.speed.typed import Sequence
 
 
-def find(told: Told) -> PlanEntry | None:
-    """The plan that was kept for this launch, if it still holds."""
-    raw = None if told.name is None else cache.load(told.name)
+def find(request: LaunchRequest) -> PlanEntry | None:
+    """Returns the plan that was stored for this launch, if its facts still hold."""
+    raw = None if request.name is None else cache.load(request.name)
     if raw is None:
         return None
     try:
         entry = read(raw)
-        if entry is not None and any(kind == UNIT for kind, _ in entry.gaps):
+        if entry is not None and any(kind == UNIT for kind, _ in entry.blanks):
             from runner.launch.stored.unit import in_own_unit
 
             entry = in_own_unit(entry)
             if entry is None:
-                say("the kept plan does not hold: it is for another kind of systemd unit")
+                say("the stored plan does not hold: it is for another kind of systemd unit")
         if entry is None:
             return None
-        changed = Facts(*entry.facts).changed(told.environ)
+        changed = Facts(*entry.facts).changed(request.environ)
     except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, the launch can be decided anew
-        say(f"the kept plan cannot be read: {error!r}")
-        forget(told)
+        say(f"the stored plan cannot be read: {error!r}")
+        forget(request)
         return None
     if changed:
-        say(f"the kept plan does not hold: {changed} is not as it was")
+        say(f"the stored plan does not hold: {changed} is not as it was")
         return None
     return entry
 
 
-def planned_of(entry: PlanEntry, told: Told) -> Planned:
-    """The plan, with the values of this launch in its gaps. Raises ValueError."""
-    filled = fillings(entry.gaps, told)
+def planned_of(entry: PlanEntry, request: LaunchRequest) -> Planned:
+    """Returns the plan, with its blanks filled in for this launch. Raises ValueError."""
+    filled = fillings(entry.blanks, request)
     try:
         fields = codec.from_plain(entry.plan, _plan_classes(entry.plan), filled)
     except ValueError:  # it has what few plans have
         from runner.launch.stages import planned_classes
 
         fields = codec.from_plain(entry.plan, planned_classes(), filled)
-    decided: Any = Later(lambda: _decided(entry.rest, filled))
+    decided: Any = LazyValue(lambda: _decided(entry.rest, filled))
     return Planned(decided, *fields)
 
 
@@ -68,7 +68,7 @@ def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
 
 
 def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
-    """The classes of most kept plans, outside of `rest`. `plain`: the plan as it was kept."""
+    """The classes of most stored plans, outside of `rest`. `plain`: the plan as it was stored."""
     from sandbox.limits.assigned import AssignedLimit, AssignedLimits, Shares
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.file_identity import FileIdentity
@@ -90,30 +90,30 @@ def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
 
 
 class DecideAnew(BaseException):
-    """The kept plan could not be carried out, and nothing was started. No error of the launch: whoever judges
-    those lets it pass."""
+    """The stored plan could not be carried out, and nothing was started. A BaseException, so that code which
+    turns errors of a launch into outcomes lets it pass."""
 
 
-def run_kept(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ended:
+def run_stored(entry: PlanEntry, request: LaunchRequest, began: float, host: LaunchHost) -> Ended:
     """Raises Failure, and DecideAnew."""
     try:
-        return _carry_out(entry, told, began, host)
+        return _carry_out(entry, request, began, host)
     except Exception as error:
         if isinstance(error, Failure) and started_of(error.stage) is not None:
             raise  # it ran: the plan is good
-        say(f"the kept plan cannot be carried out: {error!r}")
-        forget(told)
+        say(f"the stored plan cannot be carried out: {error!r}")
+        forget(request)
         if host.is_ready:
             raise  # a process may have been started, and streams handed over: nothing is done twice
         raise DecideAnew from None
 
 
-def _carry_out(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> Ended:
+def _carry_out(entry: PlanEntry, request: LaunchRequest, began: float, host: LaunchHost) -> Ended:
     watch = Stopwatch()
-    planned = planned_of(entry, told)
+    planned = planned_of(entry, request)
     plan = planned.plan
     if planned.provision.unsandboxed or plan.owners or plan.guards or plan.idmapped or plan.memory_files:
-        raise ValueError("such a plan is never kept")
+        raise ValueError("such a plan is never stored")
     if not plan.layers.session_keyring:  # whether one can be joined is tried, and is no fact
         from sandbox.spawn.spawner import can_join_keyring
 
@@ -123,4 +123,4 @@ def _carry_out(entry: PlanEntry, told: Told, began: float, host: LaunchHost) -> 
         load("state")
     with Sources() as sources:
         sources.hold_known(planned)
-        return drive(plan_steps(planned, told.environ, began, host, sources, watch))
+        return drive(plan_steps(planned, request.environ, began, host, sources, watch))

@@ -1,7 +1,7 @@
-"""The systemd unit that a launch is in, left out of what is kept.
+"""The systemd unit that a launch is in, left out of what is stored.
 
 `systemd-run --scope` makes a unit for each launch, with another name each time, and a service that is started
-again has the same name and another directory. The name decides nothing. So a plan is kept without it, and
+again has the same name and another directory. The name decides nothing. So a plan is stored without it, and
 each launch asks the same questions about the unit it is in itself: who may write there, which controllers it
 has, who else is in it.
 
@@ -27,7 +27,7 @@ _MOUNTED = "/sys/fs/cgroup"
 _SUFFIXES = (".scope", ".service")
 # No path and no line contains a NUL, so these stand for nothing else.
 _DIRECTORY, _LINE = "\0unit", "\0line"
-GAPS = ((UNIT, "directory"), (UNIT, "line"))
+BLANKS = ((UNIT, "directory"), (UNIT, "line"))
 # The fields of Facts that are about paths.
 _OF_PATHS = ("places", "listed", "contents", "access", "attributes", "alone", "identities")
 
@@ -52,18 +52,18 @@ class Unit(NamedTuple):
         return digest(os.fsencode(f"{self.slice}\0{self.suffix}"))
 
 
-def unit_of(told: bytes) -> Unit | None:
+def unit_of(text: bytes) -> Unit | None:
     """The unit of a process, by its /proc/PID/cgroup. None: there are other hierarchies, or it is in no unit,
     or in a group below one."""
-    path = told.removeprefix(b"0::").removesuffix(b"\n")
-    if told != b"0::%s\n" % path or b"\n" in path or not path.isascii():
+    path = text.removeprefix(b"0::").removesuffix(b"\n")
+    if text != b"0::%s\n" % path or b"\n" in path or not path.isascii():
         return None
     around, _, name = path.decode("ascii").rpartition("/")
     suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
     return Unit(around, name, suffix) if suffix else None
 
 
-# --- keeping ------------------------------------------------------------------------------------------------
+# --- storing ------------------------------------------------------------------------------------------------
 
 
 def unit_of_plan(planned: Planned, facts: Facts) -> Unit | None:
@@ -71,15 +71,15 @@ def unit_of_plan(planned: Planned, facts: Facts) -> Unit | None:
     own = [group for group in planned.provision.own_groups if group.version == 2]
     if len(own) != 1:
         return None
-    told = os.fsencode(own[0].line) + b"\n"
-    unit = unit_of(told)
-    if unit is None or own[0].directory != unit.directory or facts.contents.get(_OWN) != digest(told):
+    text = os.fsencode(own[0].line) + b"\n"
+    unit = unit_of(text)
+    if unit is None or own[0].directory != unit.directory or facts.contents.get(_OWN) != digest(text):
         return None
     return unit
 
 
 def without_unit(planned: Planned, unit: Unit) -> Planned:
-    """The plan with marks for gaps in place of the unit."""
+    """The plan with marks for blanks in place of the unit."""
 
     def of_sites(sites: tuple[Site, ...]) -> tuple[Site, ...]:
         return tuple(
@@ -106,7 +106,7 @@ def without_unit(planned: Planned, unit: Unit) -> Planned:
 
 
 def marks(first: int) -> dict[str, int]:
-    """The number of the gap for each mark in a plan."""
+    """The number of the blank for each mark in a plan."""
     return {_DIRECTORY: first, _LINE: first + 1}
 
 
@@ -120,26 +120,26 @@ def facts_without_unit(facts: Facts, unit: Unit) -> Facts:
 
 
 def in_own_unit(entry: PlanEntry) -> PlanEntry | None:
-    """A plan that was kept without its unit, for the one that this process is in. None: that is of another
-    kind, or in another place."""
+    """Returns a plan that was stored without its unit, for the unit of this process. None if that unit is of
+    another kind, or in another place."""
     try:
         with open(_OWN, "rb", buffering=0) as file:
-            told = file.read()
+            text = file.read()
     except OSError:
         return None
-    return in_unit(entry, told)
+    return in_unit(entry, text)
 
 
-def in_unit(entry: PlanEntry, told: bytes) -> PlanEntry | None:
-    unit, facts = unit_of(told), Facts(*entry.facts)
+def in_unit(entry: PlanEntry, text: bytes) -> PlanEntry | None:
+    unit, facts = unit_of(text), Facts(*entry.facts)
     if unit is None or facts.contents.get(_OWN) != unit.shape:
         return None
     moved = _moved(facts, _DIRECTORY, unit.directory)
     # It is asked again with the others: a process can be moved at any time.
-    moved = moved._replace(contents={**moved.contents, _OWN: digest(told)})
+    moved = moved._replace(contents={**moved.contents, _OWN: digest(text)})
     texts = {"directory": unit.directory, "line": unit.line}
-    gaps = tuple((TEXT, texts[name]) if kind == UNIT else (kind, name) for kind, name in entry.gaps)
-    return entry._replace(facts=tuple(moved), gaps=gaps)
+    blanks = tuple((TEXT, texts[name]) if kind == UNIT else (kind, name) for kind, name in entry.blanks)
+    return entry._replace(facts=tuple(moved), blanks=blanks)
 
 
 def _moved(facts: Facts, before: str, after: str) -> Facts:

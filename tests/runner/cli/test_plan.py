@@ -153,10 +153,10 @@ def test_exec_takes_the_plan_that_was_kept(runner_as: Caller, plugin: Path) -> N
     debug = {"RUNNER_DEBUG": "1"}  # then exec says so
     os.unlink(kept(runner_as, plugin, "--", "given", env=debug)["kept"])
     control = runner_as("exec", plugin, "--", "another", env=debug)
-    assert "kept plan is used" not in control.stderr and control.returncode == 7
+    assert "stored plan is used" not in control.stderr and control.returncode == 7
     assert "kept" in kept(runner_as, "--facts", plugin, "--", "given", env=debug)
     said = runner_as("exec", plugin, "--", "given", env=debug)
-    assert "kept plan is used" in said.stderr and said.returncode == 7
+    assert "stored plan is used" in said.stderr and said.returncode == 7
     assert said.stdout == control.stdout.replace("another", "given")
 
 

@@ -67,12 +67,12 @@ def carried_out(plan: str) -> dict[str, Any]:
 
     steps: list[str] = []
 
-    class Keeper:
+    class Writer:
         def prepare(self) -> None:
             steps.append("prepares")
 
-        def keep(self) -> None:
-            steps.append("keeps")
+        def store(self) -> None:
+            steps.append("stores")
 
     class Host:
         caller = None
@@ -123,9 +123,9 @@ def carried_out(plan: str) -> dict[str, Any]:
         saved = os.dup(1)
         os.dup2(output.fileno(), 1)
         try:
-            keeper: Any = Keeper()
+            writer: Any = Writer()
             began = time.monotonic()
-            ended = drive(plan_steps(planned, os.environ, began, Host(), sources, keeper=keeper))
+            ended = drive(plan_steps(planned, os.environ, began, Host(), sources, writer=writer))
         finally:
             os.dup2(saved, 1)
             os.close(saved)
@@ -144,7 +144,7 @@ def test_nothing_that_decides_is_loaded(
     plan = elsewhere.run(runner_as, made_plan, str(plugin_dir))
     found = elsewhere.run(runner_as, carried_out, plan)
     assert found["outcome"] == (["ok", 0] if status == 0 else ["crashed", status])
-    assert found["steps"] == ["prepares", "starts", "keeps"]  # while it runs, only the write is left
+    assert found["steps"] == ["prepares", "starts", "stores"]  # while it runs, only the write is left
     assert found["uid"] != [""] and (found["euid"] == 0 or found["uid"] == [f"uid {found['euid']}"])
     loaded = {name for name in found["loaded"] for each in MAKES_PLANS if f"{name}.".startswith(f"{each}.")}
     assert loaded == set()

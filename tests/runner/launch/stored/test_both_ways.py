@@ -1,4 +1,4 @@
-"""A launch that is decided and a launch from a kept plan are the same launch."""
+"""A launch that is decided and a launch from a stored plan are the same launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tables import one_case
 
 Write = Callable[..., Path]
 
-USED = "runner: a kept plan is used"
+USED = "runner: a stored plan is used"
 SETTLED = 2.3  # seconds: what changed later than that is not kept
 # Those with a manifest. Others are programs that tests write a manifest for.
 PLUGINS = sorted(
@@ -45,7 +45,7 @@ def told(report: Path) -> dict[str, Any]:
 def twice(
     caller: Caller, place: Path, *words: str, said: str = ""
 ) -> tuple[subprocess.CompletedProcess[str], Any]:
-    """Launch until there is a kept plan, and then once more. What both gave, which has to be the same."""
+    """Launch until there is a stored plan, and then once more. What both gave, which has to be the same."""
     report = place / "report.json"
     command = ("exec", "--report", str(report), *words)
     decided, was = None, None
@@ -59,7 +59,7 @@ def twice(
             time.sleep(SETTLED)
     assert decided is not None and USED in kept.stderr, kept.stderr
     lines = [line for line in kept.stderr.splitlines() if not line.startswith("runner: a kept")]
-    before = [line for line in decided.stderr.splitlines() if "kept plan" not in line]
+    before = [line for line in decided.stderr.splitlines() if "stored plan" not in line]
     assert (kept.returncode, kept.stdout, lines) == (decided.returncode, decided.stdout, before)
     assert told(report) == was
     return kept, was
@@ -91,26 +91,26 @@ def same_plan(manifest: str, server: str | None) -> dict[str, Any]:
 
     from runner.launch.run import rehearse
     from runner.launch.stages import Invocation
-    from runner.launch.stored.entry import read, told_by
-    from runner.launch.stored.keep import NotKept, written
+    from runner.launch.stored.entry import read, request_of
     from runner.launch.stored.run import planned_of
+    from runner.launch.stored.store import NotStored, encode_plan
     from runner.outcome import Failure
     from sandbox import look
     from sandbox.plan import bwrap
     from sandbox.plan.plan import Bind, Text
 
     arguments = ("--an-argument",)
-    told = told_by(["exec", manifest], arguments, os.environ)
+    request = request_of(["exec", manifest], arguments, os.environ)
     try:
         with look.recording() as asked:
             planned = rehearse(
                 Invocation(manifest, server=server, args=arguments), look.environment(os.environ)
             )
-        entry = read(written(planned, asked, told))
-    except (Failure, NotKept) as refused:
+        entry = read(encode_plan(planned, asked, request))
+    except (Failure, NotStored) as refused:
         return {"why": str(refused)}
     assert entry is not None
-    copy = planned_of(entry, told)
+    copy = planned_of(entry, request)
 
     def options(which: Any) -> tuple[str, ...]:
         plan = which.plan

@@ -1,4 +1,4 @@
-"""The file of a kept plan."""
+"""The file of a stored plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a launch whose kept plan fails."""
+"""What becomes of a launch whose stored plan fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from runner.cli.shared.launching import CommandLineHost
 from runner.launch.stored import run
-from runner.launch.stored.entry import PlanEntry, Told, told_by
+from runner.launch.stored.entry import LaunchRequest, PlanEntry, request_of
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.limits.assigned import AssignedLimits
 
@@ -26,10 +26,10 @@ def test_nothing_is_tried_again_once_the_start_was_next(
     monkeypatch: pytest.MonkeyPatch, error: Exception, ready: bool
 ) -> None:
     """A process may run by then, and have the caller's streams."""
-    forgotten: list[Told] = []
+    forgotten: list[LaunchRequest] = []
     monkeypatch.setattr(run, "forget", forgotten.append)
     host = CommandLineHost(is_new=False, tells=False)
-    told = told_by(["exec", "manifest"], (), os.environ)
+    request = request_of(["exec", "manifest"], (), os.environ)
 
     def fails(*_: Any) -> Any:
         host.is_ready = ready
@@ -37,8 +37,8 @@ def test_nothing_is_tried_again_once_the_start_was_next(
 
     monkeypatch.setattr(run, "_carry_out", fails)
     with pytest.raises(type(error) if ready else run.DecideAnew):
-        run.run_kept(ENTRY, told, 0.0, host)
-    assert forgotten == [told]  # the next launch is decided anew in any case
+        run.run_stored(ENTRY, request, 0.0, host)
+    assert forgotten == [request]  # the next launch is decided anew in any case
 
 
 def test_a_host_is_ready_when_everything_is_acquired() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runner.launch.stored.entry import FORMAT, TEXT, PlanEntry, Told, fillings
-from runner.launch.stored.unit import GAPS, facts_without_unit, in_unit, unit_of
+from runner.launch.stored.entry import FORMAT, TEXT, LaunchRequest, PlanEntry, fillings
+from runner.launch.stored.unit import BLANKS, facts_without_unit, in_unit, unit_of
 from sandbox.facts import Facts, digest
 
 SLICE = "/user.slice/user-1000.slice/user@1000.service/app.slice"
@@ -31,8 +31,8 @@ PLACE = f"/sys/fs/cgroup{SLICE}"
         b"0::" + SLICE.encode() + b"/\xc3\xa4.scope\n",
     ],
 )
-def test_in_no_unit(told: bytes) -> None:
-    assert unit_of(told) is None
+def test_in_no_unit(request: bytes) -> None:
+    assert unit_of(request) is None
 
 
 def test_in_a_unit() -> None:
@@ -70,12 +70,14 @@ def kept() -> PlanEntry:
     unit = unit_of(FIRST)
     assert unit is not None
     hidden: Any = tuple(facts_without_unit(facts("run-r1.scope"), unit))
-    return PlanEntry(FORMAT, hidden, (("word", "0"), *GAPS), False, None, b"")
+    return PlanEntry(FORMAT, hidden, (("word", "0"), *BLANKS), False, None, b"")
 
 
 def test_what_is_kept_does_not_name_the_unit() -> None:
-    told = Facts(*kept().facts)
-    named = {str(key) for field in told._replace(variables={}) for key in field if "run-r1.scope" in str(key)}
+    facts = Facts(*kept().facts)
+    named = {
+        str(key) for field in facts._replace(variables={}) for key in field if "run-r1.scope" in str(key)
+    }
     assert named == {f"{PLACE}/run-r1.scopes"}  # what only begins like the name is something else
 
 
@@ -90,13 +92,13 @@ def test_every_question_is_asked_about_the_unit_of_the_launch() -> None:
 def test_the_gaps_are_filled_with_its_names() -> None:
     second = in_unit(kept(), FIRST.replace(b"r1", b"r22"))
     assert second is not None
-    told = Told((), ["argument"], {}, None)
-    assert fillings(second.gaps, told) == (
+    request = LaunchRequest((), ["argument"], {}, None)
+    assert fillings(second.blanks, request) == (
         "argument",
         f"{PLACE}/run-r22.scope",
         f"0::{SLICE}/run-r22.scope",
     )
-    assert second.gaps[1][0] == TEXT
+    assert second.blanks[1][0] == TEXT
 
 
 @pytest.mark.parametrize(
@@ -110,5 +112,5 @@ def test_the_gaps_are_filled_with_its_names() -> None:
         b"",
     ],
 )
-def test_a_launch_in_another_kind_of_place_takes_no_such_plan(told: bytes) -> None:
-    assert in_unit(kept(), told) is None
+def test_a_launch_in_another_kind_of_place_takes_no_such_plan(request: bytes) -> None:
+    assert in_unit(kept(), request) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Caller
-from tests.runner.launch.stored.kept_plugin import (
+from tests.runner.launch.stored.stored_plugin import (
     CHANGED,
     DAMAGE,
     MANIFEST,
@@ -134,7 +134,7 @@ def test_a_secret_inside_of_another_text_keeps_the_plan_from_the_disk(
     ended = made.run(env={"WORD": "text of the policy", "RUNNER_POLICY": ""})
     assert "not kept" not in ended.stderr  # the control
     ended = made.run(env={"WORD": made.place.name})
-    assert "the plan is not kept: the value of a variable" in ended.stderr
+    assert "the plan is not stored: the value of a variable" in ended.stderr
 
 
 @pytest.mark.launches
@@ -305,15 +305,16 @@ elif how == "fewer facts":
     entry = entry._replace(facts=entry.facts[:-1])
 elif how == "another class":
     entry.plan[1][0] = "Unknown"
-elif how == "gap of a variable that is not set":
-    entry = entry._replace(gaps=(("variable", "NOT_SET"), *entry.gaps[1:]))
+elif how == "blank of an unset variable":
+    entry = entry._replace(blanks=(("variable", "NOT_SET"), *entry.blanks[1:]))
 cache.store(name, marshal.dumps(tuple(entry)))
 """
 
 
 @pytest.mark.launches
 @pytest.mark.parametrize(
-    "how", ["unsandboxed", "no keyring", "fewer facts", "another class", "gap of a variable that is not set"]
+    "how",
+    ["unsandboxed", "no keyring", "fewer facts", "another class", "blank of an unset variable"],
 )
 def test_a_file_that_no_launch_wrote_is_no_plan(plugin: Plugin, how: str) -> None:
     """Nobody else can write it. Should somebody, it is at least none without a cage, and stops no launch."""

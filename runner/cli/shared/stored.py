@@ -6,22 +6,22 @@ import time
 
 from runner.cli.shared.launching import CommandLineHost, launch
 from runner.launch.stored.entry import say
-from runner.launch.stored.run import DecideAnew, find, run_kept
+from runner.launch.stored.run import DecideAnew, find, run_stored
 from sandbox.speed.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
 
-    from runner.launch.stored.entry import Told
+    from runner.launch.stored.entry import LaunchRequest
 
 
-def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
+def launch_stored(args: argparse.Namespace, request: LaunchRequest) -> int | None:
     """The exit status of `runner`. None: there is no such plan, and the launch has to be decided."""
     args.began = began = time.monotonic()
-    entry = find(told)
+    entry = find(request)
     if entry is None:
         return None
-    say("a kept plan is used")
+    say("a stored plan is used")
     report_file = None
     if args.report is not None:
         from runner.cli.shared.report_file import ReportFile, ReportFileError
@@ -33,6 +33,6 @@ def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
         args.report_file = report_file
     host = CommandLineHost(is_new=False, tells=entry.tells)
     try:
-        return launch("exec", lambda _: run_kept(entry, told, began, host), host, report_file)
+        return launch("exec", lambda _: run_stored(entry, request, began, host), host, report_file)
     except DecideAnew:
         return None
