@@ -94,7 +94,7 @@ def one_case(
     Each row has a `plugin_dir` and a `tmp_path` of its own. Its patches by `monkeypatch` end with it.
     """
     words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names)
-    values = [row if len(words) > 1 else (row,) for row in rows]
+    values = [_values(row, len(words)) for row in rows]
     names_of_rows = [ids] * len(values) if ids is None or callable(ids) else list(ids)
     keys = [_Row(number, *row) for number, row in enumerate(zip(values, names_of_rows, strict=True))]
 
@@ -139,6 +139,13 @@ class _Row:
             return f"row {self.number}, {self.name(*self.values) if self.name else repr(self.values)[:200]}"
         except (ValueError, RecursionError):  # a number or a list that Python does not print
             return f"row {self.number}"
+
+
+def _values(row: Any, count: int) -> Sequence[Any]:
+    if isinstance(row, type(pytest.param())):
+        assert not row.marks, "a row that is marked is a test of its own: use pytest.mark.parametrize"
+        return row.values
+    return row if count > 1 else (row,)
 
 
 def _folder(place: Path, number: int) -> Path:
