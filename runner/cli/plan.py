@@ -223,7 +223,7 @@ def _text(made: _Made, with_facts: bool) -> Iterator[str]:
     counts = [(kind, len(subjects)) for kind, subjects in _facts(made.facts).items() if subjects]
     told = ", ".join(f"{count} of kind {_KINDS[kind]}" for kind, count in counts)
     yield f"rests on   {sum(count for _, count in counts)} facts: {told}"
-    yield f"stored     {made.stored.path}" if made.stored.path else f"not stored {made.stored.why_not}"
+    yield f"stored     {made.stored.path}" if made.stored.path else f"not stored  {made.stored.why_not}"
     for note in notes(planned):
         yield f"note: {printing.note_text(note)}"
     if with_facts:

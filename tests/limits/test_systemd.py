@@ -275,7 +275,7 @@ def test_a_plan_is_for_the_next_unit_too(box: Box, unit: tuple[str, ...]) -> Non
     with in_unit(box, WAITS, *unit) as first:
         before = unit_of(group_of(first.runner, "memory"))
         _, told = first.go_on_and_tell()
-    assert USED not in told and "not kept" not in told
+    assert USED not in told and "not stored" not in told
     with in_unit(box, WAITS, *unit) as second:
         own, plugin = group_of(second.runner, "memory"), group_of(program_of(second.runner), "memory")
         assert whole_group(plugin).parent == own.parent == unit_of(own) != before

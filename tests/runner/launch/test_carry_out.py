@@ -136,6 +136,7 @@ def carried_out(plan: str) -> dict[str, Any]:
     return {**told, "steps": steps}
 
 
+@pytest.mark.fresh
 @pytest.mark.parametrize("status", [0, 3])
 def test_nothing_that_decides_is_loaded(
     runner_as: Caller, plugin_dir: Path, write_file: Write, status: int

@@ -58,7 +58,7 @@ def twice(
         if attempt:
             time.sleep(SETTLED)
     assert decided is not None and USED in kept.stderr, kept.stderr
-    lines = [line for line in kept.stderr.splitlines() if not line.startswith("runner: a kept")]
+    lines = [line for line in kept.stderr.splitlines() if not line.startswith("runner: a stored")]
     before = [line for line in decided.stderr.splitlines() if "stored plan" not in line]
     assert (kept.returncode, kept.stdout, lines) == (decided.returncode, decided.stdout, before)
     assert told(report) == was

@@ -45,7 +45,7 @@ def plugin(runner_as: Caller, plugin_dir: Path, write_file: Write) -> Plugin:
     made = Plugin(runner_as, plugin_dir, write_file)
     time.sleep(SETTLED)
     first = made.run()
-    assert first.returncode == 3 and USED not in first.stderr and "not kept" not in first.stderr
+    assert first.returncode == 3 and USED not in first.stderr and "not stored" not in first.stderr
     second = made.run()
     assert USED in second.stderr
     assert (second.returncode, second.stdout) == (first.returncode, first.stdout)
@@ -132,7 +132,7 @@ def test_a_secret_inside_of_another_text_keeps_the_plan_from_the_disk(
     made = Plugin(runner_as, plugin_dir, write_file)
     time.sleep(SETTLED)
     ended = made.run(env={"WORD": "text of the policy", "RUNNER_POLICY": ""})
-    assert "not kept" not in ended.stderr  # the control
+    assert "not stored" not in ended.stderr  # the control
     ended = made.run(env={"WORD": made.place.name})
     assert "the plan is not stored: the value of a variable" in ended.stderr
 
@@ -227,7 +227,7 @@ def test_the_cache_can_be_switched_off(plugin: Plugin) -> None:
 def test_what_was_changed_a_moment_ago_is_not_kept(plugin: Plugin) -> None:
     append(plugin.manifest, "# more\n")
     ended = plugin.run()
-    assert f"not kept: {plugin.manifest} was changed a moment ago" in ended.stderr
+    assert f"not stored: {plugin.manifest} was changed a moment ago" in ended.stderr
     assert USED not in plugin.run().stderr
 
 
@@ -368,4 +368,4 @@ def test_a_plugin_with_very_many_folders_is_decided_each_time(
     for _ in range(2):
         ended = made.run()
         assert ended.returncode == 3 and USED not in ended.stderr
-        assert "not kept: it rests on too much" in ended.stderr
+        assert "not stored: it rests on too much" in ended.stderr

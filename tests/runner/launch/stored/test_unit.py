@@ -17,7 +17,7 @@ PLACE = f"/sys/fs/cgroup{SLICE}"
 
 
 @pytest.mark.parametrize(
-    "told",
+    "text",
     [
         b"",
         b"0::/\n",
@@ -31,8 +31,8 @@ PLACE = f"/sys/fs/cgroup{SLICE}"
         b"0::" + SLICE.encode() + b"/\xc3\xa4.scope\n",
     ],
 )
-def test_in_no_unit(request: bytes) -> None:
-    assert unit_of(request) is None
+def test_in_no_unit(text: bytes) -> None:
+    assert unit_of(text) is None
 
 
 def test_in_a_unit() -> None:
@@ -102,7 +102,7 @@ def test_the_gaps_are_filled_with_its_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "text",
     [
         FIRST.replace(b".scope", b".service"),
         FIRST.replace(b"app.slice", b"background.slice"),
@@ -112,5 +112,5 @@ def test_the_gaps_are_filled_with_its_names() -> None:
         b"",
     ],
 )
-def test_a_launch_in_another_kind_of_place_takes_no_such_plan(request: bytes) -> None:
-    assert in_unit(kept(), request) is None
+def test_a_launch_in_another_kind_of_place_takes_no_such_plan(text: bytes) -> None:
+    assert in_unit(kept(), text) is None
