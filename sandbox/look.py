@@ -1,12 +1,12 @@
-"""Questions about the machine that decide what a plugin gets. Asked here, each can be noted.
+"""Look at the machine, and record every question that decides what a plugin gets.
 
 While a plan is made, `recording` notes every question and its answer (sandbox/facts.py). A later launch asks
 the same questions again and takes the stored plan only if every answer is the same. So code that decides must
-not ask `os` directly about a path: a question that is not noted is a change that is not seen. A test holds
-all modules of the decision to that (tests/sandbox/test_look.py).
+not ask `os` about a path: the change behind a question that was not noted goes unseen. A test checks all
+deciding modules for that (tests/sandbox/test_look.py).
 
-Each question is noted before it is asked. If the answer changes in between, the noted one is the older, and
-the stored plan does not hold.
+Each question is noted before it is asked. If the answer changes in between, the older one is noted, and the
+stored plan is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sandbox.speed.typed import Iterator, Mapping
 
 _LINKS = 40  # as many as the kernel follows
-# Below /proc: what is asked about, and is the same for every process of one user.
+# The names below /proc that are asked about and are the same for every process of one user.
 _OWN_PROC_FILES = ("mountinfo", "cgroup", "uid_map", "gid_map", "ns/cgroup")
 _PROC_FOLDERS = ("sys",)
 
@@ -32,15 +32,15 @@ _asked: Asked | None = None
 
 
 class Asked:
-    """The questions of one decision."""
+    """The questions of one decision, with their answers."""
 
     def __init__(self) -> None:
         self.facts = Facts({}, {}, {}, {}, {}, {}, {}, {}, {})
         self.began = time.time()
-        self.doubt = ""  # why nothing may be kept; empty: it may
+        self.doubt = ""  # reason why the decision must not be stored, or ''
 
     def place(self, path: str) -> None:
-        """Note what stands at a path and on the way to it, links included."""
+        """Note what is at a path and on the way to it, including links."""
         places = self.facts.places
         waiting = [path]
         followed = 0
@@ -65,7 +65,7 @@ class Asked:
                 path = above
 
     def _kernel_place(self, path: str) -> None:
-        """Below /proc a name may mean another file to each process, and to this one at another time."""
+        """Note a path below /proc, unless the name leads to a different file in each process."""
         first, _, rest = path.removeprefix("/proc/").partition("/")
         fixed = rest in _OWN_PROC_FILES if first == "self" else first in _PROC_FOLDERS or not rest
         if not fixed or first.isdecimal() or ".." in rest.split("/"):
@@ -74,7 +74,7 @@ class Asked:
         self.facts.places[path] = facts.place(path)
 
     def identity(self, path: str, found: facts.Place) -> None:
-        """Note which file it is, and not what is in it. A link is noted as `place` does."""
+        """Note which file is there, without its content. A link is noted as `place` does."""
         if len(found) > 2 and _stat.S_ISLNK(_mode(found)):
             self.place(path)
             return
@@ -91,8 +91,8 @@ class Asked:
             return None
 
     def settle(self) -> str:
-        """Why these facts may not be kept; empty if they may. A file that was changed at nearly the same time
-        as it was looked at may change once more without another time."""
+        """Reason why these facts must not be stored, or ''. A file that was changed shortly before it was
+        looked at may change again without a new time stamp."""
         newest = int((self.began - SETTLED_SECONDS) * 1e9)
         dated = {path: found for path, found in self.facts.places.items() if len(found) == facts.DATED}
         for path, found in {**dated, **self.facts.listed}.items():
@@ -101,7 +101,7 @@ class Asked:
         return self.doubt
 
 
-# The times of files are as coarse as the kernel's tick, on some filesystems two seconds.
+# File times are as coarse as the kernel's tick, and two seconds on some filesystems.
 SETTLED_SECONDS = 2.0
 
 
@@ -113,7 +113,7 @@ def _mode(found: facts.Place) -> int:
 
 @contextmanager
 def recording() -> Iterator[Asked]:
-    """Note every question until the end of the context. Not for two decisions at once."""
+    """Note every question until the end of the context. Contexts must not be nested."""
     global _asked
     assert _asked is None
     _asked = Asked()
@@ -124,20 +124,20 @@ def recording() -> Iterator[Asked]:
 
 
 def doubt(why: str) -> None:
-    """Something was decided by what cannot be asked again, or not cheaply: nothing is kept."""
+    """Mark the decision as not storable, because a later launch could not repeat a question cheaply."""
     if _asked is not None:
         _asked.doubt = _asked.doubt or why
 
 
 def note(path: str) -> None:
-    """For code that opens a path step by step itself."""
+    """Note a path. For code that opens it step by step itself."""
     if _asked is not None:
         _asked.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
 
 
 def note_identity(path: str) -> bool:
-    """For code that opens a path itself and asks only which file it is: its content may change. Returns
-    whether something stands there that can be seen."""
+    """Note which file is at a path, for code that opens it itself and does not depend on its content. Returns
+    whether there is one that can be seen."""
     found = facts.identity(path)
     if _asked is not None:
         _asked.identity(path, found)
@@ -145,13 +145,13 @@ def note_identity(path: str) -> bool:
 
 
 def note_below(folder: int, name: str) -> None:
-    """For code that asks about a name in an open folder."""
+    """Note a name in an open folder."""
     if _asked is not None:
         _asked.place(os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name))
 
 
 def note_listing(path: str) -> None:
-    """For code that looks at all entries of a folder itself."""
+    """Note all entries of a folder, for code that lists it itself."""
     if _asked is not None:
         _asked.facts.listed[path] = facts.listing(path)
 
@@ -177,7 +177,7 @@ def lexists(path: str) -> bool:
 
 
 def kernel_lexists(path: str) -> bool:
-    """For a name below /proc that exists, or not, by how the kernel was built."""
+    """As lexists, for a name below /proc whose existence depends on how the kernel was built."""
     if _asked is not None:
         _asked.facts.places[path] = facts.place(path)
     return os.path.lexists(path)
@@ -215,8 +215,7 @@ def listdir(path: str) -> list[str]:
 
 
 def scandir(path: str) -> os._ScandirIterator[str]:
-    """As os.scandir, for the names in it and their kinds: a name that becomes something else changes the
-    folder's time."""
+    """As os.scandir, for names and file types: replacing an entry changes the folder's time."""
     note(path)
     note_listing(path)
     return os.scandir(path)
@@ -237,26 +236,26 @@ def getxattr(path: str, name: str) -> bytes:
 
 
 def statvfs(path: str) -> os.statvfs_result:
-    """Of a mount: its flags, which mountinfo tells too, and which is noted whenever a plan is made."""
+    """As os.statvfs, for the flags of a mount. mountinfo has them too, and every plan notes that file."""
     note(path)
     return os.statvfs(path)
 
 
 def note_content(path: str) -> None:
-    """For code that reads a file itself: its content counts."""
+    """Note the content of a file, for code that reads it itself."""
     note(path)
     if _asked is not None:
         _asked.facts.contents[path] = facts.content(path)
 
 
 def note_alone(directory: str) -> None:
-    """For code that asks who is in a cgroup beside us."""
+    """Note whether a cgroup has only processes of ours."""
     if _asked is not None:
         _asked.facts.alone[directory] = facts.is_alone(directory)
 
 
 def home_of(who: int | str) -> str:
-    """The home of an account that is not in /etc/passwd. Slow where a directory server is asked."""
+    """The home of an account that is not in /etc/passwd. Slow where NSS asks a directory server."""
     found = facts.home_of(who)
     if _asked is not None:
         _asked.facts.accounts[who] = found
@@ -264,7 +263,7 @@ def home_of(who: int | str) -> str:
 
 
 class Environ:
-    """Variables of a process; each that is looked at is noted. Behaves as a Mapping."""
+    """Environment variables that are noted when they are read. Behaves as a Mapping."""
 
     def __init__(self, environ: Mapping[str, str], asked: Asked) -> None:
         self._environ = environ
@@ -308,7 +307,7 @@ class Environ:
 
 
 def environment(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables, noted as they are looked at."""
+    """The variables, which are noted when they are read."""
     if _asked is None:
         return environ
     return Environ(environ, _asked)  # type: ignore[return-value]  # it has all that a Mapping has
