@@ -122,7 +122,7 @@ def _told(words: list[str]) -> Told | None:
     return None if args is None else told_by(deciding_words(args), words[at + 1 :], os.environ)
 
 
-def _keep(planned: Planned, asked: look.Asked, told: Told | None) -> _Kept:
+def _keep(planned: Planned, asked: look.Questions, told: Told | None) -> _Kept:
     folder = cache.directory()
     if folder is None:
         off = os.environ.get("RUNNER_CACHE", "").lower() == "off"

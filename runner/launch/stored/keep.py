@@ -11,7 +11,7 @@ from runner.launch.stored.entry import FORMAT, Gap, PlanEntry, Told, say
 from runner.launch.stored.unit import GAPS, Unit, facts_without_unit, marks, unit_of_plan, without_unit
 from sandbox import CODE_ROOT, cache
 from sandbox.facts import Facts
-from sandbox.look import Asked
+from sandbox.look import Questions
 from sandbox.speed import codec
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ class PlanKeeper:
     """Holds the plan of a launch and what it rests on, and keeps both once the plugin runs."""
 
     planned: Planned | None = None
-    asked: Asked | None = None
+    asked: Questions | None = None
 
     def __init__(self, told: Told) -> None:
         self._told = told
@@ -74,7 +74,7 @@ class PlanKeeper:
                 say(f"the plan is not kept: {error!r}")
 
 
-def keep(planned: Planned, asked: Asked, told: Told) -> str:
+def keep(planned: Planned, asked: Questions, told: Told) -> str:
     """Keep a plan for the next launch like this one. The answer: why it is not kept; empty if it is, as far
     as the cache can be written."""
     try:
@@ -86,7 +86,7 @@ def keep(planned: Planned, asked: Asked, told: Told) -> str:
     return ""
 
 
-def kept_bytes(planned: Planned, asked: Asked, told: Told) -> bytes:
+def kept_bytes(planned: Planned, asked: Questions, told: Told) -> bytes:
     """The file of a plan that may be kept. Raises NotKept."""
     if told.name is None:
         raise NotKept("the caller has no home or no working directory")
@@ -99,7 +99,7 @@ def kept_bytes(planned: Planned, asked: Asked, told: Told) -> bytes:
         raw = written(planned, asked, told)
     except TypeError as refused:
         raise NotKept(str(refused)) from None
-    if why := asked.settle():
+    if why := asked.storing_fault():
         raise NotKept(why)
     if len(raw) > _MOST_BYTES:
         raise NotKept(f"it rests on too much: it would have {len(raw)} bytes")
@@ -121,7 +121,7 @@ def _require_keepable(planned: Planned) -> None:
         raise NotKept("the command line holds values that may be secret")
 
 
-def written(planned: Planned, asked: Asked, told: Told) -> bytes:
+def written(planned: Planned, asked: Questions, told: Told) -> bytes:
     """The file. Raises NotKept if a secret would be in it."""
     _note_code(asked)
     unit = unit_of_plan(planned, asked.facts)
@@ -133,7 +133,7 @@ def written(planned: Planned, asked: Asked, told: Told) -> bytes:
     return _written(planned, asked, told, None)
 
 
-def _written(planned: Planned, asked: Asked, told: Told, unit: Unit | None) -> bytes:
+def _written(planned: Planned, asked: Questions, told: Told, unit: Unit | None) -> bytes:
     gaps: list[tuple[str, str]] = []
     numbers: dict[str, int] = {}
     for number, word in enumerate(told.arguments):
@@ -193,7 +193,7 @@ def _with_gaps(plain: Any, numbers: dict[str, int], secrets: list[str]) -> Any:
     return plain
 
 
-def _note_code(asked: Asked) -> None:
+def _note_code(asked: Questions) -> None:
     """Our own code decided it: in a checkout it changes without a new version."""
     for name, module in tuple(sys.modules.items()):
         if name.partition(".")[0] in _PACKAGES:
