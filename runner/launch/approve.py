@@ -9,7 +9,7 @@ from runner.approvals.store import find_approval, is_any, is_told, passed_over
 from runner.launch.command import said_by
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
-from sandbox.policy.approval import joined, within
+from sandbox.policy.approval import join_approvals, limit_approval
 from sandbox.policy.load import binding_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import (
@@ -98,12 +98,12 @@ def approval_of(
         other = passed_over(key, environ) if record is None else None
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
-        said = joined(said, said_by(loaded.invocation.command))
+        said = join_approvals(said, said_by(loaded.invocation.command))
     if said.is_empty:
         return Approved(said, record, said, (policy,), key, other)
     counted, bounds = said, (policy, *filter(None, [binding_policy(policy)]))
     for bound in bounds:
-        counted = within(counted, bound.approvals)
+        counted = limit_approval(counted, bound.approvals)
     return Approved(counted, record, said, bounds, key, other)
 
 
@@ -131,7 +131,7 @@ def _with_remedy(
     if wanted is None:
         return denial
     is_command = loaded.invocation.command is not None
-    bound = next((each for each in bounds if within(wanted, each.approvals) != wanted), None)
+    bound = next((each for each in bounds if limit_approval(wanted, each.approvals) != wanted), None)
     if bound is not None:
         if is_command or _covers(approved.said, wanted):
             reason = f"policy {bound.name} lets nobody approve {_named(denial)}"
@@ -202,7 +202,7 @@ def _only_added(plugin: Plugin, approved: Approved) -> Set[str]:
 
 def _covers(wide: Approval, narrow: Approval) -> bool:
     """Whether an approval names all that another does, word by word."""
-    return joined(wide, narrow) == wide
+    return join_approvals(wide, narrow) == wide
 
 
 def _why_passed_over(approved: Approved) -> str:

@@ -41,9 +41,9 @@ def environ_of_host(command: Command | None, environ: Mapping[str, str]) -> Mapp
 def said_by(command: Command) -> Approval:
     """What a command line allows by itself. That a variable of the host is passed on by its name is only the
     wish of a configuration, where the command line came from one."""
-    from sandbox.policy.approval import asked_by
+    from sandbox.policy.approval import requested_approval
 
-    asked = asked_by(command.spec)
+    asked = requested_approval(command.spec)
     return asked if command.host_environ is None else asked._replace(env=())
 
 

@@ -20,7 +20,7 @@ from sandbox.cache import fingerprint
 from sandbox.identity.host_side import FOLDER, is_host_side
 from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
-from sandbox.policy.approval import raised
+from sandbox.policy.approval import raise_ceilings
 from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
@@ -53,7 +53,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     plugin, invocation = loaded.plugin, loaded.invocation
     chosen = load_policy(invocation.policy, environ)
     found = approval_of(loaded, chosen, environ, record)
-    policy = raised(chosen, found.counted)
+    policy = raise_ceilings(chosen, found.counted)
     state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
     told: tuple[Note, ...] = ()

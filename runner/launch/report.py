@@ -289,7 +289,7 @@ def _approval_document(decided: Decided) -> dict[str, Any] | None:
     """What a person allowed beyond the policy's ceilings; None: nothing."""
     if decided.approval_said.is_empty:
         return None
-    from sandbox.policy.approval import without
+    from sandbox.policy.approval import subtract_approval
 
     by = ["stored"] if decided.approved_at else []
     by += ["command line"] if decided.loaded.invocation.command is not None else []
@@ -297,7 +297,7 @@ def _approval_document(decided: Decided) -> dict[str, Any] | None:
         "by": by,
         "at": decided.approved_at or None,
         "counted": decided.approval._asdict(),
-        "withheld": without(decided.approval_said, decided.approval)._asdict(),
+        "withheld": subtract_approval(decided.approval_said, decided.approval)._asdict(),
     }
 
 

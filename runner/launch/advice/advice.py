@@ -26,7 +26,7 @@ from sandbox.paths.denied_paths import (
     normal,
 )
 from sandbox.paths.mounts import Mounts, contains, join, read_mounts
-from sandbox.policy.approval import within
+from sandbox.policy.approval import limit_approval
 from sandbox.spec import Access, Approval
 
 MOST_TOLD = 5
@@ -251,9 +251,9 @@ def _granted(
     import shlex
 
     words = shlex.join(option)
-    if within(asked, scene.approvals) == asked:
+    if limit_approval(asked, scene.approvals) == asked:
         return Advice(kind, what, words, shlex.join((*scene.allow, *option)) if scene.allow else "")
-    if within(asked, scene.ceilings) == asked:
+    if limit_approval(asked, scene.ceilings) == asked:
         if not scene.allow:
             return Advice(kind, what, words)
         return Advice(kind, f"{what}; policy {scene.policy} gives it to a manifest that asks for it")
