@@ -11,7 +11,7 @@ from sandbox.speed.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.launch.wait import End
-    from sandbox.spawn.launcher import Verdict
+    from sandbox.spawn.launcher import ExecReport
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
@@ -105,18 +105,18 @@ def is_lifted(outcome: Outcome) -> bool:
     return outcome.code == "sandbox_unavailable" and outcome.phase == "run"
 
 
-def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
+def _unexecuted(report: ExecReport) -> tuple[Outcome, int]:
     """The kernel refused to execute the program, inside a cage that was ready. Faults of the program that can
     be seen before are refused when it is planned (sandbox/paths/program.py)."""
-    why = os.strerror(verdict.errno)
-    if verdict.errno in (errno.ENOENT, errno.ENOTDIR) and not verdict.found:
+    why = os.strerror(report.errno)
+    if report.errno in (errno.ENOENT, errno.ENOTDIR) and not report.found:
         hint = "run `runner explain MANIFEST` to see what is in the cage"
         message = f"the program is not in the cage: {why}"
         return Outcome("launch_failed", "launch", message, "not_found", hint), EXEC_NOT_FOUND
-    if verdict.errno == errno.ENOENT:
+    if report.errno == errno.ENOENT:
         message = "the program cannot be executed in the cage: its interpreter or loader is not there"
         hint = "install the interpreter or loader below /usr, or in the plugin's folder"
-    elif verdict.errno in (errno.ENOMEM, errno.EAGAIN, errno.E2BIG):
+    elif report.errno in (errno.ENOMEM, errno.EAGAIN, errno.E2BIG):
         message = f"the program cannot be started within its limits: {why}"
         hint = "raise its memory or pids limit, or pass shorter arguments and fewer variables"
     else:

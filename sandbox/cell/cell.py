@@ -10,7 +10,7 @@ from sandbox.cell import KILL_SECONDS as KILL_SECONDS
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit
 from sandbox.spawn import launcher
-from sandbox.spawn.launcher import Verdict
+from sandbox.spawn.launcher import ExecReport
 from sandbox.spawn.order import read_ending
 from sandbox.speed.scopes import suppress
 from sandbox.speed.signals import signal
@@ -59,7 +59,7 @@ class Exit(NamedTuple):
     expired: bool = False  # the deadline in the cell's init ended it
     counters: Counters = Counters()
     left: tuple[int, ...] = ()  # processes that could not be killed
-    unexecuted: Verdict | None = None  # why the program could not be executed, if it got that far
+    unexecuted: ExecReport | None = None  # why the program could not be executed, if it got that far
     complaint: str = ""  # bwrap's error message, if the program never ran
     scratch_full: bool = False  # at the end; False also if the cell's init was killed first
 
@@ -149,16 +149,16 @@ class Cell:
 
     def runs(self) -> bool:
         """Whether the program itself runs or ran, rather than bwrap before it."""
-        return self._verdict().executed and self._launched
+        return self._exec_report().executed and self._launched
 
-    def _verdict(self) -> Verdict:
+    def _exec_report(self) -> ExecReport:
         """The launcher's report so far. Does not block: an unkillable process may hold the other end."""
         with suppress(BlockingIOError):
             while not self._launched:
                 part = os.read(self._launch_fd, 64)
                 self._launch += part
                 self._launched = not part
-        return launcher.verdict(self._launch)
+        return launcher.read_report(self._launch)
 
     def member(self) -> int | None:
         """A process that is in all of the plugin's namespaces: bwrap's own init, which ends last."""
@@ -181,7 +181,7 @@ class Cell:
             _, status, used = os.wait4(self.pid, 0)
             wall = time.monotonic() - self._started
             code = self._reported_code()
-            verdict = self._verdict()
+            report = self._exec_report()
             ending = read_ending(self._ending_fd)
             if ending is not None:
                 status = ending.status
@@ -191,14 +191,14 @@ class Cell:
             counters, usage = self._counted(usage)
             self._exit = Exit(
                 code=code,
-                reached_exec=verdict.executed,
+                reached_exec=report.executed,
                 signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                 usage=usage,
                 expired=ending is not None and ending.expired,
                 counters=counters,
                 left=self._strays(),
-                unexecuted=verdict if verdict.errno else None,
-                complaint="" if verdict.executed else self._complaint(),
+                unexecuted=report if report.errno else None,
+                complaint="" if report.executed else self._complaint(),
                 scratch_full=ending is not None and ending.full,
             )
         return self._exit
@@ -233,14 +233,14 @@ class Cell:
             counters, usage = self._counted(Usage(wall, 0.0, 0.0, 0))
             os.set_blocking(self._status_fd, False)  # bwrap may be one of them
             code = self._reported_code()
-            reached = self._verdict().executed
+            reached = self._exec_report().executed
             self._exit = Exit(code, reached, None, usage, counters=counters, left=left or (self.pid,))
         return self._exit
 
     def _reported_code(self) -> int | None:
         """bwrap's status: one JSON document per line, with {"exit-code": N} among them if the launcher or the
         program ran. The launcher's own exit code is not returned."""
-        if not self._verdict().executed:
+        if not self._exec_report().executed:
             return None
         raw = b""
         with suppress(BlockingIOError):

@@ -16,7 +16,7 @@ from sandbox.plan import bwrap
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
-from sandbox.spawn.order import CgroupDoors, GuardOrder, SpawnError, SpawnOrder, folder_path
+from sandbox.spawn.order import CgroupHandles, GuardOrder, SpawnError, SpawnOrder, folder_path
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
@@ -102,7 +102,7 @@ def _launch(
             launcher=helper.file,
         )
         arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
-        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else CgroupDoors()
+        handles = stack.enter_context(bounds.cgroup.open_handles()) if bounds.cgroup else CgroupHandles()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         stack.callback(os.close, null)
         order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
@@ -111,7 +111,7 @@ def _launch(
             keep=(*order.keep, *helper.keep),
             stdio=(null, null, complaint_w),  # for bwrap itself: both of its processes keep these
         )
-        order = _bounded(order, bounds, doors)._replace(
+        order = _bounded(order, bounds, handles)._replace(
             mounts=tuple(mounts.values()),
             binds=tuple(binds.values()),
             guards=tuple(_guard_orders(plan, list(folders))) if plan.guards else (),
@@ -208,11 +208,11 @@ def _guard_orders(plan: LaunchPlan, folders: Sequence[str]) -> Iterator[GuardOrd
         yield GuardOrder(folders.index(guard.dest), guard.path, guard.access, guard.state == "optional")
 
 
-def _bounded(order: SpawnOrder, bounds: Bounds, doors: CgroupDoors) -> SpawnOrder:
+def _bounded(order: SpawnOrder, bounds: Bounds, handles: CgroupHandles) -> SpawnOrder:
     cgroup = bounds.cgroup
     return order._replace(
         rlimits=bounds.rlimits,
-        cgroups=doors,
+        cgroups=handles,
         membership=() if cgroup is None else tuple(os.fsencode(line) for line in cgroup.lines),
         # The groups, like the uid, are in use as long as any process lives.
         hold=order.hold if cgroup is None else (*order.hold, *cgroup.holds),

@@ -19,8 +19,8 @@ from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import LaunchPlan
 from sandbox.spawn.init import fork_into, join_cgroups, require_membership, set_rlimits
-from sandbox.spawn.launcher import Verdict, failure, verdict
-from sandbox.spawn.order import CgroupDoors
+from sandbox.spawn.launcher import ExecReport, failure_report, read_report
+from sandbox.spawn.order import CgroupHandles
 from sandbox.speed.typed import Iterator
 
 _PASSES = 200  # over the process tree; each finds processes forked during the one before
@@ -53,8 +53,8 @@ class UnsandboxedCell(Cell):
     def runs(self) -> bool:
         return True  # the exec has already succeeded
 
-    def _verdict(self) -> Verdict:
-        return Verdict(True)
+    def _exec_report(self) -> ExecReport:
+        return ExecReport(True)
 
     def processes(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]
@@ -73,7 +73,7 @@ class UnsandboxedCell(Cell):
             code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
             told = os.read(self._status_fd, 64)
-            why = verdict(told)
+            why = read_report(told)
             counters, usage = self._counted(usage)
             self._exit = Exit(None if told else code, not told, None, usage, counters=counters)
             self._exit = self._exit._replace(unexecuted=why if why.errno else None)
@@ -125,7 +125,7 @@ def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterato
     parent = os.getpid()
     with ExitStack() as stack:
         # Every step that can fail comes before the plugin starts: after that, its end must be certain.
-        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else CgroupDoors()
+        handles = stack.enter_context(bounds.cgroup.open_handles()) if bounds.cgroup else CgroupHandles()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, null)
         status_r, status_w = os.pipe2(os.O_CLOEXEC)
@@ -135,13 +135,13 @@ def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterato
         # Before the plugin starts: from then on the runner may be stopped at any time.
         clock = None if bounds.deadline is None else _start_clock(bounds.deadline, bounds.cgroup)
         try:
-            pid, born_inside = fork_into(doors)
+            pid, born_inside = fork_into(handles)
         except BaseException:
             if clock is not None:
                 _end(clock)
             raise
         if pid == 0:
-            _become(plan, bounds, doors, born_inside, parent, status_w)
+            _become(plan, bounds, handles, born_inside, parent, status_w)
         try:
             cell = UnsandboxedCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
         except BaseException:
@@ -182,14 +182,14 @@ def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
 
 
 def _become(
-    plan: LaunchPlan, bounds: Bounds, doors: CgroupDoors, born_inside: bool, parent: int, status_w: int
+    plan: LaunchPlan, bounds: Bounds, handles: CgroupHandles, born_inside: bool, parent: int, status_w: int
 ) -> NoReturn:
     """Runs in the child."""
     try:
         process.die_with_parent()
         if os.getppid() != parent:
             os._exit(125)
-        join_cgroups(doors, born_inside=born_inside)
+        join_cgroups(handles, born_inside=born_inside)
         if bounds.cgroup is not None:
             require_membership([os.fsencode(line) for line in bounds.cgroup.lines])
         os.setsid()
@@ -206,7 +206,7 @@ def _become(
         try:
             os.execve(plan.argv[0], plan.argv, dict(plan.env))
         except OSError as error:
-            os.write(status_w, failure(error.errno or 0, found=os.path.exists(plan.argv[0])))
+            os.write(status_w, failure_report(error.errno or 0, found=os.path.exists(plan.argv[0])))
     finally:
         os.write(status_w, b"!")  # exec closes this pipe: a byte on it means that exec failed
         os._exit(127)

@@ -23,7 +23,7 @@ def launching(bwrap: str, uid: int | None) -> Finding:
     options = [*foundation(), "--proc", "/proc", "--chdir", "/"]
     null = os.open(os.devnull, os.O_RDWR)
     streams = os.dup(null), os.dup(null), os.dup(null)
-    said = os.memfd_create("said")
+    report_fd = os.memfd_create("report_fd")
     try:
         file = executable("runner-launcher")
         path, detail, own = launcher.PATH.format(file), "executed from memory", file
@@ -36,22 +36,22 @@ def launching(bwrap: str, uid: int | None) -> Finding:
             -1,
         )
     try:
-        write_all(file, launcher.image(streams, own, said))
+        write_all(file, launcher.image(streams, own, report_fd))
         os.lseek(file, 0, os.SEEK_SET)
         command = (path, "/bin/sh", "-c", ":")
-        run = run_bwrap(bwrap, options, command, uid=uid, descriptors=(*streams, said, file))
-        verdict = launcher.verdict(os.pread(said, 64, 0))
+        run = run_bwrap(bwrap, options, command, uid=uid, descriptors=(*streams, report_fd, file))
+        report = launcher.read_report(os.pread(report_fd, 64, 0))
     finally:
-        for fd in (null, *streams, said, file):
+        for fd in (null, *streams, report_fd, file):
             os.close(fd)
-    if run.worked and verdict.executed:
+    if run.worked and report.executed:
         return Finding(
             "launcher",
             "ok",
             "the launcher, which connects a plugin's standard streams, runs in a cage",
             detail,
         )
-    why = f"it could not execute a shell: {os.strerror(verdict.errno)}" if verdict.errno else told(run)
+    why = f"it could not execute a shell: {os.strerror(report.errno)}" if report.errno else told(run)
     return Finding(
         "launcher",
         "missing",

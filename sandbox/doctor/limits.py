@@ -141,11 +141,11 @@ def _try(found: Survey, disks: Sequence[tuple[int, int]], note: Note) -> None:
 def _join(cgroup: Cgroup) -> None:
     """In each group a process that ends at once. Raises CgroupFault."""
     for group in cgroup.groups:
-        with Cgroup([group]).doors() as doors:
-            member, born_inside = fork_into(doors)
+        with Cgroup([group]).open_handles() as handles:
+            member, born_inside = fork_into(handles)
             if member == 0:
                 try:
-                    join_cgroups(doors, born_inside=born_inside)
+                    join_cgroups(handles, born_inside=born_inside)
                     os._exit(0)
                 except OSError as error:
                     os._exit(error.errno or errno.EIO)

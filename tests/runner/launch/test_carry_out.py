@@ -13,7 +13,7 @@ from runner.launch.verdict import judge
 from runner.launch.wait import End
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.cgroup import Counters
-from sandbox.spawn.launcher import Verdict
+from sandbox.spawn.launcher import ExecReport
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
@@ -175,7 +175,7 @@ BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
         WELL._replace(exit=WELL.exit._replace(counters=Counters(oom_kills=1))),
         WELL._replace(exit=WELL.exit._replace(counters=Counters(oom_kills=1, own_oom=True))),
         WELL._replace(exit=WELL.exit._replace(counters=Counters(pids_refused=1, throttled=1))),
-        WELL._replace(exit=WELL.exit._replace(unexecuted=Verdict(False, 2))),
+        WELL._replace(exit=WELL.exit._replace(unexecuted=ExecReport(False, 2))),
         WELL._replace(exit=WELL.exit._replace(scratch_full=True)),
         *(WELL._replace(exit=WELL.exit._replace(code=code)) for code in (None, 1, 137, 159)),
     ],

@@ -16,7 +16,7 @@ from runner.outcome import Code, Outcome, Phase
 from runner.protocol.dialect import Violation
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.cgroup import Counters
-from sandbox.spawn.launcher import Verdict
+from sandbox.spawn.launcher import ExecReport
 from sandbox.spec import Limits
 
 USAGE = Usage(1.0, 0.5, 0.5, 1 << 20)
@@ -46,7 +46,7 @@ def ended(
 
 def unexecuted(number: int, *, found: bool) -> End:
     end = ended(None)
-    return end._replace(exit=end.exit._replace(unexecuted=Verdict(False, number, found)))
+    return end._replace(exit=end.exit._replace(unexecuted=ExecReport(False, number, found)))
 
 
 def by_signal(code: int | None, number: int, *, forced: bool = False) -> End:
