@@ -43,7 +43,7 @@ class ToPlugin(Feed):
         """Whether the plugin has been sent all of the request for its handshake."""
         return self._question_end is not None and self.passed >= self._question_end
 
-    def _heard(self, data: bytes) -> None:
+    def _see_input(self, data: bytes) -> None:
         self._taken += len(data)
         for frame, end in self._skimmer.feed(data) if data else self._skimmer.finish():
             self._note(frame, end)
