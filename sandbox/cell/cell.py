@@ -119,7 +119,8 @@ class Cell:
         if not ended and not _signal_generation(self.pid, 1, signal.SIGKILL):
             self.kill()
         elif self.cgroup is not None and len(self.cgroup.processes()) > _MANY_PROCESSES:
-            # Among so many processes, bwrap's init would get little processor time to end them.
+            # Among so many processes, bwrap's init would get little processor time to end them. Nothing is
+            # lost: the cgroup counts their usage.
             self.cgroup.kill()
 
     def kill(self) -> None:
