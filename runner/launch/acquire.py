@@ -161,7 +161,7 @@ def _confirm_owners(owners: Decision, planned: Planned, opened: OpenPlan, uid: i
         for bind in planned.plan.operations
         if isinstance(bind, Bind) and bind.writable and normal(bind.dest) in strangers
     ]
-    confirmed = owners.confirmed(asked, uid)
+    confirmed = owners.with_reserved_uid(asked, uid)
     if confirmed.denials:
         raise PlanRefused(confirmed.denials)
     return confirmed

@@ -17,7 +17,7 @@ from sandbox import look
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey
 from sandbox.paths.mounts import contains, read_mounts
-from sandbox.plan.available_layers import available_layers, listed
+from sandbox.plan.available_layers import available_layers, list_layers
 from sandbox.plan.compile import open_plan
 from sandbox.plan.find_bwrap import find_bwrap
 from sandbox.plan.layers import Layers
@@ -53,7 +53,7 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         decided,
         compiled,
         bwrap,
-        listed(layers, granted, policy, identity),
+        list_layers(layers, granted, policy, identity),
         decided.limits,
         os.geteuid(),
         provision,

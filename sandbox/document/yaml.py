@@ -310,8 +310,7 @@ def _expand(root: _YamlNode) -> tuple[object, dict[KeyPath, int]]:
     return data, offsets
 
 
-# --- scalars: the core schema of YAML 1.2, and messages for syntax errors
-# -------------------------------------
+# --- scalars: the core schema of YAML 1.2, and messages for syntax errors -----------------------------------
 
 
 _TAG = "tag:yaml.org,2002:"
