@@ -44,7 +44,7 @@ from runner.cli.shared.options import (
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
-from runner.launch.command import said_by
+from runner.launch.command import command_approval
 from runner.launch.prepare import hold_against_policy
 from runner.launch.read import load
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
@@ -628,7 +628,7 @@ def own_words(subject: AllowSubject) -> tuple[str, ...]:
     command = subject.loaded.invocation.command
     if command is None:
         return ()
-    return tuple(item_lines(items_of(said_by(command), homes(os.environ))))
+    return tuple(item_lines(items_of(command_approval(command), homes(os.environ))))
 
 
 # --- what was allowed: listed, and taken back ---------------------------------------------------------------

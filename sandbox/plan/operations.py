@@ -1,5 +1,4 @@
-"""List what is mounted in a cage, in order: the system's runtime, the plugin's paths, and files of our
-own."""
+"""What is mounted in a cage, in order: the system's runtime, the plugin's paths, and files of our own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Guards: mounts that keep parts of a writable folder read-only, made in the mount namespace of the cell's
-init.
+"""Guards: mounts that keep parts of a writable folder read-only. The cell's init makes them.
 
 Every step goes through descriptors, and none follows a link, because another plugin may be writing to the
 folder meanwhile. bwrap binds the folder with everything that is mounted in it. In the plugin's mount

@@ -378,8 +378,8 @@ def fork_into(handles: CgroupHandles) -> tuple[int, bool]:
 
 def join_cgroups(handles: CgroupHandles, *, born_inside: bool) -> None:
     """Move this process into its cgroups. It must be single-threaded."""
-    for file in handles.tasks if born_inside else handles.files:
-        os.write(file, b"0")
+    for handle in handles.tasks if born_inside else handles.files:
+        os.write(handle, b"0")
 
 
 def require_membership(membership: Sequence[bytes]) -> None:

@@ -6,7 +6,7 @@ import marshal
 import os
 import sys
 
-from runner.launch.stages import tells_before
+from runner.launch.stages import has_start_notes
 from runner.launch.stored.entry import FORMAT, Gap, PlanEntry, Told, say
 from runner.launch.stored.unit import GAPS, Unit, facts_without_unit, marks, unit_of_plan, without_unit
 from sandbox import CODE_ROOT, cache
@@ -153,7 +153,7 @@ def _written(planned: Planned, asked: Questions, told: Told, unit: Unit | None) 
     decided = _with_gaps(codec.as_plain(planned.decided), numbers, secrets)
     plan = _with_gaps(codec.as_plain(tuple(planned)[1:]), numbers, secrets)
     rest = marshal.dumps(decided, codec.MARSHAL_FORMAT)
-    entry = PlanEntry(FORMAT, tuple(facts), tuple(gaps), tells_before(planned), plan, rest)
+    entry = PlanEntry(FORMAT, tuple(facts), tuple(gaps), has_start_notes(planned), plan, rest)
     return marshal.dumps(tuple(entry), codec.MARSHAL_FORMAT)
 
 

@@ -53,7 +53,7 @@ def carried_out(plan: str) -> dict[str, Any]:
 
     from runner.launch.carry_out import judge_end, plan_steps
     from runner.launch.orders import watch_signals
-    from runner.launch.sources import Held, Sources
+    from runner.launch.sources import HeldSources, Sources
     from runner.launch.stages import Planned, Provision
     from runner.launch.stdio import connect_caller
     from runner.launch.wait import drive
@@ -118,7 +118,9 @@ def carried_out(plan: str) -> dict[str, Any]:
         planned.plan, {each.dest: os.open(each.real, os.O_PATH | os.O_CLOEXEC) for each in binds}
     )
     sources, provision = Sources(), planned.provision
-    sources._held = Held(opened, planned.limits, provision.sites, provision.own_groups, unasked, unasked)
+    sources._held = HeldSources(
+        opened, planned.limits, provision.sites, provision.own_groups, unasked, unasked
+    )
     with tempfile.TemporaryFile() as output:
         saved = os.dup(1)
         os.dup2(output.fileno(), 1)

@@ -302,8 +302,8 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
                 try:
                     if os.geteuid() == 0:
                         os.setresuid(65534, 65534, 65534)
-                    for file in handles.files:
-                        os.write(file, b"0")
+                    for handle in handles.files:
+                        os.write(handle, b"0")
                     os.write(ready_w, b"!")
                     os.execv("/bin/sleep", ["sleep", "1000"])
                 finally:
@@ -482,8 +482,8 @@ def counted() -> dict[str, Any]:
         with cgroup.open_handles() as handles:
             pid = os.fork()
             if pid == 0:
-                for file in handles.files:
-                    os.write(file, b"0")
+                for handle in handles.files:
+                    os.write(handle, b"0")
                 held = bytearray(16 << 20)
                 started, heard = time.process_time(), False
                 while not heard or time.process_time() < started + 0.1:
@@ -554,8 +554,8 @@ def stopped_and_lifted(how: str) -> list[Any]:
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                for file in handles.files:
-                    os.write(file, b"0")
+                for handle in handles.files:
+                    os.write(handle, b"0")
                 while True:
                     os.write(write, b".")
                     time.sleep(0.002)

@@ -230,8 +230,8 @@ def out_of_memory(size: int) -> Any:
         with cgroup.open_handles() as handles:
             pid = os.fork()
             if pid == 0:
-                for file in handles.files:
-                    os.write(file, b"0")
+                for handle in handles.files:
+                    os.write(handle, b"0")
                 child = os.fork()
                 if child == 0:
                     held = bytearray(size)
@@ -299,8 +299,8 @@ def spinning() -> Any:
         with cgroup.open_handles() as handles:
             pid = os.fork()
             if pid == 0:
-                for file in handles.files:
-                    os.write(file, b"0")
+                for handle in handles.files:
+                    os.write(handle, b"0")
                 os.fork()
                 while True:
                     pass
