@@ -1,12 +1,12 @@
-"""Results kept between launches: small files in a directory of the user's own.
+"""Results stored between launches: small files in a directory of the user's own.
 
 A directory that others can write to, or a link, is not used. A cache that cannot be written is no error. An
 entry that is damaged, or not the user's own, counts as missing. What an entry depends on is part of its name,
-or it is listed in the entry and compared when that is read: our own code (`code_marks`), the facts of a plan.
-So no entry has to be removed when something changes. When there are too many, the oldest are removed.
+or is listed in the entry and compared when it is read: our own code (`code_marks`), the facts of a plan. So
+no entry has to be removed when something changes. When there are too many, the oldest are removed.
 
 Where the user's own directory cannot be written, as in a read-only image, one named by uid in /run (root) or
-/tmp is used. `directory` decides which one it is, and no plugin is ever given it.
+/tmp is used. `directory` decides which. No plugin is ever given it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ except ImportError:  # another Python than CPython
     from hashlib import blake2b
 
 ENTRIES = 256
-# A name with a dash is one of a family, which has its own limit: who starts a plugin with other words each
-# time must not push out what all launches use.
+# The part of a name before a dash is its family. Each family has its own limit, so that a plugin started with
+# different arguments each time does not push out the entries that all launches use.
 FAMILY_ENTRIES = 64
 _FORMAT = b"2"  # how values are written in entries: sandbox/speed/codec.py, pack
 ENTRY_LIMIT = 8 << 20
@@ -37,12 +37,12 @@ _OPEN_ENTRY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE_ENTRY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-# For who has no directory of their own that can be written: root, and everybody else.
+# Parents of the fallback directory: for root, and for all other users.
 _SHARED = ("/run", "/tmp")
 
 
 def directory() -> str | None:
-    """Where entries are kept, whether or not it exists yet. None: there is no such place, or it is off."""
+    """The directory for entries, whether or not it exists yet. None: there is none, or the cache is off."""
     if os.environ.get("RUNNER_CACHE", "").lower() == "off":
         return None
     own = _own_directory()
@@ -53,8 +53,8 @@ def directory() -> str | None:
 
 
 def every_directory(homes: Iterable[str]) -> tuple[str, ...]:
-    """Everywhere a cache of this user may be. What lies there is believed, so no plugin gets it, also not
-    while the cache is off or elsewhere. `homes`: home directories."""
+    """Every directory where this user may have a cache. Entries there are trusted, so no plugin gets one, not
+    even while the cache is off or elsewhere. `homes`: home directories."""
     own = _own_directory()
     places = [f"{shared}/runner-cache-{os.geteuid()}" for shared in _SHARED]
     places += ["/var/cache/runner", *(f"{home}/.cache/runner" for home in homes)]
@@ -62,7 +62,7 @@ def every_directory(homes: Iterable[str]) -> tuple[str, ...]:
 
 
 def unusable(path: str) -> str:
-    """Why nothing can be kept in `path`, which `directory` gave; empty if it can. Makes nothing."""
+    """Reason why nothing can be stored in `path`, a result of `directory`, or ''. Creates nothing."""
     parent = os.path.dirname(path)
     if os.path.lexists(path):
         try:
@@ -86,14 +86,14 @@ def _own_directory() -> str | None:
 
 
 def _can_be_written(path: str) -> bool:
-    """`path`, or where it does not exist the directory in which it would be made."""
+    """Whether `path` can be written or, if it does not exist, the directory it would be made in."""
     while not os.path.lexists(path) and path != "/":
         path = os.path.dirname(path)
     return os.access(path, os.W_OK | os.X_OK)
 
 
 class CodeMark(NamedTuple):
-    """A file of our own code as it was: in a checkout it changes without a new version."""
+    """The state of one of our source files. In a checkout they change without a new version."""
 
     file: str  # below CODE_ROOT
     size: int
@@ -101,8 +101,8 @@ class CodeMark(NamedTuple):
 
 
 def fingerprint(*parts: bytes) -> str:
-    """64 hexadecimal digits that no other bytes have. Each part counts with its length, so that moving a
-    border between two parts changes the result."""
+    """Digest the parts into 64 hexadecimal digits. Each part counts with its length, so that moving a border
+    between two parts changes the result."""
     digest = blake2b(digest_size=32)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -111,10 +111,10 @@ def fingerprint(*parts: bytes) -> str:
 
 
 def code_marks(*modules: str, alone: Iterable[str] = ()) -> tuple[CodeMark, ...]:
-    """Marks of these modules and of every module of ours that they import, directly or not. `alone`: modules
-    without what they import.
+    """Marks of these modules and of all our modules that they import, directly or not. `alone`: modules whose
+    imports do not count.
 
-    Read from the import statements, so that no list has to be kept. Called only where an entry is stored.
+    The imports are read from the source, so that no list has to be maintained. Called only to store an entry.
     """
     import re
 
@@ -148,7 +148,7 @@ def code_marks(*modules: str, alone: Iterable[str] = ()) -> tuple[CodeMark, ...]
 
 
 def _source_of(module: str) -> str | None:
-    """The file of a module. None: it is a name in one."""
+    """The file of a module. None: the last part is a name inside a module."""
     stem = module.replace(".", "/")
     for file in (f"{stem}.py", f"{stem}/__init__.py"):
         if os.path.isfile(os.path.join(CODE_ROOT, file)):
@@ -157,7 +157,7 @@ def _source_of(module: str) -> str | None:
 
 
 def is_current(marks: Iterable[CodeMark]) -> bool:
-    """Whether all of these files are as they were."""
+    """Whether all of these files are unchanged."""
     for mark in marks:
         try:
             status = os.stat(os.path.join(CODE_ROOT, mark.file))
@@ -169,7 +169,7 @@ def is_current(marks: Iterable[CodeMark]) -> bool:
 
 
 def load(name: str) -> bytes | None:
-    """The entry of that name. None: there is none, or it is not as it was stored."""
+    """The entry of that name. None: there is none, or it is damaged."""
     folder = _open_directory(create=False)
     if folder is None:
         return None
@@ -184,8 +184,8 @@ def load(name: str) -> bytes | None:
 
 
 def store(name: str, entry: bytes) -> None:
-    """Keep an entry, if that is possible."""
-    if len(entry) > ENTRY_LIMIT - _LONGEST_DIGEST:  # it could not be read again
+    """Store an entry, if possible."""
+    if len(entry) > ENTRY_LIMIT - _LONGEST_DIGEST:  # `load` would refuse it
         return
     folder = _open_directory(create=True)
     if folder is None:
@@ -208,7 +208,7 @@ def store(name: str, entry: bytes) -> None:
 
 
 def remove(name: str) -> None:
-    """Drop an entry, if that is possible."""
+    """Remove an entry, if possible."""
     folder = _open_directory(create=False)
     if folder is None:
         return
@@ -221,7 +221,7 @@ def remove(name: str) -> None:
 
 
 def _digest(name: str, entry: bytes) -> bytes:
-    """Of the name too: an entry under a wrong name is not that entry. And of the format: entries of an older
+    """Covers the name, so that a renamed entry is not read, and the format, so that entries of an older
     runner are not read."""
     return fingerprint(_FORMAT, name.encode(), entry).encode()
 
@@ -243,13 +243,13 @@ def _open_directory(*, create: bool) -> int | None:
 
 
 def _open_checked(path: str) -> int:
-    """Raises OSError, and ValueError if it is not ours alone to write."""
+    """Open a cache directory. Raises OSError, and ValueError if others can write to it."""
     parent, name = os.path.split(path)
     shared = os.open(parent, _OPEN_DIRECTORY) if parent in _SHARED else None
     try:
         if shared is not None:
             _check_shared(os.fstat(shared), parent)
-        # By the parent that was checked, and through no link.
+        # Relative to the parent that was checked, without following a link.
         folder = os.open(path if shared is None else name, _OPEN_DIRECTORY, dir_fd=shared)
     finally:
         if shared is not None:
@@ -287,7 +287,7 @@ def _family(name: str) -> str:
 
 
 def _prune(folder: int, family: str) -> None:
-    """Drops the oldest entries beyond the limit, and with them what a killed writer left."""
+    """Remove the oldest entries beyond the limit, including temporary files of killed writers."""
     names = [name for name in os.listdir(folder) if _family(name) == family]
     most = FAMILY_ENTRIES if family else ENTRIES
     if len(names) <= most:

@@ -1,6 +1,6 @@
-"""What was found on the machine when something was decided, and whether it is still so.
+"""Facts: what a decision found on the machine, and whether that is still so.
 
-A fact is the answer to a question about a path, a file of the kernel's or a variable. Facts are plain values
+A fact is the answer to one question about a path, a kernel file or a variable. Facts are plain values
 and can be stored. `sandbox/look.py` notes them while a plan is made. `Facts.changed` asks each again.
 """
 
@@ -24,19 +24,19 @@ _DIRECTORY = 0o040000
 _LINK = 0o120000
 _REGULAR = 0o100000
 
-# The kernel makes up the times of what is there, and /proc/self is another folder in each process.
+# File times there are made up by the kernel, and /proc/self differs from process to process.
 _PROC, _SYS = "/proc/", "/sys/"
 _CGROUPS = "/sys/fs/cgroup/"
 _DIGEST_BYTES = 32
 
 Place = tuple[object, ...]
-DATED = 6  # fields of a place that has times
+DATED = 6  # number of fields of a place that includes file times
 
 
 class Facts(NamedTuple):
-    """All facts that one decision rests on, by the kind of question."""
+    """All facts that one decision depends on, by the kind of question."""
 
-    places: dict[str, Place]  # what stands at each path
+    places: dict[str, Place]  # what is at each path
     listed: dict[str, Place]  # folders of which every name counts
     contents: dict[str, bytes]  # digests of whole files
     access: dict[tuple[str, int, bool], bool]
@@ -44,12 +44,12 @@ class Facts(NamedTuple):
     alone: dict[str, bool]  # whether all members of a cgroup are ours
     variables: dict[str, bytes]  # digests
     accounts: dict[int | str, str]  # the homes of accounts that had to be looked up
-    identities: dict[str, Place]  # which file stands at a path, whatever is in it
+    identities: dict[str, Place]  # which file is at a path, without its content
 
     def changed(self, environ: Mapping[str, str]) -> str:
-        """The first thing that is not as it was; empty if all of it is. Cheap questions come first."""
-        for name, told in self.variables.items():
-            if variable(environ.get(name)) != told:
+        """Name the first path, variable or account that has changed, or ''. Cheap questions come first."""
+        for name, digest in self.variables.items():
+            if variable(environ.get(name)) != digest:
                 return f"${name}"
         for path, was in self.places.items():
             if place(path) != was:
@@ -79,8 +79,11 @@ class Facts(NamedTuple):
 
 
 def place(path: str) -> Place:
-    """What stands at a path, through no link at its end. Of a folder not what is in it, of a file its content
-    by the time of its last change. Below /proc only what kind of thing it is."""
+    """Describe what is at a path, without following a link at its end.
+
+    The entries of a folder do not count. The content of a file counts by its size and times. Below /proc only
+    the file type counts.
+    """
     try:
         held = os.lstat(path)
     except OSError as error:
@@ -92,7 +95,7 @@ def place(path: str) -> Place:
     if path.startswith(_PROC):
         return (kind,)
     if kind == _DIRECTORY:
-        if path.startswith(_CGROUPS):  # one that was made again is the same, if all questions about it are
+        if path.startswith(_CGROUPS):  # a cgroup that was removed and made again counts as the same
             return held.st_dev, 0, mode, held.st_uid, held.st_gid
         return held.st_dev, held.st_ino, mode, held.st_uid, held.st_gid
     if kind not in (_REGULAR, _LINK) or (kind == _REGULAR and path.startswith(_SYS)):
@@ -101,7 +104,7 @@ def place(path: str) -> Place:
 
 
 def identity(path: str) -> Place:
-    """Which file or folder stands at a path, through no link at its end."""
+    """Identify the file or folder at a path, without following a link at its end."""
     try:
         held = os.lstat(path)
     except OSError as error:
@@ -110,7 +113,7 @@ def identity(path: str) -> Place:
 
 
 def listing(path: str) -> Place:
-    """A folder with the time at which a name in it last changed."""
+    """Identify a folder, with the time at which an entry was last added or removed."""
     try:
         held = os.stat(path)
     except OSError as error:
@@ -119,8 +122,8 @@ def listing(path: str) -> Place:
 
 
 def content(path: str) -> bytes:
-    """The digest of a regular file; of anything else a constant. Never waits: a pipe may stand there by now,
-    and opening a device can have effects."""
+    """Digest a regular file. Anything else gives a constant: it is not opened, because opening a FIFO can
+    block and opening a device can have effects."""
     try:
         if os.stat(path).st_mode & _KIND != _REGULAR:
             return b""
@@ -160,7 +163,7 @@ def is_alone(directory: str) -> bool:
 
 
 def members(directory: str) -> list[int]:
-    """The processes in a cgroup itself. 0: one that our pid namespace does not show."""
+    """List the processes directly in a cgroup. 0 stands for one that our pid namespace does not show."""
     try:
         with open(f"{directory}/cgroup.procs", "rb") as file:
             return [int(word) for word in file.read().split()]
@@ -168,14 +171,14 @@ def members(directory: str) -> list[int]:
         return []
 
 
-# The first process of ours, which has started all others: the command `runner`, or a host's fork server. 0:
-# this process. It counts while it is an ancestor of this one: its pid may be another process's later.
+# The process that started all our others: the command `runner`, or a host's fork server. 0: this process. It
+# counts only while it is an ancestor of this one, because its pid may be reused later.
 first_of_ours = 0
 
 
 def strangers(pids: Iterable[int], most: int | None = None) -> list[int]:
-    """Those of some processes that are not ours; the first `most` of them. Ours are the first of us and what
-    descends from it."""
+    """Return those of `pids` that are not ours, at most `most`. Ours are `first_of_ours` and its
+    descendants."""
     first = me = os.getpid()
     others = [pid for pid in pids if pid != me]
     parents: dict[int, int] = {}
@@ -191,7 +194,7 @@ def strangers(pids: Iterable[int], most: int | None = None) -> list[int]:
 
 
 def is_of_this_user(pid: int) -> bool:
-    """Whether a process has our uid, and none beside it that it could change to."""
+    """Whether all uids of a process (real, effective, saved, file system) are our effective uid."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             uids = next(line for line in file if line.startswith(b"Uid:")).split()[1:]
@@ -211,8 +214,7 @@ def _exists(pid: int) -> bool:
 
 
 def _ancestry(pid: int, parents: dict[int, int]) -> Iterator[int]:
-    """A process and those that it descends from, as far as they can be seen. `parents`: those that are known,
-    which grows."""
+    """Yield a process and its ancestors, as far as they can be seen. `parents` caches what was read."""
     while pid > 0:
         yield pid
         if pid not in parents:
@@ -221,7 +223,7 @@ def _ancestry(pid: int, parents: dict[int, int]) -> Iterator[int]:
 
 
 def _parent(pid: int) -> int:
-    """0: it has none, or cannot be seen."""
+    """The parent's pid; 0 if there is none, or it cannot be seen."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b") ")[2].split()[1])
@@ -230,7 +232,7 @@ def _parent(pid: int) -> int:
 
 
 def home_of(who: int | str) -> str:
-    """The home of an account, by uid or name, from wherever this machine has its accounts. Empty: none."""
+    """The home of an account, by uid or name, from any source that NSS knows; '' if there is none."""
     import pwd
 
     try:

@@ -1,4 +1,4 @@
-"""Reading the beginning of a file, or a file of the kernel's, and writing all of one."""
+"""Read the beginning of a file or a whole kernel file, and write without short writes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _PIECE_BYTES = 16 << 10
 
 
 def text_at(path: str, limit: int) -> str:
-    """The first `limit` bytes of a regular file as text; empty if there is none, or none that we may read."""
-    from sandbox import look  # who only writes does not need it
+    """The first `limit` bytes of a regular file as text; '' if it is missing or unreadable."""
+    from sandbox import look  # here: callers that only write do not need it
 
     try:
         if not stat.S_ISREG(look.stat(path).st_mode):  # before opening: opening a device can have effects
@@ -21,7 +21,7 @@ def text_at(path: str, limit: int) -> str:
     except OSError:
         return ""
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):  # the name may mean something else by now
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # the name may lead to another file by now
             return ""
         return os.read(fd, limit).decode("utf-8", "replace")
     except OSError:
@@ -31,9 +31,9 @@ def text_at(path: str, limit: int) -> str:
 
 
 def kernel_text(path: str) -> str:
-    """A whole file of the kernel's (procfs, cgroups), all of which is ASCII. Raises OSError.
+    """Read a whole kernel file (procfs, cgroups). They are all ASCII. Raises OSError.
 
-    With three system calls, where a file object makes eight, and imports a module to decode text.
+    This takes three system calls. A file object takes eight, and imports a module to decode text.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -46,17 +46,17 @@ def kernel_text(path: str) -> str:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Every byte, or OSError.
+    """Write every byte, or raise OSError.
 
     A single write may be cut short without an error: by RLIMIT_FSIZE, which counts for memory files as well,
-    or by a full disk. Half a list of options for bwrap is a cage without its last walls.
+    or by a full disk. A truncated list of bwrap options would leave out parts of the cage.
     """
     while data:
         try:
             data = data[os.write(fd, data) :]
         except BlockingIOError:
-            # A descriptor of the caller's may be non-blocking. That is theirs to say; a slow reader is waited
-            # for all the same, one that is stuck is not.
+            # A descriptor of the caller's may be non-blocking, and we do not change that. Wait for a slow
+            # reader, but not for one that is stuck.
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             if not poll.poll(_READER_SECONDS * 1000):
@@ -64,7 +64,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_once(path: str, text: str) -> None:
-    """Write to an existing file in a single write(2), as files of the kernel want it (procfs, cgroups)."""
+    """Write to an existing file in a single write(2), which kernel files require (procfs, cgroups)."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode("ascii"))

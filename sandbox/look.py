@@ -1,12 +1,12 @@
-"""Questions about the machine that decide what a plugin gets. Asked here, each can be noted.
+"""Look at the machine, and record every question that decides what a plugin gets.
 
 While a plan is made, `recording` notes every question and its answer (sandbox/facts.py). A later launch asks
 the same questions again and takes the stored plan only if every answer is the same. So code that decides must
-not ask `os` directly about a path: a question that is not noted is a change that is not seen. A test holds
-all modules of the decision to that (tests/sandbox/test_look.py).
+not ask `os` about a path: the change behind a question that was not noted goes unseen. A test checks all
+deciding modules for that (tests/sandbox/test_look.py).
 
-Each question is noted before it is asked. If the answer changes in between, the noted one is the older, and
-the stored plan does not hold.
+Each question is noted before it is asked. If the answer changes in between, the older one is noted, and the
+stored plan is not used.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from sandbox.speed.typed import Iterator, Mapping
 
 _LINKS = 40  # as many as the kernel follows
-# Below /proc: what is asked about, and is the same for every process of one user.
+# The names below /proc that are asked about and are the same for every process of one user.
 _OWN_PROC_FILES = ("mountinfo", "cgroup", "uid_map", "gid_map", "ns/cgroup")
 _PROC_FOLDERS = ("sys",)
 
-_asked: Asked | None = None
+_questions: Questions | None = None
 
 
-class Asked:
-    """The questions of one decision."""
+class Questions:
+    """The questions of one decision, with their answers."""
 
     def __init__(self) -> None:
         self.facts = Facts({}, {}, {}, {}, {}, {}, {}, {}, {})
         self.began = time.time()
-        self.doubt = ""  # why nothing may be kept; empty: it may
+        self.doubt = ""  # reason why the decision must not be stored, or ''
 
     def place(self, path: str) -> None:
-        """Note what stands at a path and on the way to it, links included."""
+        """Note what is at a path and on the way to it, including links."""
         places = self.facts.places
         waiting = [path]
         followed = 0
@@ -65,7 +65,7 @@ class Asked:
                 path = above
 
     def _kernel_place(self, path: str) -> None:
-        """Below /proc a name may mean another file to each process, and to this one at another time."""
+        """Note a path below /proc, unless the name leads to a different file in each process."""
         first, _, rest = path.removeprefix("/proc/").partition("/")
         fixed = rest in _OWN_PROC_FILES if first == "self" else first in _PROC_FOLDERS or not rest
         if not fixed or first.isdecimal() or ".." in rest.split("/"):
@@ -74,7 +74,7 @@ class Asked:
         self.facts.places[path] = facts.place(path)
 
     def identity(self, path: str, found: facts.Place) -> None:
-        """Note which file it is, and not what is in it. A link is noted as `place` does."""
+        """Note which file is there, without its content. A link is noted as `place` does."""
         if len(found) > 2 and _stat.S_ISLNK(_mode(found)):
             self.place(path)
             return
@@ -90,9 +90,9 @@ class Asked:
         except OSError:  # it was replaced meanwhile
             return None
 
-    def settle(self) -> str:
-        """Why these facts may not be kept; empty if they may. A file that was changed at nearly the same time
-        as it was looked at may change once more without another time."""
+    def storing_fault(self) -> str:
+        """Reason why these facts must not be stored, or ''. A file that was changed shortly before it was
+        looked at may change again without a new time stamp."""
         newest = int((self.began - SETTLED_SECONDS) * 1e9)
         dated = {path: found for path, found in self.facts.places.items() if len(found) == facts.DATED}
         for path, found in {**dated, **self.facts.listed}.items():
@@ -101,7 +101,7 @@ class Asked:
         return self.doubt
 
 
-# The times of files are as coarse as the kernel's tick, on some filesystems two seconds.
+# File times are as coarse as the kernel's tick, and two seconds on some filesystems.
 SETTLED_SECONDS = 2.0
 
 
@@ -112,48 +112,48 @@ def _mode(found: facts.Place) -> int:
 
 
 @contextmanager
-def recording() -> Iterator[Asked]:
-    """Note every question until the end of the context. Not for two decisions at once."""
-    global _asked
-    assert _asked is None
-    _asked = Asked()
+def recording() -> Iterator[Questions]:
+    """Note every question until the end of the context. Contexts must not be nested."""
+    global _questions
+    assert _questions is None
+    _questions = Questions()
     try:
-        yield _asked
+        yield _questions
     finally:
-        _asked = None
+        _questions = None
 
 
 def doubt(why: str) -> None:
-    """Something was decided by what cannot be asked again, or not cheaply: nothing is kept."""
-    if _asked is not None:
-        _asked.doubt = _asked.doubt or why
+    """Mark the decision as not storable, because a later launch could not repeat a question cheaply."""
+    if _questions is not None:
+        _questions.doubt = _questions.doubt or why
 
 
 def note(path: str) -> None:
-    """For code that opens a path step by step itself."""
-    if _asked is not None:
-        _asked.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+    """Note a path. For code that opens it step by step itself."""
+    if _questions is not None:
+        _questions.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
 
 
 def note_identity(path: str) -> bool:
-    """For code that opens a path itself and asks only which file it is: its content may change. Returns
-    whether something stands there that can be seen."""
+    """Note which file is at a path, for code that opens it itself and does not depend on its content. Returns
+    whether there is one that can be seen."""
     found = facts.identity(path)
-    if _asked is not None:
-        _asked.identity(path, found)
+    if _questions is not None:
+        _questions.identity(path, found)
     return len(found) > 1
 
 
 def note_below(folder: int, name: str) -> None:
-    """For code that asks about a name in an open folder."""
-    if _asked is not None:
-        _asked.place(os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name))
+    """Note a name in an open folder."""
+    if _questions is not None:
+        _questions.place(os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name))
 
 
 def note_listing(path: str) -> None:
-    """For code that looks at all entries of a folder itself."""
-    if _asked is not None:
-        _asked.facts.listed[path] = facts.listing(path)
+    """Note all entries of a folder, for code that lists it itself."""
+    if _questions is not None:
+        _questions.facts.listed[path] = facts.listing(path)
 
 
 def lstat(path: str) -> os.stat_result:
@@ -177,9 +177,9 @@ def lexists(path: str) -> bool:
 
 
 def kernel_lexists(path: str) -> bool:
-    """For a name below /proc that exists, or not, by how the kernel was built."""
-    if _asked is not None:
-        _asked.facts.places[path] = facts.place(path)
+    """As lexists, for a name below /proc whose existence depends on how the kernel was built."""
+    if _questions is not None:
+        _questions.facts.places[path] = facts.place(path)
     return os.path.lexists(path)
 
 
@@ -215,8 +215,7 @@ def listdir(path: str) -> list[str]:
 
 
 def scandir(path: str) -> os._ScandirIterator[str]:
-    """As os.scandir, for the names in it and their kinds: a name that becomes something else changes the
-    folder's time."""
+    """As os.scandir, for names and file types: replacing an entry changes the folder's time."""
     note(path)
     note_listing(path)
     return os.scandir(path)
@@ -224,54 +223,54 @@ def scandir(path: str) -> os._ScandirIterator[str]:
 
 def access(path: str, mode: int, *, effective_ids: bool = False) -> bool:
     note(path)
-    if _asked is not None:
-        _asked.facts.access[path, mode, effective_ids] = facts.access(path, mode, effective_ids)
+    if _questions is not None:
+        _questions.facts.access[path, mode, effective_ids] = facts.access(path, mode, effective_ids)
     return os.access(path, mode, effective_ids=effective_ids)
 
 
 def getxattr(path: str, name: str) -> bytes:
     note(path)
-    if _asked is not None:
-        _asked.facts.attributes[path, name] = facts.attribute(path, name)
+    if _questions is not None:
+        _questions.facts.attributes[path, name] = facts.attribute(path, name)
     return os.getxattr(path, name)
 
 
 def statvfs(path: str) -> os.statvfs_result:
-    """Of a mount: its flags, which mountinfo tells too, and which is noted whenever a plan is made."""
+    """As os.statvfs, for the flags of a mount. mountinfo has them too, and every plan notes that file."""
     note(path)
     return os.statvfs(path)
 
 
 def note_content(path: str) -> None:
-    """For code that reads a file itself: its content counts."""
+    """Note the content of a file, for code that reads it itself."""
     note(path)
-    if _asked is not None:
-        _asked.facts.contents[path] = facts.content(path)
+    if _questions is not None:
+        _questions.facts.contents[path] = facts.content(path)
 
 
 def note_alone(directory: str) -> None:
-    """For code that asks who is in a cgroup beside us."""
-    if _asked is not None:
-        _asked.facts.alone[directory] = facts.is_alone(directory)
+    """Note whether a cgroup has only processes of ours."""
+    if _questions is not None:
+        _questions.facts.alone[directory] = facts.is_alone(directory)
 
 
 def home_of(who: int | str) -> str:
-    """The home of an account that is not in /etc/passwd. Slow where a directory server is asked."""
+    """The home of an account that is not in /etc/passwd. Slow where NSS asks a directory server."""
     found = facts.home_of(who)
-    if _asked is not None:
-        _asked.facts.accounts[who] = found
+    if _questions is not None:
+        _questions.facts.accounts[who] = found
     return found
 
 
 class Environ:
-    """Variables of a process; each that is looked at is noted. Behaves as a Mapping."""
+    """Environment variables that are noted when they are read. Behaves as a Mapping."""
 
-    def __init__(self, environ: Mapping[str, str], asked: Asked) -> None:
+    def __init__(self, environ: Mapping[str, str], questions: Questions) -> None:
         self._environ = environ
-        self._asked = asked
+        self._questions = questions
 
     def _noted(self, name: str) -> str:
-        self._asked.facts.variables[name] = facts.variable(self._environ.get(name))
+        self._questions.facts.variables[name] = facts.variable(self._environ.get(name))
         return name
 
     def __getitem__(self, name: str) -> str:
@@ -308,7 +307,7 @@ class Environ:
 
 
 def environment(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables, noted as they are looked at."""
-    if _asked is None:
+    """The variables, which are noted when they are read."""
+    if _questions is None:
         return environ
-    return Environ(environ, _asked)  # type: ignore[return-value]  # it has all that a Mapping has
+    return Environ(environ, _questions)  # type: ignore[return-value]  # it has all that a Mapping has

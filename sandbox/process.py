@@ -1,7 +1,7 @@
-"""What a process asks of the kernel for itself, by prctl(2).
+"""Settings of the calling process, made with prctl(2).
 
-Through python-prctl where it is installed (the extra `prctl`), else by the C library's own function: the
-package has to be compiled, and an installation must not need a compiler.
+Uses python-prctl where it is installed (the extra `prctl`), else the C library's own function: the package
+has to be compiled, and an installation must not need a compiler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 
 
 def load() -> None:
-    """Load what the functions below need: before a fork, so that no child has to."""
+    """Import what the functions below need. Call it before a fork, so that no child has to."""
     try:
         import prctl  # noqa: F401
     except ImportError:
@@ -23,7 +23,7 @@ def load() -> None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the thread ends that forked it."""
+    """Have the kernel kill this process when the thread that forked it ends."""
     try:
         import prctl
     except ImportError:
@@ -33,7 +33,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans(adopt: bool) -> None:
-    """Whether orphans among the descendants become children of this process, and not of pid 1."""
+    """Choose whether orphaned descendants become children of this process instead of pid 1."""
     try:
         import prctl
     except ImportError:

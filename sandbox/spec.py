@@ -19,11 +19,11 @@ NetworkMode = Literal["none", "allowlist", "open", "host"]
 SeccompProfile = Literal["strict", "default", "compat"]
 ProjectAccess = Literal["none", "read"]  # to the folder a program works on
 
-# Weakest grant first: a ceiling admits everything up to and including itself.
+# From least to most access: a ceiling admits everything up to and including itself.
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
 SECCOMP_ORDER: tuple[SeccompProfile, ...] = ("strict", "default", "compat")
 
-# With these a program makes no socket of the internet, so a network is of no use to it.
+# Under these profiles a program cannot make internet sockets, so a network is of no use to it.
 SECCOMP_WITHOUT_INTERNET: tuple[SeccompProfile, ...] = ("strict",)
 
 # The kernel refuses a single argument or variable of 32 pages or more (MAX_ARG_STRLEN).
@@ -32,7 +32,7 @@ ARGUMENT_LIMIT = 131072 - 1
 STATE_DIR_TOKEN = "${state_dir}"
 PLUGIN_DIR_TOKEN = "${plugin_dir}"  # the folder of its manifest
 
-APPROVED = "your approval"  # the origin of what a person gave a plugin beyond what it asks
+APPROVED = "your approval"  # origin of what a person granted beyond what the plugin asks
 
 
 class PathRequest(NamedTuple):
@@ -59,7 +59,7 @@ POLICY_HOSTS = ("*",)
 
 
 def names_policy_hosts(asked: Network | None) -> bool:
-    """Whether the policy's list is asked for, alone or with hosts that the plugin names."""
+    """Whether the plugin asks for the hosts of the policy, with or without hosts of its own."""
     return asked is not None and asked.mode == "allowlist" and POLICY_HOSTS[0] in asked.hosts
 
 
@@ -70,14 +70,14 @@ class EnvRequest(NamedTuple):
     value: str | None = None  # None: the host's own value is asked for
     required: bool = True
     where: KeyPath = ()
-    # Set by the contract, which also makes the folder that it names: an operator's own value would be wrong.
+    # Set by the contract, which also makes the folder that it names. An operator cannot set another value.
     fixed: bool = False
-    # The host's value is only filled into the plugin's words; the variable itself is not passed on.
+    # The host's value is only filled into the plugin's arguments; the variable itself is not passed on.
     fills: bool = False
 
 
 class Limits(NamedTuple):
-    """Limits. None means no request; sizes in bytes, times in seconds."""
+    """Limits, in bytes and seconds. None: not requested."""
 
     memory: int | None = None  # of all processes together, with what they keep in /tmp and /dev/shm
     pids: int | None = None  # processes and threads, not counting those of the cage itself
@@ -93,7 +93,7 @@ class Limits(NamedTuple):
     shm: int | None = None
     output: int | None = None
     output_lines: int | None = None
-    # Clocks, by phase. runner exec passes streams on unread, and sees only launch, teardown and deadline.
+    # Clocks, by phase. `runner exec` does not read the streams, so it has only launch, teardown and deadline.
     launch: float | None = None
     handshake: float | None = None
     call: float | None = None
@@ -124,7 +124,7 @@ class MemoryFile(NamedTuple):
 
     dest: str  # absolute, in the cage; in the scratch folder, or on the cage's read-only root
     mode: int = 0o400
-    secret: str = ""  # the name of the operator's secret that it holds; empty: the call brings the content
+    secret: str = ""  # name of the operator's secret that it holds; '': the call supplies the content
 
 
 class SandboxSpec(NamedTuple):
@@ -132,11 +132,11 @@ class SandboxSpec(NamedTuple):
 
     enabled: bool = True  # False: the manifest prefers to run without any cage
     paths: tuple[PathRequest, ...] = ()
-    network: Network | None = None  # None: the manifest is silent, the policy's default holds
+    network: Network | None = None  # None: not requested, so the policy's default holds
     env: tuple[EnvRequest, ...] = ()
     seccomp: SeccompProfile | None = None
     limits: Limits = Limits()
-    # Where each single-valued request stands, by field name ("seccomp", "memory", …).
+    # Position of each single-valued request, by field name ("seccomp", "memory", …).
     where: tuple[tuple[str, KeyPath], ...] = ()
     scratch: Scratch | None = None
     memory_files: tuple[MemoryFile, ...] = ()
@@ -176,7 +176,7 @@ class Denial(NamedTuple):
     hint: str = ""  # what to do about it
     required: bool = True  # denying a required request refuses the launch
     where: KeyPath = ()
-    # Where the request came from, if not from the manifest: "policy", "the program", "the plugin's folder", …
+    # Origin of the request, if not the manifest: "policy", "the program", "the plugin's folder", …
     origin: str = ""
 
 
@@ -200,10 +200,10 @@ class Project(NamedTuple):
     """The folder a program works on, if it is not the program's own."""
 
     path: str
-    named: bool = False  # named as its working directory: it is granted, or the launch is refused
+    named: bool = False  # requested as the working directory: if it is not granted, the launch is refused
     where: KeyPath = ()
-    within: str = ""  # it may be chosen only below this folder; empty: anywhere
-    refusal: str = ""  # why it is not offered
+    within: str = ""  # it must be below this folder; '': anywhere
+    refusal: str = ""  # reason why it is not shown
     hint: str = ""
 
 
@@ -235,7 +235,7 @@ class Grant(NamedTuple):
 
     @property
     def scratch_bytes(self) -> int | None:
-        """The size of the scratch folder; None: there is none."""
+        """Size of the scratch folder; None without one."""
         return None if self.scratch is None else self.limits.disk or DEFAULT_SCRATCH_BYTES
 
     @property
@@ -245,5 +245,5 @@ class Grant(NamedTuple):
 
 
 def is_variable_name(name: str) -> bool:
-    """Whether an environment variable can be called this, in every shell: [A-Za-z_][A-Za-z0-9_]*"""
+    """Whether this is a valid variable name in every shell: [A-Za-z_][A-Za-z0-9_]*"""
     return name.isascii() and name.isidentifier()

@@ -13,7 +13,7 @@ import re
 from sandbox.spec import DURATIONS, SIZES
 
 SIZE_MAX = (1 << 63) - 1
-DURATION_MAX = 10 * 365 * 86400.0  # beyond this the kernel's and Python's timers overflow one by one
+DURATION_MAX = 10 * 365 * 86400.0  # larger values overflow some timers of the kernel and of Python
 
 _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgtp])i?)?b?\s*", re.IGNORECASE | re.ASCII)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -27,7 +27,7 @@ _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 CORES_MAX = 10_000.0
 _MOST = {"pids": 1 << 22, "open_files": 1 << 20}  # PID_MAX_LIMIT, the default of fs.nr_open
 
-# Limits that nothing can enforce, or with which no plugin could start: most often a forgotten unit.
+# Lower limits cannot be enforced, or no plugin could start with them. Most often a unit was forgotten.
 _LEAST: dict[str, tuple[float, str]] = {
     "memory": (1 << 20, "no program starts with less"),
     "cpu": (0.01, "the kernel gives no smaller share"),
@@ -39,9 +39,9 @@ _LEAST: dict[str, tuple[float, str]] = {
 
 
 def parse_limit(name: str, value: object) -> int | float:
-    """One limit, from any source: a whole number, except for the times and for `cpu`.
+    """Parse one limit. The result is a whole number, except for times and `cpu`.
 
-    ValueError describes the fault, as text to follow the name and a colon.
+    Raises ValueError. Its message is meant to follow the name of the limit and a colon.
     """
     amount: int | float
     if name in SIZES:
@@ -132,7 +132,7 @@ def parse_duration(value: object) -> float:
 
 
 def _parts(text: str) -> list[float]:
-    """The seconds of each part of `1h30m`; nothing unless all of the text is parts, largest unit first."""
+    """The seconds of each part of `1h30m`; [] unless the whole text is parts, with the largest unit first."""
     seconds: list[float] = []
     previous = math.inf
     at = 0

@@ -23,7 +23,7 @@ from runner.approvals.record import (
 )
 from sandbox import look
 from sandbox.paths.denied_paths import lexical_fault, normal
-from sandbox.policy.load import untrustworthy
+from sandbox.policy.load import trust_fault
 from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, Approval, is_variable_name
 from sandbox.speed.typed import Iterator, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
@@ -91,7 +91,7 @@ def require_safe_code(code: Sequence[str]) -> None:
     """Raises ApprovalsUnusable if others than root and this user could put another program, interpreter or
     script in the place of one: what was allowed would be theirs."""
     for path in code:
-        fault = untrustworthy(path, "the file", private_groups=True)
+        fault = trust_fault(path, "the file", private_groups=True)
         if fault is not None:
             reason, remedy = fault
             raise ApprovalsUnusable(f"nothing is allowed for {path}: {reason}", remedy)
@@ -121,7 +121,7 @@ def _remedy(path: str) -> str:
 
 
 def _require_own(path: str, what: str) -> None:
-    fault = untrustworthy(path, what)
+    fault = trust_fault(path, what)
     if fault is not None:
         reason, remedy = fault
         if "belongs to uid" in reason:

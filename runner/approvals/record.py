@@ -8,7 +8,7 @@ from runner.plugin import Plugin
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.paths.program import locate
-from sandbox.policy.approval import asked_by, joined
+from sandbox.policy.approval import join_approvals, requested_approval
 from sandbox.policy.policy import RUNTIME_PATHS, steers
 from sandbox.spec import Approval, EnvRequest
 from sandbox.speed.typed import Mapping, Sequence
@@ -65,7 +65,7 @@ class ApprovalRecord(NamedTuple):
 
     @property
     def whole(self) -> Approval:
-        return joined(self.asked, self.added)
+        return join_approvals(self.asked, self.added)
 
 
 def key_of(plugin: Plugin) -> ApprovalKey | None:
@@ -138,7 +138,7 @@ def _is_below(text: str, directory: str) -> bool:
 
 def asked_of(plugin: Plugin) -> Approval:
     """All that the plugin asks, as the approval that would give it."""
-    return asked_by(plugin.spec, project=plugin.project is not None)
+    return requested_approval(plugin.spec, project=plugin.project is not None)
 
 
 def digest_of(plugin: Plugin) -> str:

@@ -44,7 +44,7 @@ from runner.cli.shared.options import (
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
-from runner.launch.command import said_by
+from runner.launch.command import command_approval
 from runner.launch.prepare import hold_against_policy
 from runner.launch.read import load
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
@@ -53,7 +53,7 @@ from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.paths.homes import homes, own_home
 from sandbox.paths.mounts import contains
-from sandbox.policy.approval import joined
+from sandbox.policy.approval import join_approvals
 from sandbox.policy.policy import private_fault, steers
 from sandbox.spec import Approval, Denial, Limits, is_variable_name
 from sandbox.speed.typed import Iterable, Sequence
@@ -251,7 +251,7 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
     other = passed_over(key, os.environ) if old is None else None
     outdated = other if other is not None and other.version != VERSION else None
     for each in (old, outdated):
-        added = added if each is None else joined(each.added, added)
+        added = added if each is None else join_approvals(each.added, added)
     is_command = loaded.invocation.command is not None
     asked = Approval() if is_command else asked_of(loaded.plugin)
     record = ApprovalRecord(key, asked, added, digest_of(loaded.plugin), time.time())
@@ -628,7 +628,7 @@ def own_words(subject: AllowSubject) -> tuple[str, ...]:
     command = subject.loaded.invocation.command
     if command is None:
         return ()
-    return tuple(item_lines(items_of(said_by(command), homes(os.environ))))
+    return tuple(item_lines(items_of(command_approval(command), homes(os.environ))))
 
 
 # --- what was allowed: listed, and taken back ---------------------------------------------------------------

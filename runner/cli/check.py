@@ -22,7 +22,7 @@ from runner.manifest.load import ManifestRead, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.document.read import read_bounded
-from sandbox.policy.load import policy_names, untrustworthy
+from sandbox.policy.load import policy_names, trust_fault
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.schema import policy_schema
 
@@ -215,7 +215,7 @@ def policy_faults(path: str) -> tuple[Diagnostic, ...]:
         parse_policy(absolute, read_bounded(absolute), name=absolute)
     except DocumentError as error:
         return error.diagnostics
-    fault = untrustworthy(absolute)
+    fault = trust_fault(absolute)
     if fault is None:
         return ()
     reason, hint = fault

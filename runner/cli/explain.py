@@ -12,11 +12,11 @@ from runner.cli.shared import text as printing
 from runner.cli.shared.options import add_command_invocation, add_invocation, invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.registry import choice_fault, find_contract
-from runner.launch.network_report import SHOUTED
+from runner.launch.network_report import NETWORK_WARNINGS
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Decided, Planned, Stage, decided_of, limits_of, loaded_of, planned_of
-from runner.launch.stdio import foresee_streams
+from runner.launch.stdio import expected_streams
 from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
@@ -125,7 +125,7 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
 
 
 def _streams(decided: Decided, limits: Limits) -> dict[str, str]:
-    return foresee_streams(limits, keep_tail=decided.loaded.invocation.command is not None)
+    return expected_streams(limits, keep_tail=decided.loaded.invocation.command is not None)
 
 
 def _command_line(planned: Planned) -> str:
@@ -409,8 +409,8 @@ def network_lines(stage: Stage | None) -> Iterator[str]:
     granted, rule = decided.grant.network, decided.policy.network
     if granted.mode == "none":
         yield "no network: loopback only"
-    if granted.mode in SHOUTED:
-        yield SHOUTED[granted.mode]
+    if granted.mode in NETWORK_WARNINGS:
+        yield NETWORK_WARNINGS[granted.mode]
     rows = list(_rows(decided))
     width = max((len(host) for host, _, _ in rows), default=0)
     for host, by, allowed in rows:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import argparse
 
     from sandbox.facts import Facts
-    from sandbox.plan.bare import BareCommand, Bound, Brought
+    from sandbox.plan.bare import BareCommand, CommandFile, Ulimit
 
 NAME = "plan"
 HELP = "make the plan of a launch, store it for later launches of runner exec, and show it"
@@ -122,7 +122,7 @@ def _request(words: list[str]) -> LaunchRequest | None:
     return None if args is None else request_of(deciding_words(args), words[at + 1 :], os.environ)
 
 
-def _store(planned: Planned, asked: look.Asked, request: LaunchRequest | None) -> _Stored:
+def _store(planned: Planned, asked: look.Questions, request: LaunchRequest | None) -> _Stored:
     folder = cache.directory()
     if folder is None:
         off = os.environ.get("RUNNER_CACHE", "").lower() == "off"
@@ -233,9 +233,12 @@ def _text(made: _Made, with_facts: bool) -> Iterator[str]:
 
 
 def _shown(word: str, hidden: Mapping[str, str]) -> str:
-    from sandbox.plan.bare import Named, parts
+    from sandbox.plan.bare import VariableValue, split_hidden
 
-    return "".join(f"${part.variable}" if isinstance(part, Named) else part for part in parts(word, hidden))
+    return "".join(
+        f"${part.variable}" if isinstance(part, VariableValue) else part
+        for part in split_hidden(word, hidden)
+    )
 
 
 def _facts(facts: Facts) -> dict[str, list[str]]:
@@ -342,13 +345,13 @@ _LETTERS = {resource.RLIMIT_CORE: "c", resource.RLIMIT_NOFILE: "n", resource.RLI
 _FILE_BLOCK = 512  # the unit of ulimit -f
 
 
-def _bounds(planned: Planned) -> Iterator[Bound]:
-    from sandbox.plan.bare import Bound
+def _bounds(planned: Planned) -> Iterator[Ulimit]:
+    from sandbox.plan.bare import Ulimit
 
     for kind, soft, hard in rlimits(planned.plan.limits, open_files=planned.limits.open_files):
         if letter := _LETTERS.get(kind):
             unit = _FILE_BLOCK if letter == "f" else 1
-            yield Bound(letter, soft // unit, hard // unit)
+            yield Ulimit(letter, soft // unit, hard // unit)
 
 
 # --- for programs -------------------------------------------------------------------------------------------
@@ -371,7 +374,7 @@ def _document(stage: Stage | None, outcome: Outcome, made: _Made | None = None) 
         "bwrap": made.planned.bwrap or None,
         "argv": None if command is None else [_parts(word, made.hidden) for word in vector(command)],
         "argv_refused": refused,
-        "descriptors": [] if command is None else [_brought(each) for each in command.brought],
+        "descriptors": [] if command is None else [_file_document(each) for each in command.files],
         "env": [
             {"name": name, "origin": origin, "value": None if value is None else _parts(value, made.hidden)}
             for name, origin, value in made.env
@@ -385,15 +388,15 @@ def _document(stage: Stage | None, outcome: Outcome, made: _Made | None = None) 
 
 def _parts(word: str, hidden: Mapping[str, str]) -> Any:
     """A word as it is; or, if values that are not shown are part of it, a list of its parts."""
-    from sandbox.plan.bare import Named, parts
+    from sandbox.plan.bare import VariableValue, split_hidden
 
-    found = parts(word, hidden)
+    found = split_hidden(word, hidden)
     if len(found) == 1 and isinstance(found[0], str):
         return word
-    return [{"variable": part.variable} if isinstance(part, Named) else part for part in found]
+    return [{"variable": part.variable} if isinstance(part, VariableValue) else part for part in found]
 
 
-def _brought(each: Brought) -> dict[str, Any]:
+def _file_document(each: CommandFile) -> dict[str, Any]:
     if each.secret:
         return {"number": each.number, "secret": each.file}
     if each.content is None:

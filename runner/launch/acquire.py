@@ -1,13 +1,12 @@
-"""Planned -> Acquired: what only this process can have, for as long as the plugin lives.
+"""Planned -> Acquired: get what one launch holds while the plugin runs.
 
-Open sources, a uid, the state directory, cgroups. All of it is given back when the context ends, and a state
-directory that was made for a launch that failed is removed again. What only few launches need imports its
-modules inside of its functions.
+That is open sources, a uid, the state directory and cgroups. All of it is released when the context ends, and
+a state directory that was made for a launch that failed is removed. Modules that only few launches need are
+imported inside of functions.
 
-The plan that comes out is the plan that went in, completed: with the identity of the state directory, the uid
-that was really reserved, and the limits as the kernel took them. None of these can be decided earlier without
-weakening a check. A uid that was only expected may go to another plugin meanwhile, and a directory that was
-looked at before it was claimed may be replaced by another.
+The result holds the plan completed with the identity of the state directory, the uid that was actually
+reserved, and the limits as the kernel accepted them. None of these can be decided earlier: an expected uid
+may go to another plugin meanwhile, and a directory may be replaced before it is claimed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 
-from runner.launch.sources import Held, Sources
+from runner.launch.sources import HeldSources, Sources
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.identity.owner import Owner, Writing, leased_owner
 from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep, whole_disks
@@ -43,12 +42,12 @@ class Acquired(NamedTuple):
     owner: Owner
     cgroup: Cgroup | None = None
     oom_around: OomAround | None = None
-    disk: DiskMeter | None = None  # of the folders it may write, which were measured before it starts
+    disk: DiskMeter | None = None  # of the folders it may write, measured before it starts
 
 
 @contextmanager
 def acquire(planned: Planned, environ: Mapping[str, str], sources: Sources) -> Iterator[Acquired]:
-    """Raises what `failures.failure_of` knows."""
+    """Acquire everything until the context ends. Raises errors that `failures.failure_of` knows."""
     with ExitStack() as stack:
         yield _acquire(planned, environ, sources, stack)
 
@@ -71,7 +70,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
         if held.opened.plan.guards:
             _hold_guarded(held.opened, stack)
         if opened.plan.limits.disk is not None and (writable := opened.writable):
-            disk = stack.enter_context(measured_room(writable, opened.plan.limits.disk))
+            disk = stack.enter_context(open_disk_meter(writable, opened.plan.limits.disk))
     cgroup, limits = _make_cgroup(planned, held, opened.plan, stack)
     own_count = cgroup is not None and cgroup.counts_memory
     identity = owners.identity() if owners is not None else ""
@@ -83,19 +82,19 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
 
 
 def _require_same_user(planned: Planned) -> None:
-    """A plan of an ordinary user drops no uid: root would run the plugin as root."""
+    """Refuse a plan of another user. A plan of an ordinary user drops no uid: root would run the plugin as
+    root."""
     if planned.euid != os.geteuid():
         reason = f"the plan was made by uid {planned.euid}, and this is uid {os.geteuid()}"
         hint = "make the plan again: start the plugin from its manifest"
         raise PlanRefused([Denial("plan_outdated", planned.plugin.manifest, reason, hint)])
 
 
-# --- who the plugin is --------------------------------------------------------------------------------------
+# --- the plugin's uid --------------------------------------------------------------------------------------
 
 
 def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
-    """The plugin's uid, leased or reserved, and its state directory made ready. A plugin without a state
-    directory has a uid all the same."""
+    """Lease or reserve the plugin's uid, and prepare its state directory, if it has one."""
     state_dir, uid_range, owners = provision.state_dir, planned.plan.layers.uid_range, planned.plan.owners
     account, writing = owners.account if owners is not None else None, None
     if account is not None and state_dir is None:
@@ -127,8 +126,8 @@ def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
 
 
 def _require_capabilities(uid_range: tuple[int, int]) -> None:
-    """For a root that may not write everywhere: in a container or a unit. Raises LayerUnavailable if it may
-    not drop its uid either."""
+    """For a root without all rights, in a container or a unit. Raises LayerUnavailable if it cannot drop its
+    uid."""
     from sandbox.doctor.probes import first_obstacle
 
     found = first_obstacle(os.environ, uid_range=uid_range)
@@ -138,7 +137,7 @@ def _require_capabilities(uid_range: tuple[int, int]) -> None:
 
 def _confirm_owners(owners: Decision, planned: Planned, opened: OpenPlan, uid: int) -> Decision:
     """The owners of what the plugin writes to folders of the host, with the uid it got. Raises PlanRefused if
-    that one is another than was expected, and may not write there."""
+    that is not the expected uid and may not write there."""
     from sandbox.paths.denied_paths import normal
     from sandbox.paths.source import OpenSource
     from sandbox.plan.owners import WriteRequest
@@ -161,7 +160,7 @@ def _confirm_owners(owners: Decision, planned: Planned, opened: OpenPlan, uid: i
         for bind in planned.plan.operations
         if isinstance(bind, Bind) and bind.writable and normal(bind.dest) in strangers
     ]
-    confirmed = owners.confirmed(asked, uid)
+    confirmed = owners.with_reserved_uid(asked, uid)
     if confirmed.denials:
         raise PlanRefused(confirmed.denials)
     return confirmed
@@ -170,8 +169,8 @@ def _confirm_owners(owners: Decision, planned: Planned, opened: OpenPlan, uid: i
 # --- its state directory ------------------------------------------------------------------------------------
 
 
-def _open_state(planned: Planned, held: Held, owners: Decision | None, stack: ExitStack) -> OpenPlan:
-    """The plan with the state directory opened. Raises PlanRefused."""
+def _open_state(planned: Planned, held: HeldSources, owners: Decision | None, stack: ExitStack) -> OpenPlan:
+    """Open the state directory, and return the plan with it. Raises PlanRefused."""
     if planned.provision.state_dir is None:
         return held.opened if owners is planned.plan.owners else _with_owners(held.opened, owners)
     if held.denylist is None:
@@ -189,7 +188,7 @@ def _with_owners(opened: OpenPlan, owners: Decision | None) -> OpenPlan:
 
 
 def _require_same_state(owner: Owner, plan: LaunchPlan) -> None:
-    """The directory that will be mounted is the one that was made ready, and not another in its place."""
+    """Raise StateRefused if the directory to mount is not the one that was prepared."""
     if not owner.state:
         return
     for operation in plan.operations:
@@ -216,14 +215,14 @@ def _require_reachable(state_dir: str, owner: Owner) -> None:
 
 
 def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
-    """Make the guarded names that are missing in writable folders, for as long as the plugin runs. Raises
+    """Make the guarded names that are missing in writable folders, while the plugin runs. Raises
     PlanRefused."""
     from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
 
     for guard in opened.plan.guards:
         if guard.access == "write" or guard.state == "optional":
             continue
-        # Also what was there before: it may have been another launch's, and be gone.
+        # Also names that existed when the plan was made: another launch may have made and removed them.
         place = GuardedPlace(opened.descriptors[guard.dest], guard.path, guard.content)
         try:
             stack.enter_context(held_places([place]))
@@ -233,11 +232,11 @@ def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
 
 
 @contextmanager
-def measured_room(writable: Mapping[str, int], limit: int) -> Iterator[DiskMeter]:
-    """Refuse a plugin whose folders already hold more than its disk limit. Raises Failure.
+def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMeter]:
+    """Measure the plugin's folders. Raises Failure if they already hold more than its disk limit.
 
-    The meter goes on from what it has measured here. So it need not measure again as soon as the plugin
-    starts, and counts what the plugin writes first.
+    The meter continues from this measurement. So it need not measure again when the plugin starts, and counts
+    everything that the plugin writes.
     """
     from sandbox.limits.disk import DiskMeter
 
@@ -256,7 +255,7 @@ def measured_room(writable: Mapping[str, int], limit: int) -> Iterator[DiskMeter
 
 
 def require_contents(planned: Planned, contents: Contents | None) -> None:
-    """Refuse a launch whose memory files have no content, or more than fits. Raises Failure."""
+    """Raise Failure if a memory file has no content, or more than fits."""
     from sandbox.cell.contents import Contents
     from sandbox.document.diagnostic import quoted
     from sandbox.paths.mounts import contains
@@ -298,17 +297,17 @@ def _contents_refused(message: str, hint: str) -> Failure:
 
 
 def _make_cgroup(
-    planned: Planned, held: Held, plan: LaunchPlan, stack: ExitStack
+    planned: Planned, held: HeldSources, plan: LaunchPlan, stack: ExitStack
 ) -> tuple[Cgroup | None, AssignedLimits]:
-    """The plugin's cgroups, and the limits as the kernel took them."""
+    """Make the plugin's cgroups. Returns them and the limits as the kernel accepted them."""
     assigned, fault = held.limits, None
     if not assigned.sites:
         return None, assigned
     for site in held.sites:
-        if site not in assigned.sites:  # there make_cgroup does it
-            sweep(site.directory)  # the next launch that makes a group here may be long in coming
+        if site not in assigned.sites:  # for these make_cgroup does it
+            sweep(site.directory)  # it may be long until another launch makes a group here
     disks = () if plan.limits.io is None else whole_disks(_devices(plan))
-    if plan.limits.io is None or disks:  # as it was assumed when means were assigned to limits
+    if plan.limits.io is None or disks:  # assumed when means were assigned to limits
         try:
             cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits, disks))
             return cgroup, assigned.confirmed(cgroup.effective)
@@ -325,9 +324,11 @@ def _make_other_cgroup(
     disks: Collection[tuple[int, int]],
     fault: CgroupFault | None,
 ) -> tuple[Cgroup | None, AssignedLimits]:
-    """The plugin's cgroups where one does not work as the survey promised, or no disk is there for the io
-    limit. The next best means is taken, or the launch ends: the policy decides which (mode under
-    [limits.NAME]). `disks`: with the plugin's files. `fault`: of the first try."""
+    """Make the plugin's cgroups after the first try failed, or if there is no disk for the io limit.
+
+    The next best means is taken, or the launch fails: the policy decides (mode under [limits.NAME]). `disks`:
+    those with the plugin's files. `fault`: of the first try.
+    """
     from sandbox.limits.assign import assign
     from sandbox.limits.cgroup_survey import Lack
 
@@ -338,11 +339,11 @@ def _make_other_cgroup(
         try:
             assigned = assign(planned.grant, planned.policy, found, disks)
         except LayerUnavailable:
-            # The plan counted on the group that failed. The report must not.
-            from runner.launch.failures import failing
+            # The plan assumed the group that failed. The report must not.
+            from runner.launch.failures import as_failure
 
             there_was = assign(planned.grant, planned.policy, found, disks, refuse=False)
-            with failing(planned._replace(limits=there_was)):
+            with as_failure(planned._replace(limits=there_was)):
                 raise
         try:
             cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits, disks))

@@ -1,4 +1,4 @@
-"""What a person has approved for a plugin, and how far the policy lets it count."""
+"""Find the approval of a plugin, and the part of it that the policy admits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord, asked_of, key_of, with_program
 from runner.approvals.store import find_approval, is_any, is_told, passed_over
-from runner.launch.command import said_by
+from runner.launch.command import command_approval
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
-from sandbox.policy.approval import joined, within
+from sandbox.policy.approval import join_approvals, limit_approval
 from sandbox.policy.load import binding_policy
 from sandbox.policy.policy import Policy
 from sandbox.spec import (
@@ -30,19 +30,21 @@ from sandbox.speed.value import NamedTuple
 
 
 class Approved(NamedTuple):
-    counted: Approval = Approval()  # what of it counts under the policy
-    record: ApprovalRecord | None = None  # the stored one, if there is one
-    said: Approval = Approval()  # all of it
-    # Every policy whose [approvals] bounds it. The second is the system's, where a user has chosen another.
+    """The approvals of one plugin in one launch."""
+
+    counted: Approval = Approval()  # the part that the policy admits
+    record: ApprovalRecord | None = None  # the stored approval, if there is one
+    said: Approval = Approval()  # everything that was approved
+    # Every policy whose [approvals] applies. The second is the system's, if a user has chosen another.
     bounds: tuple[Policy, ...] = ()
-    # Whom an approval is for; None: nothing can be approved. Finding it out looks at the plugin's folder.
+    # Identifies the plugin of an approval; None: nothing can be approved. Computed from the plugin's folder.
     key: ApprovalKey | None = None
-    # One of the same plugin that does not count: for another program, or by an earlier version.
+    # A stored approval of the same plugin that does not count: for another program, or of an earlier version.
     passed_over: ApprovalRecord | None = None
 
     def with_added(self, spec: SandboxSpec) -> SandboxSpec:
-        """The requests of the manifest, with what the person gave the plugin besides. Of that, what is not
-        there at the launch is skipped."""
+        """The requests of the manifest, and what the person added to them. Added paths and variables that do
+        not exist are skipped."""
         if self.record is None or self.record.added.is_empty:
             return spec
         added = self.record.added
@@ -58,18 +60,18 @@ class Approved(NamedTuple):
         )
 
     def with_remedies(self, denials: Sequence[Denial], loaded: Loaded, policy: Policy) -> tuple[Denial, ...]:
-        """The denials, each with the command by which a person can allow it, where the policy lets them."""
+        """The denials. Each that the policy lets a person approve gets a hint with the command for that."""
         if not denials:
             return ()
         bounds = self.bounds
-        if bounds == (policy,):  # nothing was said yet, so nobody has looked for the system's
+        if bounds == (policy,):  # nothing was approved, so the system's policy was not read yet
             bounds = (policy, *filter(None, [binding_policy(policy)]))
         added = _only_added(loaded.plugin, self)
         return tuple(_with_remedy(denial, loaded, self, bounds, added) for denial in denials)
 
     def notes(self, loaded: Loaded, environ: Mapping[str, str]) -> tuple[Note, ...]:
-        """What a person does not see otherwise: an approval that does not count, and an entry of which the
-        variables act on the runner."""
+        """Notes about an approval that does not count, and about an entry whose variables act on the
+        runner."""
         found: list[Note] = []
         command = loaded.invocation.command
         if command is not None and command.outdated:
@@ -87,8 +89,9 @@ class Approved(NamedTuple):
 def approval_of(
     loaded: Loaded, policy: Policy, environ: Mapping[str, str], record: ApprovalRecord | None = None
 ) -> Approved:
-    """The stored approval of this plugin, and the caller's own words where it is a command. `record`: in
-    place of the stored one. Raises ApprovalsUnusable, and DocumentError for the system's policy."""
+    """The stored approval of this plugin, joined with the options of the command line if it is a command.
+    `record`: instead of the stored one. Raises ApprovalsUnusable, and DocumentError for the system's
+    policy."""
     plugin = loaded.plugin
     key = key_of(plugin)
     other = None
@@ -98,12 +101,12 @@ def approval_of(
         other = passed_over(key, environ) if record is None else None
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
-        said = joined(said, said_by(loaded.invocation.command))
+        said = join_approvals(said, command_approval(loaded.invocation.command))
     if said.is_empty:
         return Approved(said, record, said, (policy,), key, other)
     counted, bounds = said, (policy, *filter(None, [binding_policy(policy)]))
     for bound in bounds:
-        counted = within(counted, bound.approvals)
+        counted = limit_approval(counted, bound.approvals)
     return Approved(counted, record, said, bounds, key, other)
 
 
@@ -111,7 +114,7 @@ def _with_hosts(asked: Network | None, added: Approval) -> Network | None:
     mode = "none" if asked is None else asked.mode
     wider = max(mode, added.network, key=NETWORK_ORDER.index)
     if added.network == "none" or (wider == mode and mode != "allowlist"):
-        return asked  # what it asks for covers the hosts that were added
+        return asked  # its request covers the added hosts
     if wider != "allowlist":
         return Network(wider, where=() if asked is None else asked.where)
     hosts = () if asked is None else asked.hosts
@@ -131,7 +134,7 @@ def _with_remedy(
     if wanted is None:
         return denial
     is_command = loaded.invocation.command is not None
-    bound = next((each for each in bounds if within(wanted, each.approvals) != wanted), None)
+    bound = next((each for each in bounds if limit_approval(wanted, each.approvals) != wanted), None)
     if bound is not None:
         if is_command or _covers(approved.said, wanted):
             reason = f"policy {bound.name} lets nobody approve {_named(denial)}"
@@ -143,7 +146,7 @@ def _with_remedy(
             return denial._replace(reason=reason, hint=hint)
         return denial
     if is_command or approved.key is None:
-        return denial  # the caller's own words: they were all the approval there can be
+        return denial  # the command line already was the approval
     if approved.record is None:
         why = _why_passed_over(approved)
         return denial._replace(
@@ -157,14 +160,14 @@ def _with_remedy(
 
 
 def _named(denial: Denial) -> str:
-    """What is denied, as the object of a sentence."""
+    """What is denied, as part of a sentence."""
     if denial.rule in ("read_ceiling", "write_ceiling"):
         return "reading it" if denial.rule == "read_ceiling" else "writing it"
     return denial.asked if denial.rule in ("network_ceiling", "seccomp_ceiling") else "it"
 
 
 def _approval_for(denial: Denial, plugin: Plugin) -> Approval | None:
-    """The approval that would give what was denied. None: nobody can approve it."""
+    """The approval that would allow what was denied. None: nobody can approve it."""
     from sandbox.paths.denied_paths import normal
 
     asked = denial.asked
@@ -192,7 +195,7 @@ def _approval_for(denial: Denial, plugin: Plugin) -> Approval | None:
 
 
 def _only_added(plugin: Plugin, approved: Approved) -> Set[str]:
-    """What only the person asked for, by an approval of more than the manifest asks."""
+    """What only the person asked for, by an approval that goes beyond the manifest."""
     if approved.record is None:
         return frozenset()
     added, asked = approved.record.added, asked_of(plugin)
@@ -201,12 +204,12 @@ def _only_added(plugin: Plugin, approved: Approved) -> Set[str]:
 
 
 def _covers(wide: Approval, narrow: Approval) -> bool:
-    """Whether an approval names all that another does, word by word."""
-    return joined(wide, narrow) == wide
+    """Whether an approval literally names everything that another does."""
+    return join_approvals(wide, narrow) == wide
 
 
 def _why_passed_over(approved: Approved) -> str:
-    """Why a stored approval does not count; empty: there is none such."""
+    """Reason why a stored approval does not count, or ''."""
     other, key = approved.passed_over, approved.key
     if other is None or key is None:
         return ""
@@ -256,7 +259,7 @@ def allow_command(loaded: Loaded, *options: str) -> str:
 
 
 def _manifest(invocation: Invocation, plugin: Plugin) -> str:
-    """As it was given, and absolute: the message may be read in another folder."""
+    """The manifest as given, but absolute: the message may be read in another folder."""
     try:
         return os.path.abspath(invocation.manifest) if invocation.manifest else plugin.manifest
     except FileNotFoundError:  # the current folder is gone

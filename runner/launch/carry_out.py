@@ -1,7 +1,7 @@
 """Carry out a plan: from Planned to the end of the plugin's last process.
 
-Only what most launches need is imported here, because a launch from a stored plan begins here. The words for
-failures, and what few plugins have (guards, memory files, an io limit), are imported where they occur.
+A launch from a stored plan starts here, so only what most launches need is imported at the top. Messages for
+failures, and what few plugins have (guards, memory files, an io limit), are imported where they are used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from runner.launch.acquire import acquire, require_contents
 from runner.launch.sources import Sources
 from runner.launch.stages import Ended, Stopwatch
-from runner.launch.start import settle, start
+from runner.launch.start import final_checks, start
 from runner.launch.wait import wait_steps
 from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
 from sandbox.speed.typed import TYPE_CHECKING, Mapping, Protocol
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 
 class LaunchHost(Protocol):
-    """The side that asked for the launch: `runner exec`, or a monitor."""
+    """The code that asked for the launch: `runner exec`, or a monitor."""
 
     @property
     def caller(self) -> int | None:
-        """A descriptor that becomes readable when the asking process has ended."""
+        """A descriptor that becomes readable when the process that asked for the launch has ended."""
         ...
 
     def see_ready(self, planned: Planned) -> None:
-        """Everything is decided and acquired; nothing runs yet."""
+        """Called when everything is decided and acquired, and nothing runs yet."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has seen that."""
+        """Whether `see_ready` was called."""
         ...
 
     def watch_orders(self) -> AbstractContextManager[Orders]:
-        """From just before the start: orders to end the plugin."""
+        """Orders to end the plugin, from just before its start."""
         ...
 
     def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
@@ -54,12 +54,12 @@ class LaunchHost(Protocol):
         ...
 
     def see_started(self, started: Started) -> Started:
-        """The plugin runs. The answer is what is waited for: its clocks may be changed."""
+        """Called when the plugin runs. Returns `started`, possibly with other clocks."""
         ...
 
 
 class CalledOff(BaseException):
-    """Raised by a host that wants no launch any more, at any moment before the start."""
+    """Raised by a host that cancels the launch before the start."""
 
     stage: Stage | None = None  # the last that was reached
 
@@ -91,7 +91,7 @@ def plan_steps(
             if deadline is not None and time.monotonic() >= began + deadline:
                 from runner.launch.verdict import TIMEOUT
 
-                raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took that long
+                raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took too long
             if writer is not None:
                 writer.prepare()
             with host.watch_orders() as orders, start(acquired, began, host.connect, contents) as started:
@@ -100,7 +100,7 @@ def plan_steps(
                     writer.store()
                 end = yield from wait_steps(started.cell, orders, host.caller, started.clocks, started.meters)
                 stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
-                end, writable = settle(started, end, stop)
+                end, writable = final_checks(started, end, stop)
                 watch.lap("run")
         return Ended(started, end, writable, watch.lap("teardown"))
     except CalledOff as called:
@@ -110,7 +110,7 @@ def plan_steps(
         failure.stage = failure.stage or stage
         raise
     except Exception as error:
-        from runner.launch.failures import failure_of  # most launches need no words for what went wrong
+        from runner.launch.failures import failure_of  # here: only launches that fail need it
 
         raise failure_of(error, stage) from error
 
@@ -125,6 +125,6 @@ def judge_end(end: End, limits: Limits) -> tuple[Outcome, int]:
 
 
 def _is_unremarkable(end: End) -> bool:
-    """Whether the program ended by itself, and nothing was found out about it meanwhile."""
+    """Whether the program ended by itself, without exceeding a limit or breaking its contract."""
     nothing = end.reason is None and end.breach is None and end.limit is None and not end.late
     return nothing and not end.exit.counters.oom_kills and not end.lifted and end.exit.unexecuted is None

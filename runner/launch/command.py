@@ -1,4 +1,4 @@
-"""A program that was given on the command line, without a manifest: `runner run -- COMMAND`."""
+"""Command: a program from the command line, without a manifest: `runner run -- COMMAND`."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from sandbox.speed.value import NamedTuple
 
 
 class Command(NamedTuple):
-    """The options of the command line are the caller's own words, so they count as approved. Of an entry that
-    `runner wrap` wrote they are those of a configuration: see `said_by`."""
+    """A program with its options. The caller typed the options, so they count as approved. In an entry that
+    `runner wrap` wrote they come from a configuration: see `command_approval`."""
 
     argv: tuple[str, ...]  # at least the program
     directory: str  # absolute: the working directory
     name: str = ""  # with a name it has a state directory and approvals of its own
     file: str = ""  # the configuration it came from, if it came from one; absolute
-    spec: SandboxSpec = SandboxSpec()  # what the options ask
-    named_directory: bool = False  # by an option: the program starts there, or nothing starts
-    scope: str = ""  # the project that it is for, in a configuration that has those of several
+    spec: SandboxSpec = SandboxSpec()  # what the options ask for
+    named_directory: bool = False  # an option names it: if it is not shown, the launch is refused
+    scope: str = ""  # its project, in a configuration for several projects
     env_file: str = ""  # a file of variables for the program, as its configuration names it
-    env_file_folder: str = ""  # that it came with; empty: the one that the runner was started in
-    search_path: str = ""  # the PATH by which the program is found; empty: the runner's
-    # Of an entry that `runner wrap` wrote: the environment that the host gave the runner. Nothing of it
-    # decides where the runner looks. Variables are passed on from it by name, and places that it names are
+    env_file_folder: str = ""  # base of a relative env_file; '': the runner's working directory
+    search_path: str = ""  # PATH for finding the program; '': the runner's
+    # Only for an entry that `runner wrap` wrote: the environment that the host gave the runner. It has no
+    # effect on the runner itself. Variables are passed on from it by name, and paths that it names are
     # protected.
     host_environ: Mapping[str, str] | None = None
     outdated: bool = False  # an earlier version of `runner wrap` wrote the entry
 
 
 def environ_of_host(command: Command | None, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables that can be passed on to the plugin by name. `environ`: the runner's own."""
+    """The environment whose variables can be passed on to the plugin. `environ`: the runner's own."""
     return environ if command is None or command.host_environ is None else command.host_environ
 
 
-def said_by(command: Command) -> Approval:
-    """What a command line allows by itself. That a variable of the host is passed on by its name is only the
-    wish of a configuration, where the command line came from one."""
-    from sandbox.policy.approval import asked_by
+def command_approval(command: Command) -> Approval:
+    """The approval that a command line implies. Not for variables of the host, if the command line came from
+    a configuration: a person has to approve those."""
+    from sandbox.policy.approval import requested_approval
 
-    asked = asked_by(command.spec)
+    asked = requested_approval(command.spec)
     return asked if command.host_environ is None else asked._replace(env=())
 
 
 def plugin_of(command: Command, contract: str) -> Plugin:
     """The command as a plugin of a contract whose plugins are other people's programs."""
-    from runner.approvals.record import arguments_digest  # who only passes a command on needs no approvals
+    from runner.approvals.record import arguments_digest  # here: not all users of a Command need approvals
 
     program = command.argv[0]
     spec = command.spec
@@ -79,24 +79,24 @@ def plugin_of(command: Command, contract: str) -> Plugin:
 
 
 def _depends_on_folder(command: Command) -> bool:
-    """A project that was cloned may have a program of the same name: it is another one. A command that names
-    nothing of its folder is the same one wherever a person stands."""
+    """Whether the command names files of its folder. In another folder, such as a cloned project, it is then
+    another command. Otherwise it is the same in every folder."""
     from runner.approvals.record import starts_below
 
     return command.named_directory or starts_below(command.argv, command.directory)
 
 
 def _place_of(program: str, directory: str) -> str:
-    """What stands for the manifest of a command that came from no file: when it is gone, so is the plugin."""
+    """The path that takes the place of a manifest, for a command that came from no file."""
     if "/" in program:
         return os.path.normpath(os.path.join(directory, program))
     return look.realpath(_on_path(program) or os.path.join("/usr/bin", program))
 
 
 def _on_path(name: str) -> str | None:
-    """As shutil.which finds it, which a launch would have to import: an empty entry of PATH is the current
-    folder, an empty PATH has no entries, and without PATH the C library's takes its place. One difference: a
-    file counts as executable by its mode bits alone, as in the launch itself."""
+    """As shutil.which, which a launch would have to import: an empty entry of PATH is the current folder, an
+    empty PATH has no entries, and without PATH the C library's default is used. One difference: a file counts
+    as executable by its mode bits alone, as in the launch itself."""
     from sandbox.paths.executable import is_executable
 
     search_path = look.environment(os.environ).get("PATH")

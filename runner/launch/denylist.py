@@ -1,4 +1,4 @@
-"""What no plugin gets in one launch: the places of the runner and its host, beside the policy's own."""
+"""Make the denylist of one launch: paths of the runner and its host, and those of the policy."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
     chosen = state_dir is not None and decided.loaded.invocation.state_dir is not None
     hosts = chosen or writes_outside(decided)
     if hosts:
-        complete_search_path()  # what .pth files add to it is ours too: see _own_code
-    # What the runner itself uses, and what it uses where nobody wrapped an entry.
+        complete_search_path()  # .pth files add to our own code: see _own_code
+    # The runner's own environment and, for a wrapped entry, the environment of its host.
     environs = (environ, environ_of_host(decided.loaded.invocation.command, environ))
     return Denylist(
         mounts,
@@ -60,7 +60,7 @@ def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, 
 
 
 def _own_code(bwrap: str) -> tuple[str, ...]:
-    """The programs that the runner executes and the places it imports from. A plugin that can write to one
+    """The programs that the runner executes and the folders it imports from. A plugin that can write to one
     of them can run code outside of its cage."""
     imported = [place for place in sys.path if place.startswith("/") and place != "/" and look.exists(place)]
     places = [CODE_ROOT, bwrap, sys.prefix, sys.base_prefix, look.realpath(sys.executable), *imported]
@@ -73,7 +73,7 @@ def writes_outside(decided: Decided) -> bool:
 
 
 def _host_places(decided: Decided, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Where hosts keep what they run, under every name."""
+    """Where hosts have the programs they run, under every name."""
     places = all_host_places()
     found = [os.path.join(home, place) for home in decided.homes for place in places.home]
     if (base := environ.get("XDG_CONFIG_HOME", "")).startswith("/"):
@@ -87,7 +87,7 @@ def _host_places(decided: Decided, environ: Mapping[str, str]) -> tuple[str, ...
 
 def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
     """Manifest and policy, under every name they have. A plugin that can write to one of them decides what it
-    gets next time."""
+    gets at the next launch."""
     found: list[str] = []
     for path in (plugin.manifest, policy.file):
         real, links = follow(path)

@@ -1,4 +1,4 @@
-"""What an error means that kept a plugin from running: its Outcome, and the exit status of `runner exec`."""
+"""Turn an error that kept a plugin from running into an Outcome and the exit status of `runner exec`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def failing(stage: Stage | None) -> Iterator[None]:
-    """Turn what the stages raise into Failure, with the last stage that was reached."""
+def as_failure(stage: Stage | None) -> Iterator[None]:
+    """Turn errors of the stages into Failure, with the last stage that was reached."""
     try:
         yield
     except Failure as failure:
@@ -34,26 +34,26 @@ def failing(stage: Stage | None) -> Iterator[None]:
 
 
 def failure_of(error: Exception, stage: Stage | None) -> Failure:
-    """The failure that any error of a launch is. `stage`: the last that was reached."""
+    """The Failure for an error of a launch. `stage`: the last that was reached."""
     if isinstance(error, Failure):
         error.stage = error.stage or stage
         return error
     from sandbox.spawn.order import SpawnError
 
-    # Where descriptors lack, nothing can be imported: _known imports much.
+    # Without free descriptors nothing can be imported, and _known imports a lot.
     known = None if isinstance(error, OSError | SpawnError) else _known(error, stage)
     return known or Failure(*_unexpected(error), stage)
 
 
 def judge_error(error: Exception) -> tuple[Outcome, int]:
-    """What an error means that kept the plugin from running, and the exit status of `runner exec`."""
+    """The Outcome of an error that kept the plugin from running, and the exit status of `runner exec`."""
     failure = failure_of(error, None)
     return failure.outcome, failure.exec_status
 
 
 def _known(error: Exception, stage: Stage | None) -> Failure | None:
-    """What an error of the stages before the start means; None if it is none of theirs."""
-    # Here and not above: the host of a session imports this module too, and launches nothing itself.
+    """The Failure for an error of the stages before the start; None for other errors."""
+    # Imported here: the host of a session imports this module too, and launches nothing itself.
     from runner.approvals.record import ApprovalsUnusable
     from sandbox.identity.leases import UidsUnavailable
     from sandbox.identity.state import StateRefused
@@ -89,7 +89,7 @@ def _denied(phase: Phase, message: str, cause: str, hint: str, stage: Stage | No
 
 
 def judge_diagnostics(diagnostics: tuple[Diagnostic, ...], phase: Literal["manifest", "policy"]) -> Outcome:
-    """A manifest or a policy with faults."""
+    """The Outcome of faults in a manifest or a policy."""
     errors = [d for d in diagnostics if d.severity == "error"]
     faults = "one fault" if len(errors) == 1 else f"{len(errors)} faults"
     return Outcome(
@@ -151,16 +151,16 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
 
 
 def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
-    """A launch that the machine refused, in the doctor's words.
+    """The outcome of a launch that the machine refused, with the doctor's finding.
 
-    The spawner and bubblewrap name a step. Which layer refused it has to be tried. That takes a moment, and
-    only a launch that failed pays for it.
+    The spawner and bubblewrap name only a step. The doctor tries which layer refused it. That takes time, so
+    only a launch that failed does it.
     """
     decided = decided_of(stage)
     if outcome.code != "launch_failed" or outcome.cause not in ("spawn", "bubblewrap"):
         return outcome
     if "ulimit" in outcome.hint:
-        return outcome  # no layer is in the way
+        return outcome  # no layer is at fault
     if decided is None or decided.grant.unsandboxed:
         return outcome
     from sandbox.doctor.probes import first_obstacle

@@ -1,4 +1,4 @@
-"""What a plugin did with its network: for the report, and for people whose plugin failed."""
+"""What a plugin did with its network: for the report, and for notes about a plugin that failed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sandbox.spec import Note
 from sandbox.speed.typed import Iterable
 
 _RULE = "network"  # of the notes
-_MOST_TOLD = 5  # refused hosts; and of those that were not reached, in notes
+_MOST_SHOWN = 5  # hosts in notes, of each kind
 
-# Loud: little or nothing stands between the plugin and what these reach.
-SHOUTED = {
+# In capitals: these networks have few or no restrictions.
+NETWORK_WARNINGS = {
     "host": "THIS PLUGIN HAS THE HOST'S OWN NETWORK: every host, every port, and all that listens on "
     "localhost. Nothing is checked or recorded",
     "open": "THIS PLUGIN REACHES EVERY HOST BY NAME, ON EVERY PORT, except this machine and link-local "
@@ -28,7 +28,7 @@ _LISTS = {"connect": "connections", "dns": "questions"}
 
 
 def network_document(stage: Stage | None) -> dict[str, Any] | None:
-    """None: it had no network of named hosts."""
+    """The network part of the report; None if the plugin had no gate."""
     planned, started = planned_of(stage), started_of(stage)
     if planned is None or planned.plan.egress is None:
         return None
@@ -64,12 +64,12 @@ def _totals(log: AuditLog) -> dict[str, dict[str, int]]:
 def network_notes(stage: Stage | None) -> list[Note]:
     planned = planned_of(stage)
     mode = "none" if planned is None else planned.grant.network.mode
-    shouted = [Note(f"network_{mode}", SHOUTED[mode], _LESS)] if mode in SHOUTED else []
+    shouted = [Note(f"network_{mode}", NETWORK_WARNINGS[mode], _LESS)] if mode in NETWORK_WARNINGS else []
     return [*shouted, *gate_end(stage), *unreached_hosts(stage)]
 
 
 def gate_end(stage: Stage | None) -> list[Note]:
-    """What to know about a gate that has ended early."""
+    """Notes about a gate that has ended early."""
     started = started_of(stage)
     log = started.audit if started is not None else None
     if log is None or not log.gate_ended_early:
@@ -80,21 +80,21 @@ def gate_end(stage: Stage | None) -> list[Note]:
 
 
 def refused_hosts(stage: Stage | None) -> tuple[RefusedHost, ...]:
-    """The hosts that were refused, for people whose plugin has failed."""
+    """The hosts that were refused, for advice about a plugin that has failed."""
     started = started_of(stage)
     log = started.audit if started is not None else None
     if log is None:
         return ()
-    return tuple(dict.fromkeys(map(_refused_host, _refused(log.lines))))[:_MOST_TOLD]
+    return tuple(dict.fromkeys(map(_refused_host, _refused(log.lines))))[:_MOST_SHOWN]
 
 
 def unreached_hosts(stage: Stage | None) -> list[Note]:
-    """What to know about hosts of the list that could not be reached, if the plugin has failed."""
+    """Notes about allowed hosts that could not be reached, for a plugin that has failed."""
     started = started_of(stage)
     log = started.audit if started is not None else None
     if log is None:
         return []
-    # Reached at another time: then it is not what the plugin failed of.
+    # Hosts that were reached at another time did not cause the failure.
     reached = {(line.name, line.port) for line in log.lines if line.verdict == "allowed" and line.address}
     found = {
         (line.name, line.port): f"{_address(line)} was allowed and not reached: it {line.reason}"
@@ -102,20 +102,20 @@ def unreached_hosts(stage: Stage | None) -> list[Note]:
         if line.verdict == "failed" and (line.name, line.port) not in reached
     }
     told = [Note(_RULE, message) for message in found.values()]
-    more = f"{len(told) - _MOST_TOLD} more hosts were allowed and not reached; the report names them"
+    more = f"{len(told) - _MOST_SHOWN} more hosts were allowed and not reached; the report names them"
     if not _has_all(log, "failed"):
         all_failed = f"{_total(log, 'failed')} connections were allowed and failed in all"
         more = f"{all_failed}; the report names some of them"
-    return told[:_MOST_TOLD] + ([Note(_RULE, more)] if len(told) > _MOST_TOLD else [])
+    return told[:_MOST_SHOWN] + ([Note(_RULE, more)] if len(told) > _MOST_SHOWN else [])
 
 
 def _has_all(log: AuditLog, verdict: str) -> bool:
-    """Whether the report names every host that met with this verdict. If not, nobody knows their number."""
+    """Whether the report names every host with this verdict. If not, their number is not known."""
     return not log.left_out[verdict] and not log.dropped
 
 
 def _total(log: AuditLog, verdict: str) -> int:
-    """How often it was given, also to those without a line."""
+    """How often this verdict was given, including those without a line."""
     return sum(count for (_, given), count in log.totals.items() if given == verdict)
 
 
@@ -125,7 +125,7 @@ def _address(line: AuditLine) -> str:
 
 def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
     found = [line for line in lines if line.verdict == "refused"]
-    # A connection says more than the question before it.
+    # A connection says more than the DNS question before it.
     dialled = {line.name for line in found if line.kind == "connect"}
     return [line for line in found if line.kind == "connect" or line.name not in dialled]
 
@@ -134,13 +134,13 @@ def _refused_host(line: AuditLine) -> RefusedHost:
     if line.kind == "connect":
         message = f"it asked for {_address(line)}, which was refused: it {line.reason}"
         return RefusedHost(message, _rule(_address(line)) if line.reason == NOT_LISTED else "")
-    if line.reason != NOT_LISTED:  # a longer list would change nothing
+    if line.reason != NOT_LISTED:  # no entry of the list would allow it
         return RefusedHost(f"it asked for {line.name}, which was refused: it {line.reason}")
     return RefusedHost(f"it asked for {line.name}, which {NOT_LISTED}", _rule(f"{line.name}:443"))
 
 
 def _rule(text: str) -> str:
-    """The entry of a list that allows it. Empty for a name that no list can have."""
+    """The entry of an allowlist for this host and port; '' for a name that no list can have."""
     try:
         return str(parse_rule(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Orders to end a plugin, for as long as it runs: signals to the runner, and the end of its caller."""
+"""Orders to end a plugin while it runs: signals to the runner, and the end of its caller."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Orders(Protocol):
-    """Where orders to end come from, each a signal's number."""
+    """A source of orders to end the plugin. Each order is a signal's number."""
 
     @property
     def fd(self) -> int: ...
 
     @property
     def over(self) -> bool:
-        """Whether the giver of orders has ended."""
+        """Whether the sender of orders has ended."""
         ...
 
-    def arrived(self) -> list[int]:
-        """The orders since the last look. Does not wait."""
+    def read_orders(self) -> list[int]:
+        """The orders that have arrived since the last call. Does not block."""
         ...
 
 
 class Signals:
-    """Signals that end the runner, as a readable descriptor. A signal that the caller ignores (nohup) stays
-    ignored."""
+    """Turns signals that would end the runner into a readable descriptor. A signal that the caller ignores
+    (nohup) stays ignored."""
 
     over = False  # signals can always come
 
     def __init__(self) -> None:
-        # A signal that the caller blocked would never arrive. If it ignored SIGCHLD, there would be no child
-        # to wait for.
+        # A signal that the caller blocked would never arrive. If SIGCHLD were ignored, the kernel would reap
+        # our children itself.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.fd, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -46,7 +46,7 @@ class Signals:
             if signal.getsignal(number) is not signal.SIG_IGN
         }
 
-    def arrived(self) -> list[int]:
+    def read_orders(self) -> list[int]:
         try:
             return [number for number in os.read(self.fd, 64) if number in self._old]
         except BlockingIOError:
@@ -62,8 +62,8 @@ class Signals:
 
 @contextmanager
 def watch_signals() -> Iterator[Signals]:
-    """From just before the launch: then a signal must neither be lost nor kill the runner half-way. Before,
-    a signal ends the runner at once, even if it hangs on a slow filesystem."""
+    """Watch signals from just before the start on, when a signal must neither be lost nor kill the runner
+    half-way. Before that, a signal ends the runner at once, even if it hangs on a slow filesystem."""
     signals = Signals()
     try:
         yield signals
@@ -72,14 +72,17 @@ def watch_signals() -> Iterator[Signals]:
 
 
 class SignalCame(BaseException):
-    """A signal that ends the runner came before the launch."""
+    """A signal that ends the runner arrived before the start."""
 
 
 @contextmanager
 def unwinding_signals() -> Iterator[Callable[[], None]]:
-    """For a launch that has something to remove before there is a plugin. A signal that would end the runner
-    at once raises SignalCame, as SIGINT raises KeyboardInterrupt, and ends the runner when the context ends.
-    A second one raises nothing more; nor does a first one once the function that is yielded was called."""
+    """For a launch that has to clean up before there is a plugin.
+
+    A signal that would end the runner at once raises SignalCame, as SIGINT raises KeyboardInterrupt, and ends
+    the runner when the context ends. Only the first signal raises, and none after the yielded function was
+    called.
+    """
     came: list[int] = []
     calm = False
 
@@ -88,18 +91,18 @@ def unwinding_signals() -> Iterator[Callable[[], None]]:
         if len(came) == 1 and not calm:
             raise SignalCame
 
-    def be_calm() -> None:
+    def ignore_signals() -> None:
         nonlocal calm
         calm = True
 
-    # A monitor has handlers of its own, and its host calls a launch off by other means.
+    # A monitor has handlers of its own, and its host cancels a launch by other means.
     old = {
         number: signal.signal(number, unwind)
         for number in _ENDING
         if signal.getsignal(number) is signal.SIG_DFL
     }
     try:
-        yield be_calm
+        yield ignore_signals
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
@@ -115,14 +118,14 @@ def watch_caller() -> Iterator[int | None]:
     from worker threads that end while the host lives on.
     """
     parent = os.getppid()
-    fd = None  # stays so if the parent is outside of our pid namespace
+    fd = None  # None if the parent is outside of our pid namespace
     if parent:
         try:
             fd = os.pidfd_open(parent)
         except ProcessLookupError:
             pass
         if os.getppid() != parent:
-            # It ended between the two calls. A pipe without a writer is readable for ever.
+            # The parent ended between the two calls. A pipe without a writer is always readable.
             if fd is not None:
                 os.close(fd)
             fd, write = os.pipe2(os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Decided -> Planned: every path of the grant is found, opened and judged. Nothing on the machine changes."""
+"""Decided -> Planned: find, open and check every path of the grant. Nothing on the machine is changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
 from runner.launch.command import Command
 from runner.launch.denylist import make_denylist, writes_outside
-from runner.launch.failures import failing
+from runner.launch.failures import as_failure
 from runner.launch.prepare import Placeholders, managed_state_dir
 from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Planned, Provision, Stopwatch
@@ -17,7 +17,7 @@ from sandbox import look
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey
 from sandbox.paths.mounts import contains, read_mounts
-from sandbox.plan.available_layers import available_layers, listed
+from sandbox.plan.available_layers import available_layers, list_layers
 from sandbox.plan.compile import open_plan
 from sandbox.plan.find_bwrap import find_bwrap
 from sandbox.plan.layers import Layers
@@ -28,9 +28,9 @@ from sandbox.speed.typed import Mapping
 
 
 def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources: Sources) -> Planned:
-    """Raises Failure. The sources stay open in `sources`."""
+    """Make the plan. The sources stay open in `sources`. Raises Failure."""
     policy, granted = decided.policy, decided.grant
-    with failing(decided):
+    with as_failure(decided):
         if granted.unsandboxed and (granted.scratch or granted.memory_files):
             raise _no_cage()
         bwrap = "" if granted.unsandboxed else find_bwrap(environ).path
@@ -38,7 +38,7 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         mounts = read_mounts()
         found = survey(mounts, move_host=policy.move_host)
         decided = decided._replace(limits=assign(granted, policy, found))
-    with failing(decided):
+    with as_failure(decided):
         denylist = make_denylist(decided, bwrap, mounts, environ)
         request = _request(decided, layers, environ)
         opening = open_plan(request, granted, policy, layers, denylist, environ)
@@ -53,7 +53,7 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         decided,
         compiled,
         bwrap,
-        listed(layers, granted, policy, identity),
+        list_layers(layers, granted, policy, identity),
         decided.limits,
         os.geteuid(),
         provision,
@@ -65,7 +65,7 @@ def _provision(
     decided: Decided, compiled: LaunchPlan, found: Survey, environ: Mapping[str, str]
 ) -> Provision:
     plugin, state_dir = decided.loaded.plugin, decided.state_dir
-    # The runner keeps no record of a directory that an ordinary user chose with --state-dir.
+    # For a directory that an ordinary user chose with --state-dir there is no record of its owner.
     managed = compiled.layers.uid_range is not None or decided.loaded.invocation.state_dir is None
     leaves = compiled.owners is not None and bool(compiled.owners.left)
     return Provision(
@@ -117,7 +117,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         state_dir=decided.state_dir,
         project=_project(decided) if command is None else _directory(command),
         reserved_for=managed_state_dir(plugin, environ) if writes and layers.uid_range is not None else "",
-        # Without a cage there is no other name.
+        # Without a cage every path is that of the host.
         root_inside="" if decided.grant.unsandboxed else plugin.root_inside,
         root_parts=() if decided.grant.unsandboxed else plugin.root_parts,
         by_options=command is not None,
@@ -128,7 +128,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
 
 
 def _directory(command: Command) -> Project | None:
-    """The working directory of a command, if an option names it. Only other options show it."""
+    """The working directory of a command, if an option names it. That option alone does not show it."""
     if not command.named_directory:
         return None
     return Project(
@@ -137,7 +137,7 @@ def _directory(command: Command) -> Project | None:
 
 
 def _project(decided: Decided) -> Project | None:
-    """The folder the plugin works on, with the reason why it is not shown, if there is one."""
+    """The folder that the plugin works on. `refusal`: the reason if it is not shown."""
     project, policy, homes = decided.loaded.plugin.project, decided.policy, decided.homes
     if project is None:
         return None

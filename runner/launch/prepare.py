@@ -1,7 +1,7 @@
-"""Loaded -> Decided: policy and manifest decide the grant.
+"""Loaded -> Decided: apply the policy to the manifest. The result is the grant.
 
-Nothing on the machine is changed. Whatever goes wrong raises `Failure` with its outcome and the last stage
-reached; nothing prints, nothing exits.
+Nothing on the machine is changed. All errors raise `Failure`, with the outcome and the last stage that was
+reached.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from runner.contracts.registry import find_contract
 from runner.launch.approve import approval_of
 from runner.launch.command import environ_of_host
-from runner.launch.failures import failing, judge_denials
+from runner.launch.failures import as_failure, judge_denials
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
@@ -20,7 +20,7 @@ from sandbox.cache import fingerprint
 from sandbox.identity.host_side import FOLDER, is_host_side
 from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
-from sandbox.policy.approval import raised
+from sandbox.policy.approval import raise_ceilings
 from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Decided:
-    """Hold the manifest against the policy. Raises Failure, also if the grant is refused."""
+    """Apply the policy to the manifest. Raises Failure, also if the grant is refused."""
     decided = hold_against_policy(loaded, environ)
-    with failing(decided):
+    with as_failure(decided):
         if decided.grant.refused:
             raise Failure(judge_denials(decided.grant.refused, "policy", decided), EXEC_REFUSED)
     return decided._replace(timings=watch.lap("policy"))
@@ -43,9 +43,9 @@ def decide(loaded: Loaded, environ: Mapping[str, str], watch: Stopwatch) -> Deci
 def hold_against_policy(
     loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord | None = None
 ) -> Decided:
-    """What the plugin would get, also if that is refused. `record`: what a person is about to approve, in
-    place of what is stored. Raises Failure."""
-    with failing(loaded):
+    """What the plugin would get, even if the grant is refused. `record`: what a person is about to approve,
+    instead of the stored approval. Raises Failure."""
+    with as_failure(loaded):
         return _decide(loaded, environ, record)
 
 
@@ -53,12 +53,12 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     plugin, invocation = loaded.plugin, loaded.invocation
     chosen = load_policy(invocation.policy, environ)
     found = approval_of(loaded, chosen, environ, record)
-    policy = raised(chosen, found.counted)
+    policy = raise_ceilings(chosen, found.counted)
     state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
     told: tuple[Note, ...] = ()
     if plugin.template is not None:
-        plugin, told = _filled(loaded, policy, environ, own_homes)
+        plugin, told = _fill_plugin(loaded, policy, environ, own_homes)
     told = (*told, *found.notes(loaded, environ))
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
@@ -79,8 +79,8 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         denial._replace(required=False) if _is_missing(denial, plugin) else denial
         for denial in granted.denials
     )
-    told = (*told, *_withheld(denials, loaded))
-    strays = _set_by_file(loaded.plugin, plugin, chosen, approved=found.record is not None)
+    told = (*told, *_withheld_notes(denials, loaded))
+    strays = _file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
     if strays:
         denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
     return Decided(
@@ -98,9 +98,8 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     )
 
 
-def _withheld(denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
-    """Variables of the host that a wrapped entry names and does not get: that was not the person's own
-    word."""
+def _withheld_notes(denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
+    """A note about variables of the host that a wrapped entry names and does not get without an approval."""
     command = loaded.invocation.command
     if command is None or command.host_environ is None:
         return ()
@@ -114,10 +113,10 @@ def _withheld(denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
     return (Note("withheld", message, f"to allow it: {allow_command(loaded, *options)}"),)
 
 
-def _filled(
+def _fill_plugin(
     loaded: Loaded, policy: Policy, environ: Mapping[str, str], own_homes: Sequence[str]
 ) -> tuple[Plugin, tuple[Note, ...]]:
-    """The plugin with its words filled in, and a line about what was withheld. Raises Failure."""
+    """The plugin with its placeholders filled in, and a note about what was withheld. Raises Failure."""
     from runner.launch.approve import allow_command
     from runner.manifest.fill import FillRefused, fill, notes
 
@@ -130,9 +129,11 @@ def _filled(
     return filled.plugin, notes(filled, policy.name, allow_command(loaded))
 
 
-def _set_by_file(written: Plugin, filled: Plugin, policy: Policy, *, approved: bool) -> tuple[Denial, ...]:
-    """Variables that decide which code runs, and come from a file that may change after a person's yes: no
-    approval covers them. PATH is one where there is such a yes."""
+def _file_variable_denials(
+    written: Plugin, filled: Plugin, policy: Policy, *, approved: bool
+) -> tuple[Denial, ...]:
+    """Denials of variables that decide which code runs and come from a file. The file may change after an
+    approval, so no approval covers them. If there is an approval, PATH is one of them."""
     if filled is written:
         return ()
     from sandbox.policy.policy import matches, steers
@@ -154,20 +155,20 @@ def _set_by_file(written: Plugin, filled: Plugin, policy: Policy, *, approved: b
 
 
 def _is_missing(denial: Denial, plugin: Plugin) -> bool:
-    """The policy refuses an optional path that does not exist anyway: the plugin loses nothing."""
+    """Whether the policy refuses an optional path that does not exist: the plugin then loses nothing."""
     return denial.rule in ("read_ceiling", "write_ceiling") and any(
         request.where == denial.where and not request.required and not look.lexists(request.path)
         for request in plugin.spec.paths
     )
 
 
-# --- where its state is -------------------------------------------------------------------------------------
+# --- the state directory ------------------------------------------------------------------------------------
 
 
 def _state_dir(
     plugin: Plugin, policy: Policy, invocation: Invocation, environ: Mapping[str, str]
 ) -> str | None:
-    """Where this plugin's state is kept, if the plugin or the policy asks for a state directory."""
+    """The plugin's state directory, if the plugin or the policy asks for one."""
     asked = [request.path for request in plugin.spec.paths]
     if not any(
         path.startswith(STATE_DIR_TOKEN) for path in (*asked, *policy.read.default, *policy.write.default)
@@ -183,9 +184,9 @@ def _state_dir(
 
 
 def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
-    """The plugin's state directory in the place where the runner keeps them all. Raises StateRefused."""
+    """The plugin's directory in the runner's own folder of state directories. Raises StateRefused."""
     root = state_root(environ)
-    if not root.startswith("/"):  # it would be below the caller's working directory
+    if not root.startswith("/"):  # a relative one would be below the working directory
         message = "there is no place for the plugin's state: HOME is not the path of a folder"
         hint = (
             "set HOME, or choose a directory with --state-dir; what runner wrap wrote needs an account with"
@@ -195,10 +196,9 @@ def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
 
 
 def state_name(plugin: Plugin) -> str:
-    """The name of the plugin's directory there.
+    """The name of that directory, made from the id and the path of the manifest.
 
-    Made of the id and of where the manifest is. An id is only what a manifest claims: a stranger that claims
-    another plugin's id must not get that plugin's state.
+    The id alone is not enough: a manifest that claims another plugin's id must not get that plugin's state.
     """
     label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
     marks = (plugin.mark,) if plugin.mark else ()
@@ -222,7 +222,7 @@ class Placeholders:
         for token, folder in self._folders.items():
             if token in text:
                 text = text.replace(token, folder)
-        # The manifest's own limit counts the token, and the folder's name may be longer.
+        # The manifest was checked with the placeholder, and the folder's path may be longer.
         if len(os.fsencode(text)) > ARGUMENT_LIMIT:
             outcome = Outcome(
                 "manifest_invalid",

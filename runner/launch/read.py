@@ -1,4 +1,4 @@
-"""Invocation -> Loaded: the manifest is read, or the command of the command line becomes one."""
+"""Invocation -> Loaded: read the manifest, or make a plugin of the command line."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
 
 
 def _with_present_parts(plugin: Plugin) -> Plugin:
-    """The plugin without the parts of its folder that do not exist. Its manifest is cached, and says nothing
-    about them. If none exists they stay: no parts would mean the whole folder."""
+    """The plugin without the parts of its folder that do not exist. The cached manifest does not know that.
+    If none exists they all stay, because no parts means the whole folder."""
     if plugin.root is None or not plugin.root_parts:
         return plugin
     root = plugin.root
@@ -56,8 +56,8 @@ def _with_present_parts(plugin: Plugin) -> Plugin:
 def read_invocation(
     invocation: Invocation, *, options: Mapping[str, str] | None = None, text: bytes | None = None
 ) -> ManifestRead:
-    """`options`: of the contract, in place of the invocation's own. `text`: the manifest's bytes, if it was
-    read already."""
+    """Read the manifest or the command. `options`: contract options instead of the invocation's own. `text`:
+    the manifest's bytes, if it was already read."""
     if invocation.command is not None:
         return ManifestRead(plugin_of(invocation.command, contract_of(invocation) or ""))
     return load_manifest(
@@ -71,15 +71,15 @@ def read_invocation(
 
 
 def contract_of(invocation: Invocation) -> str | None:
-    """The name of its contract. None: the manifest has none, or has a fault, which reading it reports."""
+    """The name of the contract. None: the manifest has none, or has a fault that reading it reports."""
     if invocation.command is not None:
         return command_contract()
     return contract_at(invocation.manifest, invocation.contract)
 
 
 def with_config(invocation: Invocation, config: Any) -> Invocation:
-    """The invocation, with the plugin's configuration if its cage depends on it. Raises ValueError if that is
-    not JSON."""
+    """The invocation, with the plugin's configuration if its requests depend on it. Raises ValueError if that
+    is not JSON."""
     from runner.protocol import wire
 
     name = None if config is None else contract_of(invocation)
@@ -88,9 +88,9 @@ def with_config(invocation: Invocation, config: Any) -> Invocation:
 
 
 def secret_contents(contract: Contract, secrets: Mapping[str, Any] | None) -> Contents | None:
-    """The secrets that the cage delivers as files; None if the contract has none such. The values of options,
-    whose names begin with dashes, are not among them. Raises ValueError if one is neither text nor bytes, or
-    they are too large."""
+    """The secrets that the cage delivers as files; None if the contract has none. Names with leading dashes
+    are values of options and are left out. Raises ValueError if one is neither text nor bytes, or they are
+    too large."""
     if not secrets or contract.secrets_by != "files":
         return None
     from sandbox.cell.contents import Contents

@@ -1,6 +1,6 @@
-"""The report: all that is known of a launch, as one document. Its shape: report.v1.schema.json.
+"""The report: all that is known of a launch, as one document. Its schema: report.v1.schema.json.
 
-Every function here makes its part from a stage (runner/launch/stages.py), however far the launch came.
+Every function here makes its part from the last stage that the launch reached (runner/launch/stages.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KILLED = 128 + 9
 
 
 def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]:
-    """What `--report` writes. `status`: the exit status."""
+    """The report document. `status`: the exit status."""
     loaded, started, ended = loaded_of(stage), started_of(stage), ended_of(stage)
     end = None if ended is None else ended.end
     return {
@@ -98,7 +98,7 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
 
 
 def advice(stage: Stage | None, outcome: Outcome) -> tuple[Advice, ...]:
-    """What the cage has to do with a failure, if the plugin failed by itself."""
+    """Advice on how the cage may have caused the failure, if the plugin failed by itself."""
     if not has_failed(outcome):
         return ()
     scene, started = make_scene(stage), started_of(stage)
@@ -111,7 +111,7 @@ def advice(stage: Stage | None, outcome: Outcome) -> tuple[Advice, ...]:
 
 
 def make_scene(stage: Stage | None) -> Scene | None:
-    """None: the plugin was not started, or has no cage."""
+    """The scene for advice; None if the plugin was not started or has no cage."""
     started = started_of(stage)
     if started is None or started.planned.grant.unsandboxed:
         return None
@@ -123,14 +123,14 @@ def make_scene(stage: Stage | None) -> Scene | None:
 
 
 def notes(stage: Stage | None) -> tuple[Note, ...]:
-    """What to know about the launch. Empty before it is planned."""
+    """The notes about the launch. Empty before it is planned."""
     planned = planned_of(stage)
     if planned is None:
         return ()
     if planned.grant.unsandboxed:
         # The plugin sees the host as it is, so every path it names exists for it.
         return (Note("unsandboxed", UNSANDBOXED), *_limit_notes(planned.limits))
-    # Paths that the policy refuses are let pass only if they do not exist.
+    # A refused path does not stop the launch only if it does not exist.
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
     signed = planned.decided.signed
     warned = (Note("signature", signed.warning),) if signed is not None and signed.warning else ()
@@ -181,7 +181,7 @@ UNSANDBOXED = "THIS PLUGIN RUNS UNSANDBOXED: its manifest asks for it and the po
 
 
 def _own_code(end: End) -> int | None:
-    """What the program returned. The 137 of a kill by the runner is not the program's own."""
+    """The program's exit code. None for the 137 of a kill by the runner."""
     return None if end.forced and end.exit.code == _KILLED else end.exit.code
 
 
@@ -198,7 +198,7 @@ def degraded(stage: Stage | None) -> Iterator[str]:
 
 def _hits(outcome: Outcome, ended: Ended | None) -> list[str]:
     if ended is None:
-        return ["deadline"] if outcome == TIMEOUT else []  # it can pass before anything was started
+        return ["deadline"] if outcome == TIMEOUT else []  # the deadline can pass before anything was started
     return list(limits_hit(ended.end, ended.started.planned.grant.limits))
 
 
@@ -209,7 +209,7 @@ def _limit_documents(stage: Stage | None) -> Iterator[dict[str, Any]]:
 
 
 def _peaks(ended: Ended | None) -> dict[str, float]:
-    """The most that was seen of each limit, where somebody looked."""
+    """The peak of each limit that was measured."""
     if ended is None:
         return {}
     usage = ended.end.exit.usage
@@ -222,7 +222,7 @@ def _peaks(ended: Ended | None) -> dict[str, float]:
     }
     planned = ended.started.planned
     if planned.plan.limits.disk is not None and not planned.provision.unsandboxed:
-        seen["disk"] = 0  # where there is no folder to write to, nobody has to look
+        seen["disk"] = 0  # without a writable folder there is no meter
     for meter in ended.started.meters:
         for name, peak in meter.peaks().items():
             seen[name] = max(peak, seen.get(name) or 0)
@@ -239,7 +239,7 @@ def _stderr_document(relay: Relay) -> dict[str, Any]:
 
 
 def describe_layers(stage: Stage | None) -> Iterator[Layer]:
-    """The layers, with the seccomp filter named by its digest. Not every launch pays for the digest."""
+    """The layers, with the digest of the seccomp filter. Computed here, because not every launch needs it."""
     planned = planned_of(stage)
     for layer in () if planned is None else planned.layers:
         if layer.name == "seccomp" and not layer.degraded and planned is not None:
@@ -286,10 +286,10 @@ def _grant_document(stage: Stage | None, outcome: Outcome) -> dict[str, Any] | N
 
 
 def _approval_document(decided: Decided) -> dict[str, Any] | None:
-    """What a person allowed beyond the policy's ceilings; None: nothing."""
+    """What a person allowed beyond the policy's ceilings; None if nothing."""
     if decided.approval_said.is_empty:
         return None
-    from sandbox.policy.approval import without
+    from sandbox.policy.approval import subtract_approval
 
     by = ["stored"] if decided.approved_at else []
     by += ["command line"] if decided.loaded.invocation.command is not None else []
@@ -297,7 +297,7 @@ def _approval_document(decided: Decided) -> dict[str, Any] | None:
         "by": by,
         "at": decided.approved_at or None,
         "counted": decided.approval._asdict(),
-        "withheld": without(decided.approval_said, decided.approval)._asdict(),
+        "withheld": subtract_approval(decided.approval_said, decided.approval)._asdict(),
     }
 
 
@@ -334,7 +334,7 @@ def denial_document(stage: Stage | None, denial: Denial) -> dict[str, Any]:
 
 
 def place(stage: Stage | None, denial: Denial) -> str:
-    """file:line:column of what was denied, or of the rule that denied it if nobody asked for it by name."""
+    """file:line:column of the denied request, or of the policy's rule if the request has no position."""
     loaded, decided = loaded_of(stage), decided_of(stage)
     policy = None if decided is None else decided.policy
     if policy is not None and denial.origin and (denial.rule == "scan_limit" or denial.origin == "policy"):
@@ -351,8 +351,8 @@ def place(stage: Stage | None, denial: Denial) -> str:
     return f"{plugin.manifest}:{line}:{column}" if line else plugin.manifest
 
 
-def explained(stage: Stage | None, outcome: Outcome) -> list[str]:
-    """Lines for people: what happened, then each thing that is in the way, then what to do."""
+def explain_failure(stage: Stage | None, outcome: Outcome) -> list[str]:
+    """Lines for people: what happened, each fault or denial, and what to do."""
     faults = [d for d in outcome.diagnostics if d.severity == "error"]
     if len(faults) == 1:
         lines = [f"runner: {outcome.code}: {faults[0].text()}"]

@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from runner.launch.acquire import measured_room
+from runner.launch.acquire import open_disk_meter
 from runner.launch.carry_out import CalledOff, LaunchHost, plan_steps
-from runner.launch.failures import failing, failure_of
+from runner.launch.failures import as_failure, failure_of
 from runner.launch.plan import plan
 from runner.launch.prepare import decide
 from runner.launch.read import load
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from sandbox.cell.contents import Contents
 
 
-# Told of a plan that was just made, with its sources held open, before anything on the machine is changed.
+# Called with a plan that was just made, with its sources held open, before anything on the machine is
+# changed.
 SeePlanned = Callable[[Planned, Sources], None]
 
 
@@ -39,9 +40,9 @@ def run(
     contents: Contents | None = None,
     writer: PlanWriter | None = None,
 ) -> Ended:
-    """Raises Failure, whatever goes wrong before there is an ending.
+    """Launch the plugin and wait for its end. All errors before that raise Failure.
 
-    `began`: on the monotonic clock, when the operator asked. The deadline runs from then. `contents`: of the
+    `began`: time of the request, on the monotonic clock. The deadline runs from then. `contents`: of the
     cage's memory files. `writer`: stores the plan for the next launch, once it runs.
     """
     return drive(run_steps(invocation, environ, began, host, contents, writer))
@@ -95,7 +96,7 @@ def _must_be_signed(decided: Decided) -> bool:
 
 
 def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
-    """The plan of a launch that does not take place. Raises Failure."""
+    """Make the plan of a launch without launching. Raises Failure."""
     watch = Stopwatch()
     with Sources() as sources:
         decided = decide(load(invocation, watch), environ, watch)
@@ -106,6 +107,6 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
         planned = plan(decided, environ, watch, sources)
         disk, held = planned.plan.limits.disk, sources.held
         if disk is not None and held is not None and not planned.grant.unsandboxed:
-            with failing(planned), measured_room(held.opened.writable, disk):
+            with as_failure(planned), open_disk_meter(held.opened.writable, disk):
                 pass
         return planned

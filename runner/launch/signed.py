@@ -1,4 +1,4 @@
-"""A policy that requires signatures: the package is copied, the copy is checked, and the copy is mounted.
+"""Launch under a policy that requires signatures: copy the package, check the copy, and mount the copy.
 
 Only launches under such a policy import this. `rehearse_check` checks the files where they are, and changes
 nothing on the machine.
@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import ExitStack, contextmanager
 
-from runner.launch.failures import failing
+from runner.launch.failures import as_failure
 from runner.launch.orders import unwinding_signals
 from runner.launch.read import read_invocation
 from runner.launch.stages import Decided
@@ -39,9 +39,9 @@ _HINT = 'or set signature = "optional" under [packages] in a policy of your own'
 def check_package(
     decided: Decided, environ: Mapping[str, str], began: float | None = None
 ) -> Iterator[Decided]:
-    """The same decision about a copy of the package, whose signature is valid and whose key is trusted. The
-    copy is removed when the context ends. Raises Failure, also at the deadline, which runs from `began` (on
-    the monotonic clock)."""
+    """The decision with a copy of the package, whose signature is valid and whose key is trusted. The copy is
+    removed when the context ends. Raises Failure, also at the deadline, which runs from `began` (monotonic
+    clock)."""
     deadline = decided.grant.limits.deadline
     until = None if began is None or deadline is None else began + deadline
 
@@ -56,7 +56,7 @@ def check_package(
         try:
             yield checked
         except Failure as failure:
-            # People know the folder. The copy is gone when they read this.
+            # Messages name the original folder: the copy is removed before anybody reads them.
             failure.outcome = _replace_text(failure.outcome, checked.copy, checked.original)
             raise
 
@@ -77,7 +77,7 @@ def _replace_text(outcome: Outcome, text: str, new: str) -> Outcome:
 
 
 def rehearse_check(decided: Decided) -> Decided:
-    """Raises Failure, as `check_package` does. The plan is then made for the files where they are."""
+    """Check the package without a copy, for a rehearsal. Raises Failure, as `check_package` does."""
     with _refusing(decided):
         root = _require_coverable(decided)
         trust, plugin = decided.policy.packages.trust, decided.loaded.plugin
@@ -91,7 +91,7 @@ def rehearse_check(decided: Decided) -> Decided:
 
 @contextmanager
 def _refusing(decided: Decided) -> Iterator[None]:
-    with failing(decided):  # faults of the trust file are faults of the policy
+    with as_failure(decided):  # faults of the trust file are faults of the policy
         try:
             yield
         except PackageFault as fault:
@@ -130,7 +130,7 @@ def _check(
 
 
 def _require_coverable(decided: Decided) -> str:
-    """The plugin's own folder. Raises PackageFault if the plugin would use code from elsewhere."""
+    """The plugin's own folder. Raises PackageFault if the signature cannot cover all its code."""
     plugin = decided.loaded.plugin
     root, entrypoint = plugin.root, plugin.entrypoint
     if root is None:
@@ -158,7 +158,7 @@ def _require_coverable(decided: Decided) -> str:
 
 
 def _require_same_manifest(decided: Decided, copy: str, root: str) -> None:
-    """Everything so far was decided by the text that was signed. Raises PackageFault."""
+    """Raise PackageFault unless the decision was made from the signed text of the manifest."""
     invocation, plugin = decided.loaded.invocation, decided.loaded.plugin
     try:
         text = read_bounded(join(copy, relative(plugin.manifest, root)))
@@ -170,13 +170,13 @@ def _require_same_manifest(decided: Decided, copy: str, root: str) -> None:
 
 
 def _at_copy(plugin: Plugin, root: str, copy: str) -> Plugin:
-    """The plugin with the copy in place of its folder. In the cage the copy has the folder's name."""
+    """The plugin with the copy in place of its folder. In the cage the copy has the folder's path."""
     entrypoint = plugin.entrypoint
     assert entrypoint is not None
     command = entrypoint.command
     if command.startswith("/") and contains(root, os.path.normpath(command)):
         command = join(copy, relative(os.path.normpath(command), root))
-    # An empty folder is not in the copy.
+    # The copy has no empty folders.
     parts = tuple(part for part in plugin.root_parts if os.path.lexists(join(copy, part)))
     return plugin._replace(
         root=copy,
@@ -189,8 +189,8 @@ def _at_copy(plugin: Plugin, root: str, copy: str) -> Plugin:
 
 
 def require_checked(decided: Decided, plan: LaunchPlan) -> None:
-    """The last look at a plan: the copy is mounted, and all that is started is of it or of the system. A
-    rehearsal has no copy, and the folder stands for it. Raises Failure."""
+    """Check the finished plan: the copy is mounted, and everything that is started comes from it or from the
+    system. In a rehearsal the folder takes the place of the copy. Raises Failure."""
     plugin = decided.loaded.plugin
     assert plugin.root is not None  # `_require_coverable` has refused it
     if decided.copy:
@@ -202,13 +202,13 @@ def require_checked(decided: Decided, plan: LaunchPlan) -> None:
         plan.directory,
     )
     with _refusing(decided):
-        # On the way to the folder itself there may be links, and a copy is mounted without them.
+        # The path of the original folder may contain links. The copy is mounted without them.
         require_own_program(plan, places, links=bool(decided.copy))
 
 
 def require_copy_mounted(decided: Decided, plan: LaunchPlan) -> None:
-    """At the place of the plugin's folder there is the copy, and no file of the original is shown elsewhere.
-    Raises Failure."""
+    """Raise Failure unless the copy is mounted in place of the plugin's folder, and no file of the original
+    is shown elsewhere."""
     inside = decided.loaded.plugin.root_inside
     for bind in plan.operations:
         if not isinstance(bind, Bind) or contains(decided.copy, bind.real):

@@ -1,4 +1,4 @@
-"""The sources of one plan, held open until the plugin has ended: what was judged is what will be mounted."""
+"""The sources of one plan, held open until the plugin has ended."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from sandbox.speed.typed import Callable
 
 
-class Held(NamedTuple):
-    """What a launch needs beside its plan, and what is only true in this process and now."""
+class HeldSources(NamedTuple):
+    """Open sources, and what else a launch needs that holds only in this process and at this time."""
 
     opened: OpenPlan  # the sources, but for the state directory
-    limits: AssignedLimits  # by the means that this machine has now
-    sites: tuple[Site, ...]  # where groups of dead runners may be
+    limits: AssignedLimits  # with the means that this machine has now
+    sites: tuple[Site, ...]  # where cgroups of dead runners may be
     own_groups: tuple[Hierarchy, ...]  # of this process
-    survey: Callable[[], Survey]  # of cgroups: asked only if one of them fails
+    survey: Callable[[], Survey]  # of cgroups: made only if one of them fails
     denylist: Callable[[], Denylist] | None  # for what is opened later; None: a stored plan has judged it
 
 
 class Sources:
-    """The sources of one plan, held open: what was judged is what will be mounted.
+    """The sources of one plan, held open: what was checked is what will be mounted.
 
-    `plan` fills it. A launch that begins with a stored plan has an empty one, and `acquire` opens the sources
-    anew.
+    `plan` fills it. A launch from a stored plan starts with an empty one, and `acquire` opens the sources
+    again.
     """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._held: Held | None = None
+        self._held: HeldSources | None = None
 
     def __enter__(self) -> Sources:
         return self
@@ -50,7 +50,7 @@ class Sources:
         self._stack.__exit__(kind, error, trace)
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldSources | None:
         return self._held
 
     def hold(
@@ -59,15 +59,15 @@ class Sources:
         limits: AssignedLimits,
         found: Survey,
         denylist: Denylist,
-    ) -> Held:
-        """Open the sources, and hold them with what else was found at that moment."""
+    ) -> HeldSources:
+        """Open the sources, and hold them with what else was found at that time."""
         opened = self._stack.enter_context(opening)
-        self._held = Held(opened, limits, found.sites, found.own, lambda: found, lambda: denylist)
+        self._held = HeldSources(opened, limits, found.sites, found.own, lambda: found, lambda: denylist)
         return self._held
 
-    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
-        """Open the sources of a plan that was made earlier, and judge each again. Raises PlanRefused, and
-        BwrapUnusable if its bubblewrap is not trusted any more."""
+    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> HeldSources:
+        """Open the sources of a plan that was made earlier, and check each again. Raises PlanRefused, and
+        BwrapUnusable if its bubblewrap is no longer trusted."""
         from runner.launch.denylist import make_denylist
         from sandbox.limits.assign import assign
         from sandbox.limits.cgroup_survey import survey
@@ -84,12 +84,12 @@ class Sources:
         return self.hold(opening, assign(planned.grant, planned.policy, found), found, denylist)
 
     def hold_known(self, planned: Planned) -> None:
-        """Open the sources of a stored plan, all facts of which hold. Raises PlanOutdated."""
+        """Open the sources of a stored plan whose facts have not changed. Raises PlanOutdated."""
         from sandbox.cell.reopened import reopen_known
 
         provision = planned.provision
         opened = self._stack.enter_context(reopen_known(planned.plan))
-        self._held = Held(
+        self._held = HeldSources(
             opened,
             planned.limits,
             provision.sites,

@@ -64,15 +64,15 @@ class Invocation(NamedTuple):
 
 
 class Stopwatch:
-    """Measures the phases of one launch. A stage keeps what was measured when it was reached."""
+    """Measures the phases of one launch. Each stage stores the timings up to then."""
 
     def __init__(self, laps: Timings = (), since: float | None = None) -> None:
-        """`laps` and `since`: of another process's, which this one goes on with."""
+        """`laps` and `since`: of a stopwatch in another process, to continue it."""
         self._last = time.monotonic() if since is None else since
         self._laps = laps
 
     def lap(self, phase: str) -> Timings:
-        """End a phase, or a further part of the last one. The answer: all phases so far."""
+        """End a phase, or a further part of the last one. Returns all phases so far."""
         now = time.monotonic()
         laps, seconds = self._laps, now - self._last
         if laps and laps[-1][0] == phase:
@@ -90,40 +90,41 @@ class Loaded(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What the plugin gets. The grant may be refused: then nothing is planned."""
+    """What the plugin gets. If the grant is refused, nothing is planned."""
 
     loaded: Loaded
     policy: Policy
     grant: Grant
     state_dir: str | None = None
     homes: tuple[str, ...] = ()  # home directories, which no plugin gets
-    limits: AssignedLimits = AssignedLimits()  # empty until the machine was looked at
+    limits: AssignedLimits = AssignedLimits()  # empty until the machine was surveyed
     timings: Timings = ()
-    # Where the policy requires a signature: what was found, the copy of the package that was checked and is
-    # mounted, and the folder it is a copy of. A rehearsal makes no copy.
+    # If the policy requires a signature: what was found, the copy of the package that was checked and is
+    # mounted, and the original folder. A rehearsal makes no copy.
     signed: Signed | None = None
     copy: str = ""
     original: str = ""
-    # What of a person's approvals counted. `policy` above has its ceilings raised by it.
+    # The part of a person's approvals that the policy admits. `policy` above has its ceilings raised by it.
     approval: Approval = Approval()
-    notes: tuple[Note, ...] = ()  # what to know before anything is planned
-    approval_said: Approval = Approval()  # all that they approved
+    notes: tuple[Note, ...] = ()  # from before the plan
+    approval_said: Approval = Approval()  # everything that was approved
     approved_at: float = 0.0  # when the stored one was given, in seconds since 1970; 0: there is none
     approved_program: tuple[str, ...] = ()  # the program that the stored one is for: ApprovalKey.programs
 
 
 class Provision(NamedTuple):
-    """What a launch gets for its plugin beside the sources of the plan: all that it needs to know for that.
+    """What a launch has to acquire beside the sources of the plan.
 
-    Nothing after the plan looks at what was decided before it, but for a report or a message."""
+    So code after the plan needs the decision before it only for reports and messages.
+    """
 
     unsandboxed: bool
     state_dir: str | None
     state_parts: tuple[str, ...]  # folders below it that must exist too
-    manifest: str  # its real path, for the record of who owns the state; empty: there is none
+    manifest: str  # its real path, for the record of who owns the state; '': no record
     # The state directory that its uid is reserved for, if it has none and leaves files elsewhere.
     writing_for: str
-    sites: tuple[Site, ...]  # where groups of dead runners may be
+    sites: tuple[Site, ...]  # where cgroups of dead runners may be
     own_groups: tuple[Hierarchy, ...]  # of the runner itself
 
 
@@ -133,9 +134,9 @@ class Planned(NamedTuple):
     A plan may be stored. So it never holds what belongs to one process or one moment: descriptors, a leased
     uid, a cgroup, the runner's own environment. `acquire` gets those. It does hold the values of the
     variables that were granted, in `plan.env`, in the grant and in the invocation. A stored plan is as
-    secret as they are: keep it in a file that only its owner can read and write.
+    secret as they are: store it in a file that only its owner can read and write.
 
-    A launch from a stored plan opens and judges every source again, and refuses what has changed. It does not
+    A launch from a stored plan opens and checks every source again, and refuses what has changed. It does not
     read manifest and policy again: the store has to drop a plan when one of them, or the runner, changes.
     """
 
@@ -179,7 +180,7 @@ class Started(NamedTuple):
     plumbing: Plumbing
     disk: DiskMeter | None = None
     oom_around: OomAround | None = None
-    audit: AuditLog | None = None  # what the gate says; complete when the plugin has ended
+    audit: AuditLog | None = None  # the gate's audit lines; complete when the plugin has ended
     timings: Timings = ()
 
     @property
@@ -243,13 +244,13 @@ def limits_of(stage: Stage | None) -> AssignedLimits:
     return decided.limits if decided is not None else AssignedLimits()
 
 
-def tells_before(planned: Planned) -> bool:
-    """Whether there is something that the operator reads before the plugin starts."""
+def has_start_notes(planned: Planned) -> bool:
+    """Whether there are notes that the operator reads before the plugin starts."""
     wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
     return bool(planned.plan.notes or planned.decided.notes or planned.limits.told or wide)
 
 
-# --- through bytes ------------------------------------------------------------------------------------------
+# --- plans as bytes -----------------------------------------------------------------------------------------
 
 
 def encode_planned(planned: Planned) -> bytes:
@@ -262,7 +263,7 @@ def encode_planned(planned: Planned) -> bytes:
 def decode_planned(raw: bytes) -> Planned:
     """Raises ValueError if `encode_planned` did not write this.
 
-    Fields are counted, not judged. Only read what nobody else can have written.
+    Values are not validated. Only read what nobody else can have written.
     """
     from sandbox.speed.codec import decode
 

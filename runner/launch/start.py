@@ -1,4 +1,4 @@
-"""Acquired -> Started: the plugin's processes, and everything that is watched while they run."""
+"""Acquired -> Started: start the plugin's processes, and everything that watches them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BACKUP_SECONDS = 0.5
 # The host of an inspected plugin may take this long to read the next piece of what the plugin wrote last.
 _HOST_READ_SECONDS = 10.0
 
-# In less a plugin cannot use up what the whole machine shares: sandbox/limits/shares.py.
+# Before that, a plugin cannot use up what the whole machine shares: sandbox/limits/shares.py.
 _SHARES_AFTER_SECONDS = 0.25
 
 ConnectStreams = Callable[[Acquired], AbstractContextManager[Plumbing]]
@@ -43,8 +43,8 @@ def start(
 ) -> Iterator[Started]:
     """Start what was acquired. Raises SpawnError, and OSError if the runner itself lacks something.
 
-    `began`: on the monotonic clock, when the operator asked; clocks run from then. `connect`: makes the
-    plugin's standard streams. `contents`: of the cage's memory files.
+    `began`: time of the request, on the monotonic clock; clocks run from then. `connect`: makes the plugin's
+    standard streams. `contents`: of the cage's memory files.
     """
     planned, opened, cgroup = acquired.planned, acquired.opened, acquired.cgroup
     limits, unsandboxed = opened.plan.limits, planned.provision.unsandboxed
@@ -101,7 +101,7 @@ def start(
 
 
 def _as_watched(planned: Planned, plumbing: Plumbing) -> Planned:
-    """The plan, with the limits marked that the session or the inspection enforces."""
+    """The plan, with a mark on limits that the session or the inspection enforces."""
     if plumbing.inspection is not None:
         return planned._replace(limits=planned.limits.inspected())
     if plumbing.ways[0] == "session":
@@ -110,7 +110,7 @@ def _as_watched(planned: Planned, plumbing: Plumbing) -> Planned:
 
 
 def make_inspection(planned: Planned) -> MakeInspection:
-    """What reads along between this plugin and its host, made when its relay of stderr is."""
+    """A function that makes the inspection between this plugin and its host, from the relay of stderr."""
     from runner.contracts.registry import find_contract
     from runner.launch.inspect.inspection import Inspection
     from runner.protocol.dialect import Setting
@@ -122,11 +122,11 @@ def make_inspection(planned: Planned) -> MakeInspection:
     return lambda relay, forget: Inspection(contract.inspector(setting), limits, relay, forget=forget)
 
 
-def settle(started: Started, end: End, stop: Collection[int] = ()) -> tuple[End, bool]:
-    """A last look when nothing runs any more: a plugin may exceed a limit and end before anybody has looked.
+def final_checks(started: Started, end: End, stop: Collection[int] = ()) -> tuple[End, bool]:
+    """Check all meters again after the end: a plugin may exceed a limit and end before a meter has looked.
 
-    The second value: whether the runner's own stderr can be written to, since its reader may be stuck. A
-    stopped terminal is waited for until one of `stop` is readable: a signal came, or the caller has ended.
+    The second value: whether the runner's own stderr can be written to. Its reader may be stuck. A stopped
+    terminal is waited for until one of `stop` is readable: a signal arrived, or the caller has ended.
     """
     plumbing, relay, inspection, disk = started.plumbing, started.relay, started.inspection, started.disk
     delivering = _begin_delivery(started, end)
@@ -156,8 +156,8 @@ def settle(started: Started, end: End, stop: Collection[int] = ()) -> tuple[End,
 
 
 def _begin_delivery(started: Started, end: End) -> tuple[GateProcess, float] | None:
-    """Let the gate deliver what the plugin had sent when it ended, and until when. Not for a plugin that was
-    killed: then the gate ends at once."""
+    """Let the gate deliver what the plugin had sent. Returns the gate and the deadline for that. None for a
+    plugin that was killed: then the gate ends at once."""
     gate = started.cell.gate
     if gate is None or end.forced or end.reason not in (None, "signal"):
         return None
@@ -165,7 +165,7 @@ def _begin_delivery(started: Started, end: End) -> tuple[GateProcess, float] | N
 
     clocks = started.clocks
     seconds = DELIVERY_SECONDS
-    if end.reason == "signal":  # who sent it expects an end within the grace
+    if end.reason == "signal":  # the sender expects an end within the grace
         seconds = min(seconds, GRACE_SECONDS if clocks.teardown is None else clocks.teardown)
     until = time.monotonic() + seconds
     gate.dismiss()
@@ -173,7 +173,8 @@ def _begin_delivery(started: Started, end: End) -> tuple[GateProcess, float] | N
 
 
 def _with_sockets(started: Started, end: End) -> End:
-    """What the plugin's sockets held in the kernel is memory too, which a cgroup does not count."""
+    """The end, with a detail if the memory limit was exceeded by socket buffers, which a cgroup does not
+    count."""
     held = max((meter.peaks().get("memory", 0) for meter in started.meters), default=0)
     usage = end.exit.usage
     if held <= (usage.memory_peak or 0):
@@ -183,8 +184,8 @@ def _with_sockets(started: Started, end: End) -> End:
 
 
 def _with_oom_around(started: Started, end: End) -> End:
-    """SIGKILL ended the plugin while the kernel killed for memory in the group around the runner: that is
-    the cause."""
+    """The end, with an out-of-memory kill in a group around the runner as its cause: SIGKILL ended the plugin
+    while the kernel killed there."""
     ended = end.exit
     if started.oom_around is None or end.reason is not None or end.forced:
         return end
@@ -196,7 +197,8 @@ def _with_oom_around(started: Started, end: End) -> End:
 
 
 def _with_breach(inspection: Inspection, end: End) -> End:
-    """The first cause wins: a plugin that was ended for another reason may break off in mid-message."""
+    """The end, with a breach of the contract as its cause. Not if there was another cause before: a plugin
+    that is ended may stop in the middle of a message."""
     breach = inspection.breach
     if end.reason not in (None, "violation"):
         return end
@@ -206,7 +208,7 @@ def _with_breach(inspection: Inspection, end: End) -> End:
 
 
 def _socket_meter(acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
-    """For what sockets hold in the kernel, if the seccomp filter lets a plugin make such sockets."""
+    """The meter of socket buffers in the kernel, if the seccomp filter allows such sockets."""
     plan = acquired.opened.plan
     if plan.seccomp == "strict":
         return None
@@ -216,7 +218,7 @@ def _socket_meter(acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
 
 
 def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
-    """For what the whole machine shares, as far as nothing else bounds it for this plugin."""
+    """The meter of what the whole machine shares, as far as no other limit bounds it."""
     from sandbox.limits.shares import (
         Counted,
         ShareMeter,

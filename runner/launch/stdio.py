@@ -1,10 +1,10 @@
-"""What a plugin gets as stdin, stdout and stderr: the caller's own, or pipes that the runner passes on.
+"""Connect a plugin's stdin, stdout and stderr: to the caller's own, or to pipes that the runner passes on.
 
     direct      the caller's own: a pipe, a file, a socket; with `--tty` also a terminal
-    relayed     a pipe, because the caller's is a terminal, because bytes written to stderr are counted, or
-                because the end of stderr is kept (`runner run`)
-    inspected   a pipe, because the runner reads along (`--inspect`)
-    session     a pipe whose other end a session holds, which speaks the plugin's protocol
+    relayed     a pipe: the caller's stream is a terminal, bytes on stderr are counted, or the last lines of
+                stderr are needed for messages (`runner run`)
+    inspected   a pipe: the runner checks every frame (`--inspect`)
+    session     a pipe to a session, which speaks the plugin's protocol
 
 A plugin does not get a terminal: through stdout and stderr, too, it could read what is typed and change the
 terminal's modes.
@@ -32,15 +32,15 @@ NAMES = ("stdin", "stdout", "stderr")
 Way = Literal["direct", "relayed", "inspected", "session"]
 MakeInspection = Callable[["Relay | None", Callable[[int], None]], "Inspection"]
 
-# When the plugin has ended: how long a reader of one of our streams may take to read what is left.
+# How long a reader of our streams may take to read what is left after the plugin has ended.
 _READER_SECONDS = 2.0
-# These stop a background job that reads from its terminal, or writes there after `stty tostop`. The runner
-# has clocks to watch, so it ignores them and gets an error instead.
+# These signals stop a background job that reads from its terminal, or writes to it after `stty tostop`. The
+# runner has to watch clocks, so it ignores them and gets an error instead.
 _STOPPING = (signal.SIGTTIN, signal.SIGTTOU)
 
 
 class Ends(Protocol):
-    """The plugin's ends of its streams, of which this process holds copies."""
+    """Our copies of the plugin's ends of its streams."""
 
     def give_away(self) -> None: ...
 
@@ -57,7 +57,7 @@ class Plumbing(NamedTuple):
 
     @property
     def meters(self) -> tuple[Meter, ...]:
-        # The inspection comes after the relay of stderr: it adds up what both have seen.
+        # The inspection comes after the relay of stderr, because it adds up the counts of both.
         found = (self.feed, self.stdout, self.stderr, self.inspection)
         return tuple(meter for meter in found if meter is not None)
 
@@ -75,11 +75,10 @@ class Plumbing(NamedTuple):
             self.handover.give_away()
 
     def finish(self, terminal_seconds: float = _READER_SECONDS, stop: Collection[int] = ()) -> bool:
-        """Pass on what is still on its way, after the plugin's last process has ended. False if our own
-        stderr cannot be written to afterwards, because its reader is stuck.
+        """Pass on what is left after the plugin's last process has ended. False if the reader of our own
+        stderr is stuck, so that nothing more can be written there.
 
-        A terminal may be stopped (^S), and is waited for as any program would, until one of `stop` is
-        readable.
+        A stopped terminal (^S) is waited for, until one of `stop` is readable.
         """
         results = [
             relay.finish(terminal_seconds if relay.is_terminal else _READER_SECONDS, stop)
@@ -89,9 +88,9 @@ class Plumbing(NamedTuple):
         return all(results)
 
 
-def foresee_streams(limits: Limits, *, keep_tail: bool = False) -> dict[str, str]:
-    """How `runner exec` will give the plugin its streams, before it is known what the caller's are.
-    `keep_tail`: how `runner run` will."""
+def expected_streams(limits: Limits, *, keep_tail: bool = False) -> dict[str, str]:
+    """Describe how `runner exec` will connect the streams, for `runner explain`. `keep_tail`: how `runner
+    run` will."""
     by_kind = "direct; a terminal is relayed (exec --tty hands it over)"
     counted = limits.output is not None or limits.output_lines is not None
     stderr = "relayed, and counted" if counted else "relayed; direct if it is also stdin or stdout"
@@ -100,7 +99,7 @@ def foresee_streams(limits: Limits, *, keep_tail: bool = False) -> dict[str, str
 
 @contextmanager
 def connect_session(ends: tuple[int, int, int], handover: Ends) -> Iterator[Plumbing]:
-    """A session's pipes. The session counts what it reads, so nothing is relayed here."""
+    """Connect a session's pipes. The session counts what it reads, so nothing is relayed here."""
     yield Plumbing(ends, ("session", "session", "session"), handover=handover)
 
 
@@ -112,10 +111,10 @@ def connect_caller(
     tty: bool = False,
     keep_tail: bool = False,
 ) -> Iterator[Plumbing]:
-    """The streams that the runner itself was given.
+    """Connect the runner's own streams.
 
-    `inspect`: makes the inspection, from the relay of stderr. `tty`: a terminal is given as it is.
-    `keep_tail`: the end of stderr is kept, for people whose program fails.
+    `inspect`: makes the inspection, from the relay of stderr. `tty`: the plugin gets a terminal itself.
+    `keep_tail`: stderr is relayed, so that its last lines are known if the program fails.
     """
     with ExitStack() as stack:
         relayed = [not tty and os.isatty(fd) for fd in range(3)]
@@ -132,7 +131,7 @@ def connect_caller(
         feed = _feed(stack) if relayed[0] else None
         stdout = None
         if relayed[1]:
-            # One pipe for both: with two, the order of what was written is lost.
+            # One pipe for both: with two, the order of the output would be lost.
             both = stderr is not None and not counted and _terminal(1) == _terminal(2)
             stdout = stderr if both else _relay(stack, 1, Limits())
         passed: list[tuple[int, Way] | None] = [
@@ -161,7 +160,7 @@ def _relay(stack: ExitStack, sink: int, limits: Limits) -> Relay:
     from sandbox.streams.relay import Relay
 
     relay = Relay(sink, size=limits.output, lines=limits.output_lines)
-    stack.callback(relay.finish, _READER_SECONDS)  # if it was finished before, nothing is left
+    stack.callback(relay.finish, _READER_SECONDS)  # does nothing if it was finished before
     return relay
 
 
@@ -174,8 +173,8 @@ def _feed(stack: ExitStack) -> Feed:
 
 
 def _is_apart(fd: int) -> bool:
-    """Whether nothing of this stream depends on where it is written: it is not another stream as well, whose
-    order would be lost, and not a terminal or another device."""
+    """Whether this stream can be relayed without a visible difference: it is not the same file as another
+    stream, whose order would be lost, and not a terminal or another device."""
     status = os.fstat(fd)
     others = [os.fstat(other) for other in range(3) if other != fd]
     return not stat.S_ISCHR(status.st_mode) and not any(
@@ -184,7 +183,7 @@ def _is_apart(fd: int) -> bool:
 
 
 def _terminal(fd: int) -> tuple[int, int]:
-    """Which terminal it is. Device and number: two instances of devpts use the same numbers."""
+    """Identify a terminal by device and number: two instances of devpts use the same numbers."""
     status = os.fstat(fd)
     return status.st_dev, status.st_rdev
 

@@ -1,4 +1,4 @@
-"""What the ending of a plugin means: its Outcome, and the exit status of `runner exec`."""
+"""Judge the end of a plugin: its Outcome, and the exit status of `runner exec`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandbox.speed.typed import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.launch.wait import End
-    from sandbox.spawn.launcher import Verdict
+    from sandbox.spawn.launcher import ExecReport
 
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
@@ -26,12 +26,12 @@ TIMEOUT = Outcome(
 
 
 def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
-    """What an ending means, and the exit status `runner exec` passes on. First cause wins."""
+    """The Outcome of an end, and the exit status of `runner exec`. The first cause counts."""
     code = end.exit.code
     status = code if code is not None else 128 + _SIGKILL
     hits = limits_hit(end, limits)
     if "memory" in hits:
-        # Whatever the exit code says: the kernel may have killed a child, and the program not have noticed.
+        # Independent of the exit code: the kernel may have killed a child without the program noticing.
         message = f"the plugin ran out of memory: its limit is {amount_of('memory', limits)}"
         message += f" ({end.detail})" if end.limit == "memory" and end.detail else ""
         return Outcome("crashed", "run", message, "oom", raise_hint("memory")), status
@@ -44,7 +44,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
             violation.code, end.breach.phase, violation.message, violation.cause, violation.hint
         )
         if violation.code == "crashed":
-            return outcome, status  # it ended by itself, with its own status
+            return outcome, status  # the program ended by itself
         return outcome, EXEC_DEADLINE if violation.code == "timeout" else 128 + _SIGKILL
     if end.reason == "limit" and end.limit == "machine_share":
         message = f"the plugin took more than its share of the whole machine: {end.detail}"
@@ -61,7 +61,10 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         cause = {"output_lines": "output", "memory": "oom"}.get(end.limit, end.limit)
         outcome = Outcome("crashed", "run", message, cause, raise_hint(end.limit))
         return outcome, 128 + _SIGKILL if end.forced else status
-    if end.reason == "launch" and code in (None, 128 + _SIGKILL):  # else it ended by itself just then
+    if end.reason == "launch" and code in (
+        None,
+        128 + _SIGKILL,
+    ):  # otherwise it ended by itself at that moment
         outcome = Outcome(
             "launch_failed",
             "launch",
@@ -101,22 +104,22 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
 
 
 def is_lifted(outcome: Outcome) -> bool:
-    """Whether the plugin ran without its limits. Then no answer of it makes the outcome good."""
+    """Whether limits were lifted from outside. Then the outcome is bad whatever the plugin returned."""
     return outcome.code == "sandbox_unavailable" and outcome.phase == "run"
 
 
-def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
-    """The kernel refused to execute the program, inside a cage that was ready. Faults of the program that can
-    be seen before are refused when it is planned (sandbox/paths/program.py)."""
-    why = os.strerror(verdict.errno)
-    if verdict.errno in (errno.ENOENT, errno.ENOTDIR) and not verdict.found:
+def _unexecuted(report: ExecReport) -> tuple[Outcome, int]:
+    """The Outcome if the kernel refused to execute the program in the finished cage. Faults that can be seen
+    earlier are refused when the launch is planned (sandbox/paths/program.py)."""
+    why = os.strerror(report.errno)
+    if report.errno in (errno.ENOENT, errno.ENOTDIR) and not report.found:
         hint = "run `runner explain MANIFEST` to see what is in the cage"
         message = f"the program is not in the cage: {why}"
         return Outcome("launch_failed", "launch", message, "not_found", hint), EXEC_NOT_FOUND
-    if verdict.errno == errno.ENOENT:
+    if report.errno == errno.ENOENT:
         message = "the program cannot be executed in the cage: its interpreter or loader is not there"
         hint = "install the interpreter or loader below /usr, or in the plugin's folder"
-    elif verdict.errno in (errno.ENOMEM, errno.EAGAIN, errno.E2BIG):
+    elif report.errno in (errno.ENOMEM, errno.EAGAIN, errno.E2BIG):
         message = f"the program cannot be started within its limits: {why}"
         hint = "raise its memory or pids limit, or pass shorter arguments and fewer variables"
     else:
@@ -126,7 +129,7 @@ def _unexecuted(verdict: Verdict) -> tuple[Outcome, int]:
 
 
 def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
-    """The program ended by itself, or the kernel sent it a signal."""
+    """The Outcome if the program ended by itself, or by a signal of the kernel."""
     if code == 0:
         return GOOD
     if code == 128 + _SIGSYS:
@@ -137,7 +140,7 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
             "seccomp",
             "build the plugin for this machine's architecture",
         )
-    # bwrap reports "killed by signal n" and "returned 128+n" as the same number. Mostly it was the signal.
+    # bwrap reports "killed by signal n" and "returned 128+n" as the same number. Usually it was the signal.
     words = f"was ended by signal {code - 128}" if 128 < code <= 192 else f"ended with status {code}"
     cause = f"signal:{code - 128}" if 128 < code <= 192 else f"exit:{code}"
     for name, because in (
@@ -163,12 +166,12 @@ _AROUND_HINT = (
 
 
 def raise_hint(limit: str) -> str:
-    """How to raise a limit."""
+    """The hint that says how to raise a limit."""
     return f"raise the {limit} limit in the manifest or with --limit {limit}=…, up to the policy's ceiling"
 
 
 def _is_full(end: End, pids: int) -> bool:
-    """Whether the plugin reached its own limit. A group around the runner may have a lower one."""
+    """Whether the plugin reached its own pids limit. A group around the runner may have a lower one."""
     peak = end.exit.counters.pids_peak
     return peak is None or peak >= pids
 
@@ -180,8 +183,8 @@ def amount_of(name: str, limits: Limits) -> str:
 
 
 def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
-    """The limits that the plugin reached, as far as the kernel or the runner count. Limits that only the
-    plugin notices (open files, a full /tmp) are not among them."""
+    """The limits that the plugin reached, as counted by the kernel or the runner. Limits that only the plugin
+    notices (open files, a full /tmp) are not included."""
     code, counters = end.exit.code, end.exit.counters
     used = end.exit.usage.cpu_user + end.exit.usage.cpu_system
     met = {
@@ -198,9 +201,9 @@ def limits_hit(end: End, limits: Limits) -> tuple[str, ...]:
         "file_size": code == 128 + _SIGXFSZ and (limits.file_size or limits.disk) is not None,
         "deadline": end.reason == "deadline",
         "launch": end.reason == "launch",
-        "teardown": end.rang == "teardown" and limits.teardown is not None,
+        "teardown": end.expired_clock == "teardown" and limits.teardown is not None,
     }
-    met["deadline"] = met["deadline"] or (end.rang == "deadline" and limits.deadline is not None)
+    met["deadline"] = met["deadline"] or (end.expired_clock == "deadline" and limits.deadline is not None)
     for name in (end.limit, *end.late):
         # The kernel's count of OOM kills says more about memory than our meter.
         if name is not None and (name != "memory" or not counters.oom_kills):

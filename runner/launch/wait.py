@@ -1,8 +1,8 @@
-"""Waiting for a cell to end, or for a reason to end it.
+"""Wait for a cell to end, or for a reason to end it.
 
 Reasons are orders (signals to the runner, or bytes from a session), clocks, limits that were exceeded, and
 the end of the process that started the runner. There are no threads and no sleeps: one poll over all
-descriptors, so that nothing is missed between two looks.
+descriptors, so that no event is missed.
 
 A wait is a generator: it yields what it needs, and is sent what is ready. `drive` polls for one of them;
 runner/launch/remote/shared_monitor.py polls for all sessions of a host at once.
@@ -42,7 +42,7 @@ Reason = Literal["deadline", "launch", "limit", "violation", "signal", "caller_d
 
 
 class Need(NamedTuple):
-    """What a wait goes on with: one of these descriptors is ready, or the time has come."""
+    """What a wait needs to continue: one of these descriptors is ready, or the time has come."""
 
     fds: Mapping[int, int]  # with the events to poll for
     until: float = math.inf  # on the monotonic clock
@@ -60,7 +60,7 @@ def milliseconds_until(until: float) -> int | None:
 
 
 def drive(steps: Steps[Result]) -> Result:
-    """Wait for this alone, to its end."""
+    """Run a generator to its end, and poll for it."""
     try:
         need = next(steps)
         while True:
@@ -90,7 +90,7 @@ class End(NamedTuple):
     limit: str | None = None  # the limit that was exceeded
     late: tuple[str, ...] = ()  # limits that were found exceeded after it had ended
     detail: str = ""  # more about the limit
-    rang: Literal["deadline", "teardown"] | None = None  # the clock that made the runner kill it
+    expired_clock: Literal["deadline", "teardown"] | None = None  # the clock that made the runner kill it
     breach: Breach | None = None  # of its contract, if the plugin was inspected
 
     @property
@@ -108,7 +108,7 @@ class Clocks(NamedTuple):
 
 
 def wait(cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter] = ()) -> End:
-    """Until all processes of the cell have ended, or nothing more can be done about them."""
+    """Wait until all processes of the cell have ended, or cannot be killed."""
     return drive(wait_steps(cell, orders, caller, clocks, meters))
 
 
@@ -120,7 +120,7 @@ def wait_steps(
 
 
 class _Watch:
-    """The first reason to end a plugin stays the reason."""
+    """The state of one wait. The first reason to end the plugin stays the reason."""
 
     def __init__(
         self, cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter]
@@ -132,12 +132,12 @@ class _Watch:
         self.teardown = GRACE_SECONDS if clocks.teardown is None else clocks.teardown
         self.until = self.deadline = clocks.deadline
         self.launch = clocks.launch
-        self.rang: Literal["deadline", "teardown"] | None = None
+        self.expired_clock: Literal["deadline", "teardown"] | None = None
         self.reason: Reason | None = None
         self.number: int | None = None
         self.limit: str | None = None
         self.detail = ""
-        self.steps = 0  # towards the end: 1 the program was ended, or ended by itself; 2 the cell was killed
+        self.steps = 0  # escalation: 1 the program was ended, or ended by itself; 2 the cell was killed
         self.forced = False
         self.over = cell.over_fd
 
@@ -149,13 +149,13 @@ class _Watch:
                 return self._end(self.cell.wait())
             if self.over is not None and self.over in ready:
                 self.over = None
-                self._outlive(now)
+                self._await_leftovers(now)
             if self.caller is not None and self.caller in ready:
                 self.caller = None
                 if not self.has_ended:
-                    self._finish("caller_died")  # at once: nobody is left to read its last output
+                    self._finish("caller_died")  # at once: nobody reads its output any more
             elif self.orders is not None and self.orders.fd in ready:
-                self._hear(self.orders, now)
+                self._take_orders(self.orders, now)
             for meter in self.meters:
                 ran_out = meter.look(ready, now)
                 if ran_out == VIOLATION:
@@ -169,21 +169,21 @@ class _Watch:
                 self.launch = None
                 if not self.cell.runs() and not self._is_over():
                     self._finish("launch")
-            if self.until is not None and now >= self.until and self._press():
+            if self.until is not None and now >= self.until and self._escalate():
                 return self._end(self.cell.give_up())
 
-    def _hear(self, orders: Orders, now: float) -> None:
-        arrived = orders.arrived()
+    def _take_orders(self, orders: Orders, now: float) -> None:
+        signals = orders.read_orders()
         if orders.over:
-            self.orders = None  # at the end of the file a descriptor is readable for ever
+            self.orders = None  # at the end of the file a descriptor is always readable
             if not self.has_ended:
                 self._finish("caller_died")
-        elif arrived and not self.has_ended:
-            self._asked(arrived, now)
+        elif signals and not self.has_ended:
+            self._take_signals(signals, now)
 
     def _is_over(self) -> bool:
-        """Whether the program has started and ended between two looks. bwrap lives a moment longer than the
-        program, and looks then as it did before."""
+        """Whether the program has already started and ended. Waits a moment for bwrap, which ends shortly
+        after the program."""
         if self.over is None:
             return self.cell.over_fd is not None
         look = select.poll()
@@ -192,7 +192,7 @@ class _Watch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the program ended by itself: whatever comes now is not the reason."""
+        """Whether the program ended by itself. Later events are then not the reason of its end."""
         return self.over is None and self.cell.over_fd is not None and self.reason is None
 
     def _need(self) -> Need:
@@ -208,12 +208,12 @@ class _Watch:
         next_look = min((meter.due for meter in self.meters), default=math.inf)
         return Need(wanted, min(self.until or math.inf, self.launch or math.inf, next_look))
 
-    def _asked(self, arrived: Sequence[int], now: float) -> None:
-        """Signals arrived. A second signal, SIGKILL, or a program that does not run yet: then the plugin is
-        ended at once."""
-        at_once = self.reason is not None or len(arrived) > 1 or signal.SIGKILL in arrived
-        self.number = self.number or arrived[0]
-        if at_once or not self.cell.signal_program(arrived[0]):
+    def _take_signals(self, signals: Sequence[int], now: float) -> None:
+        """Pass a signal on to the program. On a second signal, on SIGKILL, or if the program does not run
+        yet, end the plugin at once."""
+        at_once = self.reason is not None or len(signals) > 1 or signal.SIGKILL in signals
+        self.number = self.number or signals[0]
+        if at_once or not self.cell.signal_program(signals[0]):
             self._finish("signal")
             return
         self.reason = "signal"
@@ -227,18 +227,18 @@ class _Watch:
             self.cell.end()
             self.steps, self.until = 1, time.monotonic() + BWRAP_KILL_SECONDS
 
-    def _outlive(self, now: float) -> None:
-        """The program has ended, and bwrap's init kills what the program left behind. That is waited for half
-        as long as a kill may take, and then the cell is killed."""
+    def _await_leftovers(self, now: float) -> None:
+        """The program has ended, and bwrap's init kills the processes it left. Wait half as long as a kill
+        may take, then kill the cell."""
         if self.steps == 0:
             self.steps, self.launch = 1, None
             self.until = min(self.until or math.inf, now + KILL_SECONDS / 2)
 
-    def _press(self) -> bool:
-        """A clock ran out: take the next step. True if there is none left."""
+    def _escalate(self) -> bool:
+        """A clock ran out: take the next step of the escalation. True if there is none left."""
         if self.steps == 0:
             late = self.deadline is not None and time.monotonic() >= self.deadline
-            self.rang = "deadline" if late else "teardown"
+            self.expired_clock = "deadline" if late else "teardown"
             self._finish("deadline")
         elif self.steps == 1:
             self.forced = True
@@ -251,4 +251,12 @@ class _Watch:
     def _end(self, ended: Exit) -> End:
         reason: Reason | None = self.reason or ("deadline" if ended.expired else None)
         forced = self.forced or ended.expired
-        return End(ended, reason, self.number, forced, self.limit, detail=self.detail, rang=self.rang)
+        return End(
+            ended,
+            reason,
+            self.number,
+            forced,
+            self.limit,
+            detail=self.detail,
+            expired_clock=self.expired_clock,
+        )

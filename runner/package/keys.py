@@ -23,7 +23,7 @@ from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import read_bounded
 from sandbox.files import write_all
-from sandbox.policy.load import untrustworthy
+from sandbox.policy.load import trust_fault
 from sandbox.speed.value import NamedTuple
 
 ALGORITHM = "ed25519"
@@ -211,7 +211,7 @@ def load_trusted(path: str) -> Mapping[str, TrustedKey]:
     the runner's own user can change the file."""
     path = os.path.abspath(path)
     raw = read_bounded(path, limit=_TRUST_FILE_BYTES)
-    fault = untrustworthy(path, "the trust file")
+    fault = trust_fault(path, "the trust file")
     if fault is not None:
         raise DocumentError(Diagnostic(path, 0, 0, "trust_untrusted", *fault))
     return parse_keys(path, raw)

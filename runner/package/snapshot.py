@@ -28,7 +28,7 @@ from sandbox.files import write_all
 from sandbox.identity.removal import remove_tree
 from sandbox.identity.state import PACKAGES, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
-from sandbox.policy.load import untrustworthy
+from sandbox.policy.load import trust_fault
 from sandbox.speed.value import NamedTuple
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -126,7 +126,7 @@ def _open_parent(folder: str) -> tuple[str, int]:
             f"chown {os.geteuid()} {real} && chmod {mode:o} {real}",
         )
     # The copy is mounted by its path: nobody else may be able to put another tree in its place.
-    fault = untrustworthy(real, f"{real}, where checked copies of packages are made,")
+    fault = trust_fault(real, f"{real}, where checked copies of packages are made,")
     if fault is not None:
         os.close(fd)
         raise PackageFault("package_copy", f"no checked copy can be made in {real}: {fault[0]}", fault[1])

@@ -201,9 +201,9 @@ def read_plugin(invocation: Invocation) -> Plugin:
     read = read_invocation(invocation)
     if read.plugin is None:
         outcome = judge_diagnostics(read.diagnostics, "manifest")
-        from runner.launch.report import explained
+        from runner.launch.report import explain_failure
 
-        raise PluginFailure(outcome, tuple(explained(None, outcome)))
+        raise PluginFailure(outcome, tuple(explain_failure(None, outcome)))
     return read.plugin
 
 

@@ -10,7 +10,7 @@ from sandbox.cell import KILL_SECONDS as KILL_SECONDS
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit
 from sandbox.spawn import launcher
-from sandbox.spawn.launcher import Verdict
+from sandbox.spawn.launcher import ExecReport
 from sandbox.spawn.order import read_ending
 from sandbox.speed.scopes import suppress
 from sandbox.speed.signals import signal
@@ -24,22 +24,21 @@ _STATUS_BYTES = 64 << 10  # of bwrap's status output, which has two lines
 _COMPLAINT_BYTES = 4 << 10  # of bwrap's error message
 
 _STRAY_SECONDS = 1.0
-_CROWD_PROCESSES = 32
+_MANY_PROCESSES = 32
 
 
 _PROGRAM_GENERATION = 3  # generations below the cell's init: bwrap, its init, the program
 
 
 class Usage(NamedTuple):
-    """Of all its processes if a cgroup counts them (the last two are then not None). Otherwise of the
-    program and of all children it
-    has waited for; the kernel does not count processes that it left running."""
+    """What a cell used: all its processes if a cgroup counts them (the last two fields are then not None).
+    Otherwise the program and the children that were waited for, without processes that were left running."""
 
     wall: float
     cpu_user: float
     cpu_system: float
-    # Bytes, of the largest single process. Never below what the process takes that becomes bwrap (some 15
-    # MB): the kernel counts a process from before its exec, when it still shared the memory of the runner.
+    # Bytes, of the largest single process. Never less than some 15 MB: the kernel also counts the process
+    # that becomes bwrap before its exec, while it still shares the memory of the runner.
     max_rss: int
     # Bytes, by system calls, from and to files, pipes and sockets. None: the cell's init was killed first.
     read: int | None = None
@@ -49,17 +48,17 @@ class Usage(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """How it ended. `code`: the program's exit code, 128+n if signal n ended it (also a signal of ours),
-    None if it never ran or its code is not known."""
+    """How a cell ended. `code`: the program's exit code; 128+n if signal n ended it, also one of ours; None
+    if it never ran or its code is not known."""
 
     code: int | None
     reached_exec: bool
-    signal: int | None  # the signal that ended bwrap itself: the cage was killed from outside
+    signal: int | None  # that ended bwrap itself: the cage was killed from outside
     usage: Usage
     expired: bool = False  # the deadline in the cell's init ended it
     counters: Counters = Counters()
     left: tuple[int, ...] = ()  # processes that could not be killed
-    unexecuted: Verdict | None = None  # why the program could not be executed, if it got that far
+    unexecuted: ExecReport | None = None  # the failed execve of the program
     complaint: str = ""  # bwrap's error message, if the program never ran
     scratch_full: bool = False  # at the end; False also if the cell's init was killed first
 
@@ -79,7 +78,7 @@ class Bounds(NamedTuple):
 
 
 class Cell:
-    """One plugin's processes: everything below `pid`, its init, and nothing else."""
+    """The processes of one plugin: `pid`, which is the cell's init, and everything below it."""
 
     gate: GateProcess | None = None  # a process outside; launch() ends it
 
@@ -96,7 +95,7 @@ class Cell:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # readable when the whole tree has ended
         self.cgroup = cgroup
-        # Hangs up when bwrap ends. Then the program itself has ended, even if others of its processes live.
+        # Hangs up when bwrap ends. Then the program has ended, but other processes of the cell may still run.
         self.over_fd: int | None = status_fd
         self._status_fd = status_fd
         self._ending_fd = ending_fd
@@ -108,103 +107,104 @@ class Cell:
         self._exit: Exit | None = None
 
     def end(self) -> None:
-        """End all of it from within, so that the cell's init lives to report what was used. Does not wait.
+        """End the program, so that the cell's init can report what was used. Does not wait.
 
         The program is killed first: bwrap ends with it, and everything with bwrap. The kernel does not count
         the processes that it kills at the end of a namespace, so the namespace's init is not killed here.
         """
-        self._hasten()
+        self._unblock()
         # A program that ran and is not found has just ended by itself. bwrap is about to report its exit
-        # code: killed now, it would take the code along. The caller kills the cell if that takes too long.
+        # code, which would be lost if we killed bwrap. The caller kills the cell if that takes too long.
         ended = self.signal_program(signal.SIGKILL) or self.runs()
-        if not ended and not _signal_below(self.pid, 1, signal.SIGKILL):
+        if not ended and not _signal_generation(self.pid, 1, signal.SIGKILL):
             self.kill()
-        elif self.cgroup is not None and len(self.cgroup.processes()) > _CROWD_PROCESSES:
-            # bwrap's init would wait for its turn among all of them. The cgroup counts their usage.
+        elif self.cgroup is not None and len(self.cgroup.processes()) > _MANY_PROCESSES:
+            # Among so many processes, bwrap's init would get little processor time to end them. Nothing is
+            # lost: the cgroup counts their usage.
             self.cgroup.kill()
 
     def kill(self) -> None:
-        """Kill all of it: `pid` is the init of a namespace around everything, so the kernel kills the rest.
-        Then kill by the cgroup as well: a process that escaped one of the two has not escaped the other."""
+        """Kill `pid`, the init of a pid namespace, so that the kernel kills all processes in it. Then kill
+        the cgroup too, in case a process has escaped the namespace."""
         if self._exit is None:
             try:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             except ProcessLookupError:
                 pass
             if self.cgroup is not None:
-                self._hasten()
+                self._unblock()
                 self.cgroup.kill()
 
-    def _hasten(self) -> None:
-        """Thaw, and lift the cpu limit: dying takes processor time, and a frozen process cannot die."""
+    def _unblock(self) -> None:
+        """Thaw the cgroup and lift its cpu limit: a frozen or throttled process dies late or never."""
         if self.cgroup is not None:
             self.cgroup.lift_cpu()
             self.cgroup.freeze(False)
 
     def processes(self) -> list[int]:
-        """All processes of the tree, as seen at one look."""
+        """A snapshot of all processes of the cell."""
         if self.cgroup is not None and self.cgroup.groups:
             return self.cgroup.processes()
         return descendants(self.pid)
 
     def runs(self) -> bool:
-        """Whether the program itself runs or ran, rather than bwrap before it."""
-        return self._verdict().executed and self._launched
+        """Whether bwrap has started the program. It may have ended since."""
+        return self._exec_report().executed and self._launched
 
-    def _verdict(self) -> Verdict:
+    def _exec_report(self) -> ExecReport:
         """The launcher's report so far. Does not block: an unkillable process may hold the other end."""
         with suppress(BlockingIOError):
             while not self._launched:
                 part = os.read(self._launch_fd, 64)
                 self._launch += part
                 self._launched = not part
-        return launcher.verdict(self._launch)
+        return launcher.read_report(self._launch)
 
     def member(self) -> int | None:
-        """A process that is in all of the plugin's namespaces: bwrap's own init, which ends last."""
+        """The pid of bwrap's own init, which is in all of the plugin's namespaces and ends last."""
         try:
             return children(children(self.pid)[0])[0]
         except (IndexError, OSError):
             return None
 
     def signal_program(self, number: int) -> bool:
-        """Pass a signal on to the plugin's own first process; False if it cannot be found (yet).
+        """Send a signal to the plugin's first process; False if it cannot be found (yet).
 
         Neither bwrap process passes signals on: the outer one dies of them, the inner init ignores them.
         """
-        return _signal_below(self.pid, _PROGRAM_GENERATION, number)
+        return _signal_generation(self.pid, _PROGRAM_GENERATION, number)
 
     def wait(self) -> Exit:
-        """Reap it. Returns when the last process of the tree has ended: a namespace's init is not waitable
-        before its namespace is empty."""
+        """Reap the cell's init. Returns when the last process of the cell has ended, because the init of a
+        pid namespace cannot be reaped before its namespace is empty."""
         if self._exit is None:
             _, status, used = os.wait4(self.pid, 0)
             wall = time.monotonic() - self._started
             code = self._reported_code()
-            verdict = self._verdict()
+            report = self._exec_report()
             ending = read_ending(self._ending_fd)
             if ending is not None:
                 status = ending.status
                 usage = Usage(wall, ending.user, ending.system, ending.max_rss, ending.read, ending.written)
             else:  # killed: the kernel did not count the processes it ended
                 usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
-            counters, usage = self._counted(usage)
+            counters, usage = self._read_counters(usage)
             self._exit = Exit(
                 code=code,
-                reached_exec=verdict.executed,
+                reached_exec=report.executed,
                 signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                 usage=usage,
                 expired=ending is not None and ending.expired,
                 counters=counters,
                 left=self._strays(),
-                unexecuted=verdict if verdict.errno else None,
-                complaint="" if verdict.executed else self._complaint(),
+                unexecuted=report if report.errno else None,
+                complaint="" if report.executed else self._complaint(),
                 scratch_full=ending is not None and ending.full,
             )
         return self._exit
 
-    def _counted(self, usage: Usage) -> tuple[Counters, Usage]:
-        """The kernel's own count, if there is one."""
+    def _read_counters(self, usage: Usage) -> tuple[Counters, Usage]:
+        """The counters of the cgroup, and the usage completed with them."""
         if self.cgroup is None:
             return Counters(), usage
         counters = self.cgroup.counters()
@@ -213,9 +213,9 @@ class Cell:
         return counters, usage._replace(memory_peak=counters.memory_peak, pids_peak=counters.pids_peak)
 
     def _strays(self) -> tuple[int, ...]:
-        """Processes that are still in the plugin's cgroup although its namespace is empty.
+        """Processes that are in the plugin's cgroup although its namespace is empty.
 
-        Only a process outside can have put them there. They are killed, and those that live on are reported.
+        Only a process outside can have put them there. They are killed, and survivors are returned.
         """
         if self.cgroup is None or not self.cgroup.left():
             return ()
@@ -226,21 +226,21 @@ class Cell:
         return left
 
     def give_up(self) -> Exit:
-        """Stop waiting for processes that do not die, and report them."""
+        """Stop waiting for processes that cannot be killed. They are listed in `Exit.left`."""
         if self._exit is None:
             left = tuple(self.cgroup.left()) if self.cgroup is not None else ()
             wall = time.monotonic() - self._started
-            counters, usage = self._counted(Usage(wall, 0.0, 0.0, 0))
+            counters, usage = self._read_counters(Usage(wall, 0.0, 0.0, 0))
             os.set_blocking(self._status_fd, False)  # bwrap may be one of them
             code = self._reported_code()
-            reached = self._verdict().executed
+            reached = self._exec_report().executed
             self._exit = Exit(code, reached, None, usage, counters=counters, left=left or (self.pid,))
         return self._exit
 
     def _reported_code(self) -> int | None:
-        """bwrap's status: one JSON document per line, with {"exit-code": N} among them if the launcher or the
-        program ran. The launcher's own exit code is not returned."""
-        if not self._verdict().executed:
+        """The program's exit code. bwrap writes one JSON document per line, among them {"exit-code": N} if
+        the launcher or the program ran. None for the launcher's own exit code."""
+        if not self._exec_report().executed:
             return None
         raw = b""
         with suppress(BlockingIOError):
@@ -273,7 +273,7 @@ class Cell:
 
 
 def exit_code(line: bytes) -> int | None:
-    """The exit code, if this line of bwrap's status has it."""
+    """The exit code in this line of bwrap's status, or None."""
     match line.split():
         case [b"{", b'"exit-code":', number, b"}"] if number.isdigit():  # as bwrap writes it
             return int(number)
@@ -289,9 +289,9 @@ def exit_code(line: bytes) -> int | None:
     return found if isinstance(found, int) else None
 
 
-# By hand, and not with psutil: every launch looks at its children, and importing psutil costs 20 ms.
+# Without psutil: every launch looks at its children, and importing psutil takes 20 ms.
 def children(pid: int) -> list[int]:
-    """The children of a process, whichever of its threads forked them."""
+    """The children of a process, of all its threads."""
     found: list[int] = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(FileNotFoundError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
@@ -301,7 +301,7 @@ def children(pid: int) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     found, open_ends = [], [pid]
-    while open_ends:  # a plugin's processes can be nested deeper than Python's stack
+    while open_ends:  # not recursive: processes can be nested deeper than Python's stack
         try:
             below = children(open_ends.pop())
         except OSError:
@@ -311,8 +311,9 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _signal_below(pid: int, generations: int, number: int) -> bool:
-    """Signal the first child's first child's … of `pid`; False if there is none."""
+def _signal_generation(pid: int, generations: int, number: int) -> bool:
+    """Signal the first child of the first child … of `pid`, so many generations down; False if there is
+    none."""
     try:
         for _ in range(generations):
             pid, parent = children(pid)[0], pid

@@ -1,7 +1,6 @@
-"""What a launch writes into the memory files of its cage.
+"""Contents: what a launch writes into the memory files of its cage.
 
-It goes from process to process in sealed memory files, and is in no plan, cache, argument, variable or
-report.
+It is passed between processes in sealed memory files. No plan, cache, argument, variable or report has it.
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 class Contents:
-    """Secrets by their name, and other files by their path in the cage. Its text, in a traceback or a log,
-    shows none of them."""
+    """Secrets by name, and other files by their path in the cage. `repr` shows none of the values."""
 
     def __init__(
         self, secrets: Mapping[str, bytes] | None = None, files: Mapping[str, bytes] | None = None
     ) -> None:
-        """Raises ValueError if it is too much."""
+        """Raises ValueError if the contents are too large."""
         self.secrets = dict(secrets or {})
         self.files = dict(files or {})
         for what, given, most in (
@@ -49,23 +47,23 @@ class Contents:
         return self.secrets.get(file.secret) if file.secret else self.files.get(file.dest)
 
     def wipe(self) -> None:
-        """In a forked child that needs none of it. Secrets are overwritten where they are, because the frames
-        of the launching process that the child has inherited refer to them too."""
+        """Overwrite all secrets, in a forked child that needs none. In place, because stack frames inherited
+        from the launching process refer to them too."""
         import ctypes
 
         for value in self.secrets.values():
-            if len(value) > 1:  # shorter ones are shared by all of Python
+            if len(value) > 1:  # Python shares shorter ones
                 ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
         self.secrets.clear()
         self.files.clear()
 
     def strays(self, files: Sequence[MemoryFile]) -> list[str]:
-        """The names of what was given and no file has."""
+        """The names of contents that no file asks for."""
         known = {file.secret or file.dest for file in files}
         return [name for name in (*self.secrets, *self.files) if name not in known]
 
     def share(self) -> int:
-        """A sealed memory file for another process, which gets it back with `read_contents`."""
+        """Write a sealed memory file, which another process reads with `read_contents`."""
         if not self:
             return sealed_file(b"")
         import json  # not every launch pays for it
@@ -76,7 +74,7 @@ class Contents:
 
 
 def read_contents(fd: int) -> Contents:
-    """What `share` wrote. Raises ValueError if it did not. Closes the descriptor."""
+    """Read what `share` wrote, and close the descriptor. Raises ValueError for anything else."""
     with open(fd, "rb") as file:
         file.seek(0)
         head, _, body = file.read().partition(b"\n")
@@ -98,7 +96,7 @@ def read_contents(fd: int) -> Contents:
 
 
 def sealed_file(content: bytes) -> int:
-    """A file in memory that nobody can change any more, at its beginning. Closed on exec."""
+    """Make a memory file that cannot be changed any more, positioned at its beginning. Closed on exec."""
     fd = os.memfd_create("runner-contents", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         write_all(fd, content)

@@ -1,9 +1,9 @@
-"""The gate of one plugin, as the process that launches it sees it: started before it, ended after it.
+"""Start and end the gate of one plugin, from the launching process. It is started before the plugin.
 
 The gate is forked and not executed, and confines itself before it serves. It gets the sockets of the plugin's
-network namespace from the process that made it. When the plugin has ended, a byte on a pipe tells the gate to
-deliver what the plugin has sent, and then to end. It ends at once when the process that launched it has
-ended, or closes its end of that pipe. Whatever keeps it from starting keeps the plugin from starting.
+network namespace from the process that made that namespace. When the plugin has ended, a byte on a pipe tells
+the gate to deliver what the plugin has sent, and then to end. It ends at once when the launching process ends
+or closes that pipe. If the gate cannot start, the plugin is not started either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
 # part of it, and a server may read slowly. The gate ends as soon as it has nothing to deliver.
 DELIVERY_SECONDS = 5.0
-# How long it may take to write its last lines when it has been told to end at once, before it is killed.
+# How long the gate may take to write its last audit lines when it is to end at once, before it is killed.
 _LAST_LINES_SECONDS = 1.0
 _READ_BYTES = 64 << 10
 
@@ -48,12 +48,12 @@ class GateProcess:
         self._channel = channel
         self._has_ended = False
 
-    def let_go(self) -> None:
+    def close_channel(self) -> None:
         """Close our copy of the channel: from now on the gate notices if the cell's init ends."""
         self._channel.close()
 
     def read(self) -> bool:
-        """Take what it has written. False at the end: it has ended."""
+        """Read audit lines. False if the gate has ended."""
         try:
             data = os.read(self.audit_fd, _READ_BYTES)
         except BlockingIOError:
@@ -63,8 +63,7 @@ class GateProcess:
         return bool(data)
 
     def drain(self, seconds: float, stop: Collection[int] = ()) -> None:
-        """Take what it writes until it ends, for `seconds` at most, however much it writes, or until one of
-        `stop` is readable."""
+        """Read audit lines until the gate ends, one of `stop` is readable, or `seconds` have passed."""
         until = time.monotonic() + seconds
         watch = select.poll()
         for fd in (self.audit_fd, *stop):
@@ -74,15 +73,15 @@ class GateProcess:
                 return
 
     def dismiss(self) -> None:
-        """The plugin has ended. The gate ends when it has delivered what the plugin had sent; drain() waits
-        for that."""
-        self.let_go()
+        """Tell the gate that the plugin has ended. It delivers what the plugin had sent, and ends; `drain`
+        waits for that."""
+        self.close_channel()
         with suppress(BrokenPipeError):
             os.write(self._alive, b".")
 
     def close(self) -> None:
-        """End it at once, if it has not ended, and reap it."""
-        self.let_go()
+        """End the gate at once, if it still runs, and reap it."""
+        self.close_channel()
         os.close(self._alive)
         self.drain(_LAST_LINES_SECONDS)
         by_itself = self._has_ended
@@ -92,13 +91,13 @@ class GateProcess:
         _, status = os.waitpid(self.pid, 0)
         if by_itself and status and not self.log.gate_ended_early:
             self.log.end_early()
-        self.drain(_LAST_LINES_SECONDS)  # it has ended: what is left in the pipe
+        self.drain(_LAST_LINES_SECONDS)  # the gate has ended: read what is left in the pipe
         os.close(self.pidfd)
         os.close(self.audit_fd)
 
 
 class GateMeter(Meter):
-    """Reads the audit lines while the plugin runs. It never ends the plugin."""
+    """Reads the audit lines while the plugin runs. Unlike other meters it never ends the plugin."""
 
     def __init__(self, gate: GateProcess) -> None:
         self._gate = gate
@@ -122,11 +121,11 @@ def open_gate(
     plugin: Limits | None = None,
     forget: Callable[[], None] | None = None,
 ) -> Iterator[GateProcess]:
-    """Start the gate. Raises LayerUnavailable, and OSError if there are no processes or descriptors left.
+    """Start the gate. Raises LayerUnavailable, and OSError if processes or descriptors are exhausted.
 
-    `uid_range`: what root leases the gate's own uid from. `until`: see NetworkOrder. `plugin`: its limits,
-    of which those of processor time are the gate's too. `forget`: removes from the gate what it must not
-    have. The gate waits for its sockets; whether it serves, the cell's init learns from it.
+    `uid_range`: for the gate's own uid, if the caller is root. `until`: see NetworkOrder. `plugin`: its
+    limits; those of processor time also bound the gate. `forget`: called in the gate, to remove what it must
+    not have. The gate then waits for its sockets, and tells the cell's init when it serves.
     """
     recipe = find_recipe(egress)
     if plugin is not None:
@@ -150,7 +149,7 @@ def open_gate(
                 os.close(fd)
             raise
         finally:
-            # While a copy of its ends is open here, nobody would see that it has ended.
+            # While copies of its ends are open here, the end of the gate would go unnoticed.
             for fd in (audit_w, alive_r):
                 os.close(fd)
             theirs.close()
@@ -183,7 +182,7 @@ def _lease(uid_range: tuple[int, int]) -> tuple[int, int]:
 def _run_gate(
     channel: int, egress: EgressPlan, audit: int, alive: int, identity: tuple[int, int] | None
 ) -> NoReturn:
-    # Imported by the gate alone, while this process goes on with the launch.
+    # Imported only in the gate, while this process goes on with the launch.
     from sandbox.gate.gate import run_gate
 
     run_gate(channel, egress, audit, alive, identity)
@@ -197,7 +196,7 @@ def _fork_gate(
     forget: Callable[[], None] | None,
 ) -> int:
     """`gates`: its ends of channel, audit and alive. `ours`: the other ends, which it must not hold."""
-    # A signal would run our handlers in the child. The gate unblocks them when it has reset them.
+    # Otherwise a signal would run our handlers in the child. The gate unblocks signals after resetting them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -210,7 +209,7 @@ def _fork_gate(
                 channel, audit, alive = gates
                 _run_gate(channel, egress, audit, alive, identity)
             finally:
-                os._exit(1)  # below us is the parent's stack
+                os._exit(1)  # the stack below is a copy of the parent's
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid

@@ -1,4 +1,4 @@
-"""From an open plan to a running cell: descriptors, bwrap's arguments and the spawner's order."""
+"""Start a cell from an open plan: descriptors, bwrap's arguments and the spawner's order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandbox.plan import bwrap
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
-from sandbox.spawn.order import CgroupDoors, GuardOrder, SpawnError, SpawnOrder, folder_path
+from sandbox.spawn.order import CgroupHandles, GuardOrder, SpawnError, SpawnOrder, folder_path
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sandbox.cell.egress import GateProcess
     from sandbox.spec import MemoryFile
 
-_GATE_FAULT_SECONDS = 0.5  # a gate that could not start says why, and ends
+_GATE_FAULT_SECONDS = 0.5  # for the message of a gate that could not start
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def launch(
     bounds: Bounds | None = None,
     contents: Contents | None = None,
 ) -> Iterator[Cell]:
-    """Start the plan. Whatever happens inside the context, nothing of it is left afterwards.
+    """Start the plan. Nothing of it is left when the context ends.
 
     `contents`: of each memory file in the plan. Raises ValueError if one is missing.
     """
@@ -50,7 +50,7 @@ def launch(
         return
     from sandbox.cell.egress import open_gate
 
-    # The gate is there before the plugin, and ends after it.
+    # The gate starts before the plugin and ends after it.
     forget = contents.wipe if contents is not None else None
     with (
         open_gate(plan.egress, plan.layers.uid_range, bounds.launch, plan.limits, forget) as gate,
@@ -75,14 +75,14 @@ def _launch(
         launch_r, launch_w = _pipe(stack)
         complaint_r, complaint_w = _pipe(stack)
         for read in (launch_r, complaint_r):
-            os.set_blocking(read, False)  # affects this end alone
-        # Under a low limit of open files bwrap finds no free number below the limit if its inherited
-        # descriptors take them all. Descriptors above the limit stay open.
+            os.set_blocking(read, False)  # affects this end only
+        # Under a low limit of open files, inherited descriptors could leave bwrap no free number below the
+        # limit. So they get numbers above it: descriptors above the limit stay open.
         lowest = _high_numbers() if plan.limits.open_files is not None else 0
         sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
-        helper = _launcher(stack, bounds.streams, _lifted(stack, launch_w, lowest), lowest)
+        helper = _launcher(stack, bounds.streams, _move_above(stack, launch_w, lowest), lowest)
         folders = {op.dest: folder_path(number) for number, op in enumerate(plan.folders)}
-        mounts = _idmapped(stack, open_plan, owner) if plan.idmapped else {}
+        mounts = _idmapped_mounts(stack, open_plan, owner) if plan.idmapped else {}
         if mounts:
             sources = {dest: fd for dest, fd in sources.items() if dest not in mounts}
             folders |= {dest: folder_path(number) for number, dest in enumerate(mounts, len(folders))}
@@ -91,18 +91,20 @@ def _launch(
             sources = {dest: fd for dest, fd in sources.items() if dest not in binds}
             folders |= {dest: folder_path(number) for number, dest in enumerate(binds, len(folders))}
         slots = bwrap.Slots(
-            sources={dest: _lifted(stack, fd, lowest) for dest, fd in sources.items()} if lowest else sources,
+            sources={dest: _move_above(stack, fd, lowest) for dest, fd in sources.items()}
+            if lowest
+            else sources,
             texts={
-                **{text.dest: _data(stack, text.content, lowest) for text in texts},
+                **{text.dest: _data_file(stack, text.content, lowest) for text in texts},
                 **(_memory_files(stack, files, contents, lowest) if (files := plan.memory_files) else {}),
             },
             folders=folders,
-            filters=tuple(_data(stack, bpf, lowest) for bpf in plan.filters),
+            filters=tuple(_data_file(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
             launcher=helper.file,
         )
-        arguments = _data(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
-        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else CgroupDoors()
+        arguments = _data_file(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
+        handles = stack.enter_context(bounds.cgroup.open_handles()) if bounds.cgroup else CgroupHandles()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         stack.callback(os.close, null)
         order = _order(plan, slots, arguments, owner, bwrap_path, ending_w)
@@ -111,13 +113,13 @@ def _launch(
             keep=(*order.keep, *helper.keep),
             stdio=(null, null, complaint_w),  # for bwrap itself: both of its processes keep these
         )
-        order = _bounded(order, bounds, doors)._replace(
+        order = _with_bounds(order, bounds, handles)._replace(
             mounts=tuple(mounts.values()),
             binds=tuple(binds.values()),
             guards=tuple(_guard_orders(plan, list(folders))) if plan.guards else (),
         )
         started = time.monotonic()
-        pid = spawner.spawn(order) if gate is None else _spawn_behind(gate, order)
+        pid = spawner.spawn(order) if gate is None else _spawn_with_gate(gate, order)
         try:
             cell = Cell(
                 *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
@@ -134,8 +136,9 @@ def _launch(
         cell.close()
 
 
-def _spawn_behind(gate: GateProcess, order: SpawnOrder) -> int:
-    """Raises LayerUnavailable if the plugin's network could not be made, or the gate does not serve it."""
+def _spawn_with_gate(gate: GateProcess, order: SpawnOrder) -> int:
+    """Spawn. Raises LayerUnavailable if the plugin's network cannot be made, or the gate does not serve
+    it."""
     from sandbox.plan.layers import LayerUnavailable
     from sandbox.spawn.network import STEPS
 
@@ -145,13 +148,13 @@ def _spawn_behind(gate: GateProcess, order: SpawnOrder) -> int:
         own = {request.step for request in gate.order.recipe.requests} | STEPS
         if error.stage not in own:
             raise
-        gate.let_go()
+        gate.close_channel()
         gate.drain(_GATE_FAULT_SECONDS)
         why = f" (the gate says: {gate.log.fault})" if gate.log.fault else ""
         hint = "run `runner doctor`: it says whether this machine can give a plugin a list of hosts"
         raise LayerUnavailable("network", f"{error}{why}", hint) from None
     finally:
-        gate.let_go()
+        gate.close_channel()
 
 
 def _order(
@@ -160,7 +163,7 @@ def _order(
     given = (*slots.sources.values(), *slots.texts.values(), *slots.filters, slots.status, arguments)
     return SpawnOrder(
         program=bwrap_path,
-        # This is all that /proc/1/cmdline shows to the plugin.
+        # The plugin can read this in /proc/1/cmdline.
         argv=("bwrap", "--args", str(arguments), "--", *plan.argv),
         uid=owner.uid,
         gid=owner.gid,
@@ -171,13 +174,13 @@ def _order(
         ending=ending,
         folders=tuple(f"size={op.size},nr_inodes={op.inodes},mode={op.mode:o}" for op in plan.folders),
         scratch=next((number for number, op in enumerate(plan.folders) if op.is_scratch), -1),
-        # The uid is free again when the last process with it ends, not when the runner ends.
+        # The uid stays leased until the last process with it ends, even if the runner ends before.
         hold=() if owner.lease_fd is None else (owner.lease_fd,),
     )
 
 
-def _idmapped(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, tuple[int, bool]]:
-    """By destination: a mount, and whether it is of a directory."""
+def _idmapped_mounts(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, tuple[int, bool]]:
+    """Idmapped mounts by destination, and whether each is of a directory."""
     from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
 
     found = {}
@@ -193,7 +196,7 @@ def _idmapped(stack: ExitStack, open_plan: OpenPlan, owner: Owner) -> dict[str, 
 
 
 def _guarded_binds(open_plan: OpenPlan, mounts: Mapping[str, object]) -> dict[str, tuple[int, str]]:
-    """By destination: the writable folders with guards that no idmapped mount shows, and their names."""
+    """Writable folders that have guards and no idmapped mount, by destination, with their names."""
     guarded = {guard.dest for guard in open_plan.plan.guards}
     return {
         op.dest: (open_plan.descriptors[op.dest], op.real)
@@ -208,13 +211,13 @@ def _guard_orders(plan: LaunchPlan, folders: Sequence[str]) -> Iterator[GuardOrd
         yield GuardOrder(folders.index(guard.dest), guard.path, guard.access, guard.state == "optional")
 
 
-def _bounded(order: SpawnOrder, bounds: Bounds, doors: CgroupDoors) -> SpawnOrder:
+def _with_bounds(order: SpawnOrder, bounds: Bounds, handles: CgroupHandles) -> SpawnOrder:
     cgroup = bounds.cgroup
     return order._replace(
         rlimits=bounds.rlimits,
-        cgroups=doors,
+        cgroups=handles,
         membership=() if cgroup is None else tuple(os.fsencode(line) for line in cgroup.lines),
-        # The groups, like the uid, are in use as long as any process lives.
+        # The groups, like the uid, are in use until the last process ends.
         hold=order.hold if cgroup is None else (*order.hold, *cgroup.holds),
         deadline=bounds.deadline,
     )
@@ -226,31 +229,31 @@ class _Launcher(NamedTuple):
     file: int | None = None  # the file that bwrap places there
 
 
-def _launcher(stack: ExitStack, streams: Sequence[int], told: int, lowest: int) -> _Launcher:
+def _launcher(stack: ExitStack, streams: Sequence[int], report_fd: int, lowest: int) -> _Launcher:
     lowest = max(lowest, 3)
-    stdin, stdout, stderr = (_lifted(stack, fd, lowest) for fd in streams)
+    stdin, stdout, stderr = (_move_above(stack, fd, lowest) for fd in streams)
     ends = stdin, stdout, stderr
     try:
         file = executable("runner-launcher")
     except PermissionError:  # vm.memfd_noexec=2: the launcher needs a name
-        content = _data(stack, launcher.image(ends, -1, told), lowest)
-        return _Launcher(bwrap.LAUNCHER, (*ends, told, content), content)
+        content = _data_file(stack, launcher.image(ends, -1, report_fd), lowest)
+        return _Launcher(bwrap.LAUNCHER, (*ends, report_fd, content), content)
     try:
-        own = _lifted(stack, file, lowest)
-        write_all(file, launcher.image(ends, own, told))
+        own = _move_above(stack, file, lowest)
+        write_all(file, launcher.image(ends, own, report_fd))
         os.fchmod(file, 0o555)
     finally:
         os.close(file)
-    return _Launcher(launcher.PATH.format(own), (*ends, told, own))
+    return _Launcher(launcher.PATH.format(own), (*ends, report_fd, own))
 
 
-def _data(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
-    """Content as a descriptor. bwrap reads it to the end, so each serves one launch."""
+def _data_file(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
+    """A descriptor with this content. bwrap reads it to the end, so each serves one launch."""
     fd = os.memfd_create("runner", os.MFD_CLOEXEC)
     try:
         write_all(fd, content)
         os.lseek(fd, 0, os.SEEK_SET)
-        return _lifted(stack, fd, lowest)
+        return _move_above(stack, fd, lowest)
     finally:
         os.close(fd)
 
@@ -267,7 +270,7 @@ def _memory_files(
             raise ValueError(f"there is no content for {file.dest}")
         fd = sealed_file(content)
         try:
-            found[file.dest] = _lifted(stack, fd, lowest)
+            found[file.dest] = _move_above(stack, fd, lowest)
         finally:
             os.close(fd)
     return found
@@ -281,13 +284,13 @@ def _pipe(stack: ExitStack) -> tuple[int, int]:
 
 
 def _high_numbers() -> int:
-    """The lowest descriptor number that is out of bwrap's way and within our own limit."""
+    """The lowest descriptor number for inherited files: high enough for bwrap, and within our own limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(200, soft // 2) if soft > 0 else 200
 
 
-def _lifted(stack: ExitStack, fd: int, lowest: int) -> int:
-    """The same file under another number, at least `lowest`."""
+def _move_above(stack: ExitStack, fd: int, lowest: int) -> int:
+    """Duplicate a descriptor to a number of at least `lowest`."""
     lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
     stack.callback(os.close, lifted)
     return lifted

@@ -1,8 +1,7 @@
-"""The sources of a plan that was kept, opened for one launch.
+"""Open the sources of a stored plan for one launch.
 
-The plan was judged with everything it rests on, and the facts hold (sandbox/facts.py): so what stands at each
-path now is what was judged, and only that is opened. bubblewrap compares once more what it mounts with what
-is open here.
+The facts of the plan have been checked (sandbox/facts.py), so what is at each path now is what was judged
+when the plan was made. It is only opened here. bubblewrap compares again what it mounts with what is open.
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PlanOutdated(Exception):
-    """Something is not what the plan was made for. It is made anew."""
+    """A source is not what the plan was made for. The plan has to be made again."""
 
 
 @contextmanager
 def reopen_known(plan: LaunchPlan) -> Iterator[OpenPlan]:
-    """Open every source but the state, whose folders the launch makes ready first. Raises PlanOutdated."""
+    """Open every source but the state directory, which the launch has to prepare first. Raises
+    PlanOutdated."""
     state = _state(plan)
     descriptors: dict[str, int] = {}
     with ExitStack() as stack:
         for bind in plan.operations:
             if isinstance(bind, Bind) and bind.dest not in state:
-                descriptors[bind.dest], found = _opened(bind.real, stack)
+                descriptors[bind.dest], found = _open_real(bind.real, stack)
                 if found[:3] != bind.identity[:3]:
                     raise PlanOutdated(bind.real)
         yield OpenPlan(plan, descriptors)
@@ -40,14 +40,14 @@ def reopen_known(plan: LaunchPlan) -> Iterator[OpenPlan]:
 
 @contextmanager
 def with_known_state(opened: OpenPlan) -> Iterator[OpenPlan]:
-    """The same with the state folders, which were there when the plan was made. The launch compares them with
-    those that it has made ready. Raises PlanOutdated."""
+    """Open the state folders too, which existed when the plan was made. The launch compares them with those
+    that it has prepared. Raises PlanOutdated."""
     plan, state = opened.plan, _state(opened.plan)
     descriptors = dict(opened.descriptors)
     with ExitStack() as stack:
         for bind in plan.operations:
             if isinstance(bind, Bind) and bind.dest in state:
-                descriptors[bind.dest], found = _opened(bind.real, stack)
+                descriptors[bind.dest], found = _open_real(bind.real, stack)
                 if found[:3] != bind.identity[:3]:
                     raise PlanOutdated(bind.real)
         yield OpenPlan(plan, descriptors)
@@ -57,12 +57,12 @@ def _state(plan: LaunchPlan) -> set[str]:
     return {shown.path for shown in plan.shown if shown.origin == "state"}
 
 
-def _opened(path: str, stack: ExitStack) -> tuple[int, FileIdentity]:
+def _open_real(path: str, stack: ExitStack) -> tuple[int, FileIdentity]:
     try:
         fd = os.open(path, _OPEN)
         stack.callback(os.close, fd)
         held = os.fstat(fd)
-        # No link was followed on the way: the path is a real one.
+        # Equal only if no link was followed on the way.
         if os.readlink(f"/proc/self/fd/{fd}") != path:
             raise PlanOutdated(path)
     except OSError:

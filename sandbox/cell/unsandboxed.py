@@ -1,7 +1,7 @@
-"""Running without a cage: only for plugins that ask for it under a policy that allows it.
+"""Run a plugin without a cage: only if it asks for that under a policy that allows it.
 
-The plugin still gets its own session, the granted environment, no inherited descriptors, its limits as far as
-cgroups and rlimits go, and a certain end. Without a namespace the runner has to end it: it becomes the
+The plugin still gets its own session, the granted environment, no inherited descriptors, and the limits that
+cgroups and rlimits enforce. There is no namespace that would end its processes. So the runner becomes the
 reaper of every process that the plugin leaves behind, and kills until none is left.
 """
 
@@ -19,18 +19,18 @@ from sandbox.limits.cgroup import Cgroup
 from sandbox.limits.rlimits import rlimits
 from sandbox.plan.plan import LaunchPlan
 from sandbox.spawn.init import fork_into, join_cgroups, require_membership, set_rlimits
-from sandbox.spawn.launcher import Verdict, failure, verdict
-from sandbox.spawn.order import CgroupDoors
+from sandbox.spawn.launcher import ExecReport, failure_report, read_report
+from sandbox.spawn.order import CgroupHandles
 from sandbox.speed.typed import Iterator
 
-_PASSES = 200  # over the process tree; each finds processes forked during the one before
+_PASSES = 200  # over the process tree; each finds what was forked during the one before
 _PASS_SECONDS = 0.005  # between two of them
 
 
 class UnsandboxedCell(Cell):
     def __init__(self, pid: int, status_fd: int, ending_fd: int, started: float, bounds: Bounds) -> None:
         super().__init__(pid, status_fd, ending_fd, started, bounds.cgroup)
-        self.over_fd = None  # there is no bwrap: when the program has ended, so has `pid`
+        self.over_fd = None  # there is no bwrap: `pid` is the program itself
         self._deadline = bounds.deadline
 
     def end(self) -> None:
@@ -38,12 +38,12 @@ class UnsandboxedCell(Cell):
 
     def kill(self) -> None:
         if self.cgroup is not None:
-            self._hasten()
+            self._unblock()
             self.cgroup.kill()
         for _ in range(_PASSES):
             if not descendants(os.getpid()):
                 return
-            living = _kill_below(os.getpid())
+            living = _kill_descendants(os.getpid())
             if self._exit is not None:
                 _reap_strays()
             elif not living:
@@ -53,8 +53,8 @@ class UnsandboxedCell(Cell):
     def runs(self) -> bool:
         return True  # the exec has already succeeded
 
-    def _verdict(self) -> Verdict:
-        return Verdict(True)
+    def _exec_report(self) -> ExecReport:
+        return ExecReport(True)
 
     def processes(self) -> list[int]:
         return [self.pid, *descendants(self.pid)]
@@ -73,22 +73,22 @@ class UnsandboxedCell(Cell):
             code = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             usage = Usage(wall, used.ru_utime, used.ru_stime, used.ru_maxrss * 1024)
             told = os.read(self._status_fd, 64)
-            why = verdict(told)
-            counters, usage = self._counted(usage)
+            why = read_report(told)
+            counters, usage = self._read_counters(usage)
             self._exit = Exit(None if told else code, not told, None, usage, counters=counters)
             self._exit = self._exit._replace(unexecuted=why if why.errno else None)
-            self.kill()  # kill the processes it left running
-            left = tuple(_living_below(os.getpid()))
+            self.kill()
+            left = tuple(_living_descendants(os.getpid()))
             expired = self._deadline is not None and time.monotonic() >= self._deadline
             self._exit = self._exit._replace(left=left, expired=expired and code == 128 + signal.SIGKILL)
         return self._exit
 
 
-def _living_below(pid: int) -> list[int]:
+def _living_descendants(pid: int) -> list[int]:
     """All descendants that are not zombies.
 
-    By hand, and not with psutil, which reads every process of the machine: with 240 of them it takes seven
-    times as long. This runs after the plugin, when its end must be certain.
+    Without psutil, which reads every process of the machine: with 240 of them it takes seven times as long.
+    Here processes are killed that may fork meanwhile.
     """
     return [each for each in descendants(pid) if not _is_zombie(each)]
 
@@ -101,9 +101,9 @@ def _is_zombie(pid: int) -> bool:
         return True  # it has ended
 
 
-def _kill_below(pid: int) -> list[int]:
-    """Kill all descendants except the caller, and return those that lived."""
-    living = [each for each in _living_below(pid) if each != os.getpid()]
+def _kill_descendants(pid: int) -> list[int]:
+    """Kill all descendants except the caller, and return those that were alive."""
+    living = [each for each in _living_descendants(pid) if each != os.getpid()]
     for each in living:
         with suppress(OSError):
             os.kill(each, signal.SIGKILL)
@@ -124,24 +124,24 @@ def start_unsandboxed(plan: LaunchPlan, bounds: Bounds | None = None) -> Iterato
     bounds = bounds or Bounds(rlimits(plan.limits))
     parent = os.getpid()
     with ExitStack() as stack:
-        # Every step that can fail comes before the plugin starts: after that, its end must be certain.
-        doors = stack.enter_context(bounds.cgroup.doors()) if bounds.cgroup else CgroupDoors()
+        # Every step that can fail comes before the plugin starts, so that a plugin that runs is always ended.
+        handles = stack.enter_context(bounds.cgroup.open_handles()) if bounds.cgroup else CgroupHandles()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, null)
         status_r, status_w = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, status_w)
         stack.callback(os.close, status_r)
         process.adopt_orphans(True)
-        # Before the plugin starts: from then on the runner may be stopped at any time.
+        # Before the plugin starts, because the runner may be stopped (SIGSTOP) at any time.
         clock = None if bounds.deadline is None else _start_clock(bounds.deadline, bounds.cgroup)
         try:
-            pid, born_inside = fork_into(doors)
+            pid, born_inside = fork_into(handles)
         except BaseException:
             if clock is not None:
                 _end(clock)
             raise
         if pid == 0:
-            _become(plan, bounds, doors, born_inside, parent, status_w)
+            _exec_program(plan, bounds, handles, born_inside, parent, status_w)
         try:
             cell = UnsandboxedCell(pid, os.dup(status_r), os.dup(null), time.monotonic(), bounds)
         except BaseException:
@@ -162,7 +162,7 @@ def _end(pid: int) -> None:
 
 def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
     """Start a process that ends the plugin at its deadline, even if the runner is stopped or busy. In a cage
-    the cell's init has that clock."""
+    the cell's init does that."""
     runner = os.getpid()
     if pid := os.fork():
         return pid
@@ -174,22 +174,22 @@ def _start_clock(deadline: float, cgroup: Cgroup | None) -> int:
         if cgroup is not None:
             cgroup.kill()
         for _ in range(_PASSES):
-            if not _kill_below(runner):
+            if not _kill_descendants(runner):
                 break
             time.sleep(_PASS_SECONDS)
     finally:
         os._exit(0)
 
 
-def _become(
-    plan: LaunchPlan, bounds: Bounds, doors: CgroupDoors, born_inside: bool, parent: int, status_w: int
+def _exec_program(
+    plan: LaunchPlan, bounds: Bounds, handles: CgroupHandles, born_inside: bool, parent: int, status_w: int
 ) -> NoReturn:
-    """Runs in the child."""
+    """Runs in the child, and never returns."""
     try:
         process.die_with_parent()
         if os.getppid() != parent:
             os._exit(125)
-        join_cgroups(doors, born_inside=born_inside)
+        join_cgroups(handles, born_inside=born_inside)
         if bounds.cgroup is not None:
             require_membership([os.fsencode(line) for line in bounds.cgroup.lines])
         os.setsid()
@@ -199,14 +199,14 @@ def _become(
         set_rlimits(bounds.rlimits)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU):
             signal.signal(number, signal.SIG_DFL)
-        # Not up to the soft limit, which may have been lowered since.
+        # Not only up to the soft limit: it may have been lowered while descriptors above it were open.
         os.closerange(3, status_w)
         os.closerange(status_w + 1, 0x7FFFFFFF)
         os.chdir(plan.directory)
         try:
             os.execve(plan.argv[0], plan.argv, dict(plan.env))
         except OSError as error:
-            os.write(status_w, failure(error.errno or 0, found=os.path.exists(plan.argv[0])))
+            os.write(status_w, failure_report(error.errno or 0, found=os.path.exists(plan.argv[0])))
     finally:
         os.write(status_w, b"!")  # exec closes this pipe: a byte on it means that exec failed
         os._exit(127)

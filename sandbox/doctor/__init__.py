@@ -1,9 +1,9 @@
-"""What this machine can enforce, found by trying. Only `runner doctor` uses it, never a launch.
+"""Find out by trying what this machine can enforce: for `runner doctor`, and for a launch that has failed.
 
-trial.py           does things in throw-away children
-user_namespaces.py says who forbade one
-rehearsal.py       builds a whole cage and looks around in it
+trial.py           tries system calls and programs in throw-away children
+user_namespaces.py finds out what refuses user namespaces
+rehearsal.py       builds a whole cage and checks it from inside
 limits.py          makes the cgroups of a plugin
 conditions.py      reads what weakens a cage from outside
-probes.py          asks all of them
+probes.py          has the remaining probes, and runs all of them
 """

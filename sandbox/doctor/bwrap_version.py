@@ -1,4 +1,4 @@
-"""Which bwrap this is, and which published flaws its version has."""
+"""The version of bwrap, and its published flaws."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sandbox.speed.value import NamedTuple
 
 
 class Flaw(NamedTuple):
-    """A known hole in some bwrap versions, and why it is or is not ours."""
+    """A published flaw of some bwrap versions, and why it does not affect the cage."""
 
     cve: str
     since: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Facts about this machine that matter, although no layer of the default policy depends on them."""
+"""Facts about this machine on which no layer of the default policy depends, but that weaken or slow it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _protection(layer: str, name: str, danger: str) -> Finding:
 
 
 def interpreters(environ: Mapping[str, str]) -> list[Finding]:
-    """Interpreters that a plugin's command finds first on PATH, but that no plugin can be shown."""
+    """Interpreters that are first on PATH, but that no plugin can be shown."""
     findings = []
     for name in _INTERPRETERS:
         found = shutil.which(name, path=environ.get("PATH", os.defpath))
@@ -113,15 +113,15 @@ def interpreters(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _denied(path: str, denied_homes: tuple[str, ...]) -> tuple[str, str]:
-    """The denied path and the spelling of `path` it was found by, links resolved or not."""
+    """The denied path that covers `path`, and `path` as it was written or with links resolved."""
     for spelling in (os.path.abspath(path), os.path.realpath(path)):
         if hit := lexical_hit(spelling, denied_homes):
             return hit.denied, spelling
     return "", path
 
 
-def remembered() -> Finding:
-    """The cache of read manifests and policies, which saves more than half of the time of a launch."""
+def manifest_cache() -> Finding:
+    """The cache of manifests and policies, which saves more than half of the time of a launch."""
     place = cache.directory()
     if place is None:
         return Finding(

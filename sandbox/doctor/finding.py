@@ -1,4 +1,4 @@
-"""What one probe of the doctor saw."""
+"""The result of one probe of the doctor."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Status = Literal["ok", "degraded", "missing", "info"]
 
 
 class Finding(NamedTuple):
-    """What one probe saw.
+    """The result of one probe.
 
-    `missing`: the layer cannot be enforced here. `degraded`: it holds, but something around it is weaker than
-    it should be. `info`: no layer of the default policy depends on it.
+    `missing`: the layer cannot be enforced here. `degraded`: it works, but something around it is weaker
+    than it should be. `info`: no layer of the default policy depends on it.
     """
 
     layer: str

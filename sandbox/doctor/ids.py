@@ -1,4 +1,4 @@
-"""Who else uses the plugins' uids, and how many are left."""
+"""Check the uids for plugins: whether others use them, and how many are left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEARLY_FULL = 0.9
 
 
 def uid_range(uid: int, first: int, last: int) -> list[Finding]:
-    """Other users of the range. A plugin is never given a uid in use, but files may belong to one."""
+    """Find other users of the range. No plugin is given a uid in use, but its files may have one."""
     if uid != 0:
         return []
     if taken := [*accounts_within(first, last), *accounts_within(first, last, "/etc/group")]:
@@ -55,7 +55,7 @@ def uid_range(uid: int, first: int, last: int) -> list[Finding]:
 
 
 def _may_meet_services() -> bool:
-    """In a user namespace of its own a container shares no uids with the services of its host."""
+    """False in a container with its own user namespace: it shares no uids with services of the host."""
     return os.path.exists("/run/systemd/system") or id_is_mapped(0, 4294967294)
 
 
@@ -98,7 +98,8 @@ def uid_pool(uid: int, first: int, last: int) -> list[Finding]:
 
 
 def accounts_within(first: int, last: int, path: str = "/etc/passwd") -> list[str]:
-    """Read from the file: through NSS a directory server might be asked, and might not answer."""
+    """Accounts with uids in the range. Read from the file: NSS might ask a directory server that does not
+    answer."""
     return [
         f"{fields[0]} ({fields[2]})"
         for fields in _lines(path)

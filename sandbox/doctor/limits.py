@@ -1,8 +1,9 @@
-"""Which limits this machine can enforce, found by making the cgroups of a launch without a plugin.
+"""Find out which limits this machine can enforce, by making the cgroups of a launch without a plugin.
 
-It does what a launch does: the same survey, the same choice of means, the same groups, which a process joins
-and which are removed. It runs in a child, and with one difference. Where a launch would first have to enable
-controllers (cgroup v2), that would change a group that others may use; there the doctor only looks.
+It does what a launch does: the same survey, the same choice of means, the same groups. A process joins them,
+and they are removed. All of it runs in a child. There is one difference: where a launch would first have to
+enable controllers (cgroup v2), the doctor does not try, because that would change a group that others may
+use.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from sandbox.spawn.init import fork_into, join_cgroups
 from sandbox.spec import Grant, Limits, Network
 from sandbox.speed.value import NamedTuple
 
-# Small enough for every machine. Nothing is used up: the process that joins ends at once.
+# Small enough for every machine: the process that joins ends at once.
 _LIMITS = Limits(memory=64 << 20, pids=16, cpu=0.5, cpu_time=60.0, io=64 << 20)
-TRIED = tuple(name for name in Limits._fields if getattr(_LIMITS, name) is not None)
-# As findings are called, and the probe as a whole, should it fail.
-LAYERS = frozenset((*(f"{name}_limit" for name in TRIED), "limits"))
+TRIED_LIMITS = tuple(name for name in Limits._fields if getattr(_LIMITS, name) is not None)
+# The names of the findings, and of the probe as a whole, should it fail.
+LAYERS = frozenset((*(f"{name}_limit" for name in TRIED_LIMITS), "limits"))
 
 _GRANT = Grant("", False, (), Network(), (), "default", _LIMITS, (), ())
-_MAKE_DO = Policy("", "", limits=tuple((name, LimitRule(mode="prefer")) for name in TRIED), machine_share=1.0)
+_PREFER_ALL = Policy(
+    "", "", limits=tuple((name, LimitRule(mode="prefer")) for name in TRIED_LIMITS), machine_share=1.0
+)
 _NO_MEMBERS = "no process can be moved into"
 _SWAP_FILES = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 
-# By version of cgroups. What a container's root can write in v1 reaches beyond the container.
 _AS_A_WHOLE = "and limit the container as a whole: docker run --memory … --pids-limit …"
 _SWAP = Lack(
     "swap is on and this kernel does not count it per cgroup: a plugin at its memory limit would go on "
@@ -56,22 +58,23 @@ _SWAP = Lack(
 
 
 class Trial(NamedTuple):
-    """What is left of a survey when it was put to the test."""
+    """A survey of cgroups without what failed when it was tried."""
 
     survey: Survey
     disks: tuple[tuple[int, int], ...]
-    later: frozenset[str] = frozenset()  # controllers that a launch hands down first
+    later: frozenset[str] = frozenset()  # controllers that a launch has to enable first
     kills: bool = False
     freezes: bool = False
     causes: tuple[tuple[str, str], ...] = ()  # controller -> swap, read_only
 
 
 def limits(rules: Iterable[tuple[str, LimitRule]], move_host: bool = False) -> list[Finding]:
-    """`rules`: those of the policy to judge by. `move_host`: whether it lets us move other processes."""
+    """One finding for each limit. `rules`: the policy's limits. `move_host`: whether the policy lets the
+    runner move other processes."""
     by_name = dict(rules)
-    trial = put_to_the_test(read_mounts(), move_host)
-    held = {limit.name: limit for limit in assign(_GRANT, _MAKE_DO, trial.survey, trial.disks).all}
-    findings = [_finding(held[name], by_name.get(name, LimitRule()), trial) for name in TRIED]
+    trial = try_survey(read_mounts(), move_host)
+    held = {limit.name: limit for limit in assign(_GRANT, _PREFER_ALL, trial.survey, trial.disks).all}
+    findings = [_finding(held[name], by_name.get(name, LimitRule()), trial) for name in TRIED_LIMITS]
     return [
         *findings,
         _swap(findings[0]),
@@ -83,8 +86,9 @@ def limits(rules: Iterable[tuple[str, LimitRule]], move_host: bool = False) -> l
 # --- the trial ----------------------------------------------------------------------------------------------
 
 
-def put_to_the_test(mounts: Mounts, move_host: bool = False) -> Trial:
-    """The survey is this process's own: its child would find this one in the group they share."""
+def try_survey(mounts: Mounts, move_host: bool = False) -> Trial:
+    """Survey the cgroups and try them. The survey runs in this process: a child would count this process as
+    another member of their group."""
     found = survey(mounts, move_host=move_host)
     disks = whole_disks(os.stat(place).st_dev for place in ("/", "/usr"))
     later = frozenset(name for site in found.sites for name in site.enable)
@@ -119,11 +123,11 @@ def put_to_the_test(mounts: Mounts, move_host: bool = False) -> Trial:
 
 
 def _try(found: Survey, disks: Sequence[tuple[int, int]], note: Note) -> None:
-    """Note each fault, until what is left works."""
+    """Make the groups; note each fault, and try again without what failed."""
     number = 0
     while True:
         try:
-            with make_cgroup(assign(_GRANT, _MAKE_DO, found, disks).sites, _LIMITS, disks) as cgroup:
+            with make_cgroup(assign(_GRANT, _PREFER_ALL, found, disks).sites, _LIMITS, disks) as cgroup:
                 _join(cgroup)
                 kills = any(os.path.exists(f"{group.path}/cgroup.kill") for group in cgroup.groups)
                 note("kills", int(kills))
@@ -139,13 +143,13 @@ def _try(found: Survey, disks: Sequence[tuple[int, int]], note: Note) -> None:
 
 
 def _join(cgroup: Cgroup) -> None:
-    """In each group a process that ends at once. Raises CgroupFault."""
+    """Have a process join each group and end at once. Raises CgroupFault."""
     for group in cgroup.groups:
-        with Cgroup([group]).doors() as doors:
-            member, born_inside = fork_into(doors)
+        with Cgroup([group]).open_handles() as handles:
+            member, born_inside = fork_into(handles)
             if member == 0:
                 try:
-                    join_cgroups(doors, born_inside=born_inside)
+                    join_cgroups(handles, born_inside=born_inside)
                     os._exit(0)
                 except OSError as error:
                     os._exit(error.errno or errno.EIO)
@@ -158,7 +162,7 @@ def _join(cgroup: Cgroup) -> None:
 
 
 def _faults(outcome: TrialOutcome) -> Iterator[tuple[str, frozenset[str] | None, str]]:
-    """Directory, controllers (None: all of them), message."""
+    """The faults that `_try` noted: directory, controllers (None: all of them), message."""
     if outcome.error or outcome.late or outcome.signal:
         raise RuntimeError(outcome.error or "the trial of cgroups did not end by itself")
     for step, value in outcome.steps.items():
@@ -168,7 +172,7 @@ def _faults(outcome: TrialOutcome) -> Iterator[tuple[str, frozenset[str] | None,
 
 
 def _read_only(found: Survey, mounts: Mounts) -> tuple[dict[str, Lack], dict[str, str]]:
-    """Root is not refused by owner or mode, but by how the tree is mounted: as container engines do."""
+    """Hierarchies that are mounted read-only, as container engines do: the only thing that stops root."""
     lacking = {name for name, _ in found.lacks}
     bound = {name for own in own_hierarchies(mounts) if own.version == 1 for name in own.controllers}
     lacks: dict[str, Lack] = {}
@@ -184,7 +188,7 @@ def _read_only(found: Survey, mounts: Mounts) -> tuple[dict[str, Lack], dict[str
     return lacks, dict.fromkeys(lacks, "read_only")
 
 
-# --- in words -----------------------------------------------------------------------------------------------
+# --- findings -----------------------------------------------------------------------------------------------
 
 
 def _finding(limit: AssignedLimit, rule: LimitRule, trial: Trial) -> Finding:
@@ -205,7 +209,7 @@ def _finding(limit: AssignedLimit, rule: LimitRule, trial: Trial) -> Finding:
     lack = trial.survey.lack(controller)
     if trial.survey.site(name) is not None:  # io, and no disk
         lack = Lack(limit.detail, "")
-    # What there is instead, without the reason, which is said once.
+    # The weaker means, without the reason, which the summary already has.
     weak = limit.detail.removesuffix(lack.reason).removesuffix(": ")
     instead = f"{limit.enforced_by or 'nothing'}{f' ({weak})' if weak else ''}"
     cause = dict(trial.causes).get(controller, "cgroup")
@@ -261,7 +265,7 @@ def _freezing(trial: Trial, disk: LimitRule) -> Finding:
 
 
 def shares(rules: Iterable[tuple[str, LimitRule]], part: float) -> list[Finding]:
-    """What one plugin may take of each number, with the limits that it has if it asks for none."""
+    """What one plugin may take of each machine-wide number, with the policy's default limits."""
     by_name = dict(rules)
     memory = by_name.get("memory", LimitRule()).default
     found, whole = shares_of(part), shares_of(1.0)
@@ -283,7 +287,7 @@ _NOT_OF_THE_HOST = "not of a plugin with the host's network: there nobody can te
 
 
 def _shared_memory(limit: float | None) -> Finding:
-    """Limits bound each plugin. How many fit beside each other is a fact of the machine."""
+    """How many plugins with the default memory limit fit into the memory of this machine."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     summary = (
         f"{memory.available >> 20} of {memory.total >> 20} MiB are available, and {swap.free >> 20} MiB of "

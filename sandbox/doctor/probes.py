@@ -1,7 +1,6 @@
-"""What this machine can enforce, found by trying: one Finding for each layer, with the remedy.
+"""Probes: find out by trying whether this machine can enforce each layer. Findings carry the remedy.
 
-A probe never raises and never hangs: whatever goes wrong in one becomes its finding. None leaves anything
-behind.
+A probe never raises and never hangs: an error in it becomes its finding. None leaves anything behind.
 """
 
 from __future__ import annotations
@@ -15,29 +14,35 @@ from sandbox.doctor import conditions, ids
 from sandbox.doctor import limits as limits
 from sandbox.doctor.bwrap_version import bwrap_version
 from sandbox.doctor.finding import Finding
-from sandbox.doctor.launching import launching
-from sandbox.doctor.named_hosts import named_hosts
-from sandbox.doctor.rehearsal import rehearse, told
+from sandbox.doctor.rehearsal import describe_run, foundation, rehearse
 from sandbox.doctor.trial import (
     Note,
     drop_to,
     in_child,
     install_filter,
     note_errno,
+    run_bwrap,
     run_spawned,
     system_call,
     system_call_number,
     user_namespace,
 )
-from sandbox.doctor.user_namespaces import FILTER, Surroundings, look_around, refusal
+from sandbox.doctor.user_namespaces import FILTER, Surroundings, read_surroundings, refusal
+from sandbox.files import write_all
 from sandbox.identity.leases import LEASES
 from sandbox.identity.uid_range import DEFAULT_RANGE, usable_range
+from sandbox.network.egress import EgressPlan
+from sandbox.network.recipe import find_recipe
+from sandbox.network.trial import RecipeRefusal, try_recipe
+from sandbox.plan.bwrap import LAUNCHER
 from sandbox.plan.find_bwrap import Bwrap, BwrapUnusable, find_bwrap
 from sandbox.policy.policy import LimitRule
 from sandbox.seccomp.filter import SeccompUnavailable, filter_bytes
+from sandbox.spawn import launcher
+from sandbox.spawn.machine_code import executable
 from sandbox.speed.value import NamedTuple
 
-# The layers a policy may name under [layers], and how they show here.
+# The layers a policy may name under [layers], and the findings about each.
 POLICY_LAYERS: Mapping[str, tuple[str, ...]] = {
     "seccomp": ("seccomp", "seccomp_in_cage"),
     "uid": ("uid_drop",),
@@ -46,7 +51,7 @@ POLICY_LAYERS: Mapping[str, tuple[str, ...]] = {
     "session_keyring": ("session_keyring",),
 }
 
-# Without one of these the default policy is not fully enforced. The other findings are information.
+# If one of these is missing, the default policy is not fully enforced. The other findings are information.
 REQUIRED = frozenset(
     {
         "bwrap",
@@ -73,18 +78,25 @@ REQUIRED = frozenset(
     }
 )
 
-# What root needs so that each plugin can have a uid of its own. KILL: to end what has another uid, also by
-# dying. CHOWN and FOWNER: to give it a state directory. DAC_OVERRIDE: to look into that, and into /proc.
+# What root needs so that each plugin can have a uid of its own. KILL: to end processes of another uid, also
+# by the parent-death signal. CHOWN and FOWNER: to give it a state directory. DAC_OVERRIDE: to read that, and
+# /proc.
 _CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 _MAP_UIDS = (
     "map them (podman: --uidmap, --gidmap; 65536 ids are enough), name a mapped range with [user] uids in "
     "the policy, or start the runner as an ordinary user"
 )
 _KEYCTL_JOIN_SESSION_KEYRING = 1
+_LAUNCHER_REMEDY = (
+    "let bubblewrap execute a memfd: an allowlist of programs (fapolicyd, IMA, a profile of "
+    "SELinux or AppArmor) refuses them; the kernel log (journalctl -k) names the denial"
+)
+_SOME_HOSTS = EgressPlan(("example.com:443",))
+_EVERY_PORT = EgressPlan(("*:*",), every_port=True)
 
 
 class Machine(NamedTuple):
-    """What the probes share."""
+    """The inputs of the probes."""
 
     environ: Mapping[str, str]
     bwrap: Bwrap | None
@@ -101,9 +113,10 @@ class Machine(NamedTuple):
 
 
 def unmet(findings: Iterable[Finding], preferred: Iterable[str] = ()) -> tuple[Finding, ...]:
-    """What keeps plugins from being started. `preferred`: the policy's layers it would do without.
+    """The findings that keep plugins from being started. `preferred`: layers that the policy does not
+    require.
 
-    A limit is missing only where the policy requires it: that is already in its finding.
+    A limit counts as missing only if the policy requires it: its finding already says so.
     """
     spared = {layer for name in preferred for layer in POLICY_LAYERS[name]}
     needed = (REQUIRED | limits.LAYERS) - spared
@@ -119,67 +132,67 @@ def examine(
     move_host: bool = False,
     share: float = 0.25,
 ) -> tuple[Finding, ...]:
-    """Every finding, in the order a person reads them: what the cage rests on first.
+    """Run all probes. Findings about what the cage depends on come first.
 
-    `limits`: of the policy that says which limits are needed. `move_host`: whether it lets the runner
-    move its host to another group. `share`: its machine_share.
+    `limits`, `share`: the policy's limits and machine_share. `move_host`: whether the policy lets the runner
+    move other processes to another group.
     """
     found: Bwrap | None = None
     findings: list[Finding] = []
     try:
         found = find_bwrap(environ, bwrap)
-        findings.append(_trusted(found))
+        findings.append(_bwrap_finding(found))
     except BwrapUnusable as unusable:
         findings.append(
             Finding("bwrap", "missing", unusable.reason, remedy=unusable.hint, cause=unusable.rule)
         )
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
-        findings.append(_broken("bwrap", failed))
+        findings.append(_probe_failure("bwrap", failed))
     try:
         uids = usable_range(uid_range) or uid_range
-        machine = Machine(environ, found, look_around(), uids, limits, move_host, share)
+        machine = Machine(environ, found, read_surroundings(), uids, limits, move_host, share)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
-        # Without a readable /proc/self nothing below can be checked; no layer may count as enforced.
-        return (*findings, _broken("user_namespaces", failed), _broken("cage", failed))
+        # Without a readable /proc/self nothing below can be checked, so no layer counts as enforced.
+        return (*findings, _probe_failure("user_namespaces", failed), _probe_failure("cage", failed))
     for layer, probe in _PROBES.items():
-        findings += guarded(layer, probe, machine)
+        findings += run_probe(layer, probe, machine)
     return tuple(findings)
 
 
-# In the order in which a launch needs them: a later failure often has the cause of an earlier one.
-_OF_A_LAUNCH = ("uid_drop", "user_namespaces", "session_keyring", "seccomp", "pid_namespace", "cage")
+# In the order in which a launch needs them: a failure often causes later ones.
+_LAUNCH_LAYERS = ("uid_drop", "user_namespaces", "session_keyring", "seccomp", "pid_namespace", "cage")
 
 
 def first_obstacle(
     environ: Mapping[str, str], *, uid_range: tuple[int, int], preferred: Iterable[str] = ()
 ) -> Finding | None:
-    """Which layer keeps plugins from being started here: asked when a launch has just failed.
+    """The first layer that keeps plugins from being started, after a launch has failed. None: none was found.
 
-    None: none of them, as far as can be told. `preferred`: the policy's layers it would do without.
+    `preferred`: layers that the policy does not require.
     """
     try:
-        machine = Machine(environ, find_bwrap(environ), look_around(), uid_range)
+        machine = Machine(environ, find_bwrap(environ), read_surroundings(), uid_range)
     except (BwrapUnusable, OSError):
         return None
     spared = tuple(preferred)
-    for layer in _OF_A_LAUNCH:
-        for found in unmet(guarded(layer, _PROBES[layer], machine), spared):
+    for layer in _LAUNCH_LAYERS:
+        for found in unmet(run_probe(layer, _PROBES[layer], machine), spared):
             if found.cause != "probe_failed":
                 return found
     return None
 
 
-def guarded(
+def run_probe(
     layer: str, probe: Callable[[Machine], Finding | list[Finding]], machine: Machine
 ) -> list[Finding]:
     try:
         found = probe(machine)
     except Exception as failed:  # noqa: BLE001 -- a probe's bug is a finding, not a traceback
-        return [_broken(layer, failed)]
+        return [_probe_failure(layer, failed)]
     return found if isinstance(found, list) else [found]
 
 
-def _broken(layer: str, failed: Exception) -> Finding:
+def _probe_failure(layer: str, failed: Exception) -> Finding:
     return Finding(
         layer, "missing", f"this check itself failed: {type(failed).__name__}: {failed}", cause="probe_failed"
     )
@@ -188,18 +201,18 @@ def _broken(layer: str, failed: Exception) -> Finding:
 # --- bwrap ----------------------------------------------------------------------------------------
 
 
-def _trusted(bwrap: Bwrap) -> Finding:
+def _bwrap_finding(bwrap: Bwrap) -> Finding:
     detail = "; ".join(f"skipped: {fault}" for fault in bwrap.faults)
     return Finding(
         "bwrap", "ok", f"{bwrap.path}, which only root can change; not setuid, no file capabilities", detail
     )
 
 
-# --- what the cage rests on -----------------------------------------------------------------------
+# --- what the cage depends on ---------------------------------------------------------------------
 
 
 def user_namespaces(machine: Machine) -> list[Finding]:
-    # uid_drop reports a root that cannot drop its uid; other refusals are worth knowing even then.
+    # uid_drop reports a root that cannot drop its uid. Then root's own namespaces are tried instead.
     uid = None if _cannot_drop(machine) else machine.plugin_uid
     who = f"uid {machine.around.uid if uid is None else uid}"
     path = machine.bwrap.path if machine.bwrap else "/usr/bin/bwrap"
@@ -213,7 +226,7 @@ def user_namespaces(machine: Machine) -> list[Finding]:
         and machine.bwrap
         and _bwrap_may(machine.bwrap.path, uid)
     ):
-        # Under root only bwrap itself asks for one after the uid is dropped, and a profile may allow it that.
+        # Under root, only bwrap makes one after the uid is dropped, and a profile may allow that.
         allowed = "an AppArmor profile allows them for bwrap"
         return [Finding("user_namespaces", "ok", allowed, refused.sentence)]
     fault = (refused.sentence, f"tried as {who}", refused.remedy, refused.cause)
@@ -227,12 +240,12 @@ def _bwrap_may(path: str, uid: int) -> bool:
 
 
 def pid_namespace(machine: Machine) -> Finding:
-    """The outer one, made by our own spawner: everything in it dies with its first process."""
+    """The pid namespace that our own spawner makes: all processes in it die with its first one."""
     run = run_spawned(("/bin/sh", "-c", "readlink /proc/self/ns/pid"), uid=machine.plugin_uid)
     if run.worked and run.output.strip() not in ("", os.readlink("/proc/self/ns/pid")):
         return Finding("pid_namespace", "ok", "a program got a pid namespace of its own")
     remedy = "follow the remedies for user namespaces, fresh proc and uid drop"
-    return Finding("pid_namespace", "missing", told(run), remedy=remedy, cause="spawner")
+    return Finding("pid_namespace", "missing", describe_run(run), remedy=remedy, cause="spawner")
 
 
 def cage(machine: Machine) -> list[Finding]:
@@ -255,8 +268,85 @@ def cage(machine: Machine) -> list[Finding]:
         ]
     findings = rehearse(machine.bwrap.path, machine.plugin_uid, program)
     if all(finding.status == "ok" for finding in findings):
-        findings.append(launching(machine.bwrap.path, machine.plugin_uid))
+        findings.append(launcher_in_cage(machine.bwrap.path, machine.plugin_uid))
     return findings
+
+
+def launcher_in_cage(bwrap: str, uid: int | None) -> Finding:
+    """Whether the launcher, our own program that starts every plugin, can be executed in a cage."""
+    options = [*foundation(), "--proc", "/proc", "--chdir", "/"]
+    null = os.open(os.devnull, os.O_RDWR)
+    streams = os.dup(null), os.dup(null), os.dup(null)
+    report_fd = os.memfd_create("report")
+    try:
+        file = executable("runner-launcher")
+        path, detail, own = launcher.PATH.format(file), "executed from memory", file
+    except PermissionError:
+        file = os.memfd_create("launcher")
+        options += ["--perms", "0555", "--file", str(file), LAUNCHER]
+        path, detail, own = (
+            LAUNCHER,
+            "executed from a file in the cage, because vm.memfd_noexec forbids executing memory",
+            -1,
+        )
+    try:
+        write_all(file, launcher.image(streams, own, report_fd))
+        os.lseek(file, 0, os.SEEK_SET)
+        command = (path, "/bin/sh", "-c", ":")
+        run = run_bwrap(bwrap, options, command, uid=uid, descriptors=(*streams, report_fd, file))
+        report = launcher.read_report(os.pread(report_fd, 64, 0))
+    finally:
+        for fd in (null, *streams, report_fd, file):
+            os.close(fd)
+    if run.worked and report.executed:
+        return Finding(
+            "launcher",
+            "ok",
+            "the launcher, which connects a plugin's standard streams, runs in a cage",
+            detail,
+        )
+    why = f"it could not execute a shell: {os.strerror(report.errno)}" if report.errno else describe_run(run)
+    return Finding(
+        "launcher",
+        "missing",
+        f"the launcher, which connects a plugin's standard streams, does not run in a cage: {why}",
+        detail,
+        _LAUNCHER_REMEDY,
+        "launcher",
+    )
+
+
+def named_hosts() -> list[Finding]:
+    """Whether a plugin can be given a list of hosts: its network namespace is made as in a launch."""
+    try:
+        try_recipe(find_recipe(_SOME_HOSTS))
+    except RecipeRefusal as refused:
+        return [
+            Finding(
+                "named_hosts",
+                "missing",
+                f"no plugin can be given a list of hosts: {refused}",
+                remedy="follow the remedies for user namespaces and network; in a container, its seccomp "
+                "filter has to allow unshare and netlink sockets (docs/containers.md)",
+                cause="network_namespace",
+            )
+        ]
+    works = Finding("named_hosts", "ok", "a network namespace for a list of hosts was made and set up")
+    try:
+        try_recipe(find_recipe(_EVERY_PORT))
+    except RecipeRefusal as refused:
+        return [
+            works,
+            Finding(
+                "every_port",
+                "info",
+                f'rules for every port (example.com:*) and network = "open" are refused: {refused}',
+                remedy="use a kernel built with CONFIG_NF_TABLES, CONFIG_NFT_NAT and CONFIG_NFT_REDIR, "
+                "or list the ports",
+                cause="nftables",
+            ),
+        ]
+    return [works, Finding("every_port", "ok", "nftables redirected every port in that namespace")]
 
 
 def uid_drop(machine: Machine) -> Finding:
@@ -271,7 +361,7 @@ def uid_drop(machine: Machine) -> Finding:
         )
     if fault := _cannot_drop(machine):
         return Finding("uid_drop", "missing", fault[0], remedy=fault[1], cause=fault[2])
-    outcome = in_child(lambda note: _dropped(last, note))
+    outcome = in_child(lambda note: _drop_uid(last, note))
     if outcome.error or outcome.signal or outcome.late:
         return Finding(
             "uid_drop",
@@ -290,7 +380,7 @@ def uid_drop(machine: Machine) -> Finding:
     return Finding("uid_drop", "ok", f"a process changed to uid {last} and could not become root again")
 
 
-def _dropped(uid: int, note: Note) -> None:
+def _drop_uid(uid: int, note: Note) -> None:
     drop_to(uid)
     for step, act in (("regain", _become_root), ("shadow", _read_shadow)):
         try:
@@ -309,7 +399,8 @@ def _read_shadow() -> None:
 
 
 def _cannot_drop(machine: Machine) -> tuple[str, str, str] | None:
-    """Why root here cannot become a plugin's uid: what, remedy, cause. Nobody else needs to."""
+    """Why this root cannot change to a plugin's uid: (reason, remedy, cause), or None. None for other
+    users."""
     if machine.around.uid != 0:
         return None
     first, last = machine.uid_range
@@ -344,9 +435,9 @@ def _cannot_drop(machine: Machine) -> tuple[str, str, str] | None:
 
 
 def seccomp(machine: Machine) -> Finding:
-    """Install a filter that answers getppid() with an errno of our choosing, and call it."""
+    """Install a filter that makes getppid() fail with an errno of our choice, and call it."""
     del machine
-    marker = errno.ENOTUNIQ  # an errno nothing else would give here
+    marker = errno.ENOTUNIQ  # an errno that getppid() never returns otherwise
     outcome = in_child(lambda note: _filtered_getppid(marker, note))
     if outcome.number("getppid") == -marker:
         return Finding("seccomp", "ok", "a seccomp filter was installed and had its effect")
@@ -378,7 +469,7 @@ def _filtered_getppid(marker: int, note: Note) -> None:
 
 
 def session_keyring(machine: Machine) -> Finding:
-    """A key left in an inherited session keyring by one plugin is read by the next."""
+    """Whether a session keyring can be joined. In an inherited one, plugins could read each other's keys."""
     outcome = in_child(
         lambda note: note("join", system_call("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
     )
@@ -424,7 +515,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "core_dumps": lambda machine: conditions.core_dumps(),
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),
-    "cache": lambda machine: conditions.remembered(),
+    "cache": lambda machine: conditions.manifest_cache(),
     "surroundings": lambda machine: conditions.surroundings(machine.around),
     "landlock": lambda machine: conditions.landlock(),
     "switches": lambda machine: conditions.switches(),

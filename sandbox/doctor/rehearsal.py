@@ -1,8 +1,8 @@
-"""A rehearsed launch: bwrap with every option a plugin gets, checked from inside.
+"""Rehearse a launch: run bwrap with every option a plugin gets, and check the cage from inside.
 
-An option that bwrap accepts may still have no effect. So a shell inside reads what the kernel reports about
-it (ids, capabilities, filter, namespaces) and tries what must fail. If the whole does not run, each group of
-options is tried alone, to name the layer at fault.
+An option that bwrap accepts may still have no effect. So a shell in the cage prints its ids, capabilities,
+filter and namespaces, and tries what must fail. If bwrap fails with all options together, each group of
+options is tried alone, to find the layer at fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INSIDE_ID = str(INSIDE_NUMBER)
 _SHELL = "/bin/sh"
 _ALLOW_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # BPF_RET | BPF_K, SECCOMP_RET_ALLOW
 
-# Builtins and readlink only, so that any system with a shell will do. Each line: a word and what was seen.
+# Builtins and readlink only, so that every system with a shell can run it. Each line: a word and a value.
 _LOOK = """
 while IFS= read -r line; do
   case $line in Uid:*|Gid:*|CapEff:*|CapBnd:*|NoNewPrivs:*|Seccomp:*) echo "${line%%:*} ${line#*:}";; esac
@@ -55,13 +55,13 @@ Facts = dict[str, list[str]]
 
 
 class LayerOptions(NamedTuple):
-    """The options that make one layer, its description, and the check of its effect from inside."""
+    """bwrap's options for one layer, what they do, and the check of their effect from inside."""
 
     layer: str
     holds: str
     options: tuple[str, ...]
-    problem: Callable[[Facts], str]  # empty if it holds
-    along: tuple[str, ...] = ()  # what it needs beside it when tried alone
+    problem: Callable[[Facts], str]  # returns '' if the layer has its effect
+    along: tuple[str, ...] = ()  # further options that it needs when tried alone
 
 
 def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[Finding]:
@@ -79,7 +79,7 @@ def rehearse(bwrap: str, uid: int | None, filter_program: bytes = b"") -> list[F
                 "--chdir",
                 "/",
             ]
-            # --add-seccomp-fd consumes its descriptor and --ro-bind-fd likewise; both stay open on our side.
+            # bwrap closes its copies of both descriptors. Ours stay open for the next run.
             return run_bwrap(bwrap, options, (_SHELL, "-c", script), uid=uid, descriptors=(usr, seccomp))
 
         write_all(seccomp, filter_program or _ALLOW_ALL)
@@ -101,7 +101,7 @@ def _judge(groups: list[LayerOptions], run: Callable[[list[LayerOptions], str], 
             Finding(
                 "cage",
                 "missing",
-                f"bwrap cannot build even the smallest cage: {told(bare)}",
+                f"bwrap cannot build even the smallest cage: {describe_run(bare)}",
                 remedy="see the other findings of `runner doctor`",
                 cause="cage",
             )
@@ -112,7 +112,9 @@ def _judge(groups: list[LayerOptions], run: Callable[[list[LayerOptions], str], 
     if all(finding.status == "ok" for finding in findings):
         findings.append(
             Finding(
-                "cage", "missing", f"each layer works alone, but all of them together do not: {told(whole)}"
+                "cage",
+                "missing",
+                f"each layer works alone, but all of them together do not: {describe_run(whole)}",
             )
         )
     return findings
@@ -138,7 +140,7 @@ def _alone(group: LayerOptions, run: Run) -> Finding:
     return Finding(
         group.layer,
         "missing",
-        told(run),
+        describe_run(run),
         f"tried: bwrap {' '.join(group.options)}",
         _remedy(group, run),
         "bwrap",
@@ -153,8 +155,8 @@ def _remedy(group: LayerOptions, run: Run) -> str:
     return "see the other findings of `runner doctor`; the kernel log (journalctl -k) names the denial"
 
 
-def told(run: Run) -> str:
-    """A failed run in one sentence."""
+def describe_run(run: Run) -> str:
+    """Describe a failed run in one sentence."""
     if run.stage:
         return f"could not {run.stage}: {os.strerror(run.number)}"
     if run.late:
@@ -177,7 +179,7 @@ def read_facts(output: str) -> Facts:
 
 
 def foundation() -> list[str]:
-    """The least that runs a shell: a user namespace and the system's own programs."""
+    """The fewest options that run a shell: a user namespace and the system's own programs."""
     options = ["--unshare-user", "--uid", INSIDE_ID, "--gid", INSIDE_ID, "--ro-bind", "/usr", "/usr"]
     for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store"):
         if os.path.islink(path):

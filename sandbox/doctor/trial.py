@@ -1,7 +1,7 @@
-"""Acts tried in throw-away children: what the kernel really lets this process do.
+"""Try system calls and programs in throw-away children, to find out what the kernel allows this process.
 
-Each act runs in a child that reports step by step and is killed when its time is up, so a probe can neither
-hang nor leave anything behind. `runner doctor` uses it, and a launch that has failed.
+Each trial runs in a child that reports step by step and is killed after a timeout, so a probe can neither
+hang nor leave anything behind. Used by `runner doctor`, and after a launch that has failed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SILENT, MS_SLAVE = 2, 4, 8, 16384, 32768, 1 << 19
 
-# What the kernel itself says to the nonsense that user_namespace tries.
+# The errno with which the kernel itself refuses the invalid calls that `user_namespace` makes.
 NONSENSE: Mapping[str, int] = {
     "clone": errno.EINVAL,
     "unshare": errno.EINVAL,
@@ -54,13 +54,13 @@ NONSENSE: Mapping[str, int] = {
     "pivot_root": errno.EFAULT,
     "sethostname": errno.EINVAL,
 }
-_NOWHERE = 1  # an address at which there is never anything
+_NOWHERE = 1  # an address that is never mapped
 _NO_SUCH_FLAG = 1 << 20
 
-TRIAL_SECONDS = 10.0  # a trial takes milliseconds; only an overloaded machine needs this long
+TRIAL_SECONDS = 10.0  # a trial takes milliseconds on a machine that is not overloaded
 _POLL_SECONDS = 0.002
 
-# The few system calls that have no wrapper in every libc, by machine.
+# System calls that not every libc has a wrapper for, by machine.
 _NUMBERS: Mapping[str, Mapping[str, int]] = {
     "x86_64": {
         "clone": 56,
@@ -80,7 +80,7 @@ _NUMBERS: Mapping[str, Mapping[str, int]] = {
 
 Note = Callable[[str, int | str], None]
 
-# PyDLL keeps the interpreter lock over the call: after a raw clone() the child must still hold it.
+# PyDLL does not release the interpreter lock: the child of a raw clone() must still hold it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 
 
@@ -89,11 +89,11 @@ class Unsupported(Exception):
 
 
 class TrialOutcome(NamedTuple):
-    """The steps a child noted before it ended, and how it ended."""
+    """The steps that a child reported, and how it ended."""
 
     steps: dict[str, int | str]
     signal: int = 0  # the signal that ended it
-    late: bool = False  # it was still at work when its time was up
+    late: bool = False  # it was killed at the timeout
     error: str = ""  # an exception in the act itself
 
     def number(self, step: str) -> int | None:
@@ -142,17 +142,17 @@ def install_filter(program: bytes) -> int:
 
 
 def drop_to(uid: int) -> None:
-    """Become `uid` for good, groups and all, as the launch does."""
+    """Change to `uid` irrevocably, with its groups, as a launch does."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     # A change of uid makes the process undumpable: /proc/self then belongs to root and its id maps cannot be
-    # written. bwrap is past this, because exec makes it dumpable again.
+    # written. In a launch, the exec of bwrap makes it dumpable again.
     process.allow_dumps()
 
 
 def in_child(act: Callable[[Note], None], timeout: float = TRIAL_SECONDS) -> TrialOutcome:
-    """Run `act` in a forked child and collect what it notes."""
+    """Run `act` in a forked child and collect the steps it notes."""
     process.load()
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -193,8 +193,8 @@ def _collect(child: int, reading: int, timeout: float) -> TrialOutcome:
             received += chunk
     finally:
         os.close(reading)
-        # Its report is complete at end of file, or its time is up: either way it has nothing more to say, but
-        # a child that ends by itself must keep its own exit status.
+        # The report is complete. A child that ends by itself gets time to do so, so that its exit status is
+        # its own.
         ended = None if late else reap(child, deadline)
         if ended is None:
             os.kill(child, signal.SIGKILL)
@@ -224,8 +224,9 @@ def reap(child: int, deadline: float) -> int | None:
 def user_namespace(uid: int | None, note: Note) -> None:
     """Create a user namespace and use it as bwrap would, noting the errno of each step (0: it worked).
 
-    The steps called nonsense tell who says no. The kernel refuses them with the errno in NONSENSE before it
-    asks any sysctl or security module; another answer is a seccomp filter's, which speaks before the kernel.
+    The steps named nonsense are invalid calls that detect a seccomp filter. The kernel refuses them with the
+    errno in NONSENSE before it asks any sysctl or security module. Any other errno comes from a seccomp
+    filter, which runs before the kernel's own checks.
     """
     if uid is not None:
         drop_to(uid)
@@ -241,13 +242,13 @@ def user_namespace(uid: int | None, note: Note) -> None:
         return
     for name, flag in NAMESPACES.items():
         note(name, unshare(flag))
-    # These two ask for the right to do it first, which there is only here.
+    # The kernel checks the privilege for these two first, and only here, in the new namespace, we have it.
     note("pivot_root_nonsense", -system_call("pivot_root", _NOWHERE, _NOWHERE))
     note("sethostname_nonsense", _errno(_libc.sethostname(b"", ctypes.c_size_t(-1))))
     if note_errno(note, "slave", mount("none", "/", None, MS_SILENT | MS_SLAVE | MS_REC)):
         return
     note("tmpfs", mount("tmpfs", "/tmp" if os.path.isdir("/tmp") else "/", "tmpfs", MS_NOSUID | MS_NODEV))
-    # The pid namespace begins with the next child, and only its own members may mount its procfs.
+    # Only the next child is in the new pid namespace, and only a member may mount its procfs.
     first = os.fork()
     if first == 0:
         process.die_with_parent()
@@ -261,7 +262,7 @@ def note_errno(note: Note, step: str, number: int) -> int:
 
 
 def _map_ids(uid: int, gid: int) -> int:
-    """Map one's own ids onto themselves, which needs no privilege; 0 or an errno."""
+    """Map our own ids onto themselves, which needs no privilege. Returns 0 or an errno."""
     try:
         for name, text in (
             ("setgroups", "deny"),
@@ -288,19 +289,19 @@ def apparmor_label() -> str:
     return ""
 
 
-# --- by way of the spawner ------------------------------------------------------------------------
+# --- through the spawner --------------------------------------------------------------------------
 
 
 class Run(NamedTuple):
-    """One trial run by way of the spawner."""
+    """The result of one program that the spawner has started."""
 
     output: str = ""
     complaint: str = ""  # stderr
-    reached: bool = False  # the program really ran; for bwrap: the program inside it
+    reached: bool = False  # the program ran; for bwrap: the program inside the cage
     code: int = -1
     stage: str = ""  # the spawner's step, before bwrap, that failed
     number: int = 0  # its errno
-    signal: int = 0  # what ended the spawner itself: SIGSYS when a filter kills it
+    signal: int = 0  # that ended the spawner itself: SIGSYS if a filter kills it
     late: bool = False
 
     @property
@@ -316,7 +317,7 @@ def run_bwrap(
     uid: int | None,
     descriptors: Sequence[int] = (),
 ) -> Run:
-    """Run bwrap as a launch does: by the spawner, options by --args, its status document read back."""
+    """Run bwrap as a launch does: with the spawner, options in --args, and its status document."""
     arguments, status = os.memfd_create("arguments"), os.memfd_create("status")
     try:
         words = [*options, "--json-status-fd", str(status)]
@@ -334,10 +335,10 @@ def run_bwrap(
 def run_spawned(
     argv: Sequence[str], *, uid: int | None, descriptors: Sequence[int] = (), timeout: float = TRIAL_SECONDS
 ) -> Run:
-    """Run a program by way of sandbox.spawn.spawner, as every plugin is.
+    """Run a program with sandbox.spawn.spawner, as for a plugin.
 
-    `uid`: the one root really becomes; None for an ordinary user. The spawner's pid namespace also keeps the
-    trial clean: when its first process is killed, the kernel ends everything in it.
+    `uid`: the uid that root changes to; None for an ordinary user. Nothing is left behind: when the first
+    process of the spawner's pid namespace is killed, the kernel ends everything in it.
     """
     output, complaint = os.memfd_create("stdout"), os.memfd_create("stderr")
     order = SpawnOrder(
@@ -387,7 +388,8 @@ def _text(descriptor: int) -> str:
 
 
 def _exit_code_reported(status: str) -> int | None:
-    """bwrap writes one JSON document a line; an exit code is there only if the program really started."""
+    """The exit code in bwrap's status, which has one JSON document per line; None if the program never
+    started."""
     for line in status.splitlines():
         try:
             document = json.loads(line)

@@ -1,7 +1,7 @@
-"""What refuses a user namespace here, and what to do about it.
+"""Find out what refuses a user namespace here, and what to do about it.
 
-Many layers answer the same attempt with the same EPERM. They are told apart by what the kernel does in which
-order: a seccomp filter answers before the kernel looks at anything, limits have an errno of their own, and
+Many layers refuse the same call with the same EPERM. They are distinguished by the order in which the kernel
+asks them: a seccomp filter runs before the kernel checks anything, limits have an errno of their own, and
 AppArmor changes the label of the process that it restricts.
 """
 
@@ -31,7 +31,7 @@ _CAP_SETFCAP = 31
 
 
 class Surroundings(NamedTuple):
-    """What stands around this process, read once."""
+    """What restricts this process from outside, read once."""
 
     uid: int
     capabilities: int  # effective
@@ -54,7 +54,7 @@ class NamespaceRefusal(NamedTuple):
     step: str = ""  # of trial.user_namespace, where the kernel itself refused
 
 
-def look_around() -> Surroundings:
+def read_surroundings() -> Surroundings:
     status = status_fields()
     points = mount_points()
     return Surroundings(
@@ -66,7 +66,7 @@ def look_around() -> Surroundings:
         max_user_namespaces=sysctl_number("user.max_user_namespaces"),
         userns_clone=sysctl_number("kernel.unprivileged_userns_clone"),
         apparmor_restricts=sysctl_number("kernel.apparmor_restrict_unprivileged_userns"),
-        # In a chroot the mount that carries the root directory lies outside, so no mount is at "/".
+        # In a chroot the mount of the root directory is outside, so mountinfo has no mount at "/".
         chrooted=bool(points) and "/" not in points,
         uid_mapped=id_is_mapped(os.getuid()),
         container=container(),
@@ -75,7 +75,7 @@ def look_around() -> Surroundings:
 
 
 def status_fields() -> dict[str, str]:
-    """/proc/self/status."""
+    """The fields of /proc/self/status."""
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
 
@@ -105,7 +105,7 @@ def sysctl(name: str) -> str | None:
 
 
 def container() -> str:
-    """The container engine this looks like. Only a hint: images are also unpacked onto real machines."""
+    """Guess the container engine, or ''. Only a hint: images are also unpacked onto real machines."""
     if os.path.exists("/run/.containerenv"):
         return "podman"
     if os.path.exists("/.dockerenv"):
@@ -134,7 +134,7 @@ def container() -> str:
 
 
 def container_remedy(engine: str) -> str:
-    """How to start a container in which the cage can be built."""
+    """Explain how to start a container in which the cage can be built."""
     ways = {"podman": (_PODMAN,), "kubernetes": (_KUBERNETES,), "docker": (_DOCKER,)}
     return "\n".join((*ways.get(engine, (_DOCKER, f"or: {_PODMAN.partition(': ')[2]}")), _WHY))
 
@@ -167,7 +167,7 @@ def refusal(
 
 
 def _filtered(outcome: TrialOutcome, around: Surroundings, *calls: str) -> NamespaceRefusal | None:
-    """A seccomp filter, if one of the calls got another answer than the kernel's own."""
+    """The refusal by a seccomp filter, if one of the calls returned another errno than the kernel's own."""
     refused = [
         (call, answer)
         for call in calls
@@ -175,12 +175,12 @@ def _filtered(outcome: TrialOutcome, around: Surroundings, *calls: str) -> Names
     ]
     if not refused:
         return None
-    told = " and ".join(
+    answers = " and ".join(
         f"{call}{'(CLONE_NEWUSER)' if call in ('clone', 'unshare') else ''} with "
         f"{errno.errorcode.get(answer or 0, answer)}"
         for call, answer in refused
     )
-    return _seccomp(f"answers {told}", around)
+    return _seccomp(f"answers {answers}", around)
 
 
 def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> NamespaceRefusal:
@@ -304,10 +304,10 @@ def sysctl_remedy(name: str, value: str) -> str:
 
 
 def apparmor_remedy(bwrap: str, uid: int) -> str:
-    """The AppArmor profile that allows user namespaces to bwrap, and to nothing that does not need them."""
+    """The AppArmor profile that allows user namespaces only to the programs that need them."""
     programs = [bwrap]
     if uid != 0:
-        # An ordinary user's runner makes an outer namespace before bwrap does; root's needs no profile.
+        # For an ordinary user our own Python makes a namespace before bwrap does. For root it does not.
         programs.append(os.path.realpath(sys.executable))
     lines = ["as root, write /etc/apparmor.d/runner:", "  abi <abi/4.0>,", "  include <tunables/global>"]
     for program in programs:

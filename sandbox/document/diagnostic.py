@@ -1,4 +1,4 @@
-"""A fault of a document, with its place. Every message about an untrusted file is made of these."""
+"""Diagnostic: one fault of a document, with its position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Severity = Literal["error", "warning"]
 
 
 def printable(text: str) -> str:
-    """Untrusted text, safe on a terminal and on one line.
+    """Make untrusted text safe to print on a terminal, on one line.
 
     Control characters, line separators, bidirectional overrides and lone surrogates (bytes of a file
     name that are not UTF-8, which print() would refuse) become escapes.
@@ -30,12 +30,12 @@ def _escaped(character: str) -> str:
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """An untrusted word inside one of our sentences: escaped, bounded, in quotes."""
+    """Make an untrusted word safe inside a message: escaped, bounded, in quotes."""
     return f"'{printable(cut(text, limit))}'"
 
 
 def cut(text: str, limit: int) -> str:
-    """At most so many characters. Where secrets are hidden, "…" says that one may break off there."""
+    """Shorten to `limit` characters. The "…" tells the code that hides secrets that one may be cut there."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

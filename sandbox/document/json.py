@@ -38,14 +38,14 @@ def parse(text: str) -> object:
         message, hint = _MESSAGES.get(said, (said[:1].lower() + said[1:], ""))
         raise Fault(at, "json_syntax", message, hint) from None
     except (ValueError, RecursionError, OverflowError) as error:
-        # The scan reports these with their position; this catches what it missed.
+        # The scan reports these with their position. This is for what it does not know.
         raise Fault(0, "json_syntax", f"a value cannot be represented: {error}", place=(0, 0)) from None
 
 
 def _trailing_comma(text: str, message: str, at: int) -> tuple[str, int]:
-    """The same message and the same place for a trailing comma in every Python version.
+    """Report a trailing comma with the same message and offset in every Python version.
 
-    Since 3.13 the parser names the comma. Before, it missed a key or value at the bracket behind it.
+    Since 3.13 the parser names the comma. Before, it expected a key or value at the bracket after it.
     """
     if message.startswith("Illegal trailing comma"):
         found = _SPACE.match(text, at + 1)
@@ -69,7 +69,7 @@ _IN_STRING = re.compile(r'\\.|"', re.DOTALL)  # in a string: an escape, or the c
 
 
 def string_end(text: str, at: int) -> int | None:
-    """Where the string that starts at `at` ends. None: there is no string, or it is not closed."""
+    """The offset after the string that starts at `at`. None: there is no string, or it is not closed."""
     plain = _PLAIN_STRING.match(text, at)
     if plain is not None:
         return plain.end()
@@ -82,8 +82,8 @@ def string_end(text: str, at: int) -> int | None:
 
 
 def scan(text: str, most_values: int = VALUE_LIMIT) -> Positions:
-    """Positions of a JSON document. Stops at the first thing it does not understand: the real parser has a
-    message for it."""
+    """Find the positions in a JSON document. Stops at the first syntax error, which the real parser
+    reports."""
     seen = Positions(most_values)
     path: list[str | int] = []
     closers: list[str] = []  # of the open containers; path has one key or index for each
@@ -94,7 +94,7 @@ def scan(text: str, most_values: int = VALUE_LIMIT) -> Positions:
         return found.end() if found else offset
 
     def key(offset: int) -> int | None:
-        """Reads `"key" :`, sets the last path element, returns the offset of the value."""
+        """Read `"key" :`, set the last path element, and return the offset of the value."""
         end = string_end(text, offset)
         if end is None:
             return None
@@ -111,7 +111,7 @@ def scan(text: str, most_values: int = VALUE_LIMIT) -> Positions:
 
     at = skip(at)
     while at < size:
-        # Here a value starts.
+        # A value starts here.
         if closers and closers[-1] == "]":
             seen.offsets[tuple(path)] = at
         seen.value(at, len(closers))
@@ -139,7 +139,7 @@ def scan(text: str, most_values: int = VALUE_LIMIT) -> Positions:
                 return seen.stopped(at)
             _check_word(word[0], at)
             at = skip(word.end())
-        # Here a value ended: close, or go on behind a comma.
+        # A value ended here: close containers, or go on after a comma.
         while closers and text.startswith(closers[-1], at):
             closers.pop()
             path.pop()

@@ -1,7 +1,7 @@
-"""JSON with comments and trailing commas, as editors write their settings.
+"""JSON with comments and trailing commas, as in the settings of editors.
 
-What JSON lacks is replaced by spaces, so every other character keeps its offset. The rest is read as strictly
-as any JSON.
+Comments and trailing commas are replaced by spaces, so every other character keeps its offset. The result is
+parsed as strict JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SPACE = re.compile(r"[ \t\n\r]*+")
 _WORD = re.compile(r"[^\s,:\[\]{}\"/]++")
 _REST_OF_LINE = re.compile(r"[^\n\r]*+")
 _NOT_A_BREAK = re.compile(r"[^\n\r]")
-_STRICT_HINTS = ("trailing commas", "remove it")  # of json.py, about what is allowed here
+_STRICT_HINTS = ("trailing commas", "remove it")  # hints of json.py that are wrong for this syntax
 
 
 def parse(text: str, most_values: int = VALUE_LIMIT) -> tuple[object, dict[KeyPath, int]]:
@@ -36,12 +36,12 @@ def parse(text: str, most_values: int = VALUE_LIMIT) -> tuple[object, dict[KeyPa
 
 
 def without_comments(text: str) -> str:
-    """The same document as JSON, of the same length. Text that is not understood stays as it is, for the
-    parser to complain about. Raises Fault if a comment is not closed."""
+    """Convert to strict JSON of the same length. Other faults are left to the parser. Raises Fault if a
+    comment is not closed."""
     kept: list[str] = []
     at, size, done = 0, len(text), 0
-    last = ""  # the last character that means something
-    comma = -1  # where the last trailing comma may be
+    last = ""  # the first character of the last token
+    comma = -1  # the last comma, if it may be a trailing one
 
     def blank(start: int, end: int) -> None:
         nonlocal done
@@ -49,10 +49,10 @@ def without_comments(text: str) -> str:
         kept.append(_NOT_A_BREAK.sub(" ", text[start:end]))
         done = end
 
-    # A trailing comma is known as one only at the bracket behind it, so comments between them wait.
+    # Whether a comma is a trailing one shows only at the next token, so comments after it are blanked then.
     comments: list[tuple[int, int]] = []
 
-    def settle(trailing: bool) -> None:
+    def end_comma(trailing: bool) -> None:
         nonlocal comma
         if trailing and comma >= 0:
             blank(comma, comma + 1)
@@ -80,14 +80,14 @@ def without_comments(text: str) -> str:
             comments.append((at, closed + 2))
             at = closed + 2
             continue
-        settle(character in "]}")
+        end_comma(character in "]}")
         if character == '"':
             closing = strict.string_end(text, at)
             if closing is None:
                 break
             at = closing
         elif character in ",:[]{}":
-            # "[,]" and "[1,,]" are as wrong here as in JSON.
+            # "[,]" and "[1,,]" have no trailing comma: they are faults, as in JSON.
             if character == "," and last not in ("", ",", ":", "[", "{"):
                 comma = at
             at += 1
@@ -97,6 +97,6 @@ def without_comments(text: str) -> str:
                 break
             at = word.end()
         last = character
-    settle(False)
+    end_comma(False)
     kept.append(text[done:])
     return "".join(kept)

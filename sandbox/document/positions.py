@@ -1,7 +1,7 @@
 """The position of each value of a document, collected within limits.
 
-The limits are here and not behind the real parsers: tomllib recurses once per nested array and its work grows
-with the square of a dotted key's length, so a limit applied afterwards would come too late.
+The limits apply before the real parsers run: tomllib recurses once per nested array, and its work grows with
+the square of a dotted key's length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ KEY_WORK_LIMIT = 200_000
 
 
 class Fault(Exception):
-    """A refusal while reading: by offset, or by the line and column that another parser reported."""
+    """A fault found while reading, with its offset, or with the line and column that another parser
+    reported."""
 
     def __init__(
         self, offset: int, rule: str, message: str, hint: str = "", place: tuple[int, int] | None = None
@@ -34,14 +35,14 @@ def line_column(text: str, offset: int) -> tuple[int, int]:
 
 
 class Positions:
-    """Offsets by key path, and the limits that hold while they are collected."""
+    """Offsets by key path. Checks the limits while they are collected."""
 
     def __init__(self, most_values: int = VALUE_LIMIT) -> None:
         self.offsets: dict[KeyPath, int] = {}
         self._most_values = most_values
         self.values = 0
         self.key_work = 0
-        self.stop: int | None = None  # where the scan met something it does not understand
+        self.stop: int | None = None  # where the scan met a syntax error
 
     def stopped(self, offset: int) -> Positions:
         self.stop = offset

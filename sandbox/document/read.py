@@ -1,8 +1,7 @@
-"""Untrusted text files, read and parsed within limits; every message has a position.
+"""Read and parse untrusted text files, within limits of time and memory.
 
-A manifest is hostile until proven otherwise. Each way it can be unusable (too large, too deep, too
-many values, not a file, not UTF-8, not its format) ends in one `DocumentError` holding one-line
-`Diagnostic`s, after bounded time and memory.
+Every way in which a file can be unusable (too large, too deep, too many values, not a file, not UTF-8, not
+its format) raises one `DocumentError` with `Diagnostic`s, which have positions.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ class Document:
         self._ends: list[int] | None = None  # of the lines, found when first needed
 
     def where(self, keys: KeyPath) -> tuple[int, int]:
-        """Line and column of a key (or of an item of an array).
+        """Line and column of a key, or of an item of an array.
 
-        Keys that are not there answer with their deepest existing ancestor, so "missing" points at the
-        table that lacks it.
+        For keys that do not exist, those of the deepest existing ancestor: "missing" points at the table that
+        lacks the key.
         """
         from bisect import bisect_left
 
@@ -75,7 +74,7 @@ class Document:
 
 
 def read_bounded(path: str, *, limit: int = SIZE_LIMIT) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes. Raises DocumentError.
 
     The kind is checked before opening, because opening alone can block (a FIFO) or have effects (a tape, a
     watchdog). It is checked again after opening, because the name may have been swapped in between.
@@ -150,11 +149,11 @@ def parse(
     limit: int = SIZE_LIMIT,
     most_values: int | None = None,
 ) -> Document:
-    """Bytes as a document, or DocumentError. `most_values`: of JSON, where its reader has time for more than
-    a launch has."""
+    """Parse bytes. Raises DocumentError. `most_values`: for JSON, where more than the usual limit is
+    accepted."""
     if len(raw) > limit:
         raise _too_large(path, limit, f"it has {len(raw)} bytes")
-    # Imported here: a launch with cached manifest and policy reads files and parses none.
+    # Imported here: a launch with a cached manifest and policy parses nothing.
     from sandbox.document.positions import Fault, line_column
 
     text = _decode(path, raw)
@@ -192,7 +191,8 @@ def _read_text(text: str, syntax: Format, most_values: int | None) -> tuple[obje
         from sandbox.document import toml as toml_text
 
         seen = toml_text.scan(text)
-        # The text behind the stop was not measured, so the parser gets only enough to name the fault.
+        # The text after the stop was not checked against limits, so the parser gets just enough to name the
+        # fault.
         known = text if seen.stop is None else text[: seen.stop + FAULT_CONTEXT]
         data: object = toml_text.parse(known, seen.stop)
     else:
@@ -246,8 +246,8 @@ def _kind(value: object) -> str:
 
 
 def _check_values(document: Document) -> None:
-    """Refuse values that every syntax allows and that cannot be used: NUL and half characters in strings (no
-    argument, path or variable can hold them), and integers that do not fit 64 bits."""
+    """Refuse values that every syntax allows and that cannot be used: strings with NUL or lone surrogates,
+    which no argument, path or variable can hold, and integers that do not fit 64 bits."""
     pending: list[tuple[KeyPath, object]] = [((), document.data)]
     found: dict[Diagnostic, None] = {}
     while pending:

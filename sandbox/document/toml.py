@@ -8,7 +8,7 @@ import tomllib
 from sandbox.document.positions import DEPTH_LIMIT, WORD_LIMIT, Fault, Positions, duplicate
 from sandbox.spec import KeyPath
 
-# Possessive throughout (the *+), see json.py.
+# Possessive throughout (the *+): see json.py.
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)\Z")
 
 
@@ -23,7 +23,7 @@ def parse(text: str, stop: int | None) -> object:
         end = len(text) if stop is None else stop
         raise Fault(end, "toml_syntax", message[:1].lower() + message[1:], place=place) from None
     except (ValueError, RecursionError, OverflowError) as error:
-        # Dates such as 2024-13-01 and other values the syntax allows but Python cannot hold.
+        # Values that the syntax allows and Python cannot hold, such as the date 2024-13-01.
         raise Fault(0, "toml_syntax", f"a value cannot be represented: {error}", place=(0, 0)) from None
 
 
@@ -40,14 +40,14 @@ _IN_LONG_BASIC = re.compile(r'\\.|"""', re.DOTALL)
 
 
 def skip_space(text: str, at: int) -> int:
-    """The offset behind blanks, line breaks and comments."""
+    """The offset after blanks, line breaks and comments."""
     while found := _COMMENT.match(text, at):
         at = found.end()
     return _match_end(_WHITE, text, at)
 
 
 def string_end(text: str, at: int) -> int | None:
-    """Where the string that starts at `at`, of any of the four kinds, ends. None: it is not closed."""
+    """The offset after the string of any kind that starts at `at`. None: it is not closed."""
     if text.startswith('"""', at):
         for found in _IN_LONG_BASIC.finditer(text, at + 3):
             if found[0] == '"""':
@@ -60,13 +60,14 @@ def string_end(text: str, at: int) -> int | None:
 
 
 def _quotes_end(text: str, at: int) -> int:
-    """Up to two more quotes before the three closing quotes of a long string are part of the string."""
+    """The offset after the closing quotes of a long string. Up to two more quotes before them belong to the
+    string."""
     quote = text[at - 1]
     return at + (2 if text.startswith(quote * 2, at) else text.startswith(quote, at))
 
 
 def _line_string_end(text: str, at: int) -> int | None:
-    """The same for the two kinds that keys may be: `""` and `''` are empty strings here."""
+    """As `string_end`, for the two kinds that a key may be: `""` and `''` are empty strings here."""
     plain = _PLAIN_BASIC.match(text, at) or _LITERAL.match(text, at)
     if plain is not None:
         return plain.end()
@@ -81,8 +82,8 @@ def _line_string_end(text: str, at: int) -> int | None:
 
 
 def scan(text: str) -> Positions:
-    """Positions of a TOML document. Stops at the first thing it does not understand: the real parser has a
-    message for it."""
+    """Find the positions in a TOML document. Stops at the first syntax error, which the real parser
+    reports."""
     seen = Positions()
     arrays: dict[KeyPath, int] = {}  # arrays of tables: index of the last one
     values: set[KeyPath] = set()  # keys assigned with "=": only these can be duplicates
@@ -128,7 +129,7 @@ def _match_end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _key(text: str, at: int) -> tuple[list[tuple[str, int]], int]:
-    """A dotted key as (segment, offset) pairs and where it ends; no pairs if there is none."""
+    """A dotted key as (segment, offset) pairs, and the offset after it; [] if there is no key."""
     segments: list[tuple[str, int]] = []
     while True:
         at = _match_end(_BLANK, text, at)
@@ -163,7 +164,7 @@ def _unquoted(token: str) -> str:
 
 
 def _pair(text: str, at: int, table: KeyPath, seen: Positions, values: set[KeyPath]) -> int | None:
-    """`key = value` with everything inside the value; returns the offset behind it."""
+    """Scan `key = value` with everything inside the value. Returns the offset after it."""
     inside: list[tuple[str, KeyPath, int]] = []  # (closer, path, index of the next item) of open containers
     assigned = _assignment(text, at, table, seen, values)
     while assigned is not None:
@@ -208,7 +209,7 @@ def _pair(text: str, at: int, table: KeyPath, seen: Positions, values: set[KeyPa
 def _assignment(
     text: str, at: int, table: KeyPath, seen: Positions, values: set[KeyPath]
 ) -> tuple[KeyPath, int] | None:
-    """`a.b =`: the full path and the offset where its value starts."""
+    """Scan `a.b =`. Returns the full path and the offset of the value."""
     segments, after = _key(text, at)
     if not segments or not text.startswith("=", after):
         seen.stopped(after)

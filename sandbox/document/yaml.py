@@ -1,4 +1,4 @@
-"""YAML, strictly: PyYAML's events become data within limits.
+"""YAML, strictly: builds data from PyYAML's events, within limits.
 
 Plain words mean what the core schema of YAML 1.2 says. Null is `null`, `Null`, `NULL`, `~` or nothing.
 A boolean is `true` or `false` (also True, TRUE, …). An integer is decimal, `0o17` or `0x1f`. All other plain
@@ -6,18 +6,17 @@ words are strings: `yes`, `no`, `on`, `off`, `1:20`, `1_000`, `0b1` and `2024-01
 otherwise. A word that is a number in both versions but not the same one (`0777`) is refused. So are .inf and
 .nan.
 
-Less is accepted than YAML has:
+Not all of YAML is accepted:
 - tags: only !!null, !!bool, !!int, !!float, !!str, !!seq and !!map, on a value of that kind.
 - keys are strings, and none appears twice. There are no merge keys (<<).
 - one document, and no directive but `%YAML 1.2`.
-- aliases repeat what they name. The limits count every repetition, before anything is built.
-- tabs stand in quoted text, block text and comments only. Lines end with LF or CRLF.
+- aliases repeat the value they name. The limits count every repetition, before anything is built.
+- tabs are allowed in quoted text, block text and comments only. Lines end with LF or CRLF.
 
 PyYAML's two parsers disagree about tabs and a few other characters, and so do the versions 1.1 and 1.2 of
-YAML. What they disagree about is refused, so that a document means the same to each of them or nothing.
+YAML. Where they disagree, the document is refused, so that every accepted document means the same to all.
 
-Data come from events, and not from PyYAML's composer and constructor: the composer recurses once per level,
-and counts nothing.
+PyYAML's own composer and constructor are not used: the composer recurses once per level and has no limits.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from sandbox.spec import KeyPath
 REPEATED_LIMIT = 1 << 20
 
 # A refused document up to this size is read again by the parser in Python, which takes up to a second.
-_RETOLD_CHARACTERS = 64 << 10
+_REREAD_CHARACTERS = 64 << 10
 
 # The parser in C if PyYAML was built with it. Tests try both.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-# Of a surrogate, or any.
+# An escape of a surrogate, or any other escape.
 _ESCAPE = re.compile(r"\\(?:(?:u|U0000)[dD][89a-fA-F][0-9a-fA-F][0-9a-fA-F]|.)", re.DOTALL)
 
 
@@ -51,17 +50,17 @@ def parse(text: str) -> tuple[object, dict[KeyPath, int]]:
     try:
         root = _Composer(text, _LOADER).compose()
     except Fault:
-        # Both parsers refuse the same documents, but for odd ones such as {c:} and [!!str c:], which only the
-        # one in C refuses. That one looks further ahead, so it may report another of several faults. The
-        # one in Python tells the fault, unless that would take long.
-        if _LOADER is not yaml.SafeLoader and len(text) <= _RETOLD_CHARACTERS:
+        # Both parsers refuse the same documents, except rare ones such as {c:} and [!!str c:], which only the
+        # one in C refuses. That one reads further ahead, so it may report a later fault. So the one in Python
+        # reports the fault, unless that would take long.
+        if _LOADER is not yaml.SafeLoader and len(text) <= _REREAD_CHARACTERS:
             _Composer(text, yaml.SafeLoader).compose()
         raise
     return (None, {}) if root is None else _expand(root)
 
 
-class _Written:
-    """A value as it stands in the text. An alias is the same node once more."""
+class _YamlNode:
+    """A value of the text. An alias refers to the same node again."""
 
     __slots__ = ("characters", "complete", "entries", "height", "kind", "scalar", "values")
 
@@ -69,17 +68,17 @@ class _Written:
         self.kind = kind
         self.scalar = scalar
         self.complete = kind not in (list, dict)
-        self.entries: list[tuple[str | int, int, _Written]] = []  # key or index, offset, value
+        self.entries: list[tuple[str | int, int, _YamlNode]] = []  # key or index, offset, value
         # With every alias expanded: values, characters of text, levels of nesting below this one.
         self.values, self.characters, self.height = 1, characters, 0 if self.complete else 1
 
 
-class _Open:
-    """A list or mapping whose end was not seen yet."""
+class _OpenYamlNode:
+    """A list or mapping whose end has not been read yet."""
 
     __slots__ = ("in_flow", "key", "keys", "node", "offset")
 
-    def __init__(self, node: _Written, offset: int, in_flow: bool) -> None:
+    def __init__(self, node: _YamlNode, offset: int, in_flow: bool) -> None:
         self.node, self.offset = node, offset
         self.in_flow = in_flow  # between brackets or braces
         self.keys: dict[str, int] = {}
@@ -87,19 +86,19 @@ class _Open:
 
 
 class _Composer:
-    """From events to nodes."""
+    """Builds nodes from events."""
 
     def __init__(self, text: str, loader: Any) -> None:
         self._text = text
         self._loader = loader
         self._layout = Layout(text)
         self._seen = Positions()
-        self._anchors: dict[str, _Written] = {}
-        self._open: list[_Open] = []
+        self._anchors: dict[str, _YamlNode] = {}
+        self._open: list[_OpenYamlNode] = []
         self._repeated = 0
-        self._root: _Written | None = None
+        self._root: _YamlNode | None = None
 
-    def compose(self) -> _Written | None:
+    def compose(self) -> _YamlNode | None:
         loader = self._loader(self._text)
         try:
             while True:
@@ -117,12 +116,12 @@ class _Composer:
         except yaml.MarkedYAMLError as error:
             raise self._syntax_fault(error) from None
         except UnicodeDecodeError:
-            # Of the parser in C only: it takes %ed%a0%80 in a tag, which is no UTF-8.
+            # Only the parser in C: it accepts %ed%a0%80 in a tag, which is not UTF-8.
             raise Fault(self._text.find("!", self._layout.checked), "yaml_tag", *_TAG_WORDS) from None
         except (ValueError, OverflowError):
-            # Of the parser in Python only: chr() refuses what "\U00110000" names.
+            # Only the parser in Python: chr() refuses "\U00110000".
             raise _character_fault(loader.index - 2) from None
-        except yaml.YAMLError as error:  # of a reader, which check_characters leaves nothing to refuse
+        except yaml.YAMLError as error:  # of the reader: check_characters has refused such text before
             raise Fault(0, "yaml_syntax", f"the text cannot be read: {error}", place=(0, 0)) from None
 
     def _syntax_fault(self, error: yaml.MarkedYAMLError) -> Fault:
@@ -138,7 +137,7 @@ class _Composer:
         if "quoted scalar" in context and "end of stream" in problem:
             at = started
         elif "unknown escape" in problem and self._text.startswith("\\", at - 1):
-            at -= 1  # the parser in Python points behind the backslash
+            at -= 1  # the parser in Python points after the backslash
         return Fault(at, "yaml_syntax", *syntax_words(problem))
 
     # --- events ----------------------------------------------------------------------------------------
@@ -172,10 +171,10 @@ class _Composer:
         _check_tag(event.tag, kind, start)
         self._refuse_as_key(start, "a list" if kind is list else "a mapping")
         self._seen.value(start, len(self._open))
-        node = _Written(kind)
+        node = _YamlNode(kind)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
-        self._open.append(_Open(node, start, bool(event.flow_style)))
+        self._open.append(_OpenYamlNode(node, start, bool(event.flow_style)))
         self._seen.depth(start, len(self._open))
 
     def _take_scalar(self, event: yaml.ScalarEvent, start: int, end: int) -> None:
@@ -192,7 +191,7 @@ class _Composer:
             value = read_tagged(text, tag, start)
         elif is_word:
             value = read_word(text, start)
-        node = _Written(type(value), value, len(text))
+        node = _YamlNode(type(value), value, len(text))
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         if self._wants_key():
@@ -243,8 +242,8 @@ class _Composer:
             message = f"{what} is the key here, a string is needed"
             raise Fault(offset, "yaml_key", message, "write the key in quotes")
 
-    def _add(self, node: _Written, offset: int) -> None:
-        """Puts a complete node into the list or mapping around it."""
+    def _add(self, node: _YamlNode, offset: int) -> None:
+        """Put a complete node into the list or mapping around it."""
         if not self._open:
             self._root = node
             return
@@ -260,7 +259,7 @@ class _Composer:
         around.height = max(around.height, node.height + 1)
 
     def _check_surrogates(self, value: str, start: int, end: int) -> None:
-        """The parser in C refuses "\\ud800". The one in Python makes half a character of it."""
+        """Refuse "\\ud800" as the parser in C does. The one in Python makes a lone surrogate of it."""
         if any("\ud800" <= character <= "\udfff" for character in value):
             for found in _ESCAPE.finditer(self._text, start, end):
                 if len(found[0]) > 2:
@@ -288,13 +287,13 @@ def _document_fault(offset: int) -> Fault:
     return Fault(offset, "yaml_documents", message, "remove what follows")
 
 
-def _expand(root: _Written) -> tuple[object, dict[KeyPath, int]]:
-    """Data that share nothing: a list with two aliases becomes three lists."""
+def _expand(root: _YamlNode) -> tuple[object, dict[KeyPath, int]]:
+    """Build the data. Nothing is shared: a list with two aliases becomes three lists."""
     offsets: dict[KeyPath, int] = {}
     if root.kind not in (list, dict):
         return root.scalar, offsets
     data: Any = root.kind()
-    pending: list[tuple[KeyPath, _Written, Any]] = [((), root, data)]
+    pending: list[tuple[KeyPath, _YamlNode, Any]] = [((), root, data)]
     while pending:
         path, node, made = pending.pop()
         for key, offset, child in node.entries:
@@ -311,12 +310,12 @@ def _expand(root: _Written) -> tuple[object, dict[KeyPath, int]]:
     return data, offsets
 
 
-# --- words: the core schema of YAML 1.2, and a parser's messages --------------------------------------------
+# --- scalars: the core schema of YAML 1.2, and messages for syntax errors -----------------------------------
 
 
 _TAG = "tag:yaml.org,2002:"
 
-# Tags, and the kind of node that each may stand on: a scalar, a list or a mapping.
+# Tags, and the type of the value that each may be on.
 PLAIN_TAGS: dict[str, type] = {
     **{f"{_TAG}{name}": str for name in ("null", "bool", "int", "float", "str")},
     f"{_TAG}seq": list,
@@ -334,7 +333,7 @@ _DECIMAL = re.compile(r"[-+]?+[0-9]++")
 _LEADING_ZERO = re.compile(r"[-+]?+0[0-9]++")
 _BASED = re.compile(r"0o[0-7]++|0x[0-9a-fA-F]++")
 _FLOAT = re.compile(r"[-+]?+(?:\.[0-9]++|[0-9]++\.[0-9]*+|[0-9]++)(?:[eE][-+]?+[0-9]++|)")
-_ENDLESS = re.compile(r"[-+]?+\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_NOT_FINITE = re.compile(r"[-+]?+\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 
 
 def read_word(word: str, offset: int) -> object:
@@ -358,7 +357,7 @@ def read_word(word: str, offset: int) -> object:
         if number in (float("inf"), float("-inf")):
             raise Fault(offset, "number_too_large", f"the number {quoted(word)} is too large")
         return number
-    if _ENDLESS.fullmatch(word):
+    if _NOT_FINITE.fullmatch(word):
         raise Fault(
             offset,
             "yaml_number",
@@ -399,7 +398,7 @@ def _check_length(word: str, offset: int) -> None:
 _QUOTE_HINT = """a text with a colon, a bracket or a star in it has to stand in quotes: "net:[]\""""
 _KEY_HINT = "a key and its colon stand on one line, within 1024 characters"
 
-# Parts of the messages of both parsers, and plain words for them. The first that fits decides.
+# Parts of the messages of both parsers, with our message and hint. The first match counts.
 _SYNTAX: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("end of stream",), "this string is not closed", ""),
     (("',' or ']'",), "a comma or the closing bracket is missing here", _KEY_HINT),
@@ -437,7 +436,7 @@ _SYNTAX: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 def syntax_words(problem: str) -> tuple[str, str]:
-    """A parser's message in plain words, with a hint."""
+    """Our message and hint for a parser's message."""
     for parts, message, hint in _SYNTAX:
         if any(part in problem for part in parts):
             return message, hint
@@ -463,7 +462,8 @@ _HEADER = re.compile(r"[|>][-+0-9]*+")  # of a block text
 
 
 def check_characters(text: str) -> None:
-    """A line break that an editor does not show as one could end a comment, and hide a key behind it."""
+    """Refuse control characters and unusual line breaks. A line break that editors do not show could end a
+    comment and hide a key after it."""
     found = _FOREIGN.search(text)
     returned = _BARE_RETURN.search(text)
     if found is not None and (returned is None or found.start() < returned.start()):
@@ -476,7 +476,8 @@ def check_characters(text: str) -> None:
 
 
 def check_directives(text: str) -> None:
-    """Before the parser sees them: its work grows with the square of the number of %TAG lines."""
+    """Refuse all directives but %YAML 1.2. The parser must not see them: its work grows with the square of
+    the number of %TAG lines."""
     at = skip_comments(text, 0)
     version = _VERSION.match(text, at)
     if version is not None:
@@ -497,14 +498,15 @@ def skip_comments(text: str, at: int) -> int:
 
 
 class Layout:
-    """Follows the events of a parser through the text, and checks what it passes."""
+    """Checks the text between and inside the events of a parser, for what the two parsers treat
+    differently."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self.checked = 0  # up to here
+        self.checked = 0  # the offset up to which the text was checked
 
     def check_space(self, end: int) -> None:
-        """No tab from where the last event ended to `end`, except in comments."""
+        """Refuse tabs between the last event and `end`, except in comments."""
         at = self.checked
         while (at := self._text.find("\t", at, end)) >= 0:
             line = max(self._text.rfind("\n", 0, at) + 1, self.checked)
@@ -518,7 +520,7 @@ class Layout:
         self.checked = max(self.checked, end)
 
     def check_scalar(self, start: int, end: int, style: str | None, properties: int, in_flow: bool) -> None:
-        """`properties`: how many of an anchor and a tag it has."""
+        """Check one scalar. `properties`: 0 to 2, for its anchor and its tag."""
         at = start
         for _ in range(properties):
             found = _PROPERTY.match(self._text, at)
@@ -532,26 +534,26 @@ class Layout:
         self.skip(end)
 
     def _check_header(self, at: int) -> None:
-        # Only the parser in C takes a comment without a space before it.
+        # Only the parser in C accepts a comment without a space before it.
         header = _HEADER.match(self._text, at)
         if header is not None and self._text.startswith("#", header.end()):
             raise Fault(header.end(), "yaml_syntax", *syntax_words("comment or line break"))
         line = _LINE.match(self._text, at)
         end = line.end() if line else at
         self.check_space(end)
-        # Only the parser in Python takes a tab where the first line shows how far the text is indented.
-        # A digit in the header says that instead.
+        # Only the parser in Python accepts a tab in the first line, which determines the indentation unless a
+        # digit in the header does.
         counted = header is not None and header[0].strip("|>+-")
         blank = _BLANK.match(self._text, end)
         if not counted and blank is not None and self._text.startswith("\t", blank.end()):
             raise tab_fault(blank.end())
 
     def _check_plain(self, at: int, end: int, in_flow: bool) -> None:
-        # Only the parser in C takes a tab between two words of a plain text.
+        # Only the parser in C accepts a tab between two words of a plain text.
         tab = self._text.find("\t", at, end)
         if tab >= 0:
             raise tab_fault(tab)
-        # Between brackets it is an indicator to the parser in Python, wherever it stands.
+        # Between brackets, the parser in Python takes every "?" for an indicator.
         mark = self._text.find("?", at, end) if in_flow else -1
         if mark >= 0:
             message = "a question mark stands in a text without quotes, between brackets or braces"

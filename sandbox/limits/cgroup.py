@@ -23,7 +23,7 @@ import time
 from sandbox.files import kernel_text, write_once
 from sandbox.limits.meter import LIFTED, SHORTEST_PAUSE_SECONDS, Meter
 from sandbox.limits.site import INNER, LEAF, PREFIX, Hierarchy, Site, is_leaf
-from sandbox.spawn.order import CgroupDoors
+from sandbox.spawn.order import CgroupHandles
 from sandbox.spec import Limits
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.signals import signal
@@ -130,7 +130,7 @@ class Cgroup:
         return tuple(group.lock for group in self.groups)
 
     @contextmanager
-    def doors(self) -> Iterator[CgroupDoors]:
+    def open_handles(self) -> Iterator[CgroupHandles]:
         """Descriptors to join by. The kernel checks the rights of the process that opened a file, so the
         child may join with its uid dropped."""
         with ExitStack() as stack:
@@ -142,10 +142,10 @@ class Cgroup:
 
             tasks = [opened(f"{group.path}/tasks") for group in self.groups if group.site.version == 1]
             if self._unified is None:
-                yield CgroupDoors(tuple(tasks))
+                yield CgroupHandles(tuple(tasks))
             else:
                 procs = opened(f"{self._unified.path}/cgroup.procs")
-                yield CgroupDoors(tuple(tasks), self._unified.fd, procs)
+                yield CgroupHandles(tuple(tasks), self._unified.fd, procs)
 
     # --- reading --------------
 

@@ -1,7 +1,7 @@
-"""Which defences this machine can give a launch, and what the policy says to one that it cannot give.
+"""Find out which layers this machine can enforce for a launch.
 
-A layer the machine cannot give stops the launch, unless the operator's policy says `prefer` for exactly that
-one; then what is missing stands in explain and in every report.
+A layer that it cannot enforce stops the launch, unless the policy says `prefer` for exactly that one. Then
+`runner explain` and every report name the missing layer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from sandbox.spec import Grant
 
 
 def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyring: bool) -> Layers:
-    """Found by looking at the machine; raises LayerUnavailable for what is missing and required."""
+    """The layers of a launch on this machine. Raises LayerUnavailable for one that is missing and
+    required."""
     if grant.unsandboxed:
         return Layers(b"", False, False, False, None)
     return Layers(
         seccomp_filter=_filter(grant, policy),
-        cgroup_namespace=_given(
+        cgroup_namespace=_require_layer(
             policy,
             "cgroup_namespace",
             look.exists("/proc/self/ns/cgroup"),
@@ -30,7 +31,7 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
             "use a kernel built with CONFIG_CGROUPS=y",
         ),
         user_namespace_lock=_can_lock(policy, bwrap),
-        session_keyring=_given(
+        session_keyring=_require_layer(
             policy,
             "session_keyring",
             can_join_keyring,
@@ -43,7 +44,7 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
     )
 
 
-def _given(policy: Policy, layer: str, available: bool, message: str, remedy: str) -> bool:
+def _require_layer(policy: Policy, layer: str, available: bool, message: str, remedy: str) -> bool:
     if not available and policy.layer(layer) == "require":
         raise LayerUnavailable(
             layer, message, f'{remedy}, or say {layer} = "prefer" under [layers] in the policy'
@@ -55,19 +56,19 @@ def _filter(grant: Grant, policy: Policy) -> bytes:
     try:
         return seccomp_filter.filter_bytes(grant.seccomp)
     except seccomp_filter.SeccompUnavailable as error:
-        _given(policy, "seccomp", False, str(error), "run it on a machine that has one")
+        _require_layer(policy, "seccomp", False, str(error), "run it on a machine that has one")
         return b""
 
 
 def _can_lock(policy: Policy, bwrap: str) -> bool:
-    """Whether bwrap knows --disable-userns. Asked only if the answer matters: it means starting bwrap, and
-    where the lock is required an old bwrap refuses the option itself."""
+    """Whether bwrap knows --disable-userns. Tried only if the policy does not require the lock: it means
+    starting bwrap, and an old bwrap refuses the option itself."""
     if policy.layer("user_namespace_lock") == "require":
         return True
     import subprocess
 
-    told = subprocess.run([bwrap, "--help"], capture_output=True, env={}, timeout=10, check=False)
-    return b"--disable-userns" in told.stdout
+    help_text = subprocess.run([bwrap, "--help"], capture_output=True, env={}, timeout=10, check=False)
+    return b"--disable-userns" in help_text.stdout
 
 
 def _uid_range(policy: Policy) -> tuple[int, int] | None:
@@ -75,7 +76,7 @@ def _uid_range(policy: Policy) -> tuple[int, int] | None:
         return None
     first, last = policy.uids
     usable = usable_range(policy.uids)
-    _given(
+    _require_layer(
         policy,
         "uid",
         usable is not None,
@@ -85,15 +86,14 @@ def _uid_range(policy: Policy) -> tuple[int, int] | None:
     return usable
 
 
-def listed(layers: Layers, grant: Grant, policy: Policy, identity: str = "") -> tuple[Layer, ...]:
-    """Every layer as people and reports read it.
+def list_layers(layers: Layers, grant: Grant, policy: Policy, identity: str = "") -> tuple[Layer, ...]:
+    """Every layer, for `runner explain` and reports.
 
-    bwrap either does all it was told or does not start the program, and the spawner checks its own steps
-    before it hands over: what is in the plan is in force. `identity`: who the plugin is, if its uid is not
-    a leased one.
+    What is in the plan is in force: bwrap does not start the program unless all its options worked, and the
+    spawner checks its own steps. `identity`: the plugin's identity, if its uid is not a leased one.
     """
     network = grant.network.mode
-    reach = _reach(grant)
+    reach = _network_detail(grant)
     rows = (
         ("filesystem", "read-only root, only the listed paths", True, ""),
         ("namespaces", "user, pid, ipc, uts, mount", True, ""),
@@ -127,7 +127,7 @@ def listed(layers: Layers, grant: Grant, policy: Policy, identity: str = "") -> 
     )
 
 
-def _reach(grant: Grant) -> str:
+def _network_detail(grant: Grant) -> str:
     network = grant.network
     if network.mode == "host" or grant.unsandboxed:
         return "shares the host's network"

@@ -1,4 +1,4 @@
-"""LaunchPlan -> bubblewrap's arguments. Pure; the only module that knows its options."""
+"""Make bubblewrap's arguments from a LaunchPlan. Pure. The only module that knows bubblewrap's options."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from sandbox.speed.value import NamedTuple
 
 
 class Slots(NamedTuple):
-    """The descriptors of one launch, by what they are for."""
+    """The descriptors of one launch, by purpose."""
 
     sources: Mapping[str, int]  # by destination
-    texts: Mapping[str, int]  # by destination, with the files that exist only in memory
-    folders: Mapping[str, str]  # by destination: where temporary folders and idmapped mounts are already
-    filters: tuple[int, ...]  # none: there is no filter for this machine, and the policy can do without
+    texts: Mapping[str, int]  # by destination, including memory files
+    folders: Mapping[str, str]  # by destination: temporary folders and idmapped mounts, already mounted there
+    filters: tuple[
+        int, ...
+    ]  # empty: there is no filter for this machine, and the policy does not require one
     status: int
     launcher: int | None = None  # None: it needs no name
 
 
-# Where the launcher is, if it has to have a name.
+# Path of the launcher in the cage, if it needs one.
 LAUNCHER = "/.launcher"
 
 
@@ -44,9 +46,9 @@ def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
         *head(plan, inherits_network),
         "--json-status-fd",
         str(slots.status),
-        # Each is asked, and the strictest answer holds.
+        # The kernel runs every filter, and the strictest result counts.
         *flat(("--add-seccomp-fd", str(fd)) for fd in slots.filters),
-        *program,  # first: at the end the root is read-only
+        *program,  # first: the last operations make the root read-only
         *flat(_with_descriptors(op, slots) for op in plan.operations),
         *tail(plan),
     )
@@ -91,8 +93,8 @@ def _with_descriptors(op: Operation, slots: Slots) -> tuple[str, ...]:
         case Bind(dest, _, writable, _) if dest in slots.folders:  # an idmapped mount
             return ("--bind" if writable else "--ro-bind", slots.folders[dest], dest)
         case Bind(dest, _, writable, _):
-            # Mounted by path all the same, but bwrap compares device and inode of what it mounted with the
-            # descriptor's, and gives up if they differ.
+            # bwrap mounts by path here too, but compares device and inode of what it mounted with the
+            # descriptor's, and fails if they differ.
             return ("--bind-fd" if writable else "--ro-bind-fd", str(slots.sources[dest]), dest)
         case Tmpfs(dest, _, _, inodes) if inodes:
             return ("--bind", slots.folders[dest], dest)
@@ -105,8 +107,8 @@ def without_source(op: Operation, texts: Mapping[str, int]) -> tuple[str, ...]:
         case Text(dest, _):
             return ("--perms", "0444", "--file", str(texts[dest]), dest)
         case MemoryFile(dest, mode, _):
-            # A file of the plugin's own. On the cage's root, which becomes read-only, not even its mode can
-            # be changed afterwards.
+            # A file that belongs to the plugin. On the read-only root of the cage it cannot even change the
+            # mode.
             return ("--perms", f"{mode:04o}", "--file", str(texts[dest]), dest)
         case Tmpfs(dest, size, mode, _):
             return ("--perms", f"{mode:04o}", "--size", str(size), "--tmpfs", dest)

@@ -1,5 +1,7 @@
-"""Grant -> LaunchPlan: open every source, decide what is mounted where, and refuse what cannot be.
-The same request on the same files gives the same plan."""
+"""Compile a Grant into a LaunchPlan: open every source, and decide what is mounted where.
+
+The same request on the same files gives the same plan.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from sandbox.paths.scan import Refused
 from sandbox.paths.source import Missing, OpenSource, open_source
 from sandbox.plan import mentions
 from sandbox.plan.layers import Layers, LayerUnavailable
-from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, sight_of
+from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, visibility_check
 from sandbox.plan.places import ShownPlace, require_safe_places, working_directory
 from sandbox.plan.plan import (
     Bind,
@@ -58,12 +60,12 @@ def open_plan(
     denylist: Denylist,
     environ: Mapping[str, str],
 ) -> Iterator[OpenPlan]:
-    """Compile `grant` for `request`. The sources stay open for as long as the context lasts.
+    """Compile `grant` for `request`. The sources stay open until the context ends. Raises PlanRefused.
 
-    Nothing on the machine is changed. A state directory that does not exist yet is made by the launch, and
-    opened there (sources.py).
+    Nothing on the machine is changed. A state directory that does not exist yet is made and opened by the
+    launch (sources.py).
     """
-    opened: dict[str, _Opened] = {}
+    opened: dict[str, _OpenedPath] = {}
     try:
         plan = _compile(request, grant, policy, layers, denylist, environ, opened)
         yield OpenPlan(plan, {dest: held.source.fd for dest, held in opened.items()})
@@ -72,23 +74,23 @@ def open_plan(
             held.source.close()
 
 
-class _Wanted(NamedTuple):
+class _WantedPath(NamedTuple):
     path: str
     access: Access
     required: bool
     origin: str
     trusted: bool = False
     where: KeyPath = ()
-    file: bool = False  # and no folder
-    moved_to: str = ""  # where it is in the cage, if not under its own name
-    within: str = ""  # the real path it may not lead out of
+    file: bool = False  # it must not be a folder
+    moved_to: str = ""  # its path in the cage, if that is another
+    within: str = ""  # its real path must be below this one
 
     @property
     def dest(self) -> str:
         return self.moved_to or self.path
 
 
-class _Opened(NamedTuple):
+class _OpenedPath(NamedTuple):
     source: OpenSource
     access: Access
     where: KeyPath
@@ -102,7 +104,7 @@ def _compile(
     layers: Layers,
     denylist: Denylist,
     environ: Mapping[str, str],
-    opened: dict[str, _Opened],
+    opened: dict[str, _OpenedPath],
 ) -> LaunchPlan:
     egress = plan_egress(grant, policy)
     relocation = relocate(request)
@@ -133,7 +135,7 @@ def _compile(
     mounted = operations(request, grant, binds, links)
     env = _environment(request, grant, found)
     directory = working_directory(request, binds, relocation)
-    notes += _missing(shown)
+    notes += _missing_notes(shown)
     notes += _mentions(request, grant, found, env, directory, mounted, denylist, environ)
     return LaunchPlan(
         argv=found.argv,
@@ -158,20 +160,20 @@ def _compile(
 # --- which paths ------------------------------------------------------------------------------------------
 
 
-def _wanted(request: PlanRequest, grant: Grant, relocation: Relocation) -> list[_Wanted]:
-    """What the plugin is shown, but for its state and what its program needs."""
+def _wanted(request: PlanRequest, grant: Grant, relocation: Relocation) -> list[_WantedPath]:
+    """The paths to show, without the state directory and what the program needs."""
     wanted = list(_runtime())
     shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted)]
     for part in relocation.parts:
-        # A part that does not exist is left out: who names the parts has read the manifest, and no files.
-        want = _Wanted(part.path, "read", not request.root_parts, _PLUGIN_FOLDER, within=relocation.real)
+        # Optional if parts are named: the contract took them from the manifest without looking at files.
+        want = _WantedPath(part.path, "read", not request.root_parts, _PLUGIN_FOLDER, within=relocation.real)
         wanted.append(want._replace(moved_to="" if part.dest == part.path else part.dest))
     for asked in grant.paths:
         covered = asked.access == "read" and any(contains(path, asked.path) for path in shown_anyway)
         if covered and asked.required and not look.lexists(asked.path):
             covered = False  # opened below, and reported as missing
         if asked.origin != "state" and not covered:
-            want = _Wanted(asked.path, asked.access, asked.required, asked.origin, False, asked.where)
+            want = _WantedPath(asked.path, asked.access, asked.required, asked.origin, False, asked.where)
             wanted.append(want._replace(file=asked.file))
     project = request.project
     if (
@@ -179,27 +181,27 @@ def _wanted(request: PlanRequest, grant: Grant, relocation: Relocation) -> list[
         and not project.refusal
         and not any(contains(path, project.path) for path in shown_anyway)
     ):
-        wanted.append(_Wanted(project.path, "read", project.named, _PROJECT, where=project.where))
+        wanted.append(_WantedPath(project.path, "read", project.named, _PROJECT, where=project.where))
     return wanted
 
 
-def _program_wanted(found: programs.Program, relocation: Relocation) -> Iterator[_Wanted]:
+def _program_wanted(found: programs.Program, relocation: Relocation) -> Iterator[_WantedPath]:
     for tree in found.trees:
-        want = _Wanted(tree, "read", True, "the program", tree.startswith("/usr/"))
+        want = _WantedPath(tree, "read", True, "the program", tree.startswith("/usr/"))
         yield want._replace(moved_to=relocation.place(tree)) if relocation.moves(tree) else want
 
 
-def _runtime() -> Iterator[_Wanted]:
+def _runtime() -> Iterator[_WantedPath]:
     trees = RUNTIME_TREES + tuple(path for path in RUNTIME_LINKS if not path.startswith("/etc"))
     for path in trees:
         if look.lexists(path) and not look.islink(path):
-            yield _Wanted(path, "read", True, "the system", trusted=True)
+            yield _WantedPath(path, "read", True, "the system", trusted=True)
 
 
-def _state_wanted(request: PlanRequest, grant: Grant) -> list[_Wanted]:
-    """The state directory, or the parts of it that are asked for. All of it includes the parts."""
+def _state_wanted(request: PlanRequest, grant: Grant) -> list[_WantedPath]:
+    """The state directory, or the parts of it that are asked for. The whole directory includes its parts."""
     asked = [
-        _Wanted(path.path, path.access, True, "state", trusted=True, where=path.where)
+        _WantedPath(path.path, path.access, True, "state", trusted=True, where=path.where)
         for path in grant.paths
         if path.origin == "state"
     ]
@@ -209,7 +211,7 @@ def _state_wanted(request: PlanRequest, grant: Grant) -> list[_Wanted]:
 
 def _resolve_program(
     request: PlanRequest,
-    wanted: Sequence[_Wanted],
+    wanted: Sequence[_WantedPath],
     policy: Policy,
     denylist: Denylist,
     environ: Mapping[str, str],
@@ -233,7 +235,7 @@ def _resolve_program(
 
 
 def _require_approved(request: PlanRequest, found: programs.Program) -> None:
-    """Raises ProgramFault if what a person allowed is for another program."""
+    """Raise ProgramFault if a person's approval is for another program."""
     program, *chosen = request.approved_program or (found.argv[0], *found.chosen)
     strays = [each for each in found.chosen if each not in chosen]
     if found.argv[0] != program or strays:
@@ -249,15 +251,15 @@ def _require_approved(request: PlanRequest, found: programs.Program) -> None:
 def _real(path: str) -> str:
     try:
         return look.realpath(path)
-    except OSError:  # a magic link into another process; opening it will report that
+    except OSError:  # a magic link of /proc; opening it will report that
         return path
 
 
-# --- whether they may be shown, and to whom they belong -----------------------------------------------------
+# --- whether they may be shown, and who owns them -----------------------------------------------------------
 
 
-def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
-    """Before anything is made or changed there."""
+def _judge_state(state: Iterable[_WantedPath], denylist: Denylist) -> None:
+    """Check the state directory before anything is made or changed there. Raises PlanRefused."""
     refusals = []
     for want in state:
         try:
@@ -279,8 +281,8 @@ def _judge_state(state: Iterable[_Wanted], denylist: Denylist) -> None:
 def _judge_places(
     request: PlanRequest,
     grant: Grant,
-    opened: Mapping[str, _Opened],
-    state: Iterable[_Wanted],
+    opened: Mapping[str, _OpenedPath],
+    state: Iterable[_WantedPath],
     links: Sequence[Symlink],
 ) -> None:
     places = [
@@ -290,7 +292,7 @@ def _judge_places(
     require_safe_places(places, links, request, grant)
 
 
-def _guards(opened: Mapping[str, _Opened], denylist: Denylist, request: PlanRequest) -> tuple[Guard, ...]:
+def _guards(opened: Mapping[str, _OpenedPath], denylist: Denylist, request: PlanRequest) -> tuple[Guard, ...]:
     written = [(dest, held.source, held.where) for dest, held in opened.items() if held.access == "write"]
     if not written:
         return ()
@@ -306,7 +308,7 @@ def _with_state_to_make(binds: Sequence[Bind], shown: Iterable[ShownPath]) -> li
         for path in shown
         if path.state == "made at launch"
     ]
-    # What contains another comes first.
+    # A folder comes before what is in it.
     return sorted((*binds, *made), key=lambda bind: (bind.dest.count("/"), bind.dest))
 
 
@@ -320,40 +322,40 @@ def _mentions(
     denylist: Denylist,
     environ: Mapping[str, str],
 ) -> Iterable[Note]:
-    """Notes about paths that its words name and its cage does not show."""
-    # These say nothing about what the plugin wants.
+    """Notes about paths that its arguments or variables name and its cage does not show."""
+    # Variables that the plugin did not ask for.
     unasked = [_STATE_DIR_VARIABLE, "HOME", *dict(found.env)]
-    if "PATH" not in dict(grant.env):  # ours: it leads to what is shown of the program
+    if "PATH" not in dict(grant.env):  # set by us, for the program's own folders
         unasked.append("PATH")
     whole = () if request.project is None else (request.project.path,)
-    return mentions.outside(
+    return mentions.unshown_path_notes(
         found.argv[1:],
         [pair for pair in env if pair[0] not in unasked],
         directory=request.directory,
         inside=directory,
         home=environ.get("HOME", ""),
-        visible=sight_of(mounted, (*whole, request.root_inside) if request.root_inside else whole),
+        visible=visibility_check(mounted, (*whole, request.root_inside) if request.root_inside else whole),
         denied=lambda path: denylist.name_hit(path, "read") is not None,
         by_options=request.by_options,
     )
 
 
-def _written(opened: Mapping[str, _Opened]) -> list[WriteRequest]:
+def _write_requests(opened: Mapping[str, _OpenedPath]) -> list[WriteRequest]:
     from sandbox.plan.owners import WriteRequest
 
     return [WriteRequest(held.source, held.where) for held in opened.values() if held.access == "write"]
 
 
 def _owners(
-    request: PlanRequest, policy: Policy, layers: Layers, opened: Mapping[str, _Opened]
+    request: PlanRequest, policy: Policy, layers: Layers, opened: Mapping[str, _OpenedPath]
 ) -> Decision | None:
-    """Who will own what the plugin writes. None if no uid is dropped: then the caller does."""
+    """Decide who owns what the plugin writes. None if no uid is dropped: then the caller owns it."""
     if layers.uid_range is None or not any(held.access == "write" for held in opened.values()):
         return None
     from sandbox.plan.owners import decide
 
     owners = decide(
-        _written(opened),
+        _write_requests(opened),
         policy,
         layers.uid_range,
         state_dir=request.state_dir,
@@ -365,7 +367,7 @@ def _owners(
 
 
 def _idmapped(
-    owners: Decision | None, opened: Mapping[str, _Opened], state: Collection[str]
+    owners: Decision | None, opened: Mapping[str, _OpenedPath], state: Collection[str]
 ) -> Iterator[Idmapped]:
     if owners is None:
         return
@@ -378,7 +380,7 @@ def _idmapped(
                 yield Idmapped(path, held.source.uid, held.source.gid)
 
 
-def _binds(opened: Mapping[str, _Opened]) -> list[Bind]:
+def _binds(opened: Mapping[str, _OpenedPath]) -> list[Bind]:
     return [
         Bind(dest, held.source.real, held.access == "write", held.source.identity, held.moved_from)
         for dest, held in opened.items()
@@ -386,13 +388,14 @@ def _binds(opened: Mapping[str, _Opened]) -> list[Bind]:
 
 
 def _open_all(
-    wanted: Iterable[_Wanted],
+    wanted: Iterable[_WantedPath],
     policy: Policy,
     denylist: Denylist,
-    opened: dict[str, _Opened],
+    opened: dict[str, _OpenedPath],
     notes: list[Note],
 ) -> Iterator[ShownPath]:
-    """Open each path once; if one is wanted twice, writing wins. All refusals are raised together."""
+    """Open each path once, for writing if it is wanted for reading and writing. All refusals are raised
+    together."""
     refusals: list[Denial] = []
     for want in wanted:
         known = opened.get(want.dest)
@@ -426,7 +429,7 @@ def _open_all(
             )
         except Refused as refused:
             if want.origin == _PROJECT and not want.required:
-                # The project is offered, not asked for.
+                # Nobody asked for the project, so refusing it is only a note.
                 notes.append(Note("project", f"the project {want.path} is not shown: {refused.reason}"))
                 continue
             refusals.append(_refusal(want, refused))
@@ -444,19 +447,21 @@ def _open_all(
                 continue
             if known is not None:
                 known.source.close()
-            opened[want.dest] = _Opened(source, want.access, want.where, want.path if want.moved_to else "")
+            opened[want.dest] = _OpenedPath(
+                source, want.access, want.where, want.path if want.moved_to else ""
+            )
             yield ShownPath(want.path, want.access, want.origin, "bound", want.moved_to)
     if refusals:
         raise PlanRefused(refusals)
 
 
-def _missing(shown: Iterable[ShownPath]) -> Iterator[Note]:
+def _missing_notes(shown: Iterable[ShownPath]) -> Iterator[Note]:
     for path in shown:
         if path.state == "missing" and path.origin not in (_PROJECT, _PLUGIN_FOLDER):
             yield missing_note(path.path, path.origin)
 
 
-def _refusal(want: _Wanted, refused: Refused) -> Denial:
+def _refusal(want: _WantedPath, refused: Refused) -> Denial:
     """The denial for one path, with the origin of the request."""
     denial = Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
     if want.origin in ("manifest", "command line"):
@@ -468,7 +473,7 @@ def _refusal(want: _Wanted, refused: Refused) -> Denial:
             hint="move the plugin to a folder of its own, for example below /opt",
         )
     if refused.rule == "scan_limit":
-        # The manifest does not name this path, so it cannot ask for less of it.
+        # The manifest does not name this path, so it cannot ask for a narrower one.
         remedy = "move the files it does not need elsewhere, or raise scan_limit in your policy"
         return denial._replace(reason=f"{want.origin} is {want.path}; {refused.reason}", hint=remedy)
     return denial
@@ -482,7 +487,7 @@ def _environment(request: PlanRequest, grant: Grant, found: programs.Program) ->
         if request.state_dir is not None:
             env[_STATE_DIR_VARIABLE] = request.state_dir
     elif found.path_dirs:
-        env = {"PATH": path}  # without it the script's `env` would not find its interpreter
+        env = {"PATH": path}  # for scripts that start with #!/usr/bin/env
     env.update(found.env)
     env.update(grant.env)
     return tuple(sorted(env.items()))
@@ -497,32 +502,33 @@ def _require_readable(
 ) -> None:
     """Raise Unreadable unless the plugin's uid can read its files. `own`: its folder, or the parts of it.
 
-    All uids of the range have the same rights on files that are not theirs: the first one stands for all.
+    Only the first uid of the range is tried: all of them have the same access to files of others.
     """
     uid = layers.uid_range[0] if layers.uid_range is not None else os.geteuid()
     gid = uid if layers.uid_range is not None else os.getegid()
     if owners is not None and owners.account is not None:
         uid, gid = owners.account.uid, owners.account.gid
-    # If a uid is dropped, write permission was tried already (owners.py).
+    # If a uid is dropped, owners.py has already tried writing.
     writes = 0o2 if layers.uid_range is None else 0
     needed = [
         (bind.real, (0o5 if stat.S_ISDIR(bind.identity.mode) else 0o4) | (writes if bind.writable else 0))
         for bind in binds
-        if owners is None or owners.of(bind.dest) is None  # which has been tried, with more than reading
+        if owners is None or owners.of(bind.dest) is None  # owners.py has tried the others
     ]
     needed += [(path, 0o5) for path in found.files]
     needed += [(path, 0o4) for path in found.scripts]
     require_access(needed, uid, gid, own={*own, *found.trees, *found.files, *found.scripts})
 
 
-# --- what its gate lets through -----------------------------------------------------------------------------
+# --- what the gate lets through -----------------------------------------------------------------------------
 
 
 _EVERY_HOST = "*:*"
 
 
 def plan_egress(grant: Grant, policy: Policy) -> EgressPlan | None:
-    """None: no gate is needed. Raises LayerUnavailable if this machine cannot enforce what is granted."""
+    """What the gate lets through; None if no gate is needed. Raises LayerUnavailable if this machine cannot
+    enforce it."""
     network = grant.network
     if grant.unsandboxed or network.mode not in ("allowlist", "open"):
         return None
@@ -543,7 +549,7 @@ def _has_every_port(rules: tuple[str, ...]) -> bool:
 
 
 def _require_redirect(egress: EgressPlan) -> None:
-    """Every port needs nftables in the plugin's namespace. Not every kernel has it, so it is tried."""
+    """Raise LayerUnavailable if nftables cannot redirect every port. Tried, because not every kernel can."""
     from sandbox.network.recipe import find_recipe
     from sandbox.network.trial import RecipeRefusal, try_recipe
 

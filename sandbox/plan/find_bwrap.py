@@ -1,6 +1,7 @@
-"""Which bwrap may be trusted: every launch asks.
+"""Find a bwrap that can be trusted.
 
-So this module starts no process and imports nothing heavy. What `runner doctor` tries is in doctor/probes.py.
+Every launch does this, so this module starts no process and imports nothing heavy. What `runner doctor` tries
+is in doctor/probes.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sandbox.speed.typed import Literal, Mapping
 from sandbox.speed.value import NamedTuple
 
 BWRAP_VARIABLE = "RUNNER_BWRAP"
-# Never PATH and never the working directory: a user who can put a program there would choose the cage.
+# Never PATH or the working directory: a user who can put a program there could replace the cage.
 BWRAP_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/bin")
 
 Rule = Literal["missing", "path", "kind", "owner", "writable", "setuid", "capabilities"]
@@ -24,7 +25,7 @@ Rule = Literal["missing", "path", "kind", "owner", "writable", "setuid", "capabi
 class Bwrap(NamedTuple):
     path: str  # absolute, without symbolic links
     version: str = ""  # known only after `bwrap --version` ran, which a launch never does
-    faults: tuple[str, ...] = ()  # why candidates before this one were passed over
+    faults: tuple[str, ...] = ()  # why earlier candidates were skipped
 
 
 class BwrapUnusable(Exception):
@@ -40,7 +41,7 @@ class BwrapUnusable(Exception):
 def find_bwrap(environ: Mapping[str, str], configured: str | None = None) -> Bwrap:
     """The bwrap to use: the one named by RUNNER_BWRAP, else by the policy, else the system's own.
 
-    A named one that is unusable is refused, never replaced by another: the operator meant that one.
+    A named one that is unusable is refused, never replaced by another.
     """
     for origin, named in ((BWRAP_VARIABLE, environ.get(BWRAP_VARIABLE)), ("the policy", configured)):
         if named:
@@ -71,8 +72,8 @@ def find_bwrap(environ: Mapping[str, str], configured: str | None = None) -> Bwr
 def trusted_program(path: str) -> str:
     """The real path of a program that only root can replace and that carries no privilege of its own.
 
-    Every directory and link on the way is judged, not only the end: a user that can rename a parent,
-    or repoint a link, chooses the program.
+    Every directory and link on the way is checked, not only the end: a user who can rename a parent or change
+    a link could replace the program.
     """
     if not path.startswith("/") or "\0" in path:
         raise BwrapUnusable(
@@ -82,7 +83,7 @@ def trusted_program(path: str) -> str:
     if not stat.S_ISREG(found.st_mode):
         raise BwrapUnusable("kind", f"{real} is not a regular file", "name the bwrap program itself")
     if found.st_mode & (stat.S_ISUID | stat.S_ISGID):
-        # CVE-2026-41163 and its kin: in setuid mode bwrap works with root's rights on behalf of anyone.
+        # CVE-2026-41163 and similar: a setuid bwrap acts with root's rights for every user.
         raise BwrapUnusable(
             "setuid",
             f"{real} is setuid or setgid",
@@ -99,13 +100,13 @@ def trusted_program(path: str) -> str:
 
 
 def _walk(path: str) -> tuple[str, os.stat_result]:
-    """Follow `path` one name at a time from the root, judging each step."""
+    """Follow `path` one name at a time from the root, and check each step."""
     _judge("/", look.lstat("/"))
     try:
         steps = walk(
             path, follow="system", check=lambda steps, last: _judge(real_path(steps), steps[-1].status)
         )
-    except LinkRefused as refused:  # the directories above it were judged: it is the link that is not root's
+    except LinkRefused as refused:  # the directories above it are fine: the link itself is not root's
         raise _foreign(refused.link, look.lstat(refused.link).st_uid) from None
     except TooManyLinks:
         raise BwrapUnusable(
@@ -124,7 +125,7 @@ def _walk(path: str) -> tuple[str, os.stat_result]:
 
 
 def _judge(path: str, found: os.stat_result) -> None:
-    """Raise BwrapUnusable if others than root can change `path`."""
+    """Raise BwrapUnusable if users other than root can change `path`."""
     if found.st_uid != 0:
         raise _foreign(path, found.st_uid)
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -155,7 +156,7 @@ def _overflow_uid() -> int:
 
 
 def _root_is_mapped() -> bool:
-    """Whether the machine's uid 0 has a name in our user namespace; unmapped owners all look alike."""
+    """Whether the machine's uid 0 is mapped in our user namespace. All unmapped owners look the same."""
     look.note_content("/proc/self/uid_map")
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
@@ -168,7 +169,7 @@ def _has_file_capabilities(path: str) -> bool:
     try:
         return bool(look.getxattr(path, "security.capability"))
     except OSError as failed:
-        # No such attribute, or a file system that has none: nothing is granted at exec.
+        # No such attribute, or a file system without attributes: the file has no capabilities.
         if failed.errno in (errno.ENODATA, errno.ENOTSUP):
             return False
         raise BwrapUnusable(

@@ -1,4 +1,4 @@
-"""What stays read-only in the folders that a plugin may write, decided when the plan is made.
+"""Decide, when the plan is made, what stays read-only in the folders that a plugin may write.
 
 The mounts are made by the cell's init (sandbox/spawn/guards.py) and not by bwrap, which follows links on the
 way to a mount point. What is missing is made for the time of the launch (sandbox/paths/stand_in.py).
@@ -33,7 +33,7 @@ from sandbox.speed.typed import Iterable, Iterator, Sequence
 
 GUARD_RULE = "guarded"
 GUARD_ORIGIN = "guarded: it tells programs outside of the cage what to run"
-# Links in guarded folders that are followed, and links on the way to one target.
+# At most so many links in guarded folders are followed, and links on the way to one target.
 _MOST_LINKS, _MOST_HOPS = 500, 40
 
 
@@ -46,7 +46,7 @@ class _Unguardable(Exception):
 def all_guards(
     written: Iterable[tuple[str, OpenSource, KeyPath]], denylist: Denylist, conceal: Sequence[str]
 ) -> tuple[Guard, ...]:
-    """For all that is opened for writing, by destination."""
+    """The guards for everything that is opened for writing, by destination."""
     written = list(written)
     folders = [source.real for _, source, _ in written]
     return tuple(
@@ -64,8 +64,8 @@ def guards_of(
     where: KeyPath = (),
     written: Sequence[str] = (),
 ) -> tuple[Guard, ...]:
-    """For one writable folder, in the order in which they are mounted. Raises PlanRefused. `written`: the
-    real paths of all that is writable in this launch."""
+    """The guards of one writable folder, in mount order. Raises PlanRefused. `written`: the real paths of
+    everything that is writable in this launch."""
     if source.kind != "dir" or not denylist.guarded:
         return ()
     try:
@@ -96,7 +96,7 @@ def _guards(
         if stat.S_ISLNK(status.st_mode):
             if optional:
                 _judge_link(real, denylist.guarded_names, written)
-                continue  # it can be replaced, as a new one can be made
+                continue  # no use to guard it: the plugin could make a new one as well
             raise _Unguardable(
                 f"{real} is a symbolic link, which it could replace, and {TELLS}",
                 "put the files themselves there instead of the link, or ask for a narrower folder",
@@ -130,7 +130,7 @@ def _wanted(source: OpenSource, denylist: Denylist) -> Iterator[GuardedPath]:
 
 
 def _judge_links(source: OpenSource, names: frozenset[str], written: Sequence[str]) -> None:
-    """Of links in guarded folders: what they lead to is run too."""
+    """Check the targets of links in guarded folders: programs outside of the cage run them too."""
     links = [path for path in source.guarded if is_guarded(path, names) and _is_link(source, path)]
     for path in set(source.guarded):
         if _is_unnamed(path, names) and not is_unguarded(path) and _is_bare(source, path):
@@ -146,7 +146,7 @@ def _judge_links(source: OpenSource, names: frozenset[str], written: Sequence[st
 
 
 def _judge_link(link: str, names: frozenset[str], written: Sequence[str]) -> None:
-    """Refuse one that leads to, or by, something the plugin could change."""
+    """Refuse a link that leads to, or through, something the plugin could change."""
     folder, _, name = link.rpartition("/")
     rest, hops, passed = [name], 0, []
     place = folder or "/"
@@ -162,23 +162,23 @@ def _judge_link(link: str, names: frozenset[str], written: Sequence[str]) -> Non
         try:
             target = look.readlink(place)
         except OSError:
-            continue  # no link; or it does not exist, and neither does what follows
+            continue  # not a link, or missing
         hops += 1
         if hops > _MOST_HOPS:
-            break  # a circle: what it goes by counts
+            break  # a loop; what it passes is checked all the same
         place = "/" if target.startswith("/") else os.path.dirname(place)
         rest = target.split("/") + rest
-    kept = _is_kept(place, names, written) and not any(contains(place, folder) for folder in written)
-    # On the way to something guarded nothing can be renamed.
+    kept = _is_protected(place, names, written) and not any(contains(place, folder) for folder in written)
+    # Folders above a guarded target are mount points, which cannot be renamed.
     passed = [each for each in passed[1:] if not contains(each, place)]
-    if not kept or not all(_is_kept(each, names, written) for each in passed):
+    if not kept or not all(_is_protected(each, names, written) for each in passed):
         raise _Unguardable(
             f"{link} is a symbolic link to {place}, which it could change, and {TELLS}",
             "put the file itself there instead of the link, or ask for a narrower folder",
         )
 
 
-def _is_kept(path: str, names: frozenset[str], written: Sequence[str]) -> bool:
+def _is_protected(path: str, names: frozenset[str], written: Sequence[str]) -> bool:
     """Whether the plugin cannot change what is there."""
     for folder in written:
         if contains(folder, path):
@@ -190,14 +190,15 @@ def _is_kept(path: str, names: frozenset[str], written: Sequence[str]) -> bool:
 
 
 def _links_of_bare(source: OpenSource, hooks: str) -> Iterator[str]:
-    """The scan knows guarded names, and the hooks of a bare repository have an ordinary one."""
+    """Links in the hooks of a bare repository. The scan does not find them, because it looks for guarded
+    names."""
     if not look.isdir(join(source.real, hooks)):
         return
     for name in look.listdir(join(source.real, hooks)):
         path = f"{hooks}/{name}"
         status = _status(source, path)
         if status is None or stat.S_ISDIR(status.st_mode):
-            continue  # git runs nothing in further folders
+            continue  # git runs nothing in subfolders
         if status.st_nlink > 1:
             raise _Unguardable(f"{join(source.real, path)} {LINKED}", "make it a copy")
         if stat.S_ISLNK(status.st_mode):
@@ -210,13 +211,13 @@ def _is_link(source: OpenSource, path: str) -> bool:
 
 
 def _is_unnamed(path: str, names: frozenset[str]) -> bool:
-    """Whether the scan has found it by what it holds."""
+    """Whether the scan has found this path by its content and not by its name."""
     last = path.rpartition("/")[2]
     return last != GIT and last not in names
 
 
 def _is_bare(source: OpenSource, path: str) -> bool:
-    """Whether git takes this folder for a repository. The top is the empty path."""
+    """Whether git takes this folder for a bare repository. '' is the top folder."""
     if path and _is_link(source, path):
         return False
     return all(_status(source, f"{path}/{sign}" if path else sign) is not None for sign in BARE_SIGNS)
@@ -228,8 +229,8 @@ def _lies_in_guarded(path: str, names: frozenset[str]) -> bool:
 
 
 def _is_repository(source: OpenSource, path: str) -> bool:
-    """Whether it is git's folder. One that is not complete, as a stand-in, is guarded as a whole; so is one
-    that we may not enter, which is closed to the plugin too."""
+    """Whether this is a complete .git folder. An incomplete one, such as a stand-in, is guarded as a whole.
+    So is one that we may not enter, which the plugin may not enter either."""
     status = _status(source, path) if path.rpartition("/")[2] == GIT else None
     if status is None or not stat.S_ISDIR(status.st_mode):
         return False
@@ -238,7 +239,7 @@ def _is_repository(source: OpenSource, path: str) -> bool:
 
 
 def _is_open(source: OpenSource, path: str) -> bool:
-    """Whether a name could be made, by us and so by the plugin. At the top the launch finds out."""
+    """Whether we, and so the plugin, could create this path. Near the top the launch finds out."""
     above, _, _ = path.rpartition("/")
     return "/" not in above or os.access(above, os.W_OK, dir_fd=source.fd, effective_ids=True)
 
@@ -255,14 +256,14 @@ def _status(source: OpenSource, path: str) -> os.stat_result | None:
 
 
 def shown_guards(guards: Iterable[Guard]) -> Iterator[ShownPath]:
-    """For people: what exists and is read-only."""
+    """The guards that exist and are read-only, for messages."""
     for guard in guards:
         if guard.access != "write" and guard.state != "made at launch":
             yield ShownPath(join(guard.dest, guard.path), "read", GUARD_ORIGIN, "bound")
 
 
 def guard_notes(guards: Iterable[Guard]) -> Iterator[Note]:
-    """For people: what is missing and cannot be made."""
+    """Notes about names that are missing and that the plugin cannot create."""
     missing: dict[str, list[str]] = {}
     for guard in guards:
         if guard.state == "made at launch" and guard.path.count("/") < 2:

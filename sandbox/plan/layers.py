@@ -1,4 +1,4 @@
-"""The defences of a launch: those that are wanted, and those it has. available_layers.py decides."""
+"""The layers of a launch: requested and effective. available_layers.py decides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UID = "uid"  # the layer of this name
 
 
 class Layer(NamedTuple):
-    """One defence: what was wanted, what there is."""
+    """One layer: what was requested, and what is in force."""
 
     name: str
     requested: str
@@ -32,19 +32,19 @@ class LayerUnavailable(Exception):
 
 
 class Layers(NamedTuple):
-    """What the optional defences come to on this machine. The others have no switch."""
+    """The optional layers on this machine. The other layers are always on."""
 
-    seccomp_filter: bytes  # empty: there is none, and the policy can do without
+    seccomp_filter: bytes  # empty: there is none, and the policy does not require one
     cgroup_namespace: bool
     user_namespace_lock: bool
     session_keyring: bool
-    uid_range: tuple[int, int] | None  # to lease from; None: the plugin has the runner's own uid
+    uid_range: tuple[int, int] | None  # for leased uids; None: the plugin has the runner's own uid
 
 
 def with_owner(layers: Iterable[Layer], uid: int, identity: str = "") -> tuple[Layer, ...]:
-    """The layers of a plan as they are carried out, by a plugin with this uid on the host.
+    """The layers of a plan, with the plugin's uid on the host filled in.
 
-    `identity`: who the plugin is, if its uid is not a leased one.
+    `identity`: the plugin's identity, if its uid is not a leased one.
     """
     return tuple(_owned(layer, uid, identity) if layer.name == UID else layer for layer in layers)
 

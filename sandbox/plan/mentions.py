@@ -1,10 +1,10 @@
-"""Host paths that a command line or a variable names and the cage does not show.
+"""Find host paths that a command line or a variable names and the cage does not show.
 
-A server that is told `--db-path /tmp/x.db` finds a /tmp of its own there: it starts, writes, and what it
-wrote is gone with it. Nobody asked for that path, so nothing was refused; people have to be told.
+A server with the argument `--db-path /tmp/x.db` has a /tmp of its own in the cage: it starts and writes, and
+its file is lost when it ends. It did not ask for that path, so nothing was refused. So a note tells people.
 
-This goes by looks and cannot be complete. It speaks only of words that lead somewhere on the host: to
-something that exists, or into a folder that does. `/v1/chat` is no path here.
+These notes are guesses, and not complete. Only words count that name something that exists on the host, or a
+name in a folder that exists: `/v1/chat` is not taken for a path.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from sandbox.paths.mounts import contains
 from sandbox.spec import Note
 from sandbox.speed.typed import Callable, Iterable, Iterator, Sequence
 
-# More would not say more.
 NOTES_SHOWN = 8
 _LONGEST_WORD = 4096
-# There, a plugin has something of its own under the host's name.
+# Every cage has folders of its own under these names.
 _PRIVATE = ("/tmp", "/dev/shm")
 _KERNELS = ("/proc", "/sys", "/dev")
 
@@ -31,7 +30,7 @@ _HINT = (
 )
 
 
-def outside(
+def unshown_path_notes(
     args: Sequence[str],
     env: Iterable[tuple[str, str]],
     *,
@@ -42,17 +41,17 @@ def outside(
     denied: Callable[[str], bool] = lambda path: False,
     by_options: bool = False,
 ) -> tuple[Note, ...]:
-    """One note for each such word, at most NOTES_SHOWN. `visible` says whether an absolute path is shown,
-    `denied` whether no plugin may ever be shown it: then no option is named that would be refused.
+    """One note for each such word, at most NOTES_SHOWN.
 
-    `directory` is what relative words were written for, `inside` where the program is started. `by_options`:
-    options of the command line ask for paths, and no manifest.
+    `visible`: whether an absolute path is shown. `denied`: whether no plugin may be shown it; then the hint
+    names no option. `directory`: the folder that relative words refer to. `inside`: the working directory in
+    the cage. `by_options`: paths are requested by options of the command line, not by a manifest.
     """
     notes: dict[str, Note] = {}
     hidden = 0
     hint = _HINT_OF_OPTIONS if by_options else _HINT
     for label, word in (*_of_args(args), *_of_env(env)):
-        words = _listed(word)
+        words = _split_list(word)
         effects = [_effect(each, directory, inside, home, visible) for each in words]
         effect, path = next((each for each in effects if each[0]), ("", ""))
         if not effect or label in notes:
@@ -72,26 +71,27 @@ def words_of(args: Sequence[str], env: Iterable[tuple[str, str]]) -> Iterator[tu
     word)."""
     for label, value in _of_args(args):
         option = label.replace("=", " ").partition(" ")[0] if label.startswith("-") else ""
-        yield from ((option, "", word) for word in _listed(value))
+        yield from ((option, "", word) for word in _split_list(value))
     for name, value in env:
-        yield from (("", name, word) for word in _listed(value))
+        yield from (("", name, word) for word in _split_list(value))
 
 
-def _listed(word: str) -> list[str]:
-    """Lists such as PATH are looked at folder by folder."""
+def _split_list(word: str) -> list[str]:
+    """Split a list such as PATH into its folders."""
     return word.split(":") if ":/" in word and "://" not in word else [word]
 
 
 def _of_env(env: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """A value that is more than paths may hold a password: only its name is told."""
+    """Each variable that may be a path, with the label for messages. A value that is more than paths may hold
+    a password, so only its name is shown."""
     for name, value in env:
-        parts = _listed(value)
+        parts = _split_list(value)
         plain = all(part.startswith(("/", "~/", "./")) or part == "" for part in parts)
         yield (f"{name}={value}" if plain and not set(value) & set("?#@&= ") else name), value
 
 
 def _of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each argument that may be a path, as a person would point at it: with its option."""
+    """Each argument that may be a path, with the label for messages: the argument and its option."""
     before = ""
     for arg in args:
         name, equals, value = arg.partition("=")
@@ -105,11 +105,11 @@ def _of_args(args: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _effect(
     word: str, directory: str, inside: str, home: str, visible: Callable[[str], bool]
 ) -> tuple[str, str]:
-    """What becomes of the path, and the path; empty if the word is none, or is shown."""
+    """What happens at the path, and the path; two empty strings if the word is not a path, or is shown."""
     path = word.removeprefix("file://").removeprefix("file:")
     if not path or len(path) > _LONGEST_WORD or "\0" in path or "\n" in path or "://" in path:
         return "", ""
-    # No shell expands a ~. A program that does it by itself takes the HOME of its cage.
+    # No shell expands a ~ here. A program that expands it uses the HOME of the cage.
     private = path == "~" or path.startswith("~/")
     exists = False
     if private:
@@ -117,8 +117,8 @@ def _effect(
     elif not path.startswith("/"):
         if "/" not in path or not _leads_somewhere(os.path.normpath(os.path.join(directory, path))):
             return "", ""
-        private = inside != directory and inside in _PRIVATE  # from there it is another one
-        # The program's folder may have another name in the cage.
+        private = inside != directory and inside in _PRIVATE  # a relative path leads elsewhere from there
+        # The program's folder may have another path in the cage.
         path, exists = os.path.join(directory if private else inside, path), True
     path = "/" + os.path.normpath(path).lstrip("/")
     if path in ("/", *_PRIVATE) or (visible(path) and not private):

@@ -43,8 +43,8 @@ _NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/
 _NETWORK_FILE_LIMIT = 1 << 20
 
 
-# World-readable or merely root-only parts of a procfs that tell about the host and not about the plugin.
-# And of the cage's own init: its memory still holds bwrap's options and the host's mount table.
+# Parts of a procfs that reveal the host: world-readable ones, and ones that only root may read. Also the
+# memory of the cage's own init, which still holds bwrap's options and the host's mount table.
 PROC_MASKS = (
     *("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "kmsg"),
     *("1/mem", "1/task/1/mem"),
@@ -63,7 +63,7 @@ _HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
 
 
-# The gate answers at once. A plugin whose gate has ended shall not wait for it.
+# The gate answers at once, so there is one attempt: a plugin whose gate has ended must not wait long.
 _RESOLVER = f"nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:1\n".encode()
 _NSSWITCH_DNS = b"passwd: files\ngroup: files\nhosts: files dns\n"
 
@@ -87,8 +87,8 @@ def operations(
         *(link for link in ways if link.dest in RUNTIME_LINKS),
         Proc(),
         *masks,
-        # bwrap covers /proc/sys only where its caller could write to the folder itself, while the sysctls of
-        # the plugin's own namespaces are writable one by one; so is its own oom_score_adj.
+        # bwrap makes /proc/sys read-only only if its caller could write to the folder. But single sysctls of
+        # the plugin's own namespaces are writable, and so is its oom_score_adj.
         ReadOnly("/proc"),
         Dev(),
         *(() if grant.seccomp == "compat" else _NO_TERMINALS),
@@ -105,18 +105,18 @@ def operations(
     )
 
 
-# kernel.pty.max is one number for the whole machine: a plugin could take all pseudo-terminals there are.
+# kernel.pty.max counts for the whole machine: a plugin could use up all pseudo-terminals.
 _NO_TERMINALS = (Tmpfs("/dev/pts", 4096, 0o755), ReadOnly("/dev/pts"))
 
 
-_BYTES_PER_INODE = 4096  # an empty file takes a kilobyte of the kernel's memory, and nothing of the size
+_BYTES_PER_INODE = 4096  # an empty file takes 1 KB of kernel memory, and nothing of the size
 
 
 _FEWEST_INODES = 1024
 
 
 def _folder(dest: str, size: int, mode: int = 0o1777) -> Tmpfs:
-    bounded = look.isdir(FOLDERS_ROOT)  # not in a chroot that somebody made by hand
+    bounded = look.isdir(FOLDERS_ROOT)  # missing in a hand-made chroot
     return Tmpfs(dest, size, mode, max(_FEWEST_INODES, size // _BYTES_PER_INODE) if bounded else 0)
 
 
@@ -152,16 +152,20 @@ def _copies(paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:
             continue
 
 
-_FIXED_FOLDERS = ("/tmp", "/dev/shm", "/dev/pts")  # under names that the host has too
+_FIXED_FOLDERS = (
+    "/tmp",
+    "/dev/shm",
+    "/dev/pts",
+)  # folders of the cage's own, under names that the host has too
 
 
-def sight_of(operations: Iterable[Operation], roots: Iterable[str] = ()) -> Callable[[str], bool]:
-    """A function that tells whether an absolute path of the host leads to the same file in the cage.
+def visibility_check(operations: Iterable[Operation], roots: Iterable[str] = ()) -> Callable[[str], bool]:
+    """Return a function that tells whether an absolute path leads to the same file in the cage as on the
+    host.
 
-    A place that only the cage has counts as shown: who names it means the cage's. A folder of the host that
-    has another name in the cage is not shown under its own.
-    `roots`: folders that count as shown if a part of them is. Not below /tmp: what a plugin writes there
-    beside the part would be gone with its cage.
+    A path that only the cage has counts as shown. A folder of the host that has another path in the cage does
+    not. `roots`: folders that count as shown if a part of them is. Not below /tmp: what a plugin writes there
+    beside the part is lost with its cage.
     """
     places = shown_places(operations)
     parts = [
@@ -173,8 +177,8 @@ def sight_of(operations: Iterable[Operation], roots: Iterable[str] = ()) -> Call
 
 
 def shown_places(operations: Iterable[Operation]) -> tuple[str, ...]:
-    """The paths of the cage that lead to the same file as on the host, or that only the cage has. What lies
-    below one of them counts too."""
+    """The paths that lead to the same file in the cage as on the host, or that only the cage has. Each stands
+    for everything below it."""
     operations = tuple(operations)
     places = [op.dest for op in operations if isinstance(op, Bind | Symlink | Text)]
     places += [os.path.dirname(op.dest) for op in operations if isinstance(op, MemoryFile)]

@@ -1,14 +1,14 @@
-"""Who owns what a plugin writes to a folder of the host, when the runner is root.
+"""Decide who owns what a plugin writes to folders of the host, if the runner is root.
 
-A leased uid is given to another plugin tomorrow. So nothing in a folder of the host may ever belong to one.
-In this order, decided for all folders together before anything is made or started:
+A leased uid is given to another plugin later, so no file of the host may belong to one. These methods are
+tried in order, for all folders together, before anything is made or started:
 
     idmapped  the folder's owner appears as the plugin, and what it writes belongs to that owner (idmap.py)
     run_as    the plugin has the uid of the account that the policy names, instead of a leased one
     reserved  the plugin has a uid that is reserved for its manifest, and no other plugin ever gets (uids.py)
 
-What fits none of them is refused, with what to change. Nothing is believed that can be tried: the mount is
-made, and the folder is looked at by a process with the uid in question.
+If none works, the launch is refused, with a hint. Everything is tried: the mount is made, and a process with
+the uid in question opens the folder.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _RULE = "write_owner"
 
 
 class Ownership(NamedTuple):
-    """Of one folder or file that a plugin may write."""
+    """Who owns what the plugin writes to one folder or file."""
 
     path: str  # inside
     method: Method
     uid: int  # the owner, on the host, of what the plugin makes there
     gid: int
-    why: str = ""  # why the folder's own owner is not mapped
-    # Other owners of files in it, each with one path. In an idmapped folder the plugin cannot change these.
+    why: str = ""  # reason why the folder's own owner is not mapped
+    # Owners of other files in it, each with one path. In an idmapped folder the plugin cannot change those.
     strangers: tuple[tuple[int, str], ...] = ()
     is_file: bool = False
 
@@ -68,10 +68,10 @@ class Ownership(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """For one launch."""
+    """Who owns what the plugin writes, for one launch."""
 
     paths: tuple[Ownership, ...] = ()
-    account: Account | None = None  # the plugin runs as this account, instead of a leased uid
+    account: Account | None = None  # the plugin runs as this account instead of a leased uid
     maps_state: bool = (
         False  # its state keeps its reserved uid, mapped to the account; else it is the account's
     )
@@ -79,7 +79,7 @@ class Decision(NamedTuple):
     denials: tuple[Denial, ...] = ()
 
     def notes(self) -> tuple[str, ...]:
-        """What people should know about it."""
+        """Notes for people."""
         shared = (
             f"the plugin has the uid of {self.account}, and shares it with everything that runs as this "
             "account, "
@@ -95,8 +95,8 @@ class Decision(NamedTuple):
         reserved = {each.uid for each in self.paths if each.method == "reserved"}
         return f"reserved {reserved.pop()}" if reserved else ""
 
-    def confirmed(self, asked: Sequence[WriteRequest], uid: int) -> Decision:
-        """With the uid that was really reserved. It differs if another launch was faster."""
+    def with_reserved_uid(self, asked: Sequence[WriteRequest], uid: int) -> Decision:
+        """The decision with the uid that was actually reserved. It differs if another launch was faster."""
         if all(each.uid == uid for each in self.paths if each.method == "reserved"):
             return self
         by_path = {each.source.path: each for each in asked}
@@ -126,8 +126,8 @@ def decide(
     state_dir: str | None,
     reserved_for: str,
 ) -> Decision:
-    """For sources that are opened for writing. `reserved_for`: the state directory a plugin without one would
-    have. Raises UidsUnavailable."""
+    """Decide for all sources that are opened for writing. `reserved_for`: the state directory that a plugin
+    without one would have. Raises UidsUnavailable."""
     denials = [refusal for each in asked if (refusal := _read_only(each))]
     if denials:
         return Decision(denials=tuple(denials))
@@ -169,7 +169,7 @@ def decide(
 
 
 def owner_of(source: OpenSource) -> FileOwner:
-    """The owner that is mapped, with the group of their own files. Never root's group."""
+    """The owner to map, with the group of their own files. Never root's group."""
     group = primary_group(source.uid) or source.gid or source.uid
     return FileOwner(source.uid, group)
 
@@ -182,7 +182,7 @@ def _mapped(source: OpenSource) -> Ownership:
 
 
 def _why_not_mapped(source: OpenSource, uid_range: tuple[int, int]) -> str:
-    """Empty if it can be: it has been tried."""
+    """Reason why the owner cannot be mapped, or ''. Found by trying."""
     if source.uid == 0:
         return "it belongs to root, and root is never mapped"
     if uids.may_be_a_plugins(source.uid, *uid_range):
@@ -204,9 +204,9 @@ def _cannot_map(fd: int, owner: FileOwner, uid_range: tuple[int, int]) -> str:
     return ""
 
 
-# What the runner itself lacks for the moment says nothing of the folder.
+# Errors that are about the runner's own resources and not about the folder.
 _SHORTAGES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-# What the kernel means by it.
+# What the errors of the kernel mean.
 _REFUSALS = {
     errno.EINVAL: "its filesystem, or one mounted below it, does not support idmapped mounts",
     errno.EPERM: "its mount is idmapped already, or the runner lacks CAP_SYS_ADMIN over the "
@@ -216,8 +216,9 @@ _REFUSALS = {
 
 
 def _maps_state(state_dir: str, account: Account, uid_range: tuple[int, int]) -> bool:
-    """Tried with the first folder above it that exists: the filesystem is what matters. A directory that was
-    the account's once stays so."""
+    """Whether the state keeps its reserved uid and is mapped to the account. Tried with the first folder
+    above it that exists, because the filesystem is what matters. A directory that already belongs to the
+    account stays so."""
     if look.isdir(state_dir) and look.lstat(state_dir).st_uid == account.uid:
         return False
     place = next(place for place in ancestry(state_dir) if look.isdir(place))
@@ -229,7 +230,7 @@ def _maps_state(state_dir: str, account: Account, uid_range: tuple[int, int]) ->
 
 
 def _closed_to_owner(asked: Sequence[WriteRequest]) -> tuple[Denial, ...]:
-    """The plugin has the owner's rights, and no others."""
+    """Denials for folders that their own owner may not write: the plugin has only the owner's rights."""
     return tuple(
         Denial(
             _RULE,
@@ -290,7 +291,7 @@ def _by_reserved_uid(asked: WriteRequest, uid: int, why: str) -> Ownership | Den
 
 
 def _keeps_out(source: OpenSource, uid: int, gid: int) -> str | None:
-    """What on the way does not let the uid read and write; found by a process that has it."""
+    """The first path on the way that does not let the uid in, or None. Tried by a process with that uid."""
     bits = 0o7 if source.kind == "dir" else 0o6
     if _opens(source.real, uid, gid, bits):
         return None

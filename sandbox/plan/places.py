@@ -1,4 +1,4 @@
-"""Where things are in a cage: which places may not be taken, and which working directory there is."""
+"""Check where things are mounted in a cage, and choose the working directory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sandbox.speed.value import NamedTuple
 
 
 class ShownPlace(NamedTuple):
-    """One path of the host that is shown."""
+    """A path of the host that the cage shows."""
 
     dest: str  # in the cage
     access: Access
     where: KeyPath = ()
-    moved: bool = False  # its name on the host is another
+    moved: bool = False  # it has another path on the host
 
 
 def require_safe_places(
     places: Sequence[ShownPlace], links: Iterable[Symlink], request: PlanRequest, grant: Grant
 ) -> None:
-    """Raises PlanRefused."""
+    """Check all mount points. Raises PlanRefused."""
     refusals = [*_below_writable(places), *_in_own_places(places, links, request, grant)]
     if refusals:
         raise PlanRefused(refusals)
@@ -32,8 +32,8 @@ def require_safe_places(
 
 
 def _below_writable(places: Sequence[ShownPlace]) -> Iterator[Denial]:
-    """No mount point below a writable bind: bwrap before 0.12 follows links there, and an earlier run may
-    have planted some."""
+    """Refuse mount points below a writable bind: bwrap before 0.12 follows links there, and an earlier run
+    may have made some."""
     for above in places:
         if above.access == "read":
             continue
@@ -51,7 +51,8 @@ def _below_writable(places: Sequence[ShownPlace]) -> Iterator[Denial]:
 def _in_own_places(
     places: Sequence[ShownPlace], links: Iterable[Symlink], request: PlanRequest, grant: Grant
 ) -> Iterator[Denial]:
-    """What only the cage has never meets a path of the host: a file made in memory would be written there."""
+    """Refuse overlaps of paths that only the cage has with paths of the host: a memory file would be written
+    to the host."""
     own = list(_own_places(request, grant))
     for dest in own:
         if lexical_fault(dest) or normal(dest) != dest or any(_overlap(dest, taken) for taken in _TAKEN):
@@ -72,12 +73,12 @@ def _in_own_places(
     yield from _in_each_other(request, grant)
 
 
-# What is in every cage. /tmp is a folder of its own there, and nothing is put into it.
+# Paths that every cage has. Nothing else may be put there, not even into /tmp.
 _TAKEN = ("/usr", "/etc", "/proc", "/sys", "/dev", "/tmp", *RUNTIME_LINKS)
 
 
 def _own_places(request: PlanRequest, grant: Grant) -> Iterator[str]:
-    # A copy of a folder of the host is where that folder would be, which is a place like any other.
+    # A copy takes the path of the folder it is a copy of, so it is checked like a path of the host.
     if request.root is not None and request.root_inside and not request.root_is_copy:
         yield request.root_inside
     if grant.scratch is not None:
@@ -106,8 +107,8 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _require_directory(request: PlanRequest, places: Iterable[str]) -> None:
-    """A working directory that somebody named is there, or nothing starts: elsewhere a program would read and
-    write other files than it was meant to."""
+    """Raise PlanRefused if a named working directory is not shown: elsewhere the program would read and write
+    other files than intended."""
     project = request.project
     if project is None or not project.named or request.directory in OWN_PLACES:
         return
@@ -121,7 +122,7 @@ def working_directory(request: PlanRequest, binds: Iterable[Bind], relocation: R
     dests = [bind.dest for bind in binds]
     directory = relocation.place(request.directory)
     if relocation.inside and contains(relocation.inside, directory):
-        # With only parts of it shown, the folder itself is an empty one that holds them.
+        # If only parts of it are shown, the folder exists and holds just these.
         shown = any(_overlap(directory, dest) for dest in dests)
         return directory if shown else "/tmp"
     inside = any(contains(dest, request.directory) for dest in dests)

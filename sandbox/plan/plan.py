@@ -1,8 +1,8 @@
-"""Grant -> LaunchPlan: everything about a launch that can be known before it.
+"""LaunchPlan: everything about a launch that can be known before it.
 
-A plan is a value: the same request on the same files gives the same bytes. What it trusts, it names by
-identity. Descriptors and the leased uid are not in it; they are filled in at launch. The values of granted
-variables are in it, so a plan is as secret as they are.
+A plan is a value: the same request on the same files gives the same bytes. It records the identity (device,
+inode) of the files it mounts. Descriptors and the leased uid are not in it; they are filled in at launch. The
+values of granted variables are in it, so a plan is as secret as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sandbox.plan.owners import Decision
     from sandbox.spec import Access, Denial, Project
 
-OWN_PLACES = ("/", "/tmp")  # which every cage has, and of its own
+OWN_PLACES = ("/", "/tmp")  # every cage has its own
 
 
 class Bind(NamedTuple):
@@ -38,12 +38,12 @@ class Tmpfs(NamedTuple):
     dest: str
     size: int
     mode: int
-    inodes: int = 0  # 0: as many as the kernel thinks right, which is half as many as the machine has pages
-    is_scratch: bool = False  # whether it was full is told at the end: then the disk limit was met
+    inodes: int = 0  # 0: the kernel's default, half the number of memory pages
+    is_scratch: bool = False  # at the end it is checked whether it was full: then the disk limit was reached
 
 
 class Text(NamedTuple):
-    """A small file of our own making, on the cage's read-only root."""
+    """A small file that we write, on the cage's read-only root."""
 
     dest: str
     content: bytes
@@ -55,7 +55,7 @@ class Symlink(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """A file hidden under /dev/null; on a nodev mount that refuses to be opened at all."""
+    """A file hidden under /dev/null. On a nodev mount it cannot be opened at all."""
 
     dest: str
 
@@ -69,7 +69,7 @@ class Dev(NamedTuple):
 
 
 class ReadOnly(NamedTuple):
-    """Remount: nothing is created below from here on."""
+    """Remount read-only. Comes after everything that is created below."""
 
     dest: str
 
@@ -79,17 +79,17 @@ Operation = Bind | Tmpfs | Text | MemoryFile | Symlink | Mask | Proc | Dev | Rea
 
 
 class ShownPath(NamedTuple):
-    """A line of the table a person reads: one path and why it is in the cage."""
+    """A path and why it is in the cage, for people."""
 
     path: str
     access: Access
     origin: str
     state: str  # "bound" | "missing" | "made at launch"
-    inside: str = ""  # where it is in the cage, if not under its own name
+    inside: str = ""  # its path in the cage, if that is another
 
 
 class Idmapped(NamedTuple):
-    """A bind of its own mount, in which one host uid and gid are the plugin's."""
+    """A bind that is mounted so that one uid and gid of the host appear as the plugin's."""
 
     dest: str
     uid: int
@@ -101,12 +101,12 @@ class Guard(NamedTuple):
 
     dest: str  # of the bind
     path: str  # below it
-    # "write": a folder on the way to another guard. It can be written, and not be renamed. "hidden": under
+    # "write": a folder on the way to another guard, which can be written but not renamed. "hidden": under
     # /dev/null, like a Mask.
     access: Literal["read", "write", "hidden"]
-    # "optional": left out if it is gone by then.
+    # "optional": skipped if it does not exist any more at the launch.
     state: Literal["bound", "optional", "made at launch"]
-    content: str | None = None  # of what is made; None: a folder
+    content: str | None = None  # of a file that is made; None: a folder
 
 
 class LaunchPlan(NamedTuple):
@@ -122,7 +122,7 @@ class LaunchPlan(NamedTuple):
     notes: tuple[Note, ...]
     program_files: tuple[str, ...]
     scripts: tuple[str, ...]
-    owners: Decision | None = None  # of what it writes to folders of the host, where no owner is the caller
+    owners: Decision | None = None  # of what it writes to the host; None: the caller owns it
     idmapped: tuple[Idmapped, ...] = ()
     egress: EgressPlan | None = None  # what the gate lets through; None: there is no gate
     guards: tuple[Guard, ...] = ()  # in the order in which they are mounted
@@ -161,7 +161,7 @@ class LaunchPlan(NamedTuple):
 
 
 class PlanRefused(Exception):
-    """The plan cannot be made within the policy: `denials` say what stands in the way."""
+    """The plan cannot be made within the policy. `denials` say why."""
 
     def __init__(self, denials: Sequence[Denial]) -> None:
         super().__init__("; ".join(denial.reason for denial in denials))
@@ -169,39 +169,39 @@ class PlanRefused(Exception):
 
 
 class PlanRequest(NamedTuple):
-    """What is to be run, without any word of what a plugin is."""
+    """What to run. It knows nothing of plugins."""
 
     command: str
     args: tuple[str, ...]
     directory: str
     root: str | None  # the program's own folder
     bare_environment: bool
-    trusted_command: bool  # the command line is the operator's own, not a stranger's
+    trusted_command: bool  # the operator wrote the command line, not the plugin's author
     conceal: tuple[str, ...]  # real paths that must not be read from inside
     state_dir: str | None
     project: Project | None = None
     reserved_for: str = (
         ""  # the state directory it would have, if it has none: a uid can be reserved for that
     )
-    root_inside: str = ""  # where `root` is in the cage; empty: under its own name
-    root_is_copy: bool = False  # of the folder `root_inside` of the host, whose place it takes
+    root_inside: str = ""  # path of `root` in the cage; '': the same
+    root_is_copy: bool = False  # a copy of the folder `root_inside` of the host, mounted in its place
     # Only these files and folders of `root` are shown, as far as they exist; empty: all of it.
     root_parts: tuple[str, ...] = ()
-    by_options: bool = False  # the command line asks for paths, and no manifest
-    search_path: str = ""  # where `command` is looked up; empty: on the caller's PATH
-    # A person allowed this program with what else is chosen, as `programs.locate` finds both; empty: any.
+    by_options: bool = False  # options of the command line ask for paths, not a manifest
+    search_path: str = ""  # PATH for `command`; '': the caller's
+    # The approval is for this program and its script, as `programs.locate` finds them; empty: for any.
     approved_program: tuple[str, ...] = ()
 
 
 class OpenPlan(NamedTuple):
-    """A plan with its sources held open: what was looked at is what will be mounted."""
+    """A plan with its sources held open: what was checked is what will be mounted."""
 
     plan: LaunchPlan
     descriptors: Mapping[str, int]  # by destination
 
     @property
     def writable(self) -> Mapping[str, int]:
-        """Those of folders and files the plugin may write."""
+        """The descriptors of folders and files that the plugin may write."""
         binds = (op for op in self.plan.operations if isinstance(op, Bind) and op.writable)
         return {bind.dest: self.descriptors[bind.dest] for bind in binds if bind.dest in self.descriptors}
 

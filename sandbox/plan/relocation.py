@@ -1,7 +1,7 @@
-"""The program's own folder under another name in the cage.
+"""Show the program's own folder under another path in the cage.
 
-All other paths of the host have the same name in the cage. For this one folder, what was found below it on
-the host (the program, its script, folders of its PATH) is translated to where it is in the cage.
+All other files of the host have the same path in the cage. For this one folder, paths below it (the program,
+its script, folders of its PATH) are translated to paths in the cage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandbox.speed.value import NamedTuple
 
 
 class RootPart(NamedTuple):
-    """The folder, or a part of it that is shown."""
+    """The folder, or a part of it."""
 
     path: str  # on the host
     dest: str  # in the cage
@@ -25,13 +25,13 @@ class RootPart(NamedTuple):
 
 class Relocation(NamedTuple):
     parts: tuple[RootPart, ...] = ()
-    inside: str = ""  # the place of the folder in the cage; empty: its own name
-    # Names of the folder and its parts on the host, each with its place in the cage. The longest first.
+    inside: str = ""  # path of the folder in the cage; '': the same as on the host
+    # Paths of the folder and its parts on the host, each with its path in the cage. Longest first.
     names: tuple[tuple[str, str], ...] = ()
     real: str = ""  # the folder's real path: no part may lead out of it
 
     def place(self, path: str) -> str:
-        """Where an absolute path of the host is in the cage."""
+        """The path in the cage of an absolute path of the host."""
         for name, dest in self.names:
             if contains(name, path):
                 return join(dest, relative(path, name))
@@ -41,13 +41,13 @@ class Relocation(NamedTuple):
         return any(contains(name, path) for name, _ in self.names)
 
     def program(self, found: Program, request: PlanRequest) -> Program:
-        """The program as it is started in the cage. `files` and `scripts` are still names of the host. Raises
-        ProgramFault for what is found only under its name on the host."""
+        """The program with paths of the cage. `files` and `scripts` stay paths of the host. Raises
+        ProgramFault for what works only under its path on the host."""
         if not self.names:
             return found
         self._require_movable(found)
         scripts = frozenset(found.scripts)
-        # A relative name is still right: the working directory moves too.
+        # Relative arguments stay valid if the working directory moves too.
         found_args = request.args if self.moves(request.directory) else found.argv[1:]
         args = (self.place(arg) if _is_script(arg, scripts) else arg for arg in found_args)
         return found._replace(
@@ -79,8 +79,8 @@ def _is_script(arg: str, scripts: frozenset[str]) -> bool:
 
 
 def relocate(request: PlanRequest) -> Relocation:
-    """Which parts of the program's folder are shown, and where. Raises PlanRefused for a part that is no
-    plain name in it."""
+    """Which parts of the program's folder are shown, and where. Raises PlanRefused for a part that is not a
+    plain relative path."""
     root, inside = request.root, request.root_inside
     if root is None:
         return Relocation()

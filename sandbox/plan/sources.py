@@ -1,8 +1,8 @@
-"""The sources of a finished plan, opened for one launch.
+"""Open the sources of a finished plan for one launch.
 
 A plan names each source by path and identity. `reopen` opens the sources of a plan that was made earlier, and
-judges each one again as if it were new. `open_state` opens the state directory, which exists for certain only
-after the launch has claimed it. `with_state` puts what was opened into the plan.
+checks each one again as if it were new. `open_state` opens the state directory, which may not exist before
+the launch has claimed it. `with_state` puts what was opened into the plan.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PLAN_AGAIN = "make the plan again: start the plugin from its manifest"
 
 @contextmanager
 def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator[OpenPlan]:
-    """Open every source of `plan` but its state, which is only judged. Raises PlanRefused.
+    """Open every source of `plan` but its state, which is only checked. Raises PlanRefused.
 
-    Denylist and scan judge what is there now. What is there now must also be what the plan was made for: the
-    same real path, device, inode and mode, and the same owner where an owner is mapped. The change time is
-    not compared, because every new file in a folder changes it.
+    Each source is checked against the denylist and scanned again. It must also be the one that the plan was
+    made for: the same real path, device, inode and mode, and the same owner if that is mapped. The change
+    time is not compared, because every new file in a folder changes it.
     """
     origins = {shown.inside or shown.path: shown.origin for shown in plan.shown}
     mapped = {each.dest: each.uid for each in plan.idmapped}
@@ -61,7 +61,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
                 continue
             stack.callback(os.close, source.fd)
             if origin == _STATE:
-                continue  # judged before it is claimed; opened for the launch after that
+                continue  # the launch opens it after it was claimed
             if (source.real, *source.identity[:3]) != (bind.real, *bind.identity[:3]):
                 refusals.append(_changed(bind.path, f"{bind.path} is not the file the plan was made for"))
             elif source.uid != mapped.get(bind.dest, source.uid):
@@ -77,7 +77,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
 def _guards(
     plan: LaunchPlan, dest: str, source: OpenSource, denylist: Denylist, refusals: list[Denial]
 ) -> Sequence[Guard]:
-    """What is guarded in a writable folder as it is now."""
+    """The guards of a writable folder as it is now."""
     from sandbox.plan.guards import guards_of
 
     hidden = [join(source.real, each.path) for each in plan.guards if each.access == "hidden"]
@@ -90,7 +90,7 @@ def _guards(
 
 
 def _is_trusted(path: str, origin: str) -> bool:
-    """Whether the scan is left out, as it was when the plan was made (plan.py)."""
+    """Whether the scan is skipped, as it was when the plan was made (compile.py)."""
     return origin in ("the system", _STATE) or (origin == "the program" and path.startswith("/usr/"))
 
 
@@ -102,7 +102,7 @@ def _changed(path: str, reason: str) -> Denial:
 def open_state(
     plan: LaunchPlan, denylist: Denylist, granted: Sequence[GrantedPath]
 ) -> Iterator[Mapping[str, OpenSource]]:
-    """The state directory, or the folders that were asked for in it, by path. Raises PlanRefused."""
+    """Open the state directory, or the requested folders in it, by path. Raises PlanRefused."""
     wanted: dict[str, Access] = {}
     for shown in plan.shown:
         if shown.origin == _STATE and wanted.get(shown.path) != "write":
@@ -136,7 +136,7 @@ def open_state(
 
 
 def with_state(opened: OpenPlan, state: Mapping[str, OpenSource], owners: Decision | None) -> OpenPlan:
-    """The plan with its state directory filled in, and with the owners as they came out."""
+    """The plan with its state directory and its final owners filled in."""
     plan = opened.plan
     operations = tuple(
         Bind(op.dest, held.real, held.access == "write", held.identity)

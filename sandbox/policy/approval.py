@@ -1,7 +1,7 @@
-"""What a person allows one plugin beyond the policy's ceilings, and how far the policy lets them.
+"""Approvals: what a person allows one plugin beyond the policy's ceilings, within the policy's [approvals].
 
-An approval is no grant. It raises ceilings for one launch (`raised`), and the manifest is held against those
-as ever: the denylist, the limits and the layers stay as they are.
+An approval is not a grant. It raises the ceilings for one launch (`raise_ceilings`), and the manifest is
+checked against those. The denylist, the limits and the layers stay as they are.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from sandbox.spec import (
 )
 
 
-def asked_by(spec: SandboxSpec, *, project: bool = False) -> Approval:
-    """The approval of all that a manifest asks. What needs none, such as ${state_dir}, is left out."""
-    # A path that cannot be judged by its name is refused whatever a person says.
+def requested_approval(spec: SandboxSpec, *, project: bool = False) -> Approval:
+    """The approval that covers everything a manifest asks for. What needs none, such as ${state_dir}, is left
+    out."""
+    # A path that cannot be judged by its name cannot be approved.
     paths = [path._replace(path=normal(path.path)) for path in spec.paths if lexical_fault(path.path) is None]
     network = spec.network
     listed = network is not None and network.mode == "allowlist"
@@ -28,7 +29,7 @@ def asked_by(spec: SandboxSpec, *, project: bool = False) -> Approval:
         read=tuple(dict.fromkeys(path.path for path in paths if path.access == "read")),
         write=tuple(dict.fromkeys(path.path for path in paths if path.access == "write")),
         network="none" if network is None else network.mode,
-        # Who asks for the policy's own hosts names none that could be approved.
+        # The entry that stands for the policy's own hosts is not a host that could be approved.
         hosts=tuple(host for host in network.hosts if host not in POLICY_HOSTS) if network and listed else (),
         env=tuple(dict.fromkeys(each.name for each in spec.env if each.value is None)),
         steering=tuple(dict.fromkeys(each.name for each in spec.env if steers(each.name))),
@@ -37,8 +38,8 @@ def asked_by(spec: SandboxSpec, *, project: bool = False) -> Approval:
     )
 
 
-def joined(one: Approval, other: Approval) -> Approval:
-    """All that either allows."""
+def join_approvals(one: Approval, other: Approval) -> Approval:
+    """Everything that one of the two allows."""
     return Approval(
         read=tuple(dict.fromkeys((*one.read, *other.read))),
         write=tuple(dict.fromkeys((*one.write, *other.write))),
@@ -51,8 +52,8 @@ def joined(one: Approval, other: Approval) -> Approval:
     )
 
 
-def without(approval: Approval, other: Approval) -> Approval:
-    """What `approval` allows and `other` does not name."""
+def subtract_approval(approval: Approval, other: Approval) -> Approval:
+    """What `approval` allows and `other` does not."""
     return Approval(
         read=tuple(path for path in approval.read if path not in other.read),
         write=tuple(path for path in approval.write if path not in other.write),
@@ -65,8 +66,8 @@ def without(approval: Approval, other: Approval) -> Approval:
     )
 
 
-def within(approval: Approval, rule: ApprovalRule) -> Approval:
-    """What of an approval counts under a policy's [approvals]."""
+def limit_approval(approval: Approval, rule: ApprovalRule) -> Approval:
+    """The part of an approval that a policy's [approvals] admits."""
     network: NetworkMode = min(approval.network, rule.network, key=NETWORK_ORDER.index)
     return Approval(
         read=tuple(path for path in approval.read if admits((*rule.read, *rule.write), path)),
@@ -86,12 +87,12 @@ def _may_approve(host: str, rule: ApprovalRule) -> bool:
     return rule.network == "allowlist" and any(host_matches(pattern, host) for pattern in rule.hosts)
 
 
-def raised(policy: Policy, approval: Approval) -> Policy:
-    """The policy with its ceilings raised by an approval that counts (`within`)."""
+def raise_ceilings(policy: Policy, approval: Approval) -> Policy:
+    """The policy with its ceilings raised by an approval that `limit_approval` has returned."""
     if approval.is_empty:
         return policy
     network = policy.network
-    # A list of hosts is an allowlist. A person who approves hosts has not approved any others.
+    # Approving hosts makes an allowlist: it does not approve any other host.
     ceiling = max(network.ceiling, approval.network, key=NETWORK_ORDER.index)
     return policy._replace(
         read=policy.read._replace(ceiling=(*policy.read.ceiling, *approval.read)),

@@ -56,12 +56,13 @@ def grant(
 ) -> Grant:
     """The grant of `spec` under `policy`.
 
-    `bare_environment`: the contract promises exactly the variables it lists. Variables that the policy passes
-    to every plugin are then left out; those that the operator sets are not.
     A path above the ceiling refuses the launch even where the manifest calls it optional: an optional path
-    may be missing, not forbidden. `homes` adds their credentials to the paths refused by name here.
-    `host_network_by` and `sandbox_required_by` name the variable by which the operator asks for the host's
-    network, or requires a sandbox of every plugin; empty where it is not set.
+    may be missing, not forbidden.
+
+    `bare_environment`: the contract promises exactly the variables it lists. Variables that the policy passes
+    to every plugin are then left out; those that the operator sets are not. `homes`: home directories, whose
+    credentials are refused by name. `host_network_by`, `sandbox_required_by`: the variable by which the
+    operator asks for the host's network, or requires a sandbox for every plugin; '' if it is not set.
     """
     said = overrides or Overrides()
     where = dict(spec.where)
@@ -221,10 +222,10 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
 
 
 def _host_denial(host: str, policy: Policy, ceiling: NetworkMode) -> tuple[str, str]:
-    """The reason and the hint; empty if the plugin gets this entry of its list.
+    """Reason and hint why the plugin does not get this entry of its list, or two empty strings.
 
-    For the gate an address of the list is the operator's word, also if it is private. So under a ceiling
-    that lets a manifest name any host, it still cannot name a private address by itself.
+    The gate takes every address of the list as allowed by the operator, private ones too. So even under a
+    ceiling that lets a manifest name any host, only the policy can list a private address.
     """
     rule = policy.network
     if any(host_matches(pattern, host) for pattern in rule.hosts):
@@ -239,7 +240,8 @@ def _host_denial(host: str, policy: Policy, ceiling: NetworkMode) -> tuple[str, 
 
 
 def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials: list[Denial]) -> Network:
-    """The policy's list. It covers the hosts that the plugin names besides: others are refused by now."""
+    """The network with the policy's own hosts. These cover the hosts that the plugin names in addition: all
+    others have been refused before."""
     if ceiling != "allowlist":
         return asked._replace(mode="open", hosts=())
     if not policy.network.hosts:
@@ -361,8 +363,8 @@ def _env_denial(request: EnvRequest, rule: EnvRule, policy: str, environ: Mappin
 def _limits(
     spec: SandboxSpec, policy: Policy, overrides: Overrides, denials: list[Denial]
 ) -> tuple[Limits, tuple[tuple[str, str], ...]]:
-    """The lowest of manifest, command line and ceiling. The policy's default applies only if the first two
-    are silent, so the command line can raise it, up to the ceiling."""
+    """The lowest of manifest, command line and ceiling for each limit. The policy's default applies only if
+    manifest and command line name no value, so the command line can raise it, up to the ceiling."""
     values: dict[str, float] = {}
     decided: list[tuple[str, str]] = []
     rules = dict(policy.limits)
@@ -382,7 +384,7 @@ def _limits(
         values[name] = value
         decided.append((name, who))
         if asked is not None and rule.ceiling is not None and asked > rule.ceiling:
-            from sandbox.units import format_limit  # only for messages: most launches do without
+            from sandbox.units import format_limit  # here: only messages need it
 
             denials.append(
                 Denial(
@@ -402,13 +404,14 @@ def _as_limits(values: Mapping[str, float]) -> Limits:
     return Limits(**whole)  # type: ignore[arg-type]  # names and kinds are those of LIMIT_NAMES
 
 
-# --- a network that is allowed, and still not granted -------------------------------------------------------
+# --- networks that the ceilings allow and that cannot work --------------------------------------------------
 
 
 def network_denial(
     network: Network, seccomp: SeccompProfile, spec: SandboxSpec, policy: Policy
 ) -> Denial | None:
-    """`network` and `seccomp`: as far as the policy allows what `spec` asks for."""
+    """The denial of a network that the ceilings allow and that cannot work: under a seccomp profile without
+    internet sockets, or with too many ports. `network` and `seccomp`: what was granted so far."""
     required = spec.network is not None and spec.network.required
     if seccomp in SECCOMP_WITHOUT_INTERNET:
         return Denial(

@@ -1,4 +1,4 @@
-"""Where the policy in force comes from, and whether that file can be trusted."""
+"""Find and load the policy in force, and check that its file can be trusted."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
 
     Raises DocumentError. A named policy that cannot be used is never replaced by another one.
     """
-    told = name_or_path or environ.get(ENVIRONMENT_NAME) or None
-    if told is None:
-        told = SYSTEM_POLICY if look.lexists(SYSTEM_POLICY) else DEFAULT_NAME
-    if told[0].islower() and _NAME_CHARACTERS.issuperset(told):
-        path = os.path.join(_packaged_directory(), told + ".toml")
+    named = name_or_path or environ.get(ENVIRONMENT_NAME) or None
+    if named is None:
+        named = SYSTEM_POLICY if look.lexists(SYSTEM_POLICY) else DEFAULT_NAME
+    if named[0].islower() and _NAME_CHARACTERS.issuperset(named):
+        path = os.path.join(_packaged_directory(), named + ".toml")
         if not look.exists(path):
-            raise DocumentError(_unknown_name(told))
-        # The runner's own files are as trustworthy as the code beside them: a check could add nothing.
-        return _read(path, told)
-    path = os.path.abspath(told)
-    fault = untrustworthy(path)
+            raise DocumentError(_unknown_name(named))
+        # Not checked: these files are as trustworthy as the code beside them.
+        return _read(path, named)
+    path = os.path.abspath(named)
+    fault = trust_fault(path)
     if fault is not None:
         reason, hint = fault
         raise DocumentError(Diagnostic(path, 0, 0, "policy_untrusted", reason, hint))
@@ -82,8 +82,8 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
 
 
 def binding_policy(chosen: Policy) -> Policy | None:
-    """The system's policy, if it is root's and an ordinary user has chosen another one: what it says about
-    approvals binds that user too. Raises DocumentError."""
+    """The system's policy, if it belongs to root and an ordinary user has chosen another one. Its [approvals]
+    bind that user too. Raises DocumentError."""
     if os.geteuid() == 0 or chosen.file == SYSTEM_POLICY:
         return None
     try:
@@ -101,9 +101,9 @@ def _read(path: str, name: str) -> Policy:
     """Parse the policy, or take it from the cache for the same bytes: parsing costs as much as the cage."""
     raw = read_bounded(path)
     key = fingerprint(_FORMAT, os.fsencode(path), os.fsencode(name), raw)
-    remembered = _remembered(key)
-    if remembered is not None and _account_stays(remembered):
-        return remembered
+    cached = _load_cached(key)
+    if cached is not None and _account_exists(cached):
+        return cached
     from sandbox.policy.parse import parse_policy
 
     policy = parse_policy(path, raw, name=name)
@@ -111,7 +111,7 @@ def _read(path: str, name: str) -> Policy:
     return policy
 
 
-def _remembered(key: str) -> Policy | None:
+def _load_cached(key: str) -> Policy | None:
     raw = cache.load(key)
     if raw is None:
         return None
@@ -122,8 +122,8 @@ def _remembered(key: str) -> Policy | None:
     return policy if isinstance(policy, Policy) and cache.is_current(code) else None
 
 
-def _account_stays(policy: Policy) -> bool:
-    """Whether the account of `run_as` may still be used. If not, parsing reports what is wrong, and where."""
+def _account_exists(policy: Policy) -> bool:
+    """Whether the account of `run_as` can still be used. If not, parsing again reports the fault."""
     if not policy.run_as:
         return True
     from sandbox.identity.accounts import UnknownAccount, find_account
@@ -135,31 +135,32 @@ def _account_stays(policy: Policy) -> bool:
 
 
 def position(policy: Policy, keys: KeyPath) -> tuple[int, int]:
-    """The position of a key in a policy's file, (0, 0) if it has none. Parses again: only for messages."""
+    """Line and column of a key in a policy's file, or (0, 0). For messages only: it parses the file again."""
     try:
         return parse(policy.file, read_bounded(policy.file), "toml").where(keys)
     except DocumentError:
         return 0, 0
 
 
-def _unknown_name(told: str) -> Diagnostic:
+def _unknown_name(named: str) -> Diagnostic:
     names = policy_names()
-    hint = f"there are {', '.join(names)}; {did_you_mean(told, names)}".removesuffix("; ")
-    if look.exists(told):
-        hint = f"for the file in this directory write ./{told}"
-    return Diagnostic(told, 0, 0, "policy_unknown", f"no policy is called {quoted(told)}", hint)
+    hint = f"there are {', '.join(names)}; {did_you_mean(named, names)}".removesuffix("; ")
+    if look.exists(named):
+        hint = f"for the file in this directory write ./{named}"
+    return Diagnostic(named, 0, 0, "policy_unknown", f"no policy is called {quoted(named)}", hint)
 
 
-def untrustworthy(
+def trust_fault(
     path: str, name: str = "the policy file", *, private_groups: bool = False
 ) -> tuple[str, str] | None:
-    """Why users other than root and the runner's own could change the file at `path`: (reason, remedy).
-    `name`: what the file is. `private_groups`: a group may write if nobody else is in it: many systems
-    make one for each user.
+    """Return (reason, remedy) if a user other than root and our own could change the file at `path`.
 
-    Every directory above counts, since a user who may write to one can put another tree in its place. So does
-    every link on the way, with the directories above it. In a sticky directory such as /tmp nobody can
-    replace files of other owners, but each owner can change their own.
+    `name`: what messages call the file. `private_groups`: a group may write if nobody else is in it. Many
+    systems make such a group for each user.
+
+    Every directory above counts, because a user who may write to one can replace the tree below it. So does
+    every link on the way, with the directories above it. In a sticky directory such as /tmp a user can
+    replace only files of their own.
     """
     try:
         real, links = follow(path)
@@ -174,7 +175,7 @@ def untrustworthy(
                 if fault is not None:
                     return fault
     except (OSError, ProgramFault):
-        return None  # reading it reports the reason
+        return None  # reading the file reports this error
     return None
 
 
@@ -185,7 +186,7 @@ def _part(place: str, end: str, real: str, name: str) -> str:
 
 
 def _only_group_writes(status: os.stat_result) -> bool:
-    """Whether a group's right to write is all that is wrong."""
+    """Whether the only fault is that the group may write."""
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o002
 
 

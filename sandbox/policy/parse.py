@@ -1,4 +1,4 @@
-"""A policy's text, parsed; reports all faults at once, each with its position."""
+"""Parse a policy. All faults are reported at once, each with its position."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _ceiling_fault(path: str) -> str | None:
     if path == "*" or _place_fault(path) or path.startswith("$"):
         return None if path == "*" else _place_fault(path)
     hit = lexical_hit(path)
-    # A ceiling above a denied path is useful for the other folders below it.
+    # A ceiling that contains a denied path still admits the other folders below it.
     return hit.clause() if hit is not None and hit.relation != "above" else None
 
 
@@ -151,7 +151,7 @@ def _network_rule(table: PolicyTable) -> NetworkRule:
     )
 
 
-# The gate keeps up to six descriptors for each connection: more would not fit into its limit everywhere.
+# The gate holds up to six descriptors for each connection. With more it could exceed its descriptor limit.
 _MOST_CONNECTIONS = 1024
 
 
@@ -240,7 +240,7 @@ def _env_rule(table: PolicyTable) -> EnvRule:
 
 
 def _capability_fault(pattern: str) -> str | None:
-    # Words of protocols: any name that a plugin can give a capability or a method can be written here.
+    # Protocols choose these names, so every printable name without spaces is accepted.
     if pattern and len(pattern) <= 256 and pattern.isprintable() and " " not in pattern:
         return None
     return "must be a capability or a method, in which * and ? stand for anything"

@@ -1,7 +1,7 @@
-"""The operator's rules: for each thing a default, and a ceiling for manifests that ask for more.
+"""The operator's rules: a default for every plugin, and a ceiling for manifests that ask for more.
 
-A policy cannot give what the denylist refuses: that is checked again, on the opened files, when the plan is
-made. load.py says where policies come from, grant.py what a manifest gets under one.
+A policy cannot grant what the denylist refuses: the denylist is checked again, on the opened files, when the
+plan is made. load.py finds policies, grant.py applies them to a manifest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sandbox.spec import (
 from sandbox.speed.typed import Iterable, Literal
 from sandbox.speed.value import NamedTuple
 
-# The read-only runtime of every cage, where it exists. A request for it, or for a part of it, needs no grant.
+# The read-only runtime of every cage, as far as it exists. Requests for parts of it are always granted.
 # Only the public part of /etc/ssl: /etc/ssl/private holds the host's keys.
 RUNTIME_PATHS: tuple[str, ...] = (
     "/usr",
@@ -50,11 +50,11 @@ RUNTIME_PATHS: tuple[str, ...] = (
     "/etc/timezone",
 )
 
-# Layers an operator may ask for with "prefer": the launch goes on without them where the machine cannot.
+# Layers that a policy may mark "prefer": a machine that cannot enforce them launches without them.
 LAYERS: tuple[str, ...] = ("seccomp", "uid", "user_namespace_lock", "cgroup_namespace", "session_keyring")
 
-# Variables that make a loader or an interpreter run code or configuration of the setter's choice before the
-# program's own. From glibc's list for setuid programs and the manuals of the interpreters.
+# Variables that make a loader or an interpreter run code, or read configuration, that the variable names
+# instead of the program. From glibc's list for setuid programs and the manuals of the interpreters.
 # Not NODE_PATH and CLASSPATH: they are searched after the program's own modules and replace none of them.
 # Not ENV: only interactive shells read it, and many programs use it for their stage (ENV=production).
 STEERING: tuple[str, ...] = (
@@ -130,7 +130,7 @@ LIMIT_MODES: tuple[LimitMode, ...] = ("require", "prefer", "delegated")
 
 LIMIT_NAMES: tuple[str, ...] = Limits._fields
 FRACTIONAL_LIMITS = DURATIONS | {"cpu"}  # the others are whole numbers
-# The memory behind these has no other bound, so a policy that omits them must not mean "unlimited".
+# Nothing else bounds this memory, so a policy that omits these limits still gets them.
 ALWAYS_SIZED: dict[str, float] = {"tmp": 256 << 20, "shm": 64 << 20}
 
 
@@ -173,7 +173,7 @@ class CapabilityRule(NamedTuple):
 
 
 class PackageRule(NamedTuple):
-    """Whose plugins are started. The sandbox does not interpret it."""
+    """Whether plugins must be signed, and which keys count. The sandbox does not interpret it."""
 
     signature: SignatureMode = "optional"
     trust: str = TRUST_FILE  # the file of the keys whose signatures count
@@ -198,7 +198,7 @@ class LimitRule(NamedTuple):
     mode: LimitMode = "require"
 
     def required(self, delegated: bool) -> bool:
-        """Whether a machine that cannot enforce this limit in full must not start the plugin.
+        """Whether a launch is refused where this limit cannot be enforced in full.
 
         `delegated`: the runner is root, or its cgroup was delegated to it, so this machine was set up for
         limits. Elsewhere a user has no means to enforce them, and mode "delegated" accepts that.
@@ -223,7 +223,7 @@ class Policy(NamedTuple):
     uids: tuple[int, int] = DEFAULT_RANGE
     layers: tuple[tuple[str, Mode], ...] = ()
     capabilities: CapabilityRule = CapabilityRule()
-    on_hook_failure: HookFailure = "continue"  # the answer assumed for a hook that failed
+    on_hook_failure: HookFailure = "continue"  # taken as the answer of a hook that failed
     run_as: str = (
         ""  # an account or uid for plugins that write where no owner can be mapped; see plan/owners.py
     )
@@ -237,7 +237,7 @@ class Policy(NamedTuple):
         return dict(self.limits).get(name, LimitRule())
 
     def layer(self, name: str) -> Mode:
-        """What to do where this machine cannot enforce `name`. No entry means: do not launch."""
+        """What to do where this machine cannot enforce `name`. Without an entry the launch is refused."""
         return dict(self.layers).get(name, "require")
 
     def admits_network(self, mode: NetworkMode) -> bool:
@@ -255,7 +255,7 @@ class Policy(NamedTuple):
 
 
 def expand(path: str, state_dir: str | None) -> str | None:
-    """`path` with the token replaced, normal; None if there is no state directory to replace it with."""
+    """`path` in normal form, with ${state_dir} replaced; None if it needs a state directory and has none."""
     if path != STATE_DIR_TOKEN and not path.startswith(STATE_DIR_TOKEN + "/"):
         return normal(path)
     if state_dir is None:
@@ -264,7 +264,7 @@ def expand(path: str, state_dir: str | None) -> str | None:
 
 
 def admits(ceiling: Iterable[str], path: str, state_dir: str | None = None) -> bool:
-    """Whether a list of paths, such as a ceiling, covers `path`, which is normal."""
+    """Whether a list of paths, such as a ceiling, covers `path`. `path` is in normal form."""
     for allowed in ceiling:
         if allowed == "*":
             return True
@@ -285,7 +285,7 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 def _matches(pattern: str, name: str) -> bool:
     stem, star, rest = pattern.partition("*")
-    if not rest and "?" not in stem and "[" not in stem:  # nearly all: a launch need not import re for them
+    if not rest and "?" not in stem and "[" not in stem:  # most patterns: a launch then need not import re
         return name.startswith(stem) if star else name == stem
     from fnmatch import fnmatchcase
 
@@ -294,7 +294,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 def host_matches(pattern: str, host: str) -> bool:
     """Whether an entry of a policy's `hosts` covers one of a manifest's list."""
-    # Only here: most plugins ask for no host, and a launch does not pay for what it does not need.
+    # Imported here: most plugins ask for no host.
     from sandbox.network.rules import covers, parse_rule
 
     try:
@@ -304,8 +304,8 @@ def host_matches(pattern: str, host: str) -> bool:
 
 
 def private_fault(host: str) -> str:
-    """Why an entry of a manifest's list needs the operator's word, as the second half of a sentence. Empty
-    for names, and for addresses that a name could lead to without that word."""
+    """Why only the policy can list this host, as the second half of a sentence. '' for names, and for
+    addresses that a name may lead to anyway."""
     from sandbox.network.rules import parse_rule
 
     try:
@@ -317,5 +317,5 @@ def private_fault(host: str) -> str:
     from sandbox.network.addresses import refusal
 
     if refusal(rule.host, allow_private=True):
-        return ""  # what is refused even then is never dialled, whoever lists it
+        return ""  # never dialled, even if the policy lists it
     return refusal(rule.host)

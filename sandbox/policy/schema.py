@@ -1,4 +1,4 @@
-"""A policy as JSON Schema, for editors. `runner check` says more: it reads the values too."""
+"""The JSON Schema of a policy, for editors. `runner check` finds more: it also checks the values."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Guards: mounts inside of a writable folder that keep parts of it read-only, made in the cell's own mounts.
+"""Guards: mounts that keep parts of a writable folder read-only. The cell's init makes them.
 
-Every step goes through descriptors, and none follows a link: another plugin may be writing to the folder
-meanwhile. bwrap binds the folder with everything that is mounted in it. In the plugin's mount namespace the
-kernel holds all of it together: a mount cannot be removed alone, a mount point cannot be renamed, replaced or
-unlinked.
+Every step goes through descriptors, and none follows a link, because another plugin may be writing to the
+folder meanwhile. bwrap binds the folder with everything that is mounted in it. In the plugin's mount
+namespace the kernel locks these mounts: none can be removed alone, and no mount point can be renamed,
+replaced or unlinked.
 
-Standard library only, as everything that runs between a clone and an exec.
+Standard library only, like everything that runs between a clone and an exec.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MS_RDONLY = 0x1
 _MS_REMOUNT = 0x20
 _MS_BIND = 0x1000
 _MS_REC = 0x4000
-# Flags that a mount has already and that a remount must repeat: as statvfs(2) tells and mount(2) takes them.
+# Flags of a mount that a remount must repeat: as statvfs(2) returns and as mount(2) takes them.
 _KEPT_FLAGS = 0x2 | 0x4 | 0x8  # nosuid, nodev, noexec
 _KEPT_TIMES = ((1024, 0x400), (2048, 0x800), (4096, 0x200000))  # noatime, nodiratime, relatime
 
@@ -29,8 +29,8 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def bind_source(libc: Libc, fd: int, real: str, place: str) -> None:
-    """Mount the folder that is open as `fd`. The descriptor is of another mount namespace, so the folder is
-    opened again here, by its name, and must be the same."""
+    """Bind the folder that is open as `fd` to `place`. The descriptor belongs to another mount namespace, so
+    the folder is opened again by its name, and has to be the same one."""
     here = os.open(real, _STEP | os.O_DIRECTORY)
     try:
         found, meant = os.fstat(here), os.fstat(fd)
@@ -46,7 +46,7 @@ def make_guard(libc: Libc, root: str, guard: GuardOrder) -> None:
     parent = os.open(root, _STEP | os.O_DIRECTORY)
     try:
         for step in above:
-            # Each is a mount point since its own guard was made, and this opens what is mounted there.
+            # Every step is a mount point of an earlier guard: this opens what is mounted there.
             below = os.open(step, _STEP | os.O_DIRECTORY, dir_fd=parent)
             os.close(parent)
             parent = below
@@ -78,7 +78,7 @@ def _mount_over(libc: Libc, parent: int, name: str, guard: GuardOrder) -> None:
         kept = flags & _KEPT_FLAGS
         for told, taken in _KEPT_TIMES:
             kept |= taken if flags & told else 0
-        # Fails if this is not the root of a mount: somebody has replaced the name meanwhile.
+        # Fails if the name was replaced meanwhile: then it is not the root of a mount.
         _mount(libc, None, f"/proc/self/fd/{mounted}", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept)
         if not os.fstatvfs(mounted).f_flag & os.ST_RDONLY:
             raise OSError(errno.EROFS, "")

@@ -1,14 +1,14 @@
-"""The cell's init: a pid namespace of our own around bwrap, from its first instruction to the final report.
+"""The cell's init: the first process of a pid namespace around bwrap, from its clone to its final report.
 
 It is the parent of bwrap and the init of a pid namespace one level outside the one bwrap makes. bwrap arms
-its own parent-death signal only after it has mounted everything. Killed before that, its child would carry
-on as an orphan, or wait for ever on an eventfd that nobody writes. With a namespace around all of it, the
-death of one process ends every process, from the first instruction on, and waiting for it waits for all.
-It outlives bwrap, because bwrap does not wait for its own child: only the process that reaps all of them
-knows what they used.
+its own parent-death signal only after it has mounted everything. If bwrap were killed before that, its child
+would carry on as an orphan, or wait for ever on an eventfd. With a namespace around everything, the death of
+one process ends all of them at any time, and waiting for it waits for all of them. The cell's init outlives
+bwrap, because bwrap does not wait for its own child: only the process that reaps all of them knows what they
+used.
 
-Everything here runs in the clone. Standard library only. No exception may leave this module: below it is the
-stack of the process that cloned it.
+Everything here runs in the clone. Standard library only. No exception may leave this module, because the
+stack below it is a copy of the parent's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sandbox.spawn.order import (
     FOLDERS_ROOT,
     LEAVE,
     MEET_GATE,
-    CgroupDoors,
+    CgroupHandles,
     GuardOrder,
     NetworkFault,
     SpawnOrder,
@@ -56,7 +56,7 @@ CAPABILITIES = struct.Struct("=6I")
 
 
 class SyscallNumbers(NamedTuple):
-    """The calls for which libc offers no function we can use."""
+    """System calls for which libc has no function that we can use."""
 
     clone: int
     keyctl: int
@@ -70,7 +70,7 @@ SYSCALLS = {"x86_64": SyscallNumbers(56, 250, 436, 435), "aarch64": SyscallNumbe
 _CLONE_ARGS = struct.Struct("=Q24xQ40xQ")
 
 
-# The message of a child that failed: errno, then the name of its stage.
+# The message of a child that failed: errno, followed by the name of its stage.
 FAULT_CODE = struct.Struct("=i")
 FAULT_SIZE = 256
 # The name of a step and the step itself. Messages read "could not NAME: ERRNO".
@@ -78,16 +78,16 @@ Stage = tuple[str, Callable[[], Any]]
 
 
 def become_init(
-    order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int, waiter: int
+    order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int, reaper_file: int
 ) -> NoReturn:
-    """Runs in the clone. Never returns: it stays until the program has ended, or reports the failed stage.
+    """Runs in the clone and never returns: it waits until the program has ended, or reports the failed stage.
 
-    `waiter`: an empty file that may be executed, for the program that it becomes; -1: this machine has none.
+    `reaper_file`: an empty executable file for the program of sandbox/spawn/reaper.py; -1: there is none.
     """
     stage = "open its account"  # for the message if the next line raises
     try:
         account = _open_account()
-        for stage, step in _init_stages(order, libc, numbers, fault_w, go_r, {account, waiter}):  # noqa: B007
+        for stage, step in _init_stages(order, libc, numbers, fault_w, go_r, {account, reaper_file}):  # noqa: B007
             step()
         stage = "start a process"
         program, born_inside = fork_into(order.cgroups)
@@ -103,12 +103,12 @@ def become_init(
         stage = "follow the runner's death"
         _follow_runner(libc, fault_w)  # again: changing an id has reset it
         os.close(fault_w)
-        os._exit(_stay(program, order, account, waiter))
+        os._exit(_wait_for_all(program, order, account, reaper_file))
     except NetworkFault as fault:
         _report_fault(fault_w, fault.step, fault.errno or errno.EIO)
     except OSError as error:
         _report_fault(fault_w, stage, error.errno or errno.EIO)
-    except BaseException:  # noqa: BLE001 -- no exception may leave: below us is the parent's own stack
+    except BaseException:  # noqa: BLE001 -- no exception may leave: the stack below is the parent's
         _report_fault(fault_w, stage, errno.EINVAL)
     finally:
         os._exit(125)
@@ -119,15 +119,15 @@ def _report_fault(fault_w: int, stage: str, code: int) -> None:
 
 
 def read_fault(fd: int) -> tuple[str, int] | None:
-    """The stage that failed and its errno; None at the end of file, which means that the program runs."""
+    """The stage that failed and its errno. None at the end of file: the program runs."""
     raw = os.read(fd, FAULT_SIZE)
     return (raw[FAULT_CODE.size :].decode(), FAULT_CODE.unpack_from(raw)[0]) if raw else None
 
 
 def _open_account() -> int:
-    """Open the file in which the kernel counts bytes read and written by us and all reaped children.
+    """Open /proc/self/io, where the kernel counts bytes read and written by us and all reaped children.
 
-    Opened while we still have root's access to files: after a change of uid this file belongs to root.
+    Done while we still have root's access to files: after a change of uid this file belongs to root.
     """
     try:
         return os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
@@ -151,7 +151,7 @@ def _forbid_privileges(libc: Libc) -> None:
         raise OSError(get_errno(), "")
     if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
         raise OSError(errno.EPERM, "")
-    # An exec drops them as well, but not every init executes something.
+    # An exec drops them too, but not every init executes a program.
     if libc.capset(CAPABILITY_HEADER, CAPABILITIES.pack(0, 0, 0, 0, 0, 0)) < 0:
         raise OSError(get_errno(), "")
 
@@ -159,8 +159,8 @@ def _forbid_privileges(libc: Libc) -> None:
 def _make_folders(order: SpawnOrder, libc: Libc) -> None:
     """Mount the temporary folders and the idmapped mounts, for bwrap to bind.
 
-    The program does this after it has dropped root's file system uid: in a user namespace nobody can write
-    to a file of a uid that has no mapping.
+    Called after root's file system uid was dropped: in a user namespace nobody can write to a file of a uid
+    that has no mapping.
     """
     if not order.folders and not order.mounts and not order.binds:
         return
@@ -175,7 +175,7 @@ def _make_folders(order: SpawnOrder, libc: Libc) -> None:
             os.mkdir(path)
         else:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        # Root made this mount, in no mount namespace yet: attached here, it keeps its mapping.
+        # Root made this mount and left it detached. Attached here, it keeps its mapping.
         if libc.syscall(_MOVE_MOUNT, fd, b"", _AT_FDCWD, path.encode(), _MOVE_MOUNT_F_EMPTY_PATH) < 0:
             raise OSError(get_errno(), "")
     if order.binds:
@@ -197,17 +197,17 @@ def _mount_tmpfs(libc: Libc, path: str, options: str) -> None:
         raise OSError(get_errno(), "")
 
 
-def _stay(program: int, order: SpawnOrder, account: int, waiter: int) -> int:
+def _wait_for_all(program: int, order: SpawnOrder, account: int, reaper_file: int) -> int:
     """Wait until no process is left, report what they used, and return the status to exit with."""
     mounts = (fd for fd, _ in (*order.mounts, *order.binds))
     held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
     for fd in held - {order.ending, *order.hold}:
         os.close(fd)
     scratch = "" if order.scratch < 0 else folder_path(order.scratch)
-    duty = reaper.Duty(program, order.deadline, order.ending, account, scratch)
-    if waiter >= 0:
-        reaper.execute(waiter, duty, order.hold)
-    return reaper.wait(duty)
+    reaper_order = reaper.ReaperOrder(program, order.deadline, order.ending, account, scratch)
+    if reaper_file >= 0:
+        reaper.execute(reaper_file, reaper_order, order.hold)
+    return reaper.wait(reaper_order)
 
 
 def _init_stages(
@@ -218,16 +218,16 @@ def _init_stages(
     go_r: int,
     own: Collection[int],
 ) -> Sequence[Stage]:
-    """The steps of the cell's init before it starts the program, in this order. `own`: files that it needs
-    for itself."""
+    """The steps of the cell's init before it starts the program, in order. `own`: descriptors it needs
+    itself."""
 
     def wait_for_ids() -> None:
-        if os.read(go_r, 1) != b"g":  # EOF: the runner is dead, or could not map our ids. Never start.
+        if os.read(go_r, 1) != b"g":  # EOF: the runner is dead, or could not map our ids
             os._exit(125)
         os.close(go_r)
 
     def make_mounts_private() -> None:
-        # bwrap keeps its mounts as slaves of the host's: a later mount of the host below a shown folder would
+        # bwrap's mounts are slaves of the host's: what the host mounts later below a shown folder would
         # appear in the cage, writable. A private copy neither receives nor propagates mounts.
         _call(libc.unshare(_CLONE_NEWNS))
         _call(libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None))
@@ -242,7 +242,7 @@ def _init_stages(
         if order.network is not None:
             from sandbox.spawn.network import make_network, require_own_network  # loaded before the clone
 
-            if not order.network.made:
+            if not order.network.made_by_root:
                 make_network(order.network, libc)
             require_own_network(order.network)
 
@@ -263,7 +263,7 @@ def _init_stages(
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
 
-    # The maker dropped groups, gid and uid before there was a namespace. These steps check that it worked.
+    # The maker (spawner.py) dropped groups, gid and uid before the namespace existed. These steps check that.
     def check_groups() -> None:
         if order.drop and os.getgroups():
             raise OSError(errno.EPERM, "")
@@ -294,7 +294,7 @@ def _init_stages(
 
 
 def _close_others(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, own: Collection[int]) -> None:
-    """All but those that the init or bwrap needs. `own`: the init's."""
+    """Close all descriptors but those that the init (`own`) or bwrap needs."""
     held = {*own, order.ending, *order.stdio, *order.keep, *order.hold}
     held.update(order.cgroups.files)
     if order.network is not None:
@@ -309,8 +309,8 @@ def _close_others(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, own: C
     _call(libc.syscall(numbers.close_range, low, 0x7FFFFFFF, 0))
     for fd in order.keep:
         os.set_inheritable(fd, True)
-    # If 0, 1 or 2 were closed, bwrap's own descriptor of the host's /proc would get that number. bwrap's
-    # init keeps it, and the plugin reaches it through /proc/1/fd.
+    # If 0, 1 or 2 were closed, bwrap would open the host's /proc under that number. bwrap's init keeps it,
+    # and the plugin could reach it through /proc/1/fd.
     if not all(os.get_inheritable(fd) for fd in (0, 1, 2)):
         raise OSError(errno.EBADF, "")
 
@@ -321,16 +321,15 @@ def _call(result: int) -> None:
 
 
 def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequence[Stage]:
-    """The steps of the process that becomes bwrap, in this order."""
+    """The steps of the process that becomes bwrap, in order."""
 
     def start() -> NoReturn:
         for number, fd in enumerate(order.stdio):  # each has its final number, or one above 2
             if fd != number:
                 os.dup2(fd, number)
-        # If the cell's init dies before bwrap has set its parent-death signal, the namespace ends, and we
-        # with it.
+        # No parent-death signal is needed here: if the cell's init dies, its namespace ends with all of us.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # An empty environment, because bwrap's own stays readable in /proc/1/environ inside.
+        # An empty environment, because bwrap's own can be read inside, in /proc/1/environ.
         os.execve(order.program, order.argv, {})
 
     return (
@@ -357,33 +356,34 @@ def _drop_root_file_access(order: SpawnOrder, libc: Libc) -> None:
 
 
 def file_system_ids(libc: Libc) -> tuple[int, int]:
-    """Each call returns the id in force before it. -1 is not a valid id, so nothing changes."""
+    """Our file system uid and gid. Each call returns the id in force; -1 is not a valid id, so it changes
+    nothing."""
     return int(libc.setfsuid(-1)), int(libc.setfsgid(-1))
 
 
-def fork_into(doors: CgroupDoors) -> tuple[int, bool]:
-    """Fork: the child's pid (0 in the child), and whether it is in its v2 cgroup from birth.
+def fork_into(handles: CgroupHandles) -> tuple[int, bool]:
+    """Fork. Returns the child's pid (0 in the child), and whether it was born in its v2 cgroup.
 
-    The child has to be single-threaded, as after every fork.
+    The process has to be single-threaded, as for every fork.
     """
-    if doors.unified >= 0 and (numbers := SYSCALLS.get(os.uname().machine)) is not None:
-        arguments = _CLONE_ARGS.pack(_CLONE_INTO_CGROUP, signal.SIGCHLD, doors.unified)
+    if handles.unified >= 0 and (numbers := SYSCALLS.get(os.uname().machine)) is not None:
+        arguments = _CLONE_ARGS.pack(_CLONE_INTO_CGROUP, signal.SIGCHLD, handles.unified)
         pid: int = open_libc().syscall(numbers.clone3, arguments, len(arguments))
         if pid >= 0:
             return pid, True
-        # Most likely a container's seccomp filter: Docker's default refuses clone3. Any other cause shows up
-        # when the child joins through cgroup.procs.
+        # Most likely a container's seccomp filter: Docker's default refuses clone3. For any other cause,
+        # joining through cgroup.procs fails too.
     return os.fork(), False
 
 
-def join_cgroups(doors: CgroupDoors, *, born_inside: bool) -> None:
-    """Move this process, which must have a single thread, into its cgroups."""
-    for door in doors.tasks if born_inside else doors.files:
-        os.write(door, b"0")
+def join_cgroups(handles: CgroupHandles, *, born_inside: bool) -> None:
+    """Move this process into its cgroups. It must be single-threaded."""
+    for handle in handles.tasks if born_inside else handles.files:
+        os.write(handle, b"0")
 
 
 def require_membership(membership: Sequence[bytes]) -> None:
-    """Raise OSError unless the kernel says that this process is in all the groups it joined."""
+    """Raise OSError unless /proc/self/cgroup names all the groups that this process joined."""
     if membership:
         with open("/proc/self/cgroup", "rb") as file:
             if not set(membership) <= set(file.read().split(b"\n")):

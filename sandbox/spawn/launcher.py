@@ -161,34 +161,34 @@ _AARCH64 = """
 LISTINGS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
-def image(streams: tuple[int, int, int], own: int, told: int, machine: str = "") -> bytes:
+def image(streams: tuple[int, int, int], own: int, report_fd: int, machine: str = "") -> bytes:
     """The program for one launch, as an ELF file.
 
     The numbers are those of its descriptors: the streams to move, its own file, and the pipe on which it
     reports its progress. Raises OSError on a machine without a listing.
     """
-    table = struct.pack("<5i", *streams, own, told) + _ABOUT_TO_EXEC
+    table = struct.pack("<5i", *streams, own, report_fd) + _ABOUT_TO_EXEC
     return program(LISTINGS, table, machine)
 
 
-class Verdict(NamedTuple):
-    """Its report, read after it has ended or has become the plugin."""
+class ExecReport(NamedTuple):
+    """The launcher's report, read after it has ended or has become the plugin."""
 
     executed: bool  # the plugin runs, or ran
-    errno: int = 0  # why it could not be executed; 0: it did not get that far
-    found: bool = False  # the file exists. ENOENT is then about its interpreter or loader
+    errno: int = 0  # of the failed execve; 0: it was not reached
+    found: bool = False  # the file exists, so ENOENT is about its interpreter or loader
 
 
-def verdict(told: bytes) -> Verdict:
-    if not told.startswith(_ABOUT_TO_EXEC):
-        return Verdict(False)
-    rest = told[len(_ABOUT_TO_EXEC) :]
+def read_report(written: bytes) -> ExecReport:
+    if not written.startswith(_ABOUT_TO_EXEC):
+        return ExecReport(False)
+    rest = written[len(_ABOUT_TO_EXEC) :]
     if len(rest) < _FAILURE.size:
-        return Verdict(True)
+        return ExecReport(True)
     number, access = _FAILURE.unpack_from(rest)
-    return Verdict(False, number, access == 0)
+    return ExecReport(False, number, access == 0)
 
 
-def failure(number: int, *, found: bool) -> bytes:
-    """Its report of a failed execve; also for code that executes a program without the launcher."""
+def failure_report(number: int, *, found: bool) -> bytes:
+    """The report of a failed execve. Also written where a program is executed without the launcher."""
     return _ABOUT_TO_EXEC + _FAILURE.pack(number, 0 if found else -1)

@@ -1,8 +1,7 @@
-"""Small programs of our own, without a library or a loader: from a listing to an ELF file.
+"""Turn a listing of machine code into an ELF file: small programs without a library or a loader.
 
 A listing has one line for each instruction: its bytes in hexadecimal, then its text. The tests assemble the
-text and compare it with the bytes. What a program has to know about one launch follows its instructions, at
-the label `table`.
+text and compare it with the bytes. The values of one launch follow the instructions, at the label `table`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def program(listings: Mapping[str, str], table: bytes, machine: str = "") -> byt
 
 
 def executable(name: str) -> int:
-    """An empty, nameless file that may be executed. PermissionError: this machine allows none."""
+    """Make an empty, nameless file that may be executed. PermissionError: vm.memfd_noexec forbids it."""
     flags = os.MFD_CLOEXEC
     try:
         # Linux 6.3 and later: where vm.memfd_noexec is set, an executable memfd must be asked for.

@@ -1,9 +1,9 @@
-"""The plugin's network namespace: made here, set up with messages that were prepared, and left to the gate.
+"""Make the plugin's network namespace, set it up with prepared messages, and hand its sockets to the gate.
 
-It is made by root, before its uid is dropped, or by the cell's init in its own user namespace. Either way no
-user namespace that the plugin is in owns it: the plugin can change neither routes nor rules, with whatever
-capabilities it gets. Sockets stay in the namespace they were made in, so the gate serves them from outside.
-Only the gate keeps them: when it has ended, connections are refused.
+It is made by root, before its uid is dropped, or by the cell's init in its own user namespace. Either way it
+is owned by a user namespace outside of the plugin's, so no capability that the plugin gets lets it change
+routes or rules. A socket stays in the namespace it was made in, so the gate can serve it from outside. Only
+the gate holds these sockets: when it has ended, connections are refused.
 
 Runs between a clone and an exec: the standard library only. `_socket` and not `socket`, which takes longer
 to import than the namespace takes to make.
@@ -33,16 +33,16 @@ _NLMSG_ERROR = 2
 _NLM_F_ACK = 4
 _ANSWER_BYTES = 64 << 10
 
-# That wait to be accepted, for each listener. One more is not refused: its client tries again after a second.
+# Connections that may wait to be accepted, for each listener. The client of one more retries after a second.
 _BACKLOG_CONNECTIONS = 1024
 _GATE_SECONDS = 10.0  # how long the gate may take to get ready, if the launch has no limit
 READY = b"g"  # the gate's answer
 
-# What the kernel says where IPv6 was left out or switched off.
+# Errors of a kernel without IPv6, or with IPv6 switched off.
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 
 
-# The steps of this module, besides those of the recipe.
+# Steps of this module. A recipe adds its own.
 _MAKE, _LISTEN, _HAND_OVER = (
     "make a network namespace",
     "listen for the plugin's connections",
@@ -52,7 +52,7 @@ STEPS = frozenset((_MAKE, _LISTEN, _HAND_OVER, LEAVE, MEET_GATE))
 
 
 class _Step:
-    """The step that is under way, for the message if it fails."""
+    """The current step, for the message if it fails."""
 
     def __init__(self) -> None:
         self.name = _MAKE
@@ -61,7 +61,7 @@ class _Step:
 def make_network(order: NetworkOrder, libc: Libc) -> None:
     """Move this process to a new network namespace, set it up, and hand its sockets to the gate.
 
-    Raises NetworkFault. Whatever was made is gone with this process.
+    Raises NetworkFault. The namespace ends with this process.
     """
     step = _Step()
     try:
@@ -69,7 +69,7 @@ def make_network(order: NetworkOrder, libc: Libc) -> None:
             raise OSError(get_errno(), "")
         has_ipv6 = _set_up(order.recipe.requests, step)
         step.name = _LISTEN
-        _hand_out([each for each in order.recipe.sockets if has_ipv6 or each.version == 4], order, step)
+        _send_sockets([each for each in order.recipe.sockets if has_ipv6 or each.version == 4], order, step)
     except NetworkFault:
         raise
     except OSError as error:
@@ -77,18 +77,19 @@ def make_network(order: NetworkOrder, libc: Libc) -> None:
 
 
 def outside_network() -> str:
-    """The network namespace that the runner is in, for NetworkOrder."""
+    """The runner's network namespace, for NetworkOrder."""
     return os.readlink(_NAMESPACE)
 
 
 def require_own_network(order: NetworkOrder) -> None:
-    """Raise OSError if this process is still in the runner's network namespace: bwrap would stay in it."""
+    """Raise OSError if this process is still in the runner's network namespace, where bwrap would then
+    run."""
     if os.readlink(_NAMESPACE) == order.outside:
         raise OSError(errno.EPERM, "")
 
 
 def wait_for_gate(order: NetworkOrder) -> None:
-    """Until the gate is confined and serves. Raises OSError if it ends, or takes too long."""
+    """Wait until the gate is confined and serves. Raises OSError if it ends or takes too long."""
     left = _GATE_SECONDS if order.until is None else order.until - time.monotonic()
     watch = select.poll()
     watch.register(order.channel, select.POLLIN)
@@ -120,7 +121,7 @@ def _set_up(requests: Sequence[NetlinkRequest], step: _Step) -> bool:
             except OSError as error:
                 if request.version != 6 or error.errno not in _NO_IPV6:
                     raise
-                has_ipv6 = False  # there is then no route for it either
+                has_ipv6 = False
     finally:
         for kernel in kernels.values():
             kernel.close()
@@ -136,9 +137,9 @@ def _knows_ipv6() -> bool:
 
 
 def send_request(kernel: _socket.socket, messages: bytes) -> None:
-    """Send messages, and check that the kernel has taken each. Raises OSError.
+    """Send messages, and check that the kernel has accepted each. Raises OSError.
 
-    The kernel works on a message while it is sent: all answers are there when `send` returns.
+    The kernel handles a message during `send`: all answers are there when it returns.
     """
     waiting = _numbers(messages)
     kernel.send(messages)
@@ -172,7 +173,7 @@ def _numbers(messages: bytes) -> set[int]:
 # --- sockets ------------------------------------------------------------------------------------------------
 
 
-def _hand_out(wanted: Sequence[SocketRequest], order: NetworkOrder, step: _Step) -> None:
+def _send_sockets(wanted: Sequence[SocketRequest], order: NetworkOrder, step: _Step) -> None:
     made: list[_socket.socket] = []
     try:
         for each in wanted:

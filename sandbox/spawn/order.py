@@ -1,7 +1,7 @@
 """The spawner's input and output: values only.
 
-Like all of this package it imports only the standard library and what stands for parts of it: parts of this
-package run between a clone and an exec.
+Like all of this package it imports only the standard library and our replacements for parts of it: parts of
+this package run between a clone and an exec.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class NetlinkRequest(NamedTuple):
     step: str  # for the message "could not STEP: ERRNO"
     protocol: int  # NETLINK_ROUTE or NETLINK_NETFILTER
     messages: bytes  # one or more, each with a number of its own
-    version: int = 4  # 6: of no use on a kernel without IPv6
+    version: int = 4  # 6: skipped on a kernel without IPv6
 
 
 class SocketRequest(NamedTuple):
@@ -41,17 +41,17 @@ class NetworkRecipe(NamedTuple):
 
 class NetworkOrder(NamedTuple):
     recipe: NetworkRecipe
-    channel: int  # to the gate: a socket that keeps the borders of messages
+    channel: int  # to the gate: a socket that preserves message boundaries
     outside: str  # the runner's own network namespace, as /proc/self/ns/net names it
     until: float | None = None  # on the monotonic clock: how long the gate may take to get ready
-    made: bool = False  # by root, before the uid is dropped; otherwise by the cell's init
+    made_by_root: bool = False  # before the uid is dropped; otherwise the cell's init makes it
 
 
 # Temporary folders are mounted here, and bwrap binds them from here: bwrap can limit the size of a tmpfs, but
 # not its inodes. The mounts exist only in the mount namespace of the cell's init, where nothing reads /sys.
 FOLDERS_ROOT = "/sys"
 
-# The last message of the cell's init. It is written by a program that only copies what the kernel tells
+# The last message of the cell's init. It is written by a program that only copies what the kernel returns
 # (sandbox/spawn/reaper.py): bwrap's wait status, whether the deadline passed, the result of statfs(2); struct
 # rusage of all children (seconds and microseconds of user and of system time, the largest RSS in KiB); struct
 # statfs of the folder that it looks at (type, block size, blocks, free, available, files, free files); how
@@ -70,7 +70,7 @@ class Ending(NamedTuple):
     max_rss: int  # bytes, of the largest single process
     read: int  # bytes, by system calls, from files, pipes and sockets
     written: int
-    full: bool  # the folder that it was told to look at (SpawnOrder.scratch)
+    full: bool  # whether the scratch folder was full (SpawnOrder.scratch)
 
 
 def read_ending(fd: int) -> Ending | None:
@@ -90,7 +90,7 @@ def read_ending(fd: int) -> Ending | None:
 
 
 def _io(text: bytes, length: int) -> tuple[int, int]:
-    """Bytes read and written, of /proc/PID/io. None of a kernel without these counters."""
+    """Bytes read and written, from the text of /proc/PID/io; zeros on a kernel without these counters."""
     words = text[: max(0, length)].split()
     told = dict(zip(words[::2], words[1::2], strict=False))
     return int(told.get(b"rchar:", 0)), int(told.get(b"wchar:", 0))
@@ -117,12 +117,11 @@ class NetworkFault(OSError):
         self.step = step
 
 
-class CgroupDoors(NamedTuple):
-    """Descriptors by which a single-threaded process joins its cgroups.
+class CgroupHandles(NamedTuple):
+    """Descriptors with which a single-threaded process joins its cgroups.
 
-    Writing to a cgroup.procs takes a lock of the whole machine and waits for an RCU grace period, some 11 ms
-    each. The kernel skips both for a thread that moves itself on v1, and for a process born into its group on
-    v2.
+    Writing to a cgroup.procs takes a machine-wide lock and waits for an RCU grace period, some 11 ms each.
+    The kernel skips both for a thread that moves itself on v1, and for a process born into its group on v2.
     """
 
     tasks: tuple[int, ...] = ()  # v1: each a `tasks` file, opened for writing
@@ -131,7 +130,7 @@ class CgroupDoors(NamedTuple):
 
     @property
     def files(self) -> tuple[int, ...]:
-        """The files that the program writes to. The cell's init holds the directory."""
+        """The files that the program writes to. The cell's init holds the directory open."""
         return self.tasks if self.unified_procs < 0 else (*self.tasks, self.unified_procs)
 
 
@@ -141,24 +140,24 @@ class GuardOrder(NamedTuple):
     folder: int  # the number of the folder
     path: str  # below it
     access: str  # "read", "write" or "hidden"
-    optional: bool  # left out if it is gone
+    optional: bool  # skipped if it does not exist any more
 
 
 class SpawnOrder(NamedTuple):
-    """All inputs of a child, decided in advance: after the clone nothing is looked up or allocated."""
+    """All inputs of a child, decided before the clone: nothing is looked up afterwards."""
 
     program: str
     argv: tuple[str, ...]
     uid: int  # outside the cage; the caller's own unless the caller is root
     gid: int
-    drop: bool  # change to uid/gid (the caller is root), or keep the caller's
+    drop: bool  # whether to change to uid/gid: only if the caller is root
     keep: tuple[int, ...]  # fds the program may inherit besides 0-2
     rlimits: tuple[tuple[int, int, int], ...]
     keyring: bool
     ending: int = -1  # descriptor for the Ending that the cell's init writes
     hold: tuple[int, ...] = ()  # fds the cell's init holds open as long as any process lives
     umask: int = 0o077
-    cgroups: CgroupDoors = CgroupDoors()  # the program joins, the cell's init does not
+    cgroups: CgroupHandles = CgroupHandles()  # the program joins, the cell's init does not
     membership: tuple[bytes, ...] = ()  # lines that /proc/self/cgroup must then contain
     deadline: float | None = None  # on the monotonic clock: the cell's init then ends everything
     stdio: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2

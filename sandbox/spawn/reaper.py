@@ -1,13 +1,13 @@
-"""The cell's init once everything is set up: a program that waits, ends the rest, and reports what was used.
+"""The cell's init after setup: a program that waits for all processes, kills leftovers and reports the usage.
 
-The init is a clone of the runner or of a monitor. As long as it is, it has some 4 MB of its own: CPython
-writes to almost every page it reads. Most of its life it only waits for its children. So it executes a
-program of some 90 instructions for that, which has 12 kB. An exec keeps all that matters: pid, namespaces,
-ids, no_new_privs, held files and blocked signals. The parent-death signal is set again: an exec that a
-security module answers with another label clears it.
+The init is a clone of the runner or of a monitor. As such it has some 4 MB of private memory, because CPython
+writes to almost every page it reads. But from now on it only waits for its children. So it executes a program
+of some 90 instructions that takes 12 kB. An exec keeps all that matters: pid, namespaces, ids, no_new_privs,
+open files and blocked signals. The parent-death signal is set again: it is cleared by an exec on which a
+security module changes the label.
 
-Where no nameless file may be executed (vm.memfd_noexec=2), the init stays as it is, and does the same in
-Python (`wait` in this module).
+Where no nameless file may be executed (vm.memfd_noexec=2), the init remains a Python process and does the
+same (`wait` in this module).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandbox.spawn.order import ENDING, IO_BYTES
 from sandbox.speed.signals import signal
 from sandbox.speed.value import NamedTuple
 
-# As ps(1) shows it. The kernel keeps 15 bytes.
+# Its name in ps(1), at most 15 bytes.
 NAME = "runner-init"
 
 # The program, with `message` on its stack, laid out as ENDING says:
@@ -266,14 +266,14 @@ _AARCH64 = """
 
 LISTINGS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
-# Where the instructions look for it: the program's pid, the descriptors of account and message, the signals
-# that end its sleep, its name, and the folder that it looks at, which ends with a NUL.
+# The values that the instructions read: the program's pid, the descriptors of account and message, the
+# signals to wait for, the process name, and the scratch folder, which ends with a NUL.
 _TABLE = struct.Struct("<iii4xQ16s")
 _CHILD, _ALARM = 1 << (signal.SIGCHLD - 1), 1 << (signal.SIGALRM - 1)
 
 
-class Duty(NamedTuple):
-    """What is waited for, and what is looked at in the end."""
+class ReaperOrder(NamedTuple):
+    """What the reaper waits for, and what it reports."""
 
     program: int  # the pid: when it ends, everything is ended
     deadline: float | None  # on the monotonic clock: then everything is ended
@@ -282,65 +282,65 @@ class Duty(NamedTuple):
     scratch: str  # the folder that Ending.full is about; empty: none
 
 
-def image(duty: Duty, machine: str = "") -> bytes:
-    # Without a deadline nobody sets the timer: an alarm from elsewhere stays blocked, and means nothing.
-    signals = _CHILD if duty.deadline is None else _CHILD | _ALARM
-    table = _TABLE.pack(duty.program, duty.account, duty.ending, signals, NAME.encode())
-    return program(LISTINGS, table + os.fsencode(duty.scratch) + b"\0", machine)
+def image(order: ReaperOrder, machine: str = "") -> bytes:
+    # Without a deadline there is no timer: a SIGALRM from elsewhere stays blocked.
+    signals = _CHILD if order.deadline is None else _CHILD | _ALARM
+    table = _TABLE.pack(order.program, order.account, order.ending, signals, NAME.encode())
+    return program(LISTINGS, table + os.fsencode(order.scratch) + b"\0", machine)
 
 
-def execute(file: int, duty: Duty, held: tuple[int, ...]) -> None:
-    """Become the program, with `held` and the duty's descriptors open. Returns only if that is impossible.
+def execute(file: int, order: ReaperOrder, held: tuple[int, ...]) -> None:
+    """Execute the program, with `held` and the order's descriptors open. Returns only if that fails.
 
     `file` is an empty memfd that may be executed. All signals have to be blocked.
     """
-    written = image(duty)
+    written = image(order)
     try:
         if os.write(file, written) != len(written):
             return
-        for fd in (duty.ending, duty.account, *held):
+        for fd in (order.ending, order.account, *held):
             if fd >= 0:
                 os.set_inheritable(fd, True)
-        # A timer survives an exec. Its signal is blocked, and waited for together with SIGCHLD.
-        if duty.deadline is not None:
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, duty.deadline - time.monotonic()))
+        # A timer survives an exec. Its signal stays blocked: the program waits for it and SIGCHLD.
+        if order.deadline is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, order.deadline - time.monotonic()))
         os.execve(file, [NAME], {})
-    except OSError:  # most likely a security module that executes no nameless file
+    except OSError:  # most likely a security module that forbids executing nameless files
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def wait(duty: Duty) -> int:
+def wait(order: ReaperOrder) -> int:
     """The same in Python. Returns the status to exit with."""
-    before = _read_account(duty.account)
+    before = _read_account(order.account)
     status, expired = 0, False
     while True:
         try:
             pid, ended = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             break
-        if pid == duty.program:
+        if pid == order.program:
             status = ended
-            # bwrap's own namespace dies with it, if it got that far. We do not rely on it.
+            # bwrap's own namespace ends with bwrap, but bwrap may have ended before it made one.
             _kill_all()
         if pid:
             continue
         # All signals are blocked here, so a SIGCHLD that arrives between two calls is not lost.
-        if duty.deadline is None or expired:
+        if order.deadline is None or expired:
             signal.sigwait({signal.SIGCHLD})
-        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, duty.deadline - time.monotonic())):
+        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, order.deadline - time.monotonic())):
             expired = True
             _kill_all()
-    if duty.ending >= 0:
-        os.write(duty.ending, _message(duty, status, expired, before))
+    if order.ending >= 0:
+        os.write(order.ending, _message(order, status, expired, before))
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def _message(duty: Duty, status: int, expired: bool, before: bytes) -> bytes:
+def _message(order: ReaperOrder, status: int, expired: bool, before: bytes) -> bytes:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    after = _read_account(duty.account)
+    after = _read_account(order.account)
     times = (int(part) for each in (used.ru_utime, used.ru_stime) for part in (each, each % 1 * 1e6))
     try:
-        found = os.statvfs(duty.scratch)
+        found = os.statvfs(order.scratch)
     except OSError:
         room = -1, 0, 0, 0, 0, 0, 0, 0
     else:

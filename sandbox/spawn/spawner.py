@@ -1,8 +1,8 @@
-"""From a plan's descriptors and numbers to a running bwrap, with the cell's init around it.
+"""Start the cell's init and bwrap in it, from a SpawnOrder.
 
-Standard library only, and single-threaded by contract: the parent-death signal belongs to the *thread* that
-forked, so a child made by a worker thread is killed when that thread is retired. Call `spawn` from the main
-thread of a process that has no other thread.
+Standard library only. Call `spawn` from the main thread of a process that has no other thread: the
+parent-death signal follows the *thread* that forked, so a child of a worker thread is killed when that thread
+ends.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ def spawn(order: SpawnOrder) -> int:
     Killing the cell's init ends everything at once. Killing its child, the program, ends everything as well,
     and the cell's init lives to report what was used.
     """
-    libc = open_libc()  # its functions hold the interpreter lock, also across the clone
+    libc = open_libc()  # its functions keep the interpreter lock across the clone
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
     _load_steps(order)
     if order.network is not None and order.drop and may_make_networks():
-        order = order._replace(network=order.network._replace(made=True))
+        order = order._replace(network=order.network._replace(made_by_root=True))
     fault_r, fault_w = os.pipe2(os.O_CLOEXEC)
     go_r, go_w = os.pipe2(os.O_CLOEXEC)
-    waiter = _waiter(order)  # last: without a free descriptor there is none, and nothing is left open
+    reaper_file = _open_reaper_file(order)  # last: it does not raise, so nothing stays open
     # A signal between clone and exec would run the parent's handlers in the child.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
     def clone(flags: int, *others: int) -> int:
         pid: int = libc.syscall(numbers.clone, signal.SIGCHLD | flags, 0, 0, 0, 0)
         if pid == 0:
-            # Copies of the runner's pipe ends would hide its death from us.
+            # With copies of the runner's pipe ends we could not notice its death.
             for fd in (go_w, fault_r, *others):
                 os.close(fd)
-            become_init(order, libc, numbers, fault_w, go_r, waiter)
+            become_init(order, libc, numbers, fault_w, go_r, reaper_file)
         return pid if pid > 0 else -get_errno()
 
     try:
@@ -75,8 +75,8 @@ def spawn(order: SpawnOrder) -> int:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(fault_w)
             os.close(go_r)
-            if waiter >= 0:
-                os.close(waiter)
+            if reaper_file >= 0:
+                os.close(reaper_file)
         if pid < 0:
             raise SpawnError("create a user and pid namespace", -pid)
         step = "map the plugin's ids"
@@ -102,20 +102,20 @@ def spawn(order: SpawnOrder) -> int:
 
 
 def _load_steps(order: SpawnOrder) -> None:
-    """Import what only some orders need. The clone imports it once more, and then finds it here: without its
-    uid and with files closed it might not be able to read it."""
+    """Import what only some orders need, before the clone: after it has dropped its uid and closed files, it
+    might not be able to read the modules."""
     if order.network is not None:
         from sandbox.spawn import network as network
     if order.binds or order.guards:
         from sandbox.spawn import guards as guards
 
 
-def _waiter(order: SpawnOrder) -> int:
-    """The file that the cell's init fills and executes; -1: this machine executes no nameless file.
+def _open_reaper_file(order: SpawnOrder) -> int:
+    """Open the file that the cell's init fills and executes; -1 if nameless files cannot be executed here.
 
     It is made here, so that it belongs to root if the caller is root. The cell's init can then execute it,
-    but not read it. The kernel protects the memory of such a process from others of its uid, as it does after
-    a change of uid.
+    but not read it. The kernel protects the memory of such a process from others of the same uid, as after a
+    change of uid.
     """
     try:
         file = executable(reaper.NAME)
@@ -125,19 +125,19 @@ def _waiter(order: SpawnOrder) -> int:
     return file
 
 
-# The maker's message: its stage, the errno if that stage failed, the child's pid.
-_MADE = struct.Struct("=iii")
+# The message of the maker (_clone_as_owner): its stage, the errno if that stage failed, the child's pid.
+_MAKER_MESSAGE = struct.Struct("=iii")
 _MAKER_STAGES = ("drop the user id", "create a user and pid namespace", "map the plugin's ids", "")
-# The name of the last one's step follows its message.
+# In the last stage, the message is followed by the name of the failed step.
 _DROPPING, _CLONING, _MAPPING, _NETWORKING = range(len(_MAKER_STAGES))
 
 
 def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
-    """Clone by way of a process, the maker, that has already dropped the uid. Returns the child's pid.
+    """Clone in a helper process, the maker, that has already dropped the uid. Returns the child's pid.
 
     A user namespace belongs to the uid that made it, and what is used inside (inotify instances, namespaces,
     locked memory, pending signals) counts against that uid's limits outside. If root made it, every plugin
-    could use up root's limits. With CLONE_PARENT the child is still the runner's own.
+    could use up root's limits. With CLONE_PARENT the child is still a child of the runner.
 
     A network namespace is made before the uid is dropped, and belongs to the user namespace that root is in.
     No process of the plugin's uid can then have a capability over it.
@@ -149,7 +149,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     open its own child in /proc, and let the child start the program in a cgroup that belongs to root. They
     give no capability, and both processes drop them before any other program runs.
     """
-    # Without CAP_KILL, neither the runner nor its death could end a process of another uid.
+    # Without CAP_KILL the runner cannot kill a process of another uid, not even by its parent-death signal.
     if not _effective_capabilities() & _CAP_KILL:
         raise SpawnError("end a process of another uid: CAP_KILL is missing", errno.EPERM)
     born_r, born_w = os.pipe2(os.O_CLOEXEC)
@@ -163,7 +163,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
         stage, code, made, step = _DROPPING, errno.EIO, 0, ""
         try:
             os.close(born_r)
-            if order.network is not None and order.network.made:
+            if order.network is not None and order.network.made_by_root:
                 from sandbox.spawn.network import make_network
 
                 make_network(order.network, open_libc())
@@ -179,7 +179,9 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             if made < 0:
                 raise OSError(-made, "")
             stage = _MAPPING
-            os.write(born_w, _MADE.pack(stage, errno.EIO, made))  # in case we are killed from here on
+            os.write(
+                born_w, _MAKER_MESSAGE.pack(stage, errno.EIO, made)
+            )  # so that the runner knows the pid if we are killed from here on
             _map_ids(made, order)
             code = 0
         except NetworkFault as fault:
@@ -188,19 +190,19 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             code = error.errno or errno.EIO
         finally:
             try:
-                os.write(born_w, _MADE.pack(stage, code, made) + step.encode())
+                os.write(born_w, _MAKER_MESSAGE.pack(stage, code, made) + step.encode())
             finally:
-                os._exit(0)  # even if the runner is dead: below us is its stack
+                os._exit(0)  # even if the runner is dead: the stack below is a copy of its own
     os.close(born_w)
     os.waitpid(maker, 0)
     answer = os.read(born_r, FAULT_SIZE)  # its first message, its last, or both
     os.close(born_r)
-    if len(answer) < _MADE.size:
-        raise SpawnError("go on: a process on the way was killed", errno.EIO)
-    stage, code, _ = _MADE.unpack_from(answer)
+    if len(answer) < _MAKER_MESSAGE.size:
+        raise SpawnError("go on: the process that makes the namespaces was killed", errno.EIO)
+    stage, code, _ = _MAKER_MESSAGE.unpack_from(answer)
     if stage == _NETWORKING:
-        raise SpawnError(answer[_MADE.size :].decode(), code)
-    stage, code, made = _MADE.unpack(answer[-_MADE.size :])
+        raise SpawnError(answer[_MAKER_MESSAGE.size :].decode(), code)
+    stage, code, made = _MAKER_MESSAGE.unpack(answer[-_MAKER_MESSAGE.size :])
     if code:
         if made > 0:
             _reap(made)
@@ -209,7 +211,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
 
 
 def _effective_capabilities() -> int:
-    """The low 32 bits of the effective set."""
+    """The low 32 bits of the effective capabilities."""
     held = writable(CAPABILITIES.size)
     if open_libc().capget(CAPABILITY_HEADER, held) < 0:
         return 0
@@ -217,13 +219,13 @@ def _effective_capabilities() -> int:
 
 
 def may_make_networks() -> bool:
-    """Whether this root can make and set up a network namespace of its own. Most containers' cannot."""
+    """Whether this root can make and set up a network namespace. In most containers it cannot."""
     wanted = _CAP_SYS_ADMIN | _CAP_NET_ADMIN
     return _effective_capabilities() & wanted == wanted
 
 
 def _keep_root_file_access(libc: Libc) -> None:
-    """Become root again for the file system only, after the uid was dropped with its capabilities kept."""
+    """Set the file system uid to root again, after the uid was dropped with capabilities kept."""
     # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works. A /proc mounted
     # with hidepid and a group shows the child only to CAP_SYS_PTRACE. Container root has neither.
     for wanted in (_CAP_SETUID | _CAP_SYS_ADMIN | _CAP_SYS_PTRACE, _CAP_SETUID | _CAP_SYS_ADMIN, _CAP_SETUID):
@@ -235,7 +237,7 @@ def _keep_root_file_access(libc: Libc) -> None:
 
 
 def can_join_keyring() -> bool:
-    """Whether keyctl works here. It is tried: the calling process gets a session keyring of its own."""
+    """Whether keyctl works here. Found by trying: the calling process gets a session keyring of its own."""
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         return False
@@ -260,7 +262,8 @@ def _map_ids(pid: int, order: SpawnOrder) -> None:
 
 
 def _raise_oom_score(pid: int) -> None:
-    """Only upwards: a container engine may have set a higher score, and lowering it needs a capability.
+    """Raise the OOM score. Never lower it: a container engine may have set a higher one, and lowering needs a
+    capability.
 
     Written from outside: the plugin cannot go below a score that a process with CAP_SYS_RESOURCE has written.
     """

@@ -1,4 +1,4 @@
-"""The caller's own streams, written to and read from without ever waiting.
+"""Write to and read from the caller's own streams without blocking.
 
 O_NONBLOCK is not set on them: that flag belongs to the open file description, which the caller and others
 still use.
@@ -11,7 +11,7 @@ import os
 import select
 import stat
 
-# Bytes of one write. A pipe takes this much whole or not at all, so other writers cannot tear it.
+# Bytes of one write. A pipe takes this many at once or none, so other writers cannot come in between.
 PIECE = select.PIPE_BUF
 
 _TIOCGDEV = 0x80045432
@@ -19,7 +19,7 @@ _PTMX = os.makedev(5, 2)  # opening it makes a new terminal
 
 
 def _require_ready(fd: int, event: int) -> None:
-    """Raises BlockingIOError if a read or write of `fd` would wait now."""
+    """Raise BlockingIOError if a read or write of `fd` would block now."""
     poll = select.poll()
     poll.register(fd, event)
     if not poll.poll(0):
@@ -30,8 +30,8 @@ class Sink:
     """A descriptor of the caller's to write to.
 
     This class is for files, devices, and a terminal that we may not open. It polls before each write. A file
-    is always ready, and a disk that hangs would hang the plugin too. Such a terminal can be stopped (^S)
-    between poll and write; then the write waits until it goes on.
+    is always ready. Such a terminal can be stopped (^S) between poll and write; then the write blocks until
+    it goes on.
     """
 
     final = False  # True: when the reader has closed its end, no other reader can come
@@ -41,7 +41,7 @@ class Sink:
         self.fd = fd  # to poll
 
     def write(self, data: bytes) -> int:
-        """How much of at most PIECE bytes was taken; BlockingIOError if nothing can be now."""
+        """Write at most PIECE bytes and return how many were taken. Raises BlockingIOError if none can be."""
         _require_ready(self.fd, select.POLLOUT)
         return os.write(self.fd, data)
 
@@ -50,16 +50,18 @@ class Sink:
 
 
 class _Unwritable(Sink):
-    """Open for reading only. A poll would never report it ready; the write fails at once."""
+    """A descriptor open for reading only. Not polled, since it would never be ready: the write fails at
+    once."""
 
     def write(self, data: bytes) -> int:
         return os.write(self.fd, data)
 
 
 class OwnSink(Sink):
-    """A pipe or terminal through a file description of our own, which does not block. After a poll says that
-    it is ready, others may fill the pipe or stop the terminal: a person with ^S, or the plugin, whose stdout
-    may be the same one."""
+    """A pipe or terminal through a file description of our own, which does not block.
+
+    Polling alone is not enough: after it, others may fill the pipe or stop the terminal.
+    """
 
     def __init__(self, fd: int, *, final: bool, piece: int = PIECE) -> None:
         super().__init__(fd)
@@ -76,9 +78,11 @@ class OwnSink(Sink):
 
 
 class _ForeignPipe(Sink):
-    """A pipe that another user made: we may write to it, but not open it. splice(2) between pipes can be told
-    not to wait. It is the second choice: each call takes a whole slot of the pipe, however few bytes it
-    writes, so a pipe that nobody reads holds less."""
+    """A pipe of another user: we may write to it, but not open it again. splice(2) has a flag not to block.
+
+    Used only there: each call takes a whole slot of the pipe, however few bytes it writes, so the pipe holds
+    less.
+    """
 
     def __init__(self, fd: int, final: bool) -> None:
         super().__init__(fd)
@@ -130,17 +134,17 @@ def sink_for(fd: int) -> Sink:
     if stat.S_ISSOCK(status.st_mode):
         return _Socket(fd)
     if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-        return _Unwritable(fd)  # not opened anew: the new description could be writable
+        return _Unwritable(fd)  # not opened again: the new description could be writable
     if stat.S_ISFIFO(status.st_mode):
-        # A FIFO with a name may get another reader.
+        # A named FIFO may get another reader.
         final = _name(fd).startswith("pipe:[")
-        own = _opened(f"/proc/self/fd/{fd}", os.O_WRONLY)
+        own = _open_or_none(f"/proc/self/fd/{fd}", os.O_WRONLY)
         return _ForeignPipe(fd, final) if own is None else OwnSink(own, final=final)
     if os.isatty(fd) and status.st_rdev != _PTMX:
-        own = _opened(f"/proc/self/fd/{fd}", os.O_WRONLY)
+        own = _open_or_none(f"/proc/self/fd/{fd}", os.O_WRONLY)
         if own is None:
             # After su(1) the terminal still belongs to the user who logged in. Everybody may open /dev/tty.
-            own = _opened("/dev/tty", os.O_WRONLY)
+            own = _open_or_none("/dev/tty", os.O_WRONLY)
             if own is not None and _device(own) != _device(fd):
                 os.close(own)
                 own = None
@@ -156,12 +160,12 @@ class StreamSource:
     """A descriptor of the caller's to read from. This class is for files and devices; see Sink."""
 
     def __init__(self, fd: int) -> None:
-        # To poll. Always the caller's own: a FIFO that ended before it was opened anew seems not to have
-        # ended.
+        # To poll. Always the caller's own: on a newly opened description, a FIFO that ended before seems
+        # open.
         self.fd = fd
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes, nothing at the end; BlockingIOError if there are none now."""
+        """Read at most `size` bytes; b"" at the end. Raises BlockingIOError if there are none now."""
         _require_ready(self.fd, select.POLLIN)
         return os.read(self.fd, size)
 
@@ -170,7 +174,8 @@ class StreamSource:
 
 
 class _OwnSource(StreamSource):
-    """A pipe or terminal through a description of our own. Another reader may be quicker after a poll."""
+    """A pipe or terminal through a description of our own, because another reader may be faster after a
+    poll."""
 
     def __init__(self, fd: int, own: int) -> None:
         super().__init__(fd)
@@ -228,13 +233,13 @@ def source_for(fd: int) -> StreamSource:
     if stat.S_ISSOCK(status.st_mode):
         return _SocketSource(fd)
     if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
-        # There is nothing to read, and a poll would never report it ready. Not opened anew: the new
-        # description could be readable.
+        # Open for writing only: a poll would never report it ready. Not opened again: the new description
+        # could be readable.
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         return _OwnSource(null, null)
     pipe = stat.S_ISFIFO(status.st_mode)
     if pipe or (os.isatty(fd) and status.st_rdev != _PTMX):
-        own = _opened(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        own = _open_or_none(f"/proc/self/fd/{fd}", os.O_RDONLY)
         if own is not None:
             return _OwnSource(fd, own)
         if pipe:
@@ -245,7 +250,7 @@ def source_for(fd: int) -> StreamSource:
 # -----------------------------------------------------------------------------------------------------------
 
 
-def _opened(path: str, access: int) -> int | None:
+def _open_or_none(path: str, access: int) -> int | None:
     try:
         return os.open(path, access | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -260,5 +265,5 @@ def _name(fd: int) -> str:
 
 
 def _device(terminal: int) -> bytes:
-    """Which terminal it is, also by the name /dev/tty."""
+    """The device number of a terminal, also if it was opened as /dev/tty."""
     return fcntl.ioctl(terminal, _TIOCGDEV, bytes(4))

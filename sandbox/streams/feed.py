@@ -1,8 +1,8 @@
-"""The caller's stdin on its way to the plugin, through a pipe that the runner fills.
+"""Pass the caller's stdin to the plugin, through a pipe that the runner fills.
 
-For a terminal, which the plugin does not get itself, and for an inspected plugin. Each piece is passed on
-as it arrives. From a terminal no more is read than the plugin has taken before: what nobody reads stays
-there for the next program.
+Used for a terminal, which the plugin does not get itself, and for an inspected plugin. Each piece is passed
+on as it arrives. A terminal is read only when the plugin has taken everything before: what the plugin does
+not read stays there for the next program.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from sandbox.speed.typed import Callable, Mapping
 from sandbox.streams.endpoints import OwnSink, source_for
 from sandbox.streams.pump import BUFFER, Pump
 
-# In the background a terminal cannot be read. How long until the next attempt.
+# A background job cannot read its terminal. Seconds until the next attempt.
 _BACKGROUND_SECONDS = 0.5
 
 
 class Feed(Pump):
-    """`end` is for the plugin; `release` it when the plugin has it. Then only the plugin holds it. When the
-    plugin closes its stdin, or ends, `forget` is called once, so that the writer at our stdin learns it
-    too."""
+    """From the caller's stdin to the plugin's.
+
+    `end` is for the plugin. Call `release` when the plugin runs, so that only the plugin holds it. When the
+    plugin closes its stdin or ends, `forget` is called once, so that the writer at our stdin notices.
+    """
 
     def __init__(self, stdin: int, forget: Callable[[int], None] = lambda fd: None) -> None:
-        self.stream_closed = False  # by the plugin: its stdin
+        self.stream_closed = False  # the plugin has closed its stdin
         self._stdin = stdin
         self._forget = forget
-        self._ended = False  # the caller's stdin
+        self._ended = False  # the caller's stdin has ended
         self._terminal = os.isatty(stdin)
         self._pipe_empty = True  # a terminal is read only when the plugin has taken everything
         self._source = source_for(stdin)
@@ -65,8 +67,8 @@ class Feed(Pump):
         self._close_sink()
         self._source.close()
 
-    def _heard(self, data: bytes) -> None:
-        """`data` is about to be passed on. Empty: the caller's stdin has ended."""
+    def _see_input(self, data: bytes) -> None:
+        """Called with data that is about to be passed on; empty at the end of the caller's stdin."""
 
     def _may_read(self) -> bool:
         return self._read >= 0 and not self._buffer and self._pipe_empty and self.due == math.inf
@@ -91,11 +93,11 @@ class Feed(Pump):
             self._read = -1
         self.bytes += len(data)
         self._buffer += data
-        self._heard(data)
+        self._see_input(data)
         return bool(data)
 
     def _in_background(self) -> bool:
-        """Whether another job has the terminal. The runner ignores SIGTTIN, so reading is an error then."""
+        """Whether another job has the terminal. Reading then fails, because the runner ignores SIGTTIN."""
         try:
             return os.tcgetpgrp(self._stdin) != os.getpgrp()
         except OSError:  # not our controlling terminal, or hung up
@@ -106,11 +108,12 @@ class Feed(Pump):
             self._pipe_empty = not self._terminal
 
     def _abandon(self) -> None:
-        """The plugin reads no more. The writer at our stdin is to notice as if we were not between them."""
+        """The plugin has closed its stdin. Let the writer at our stdin notice, as if it had the plugin's
+        pipe."""
         if self._sink.fd < 0:
             return
         if not self._buffer and not self._terminal and self._read >= 0:
-            self._take(0.0)  # an inspection is to know what the plugin was not told
+            self._take(0.0)  # so that an inspection sees what the plugin did not get
         self.stream_closed = True
         self._close_sink()
         self._source.close()

@@ -1,7 +1,7 @@
-"""One direction of a stream through the runner: read once, pass on what the sink takes, never wait.
+"""Pump: one direction of a stream through the runner. It never blocks.
 
-Relay, Feed and the two directions of an inspection are pumps. They differ in what they do with the bytes on
-the way, and in what they do when one end closes.
+Relay, Feed and the two directions of an inspection are pumps. They differ in what they do with the bytes, and
+in what they do when one end closes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pump(Meter):
         self.passed = 0  # bytes that the sink has taken
         self._buffer = bytearray()
         self._sink = sink
-        self._read = -1  # to poll for input; -1 when closed
+        self._read = -1  # polled for input; -1 when closed
 
     # --- what each pump decides itself ---
 
@@ -42,7 +42,7 @@ class Pump(Meter):
         raise NotImplementedError
 
     def _abandon(self) -> None:
-        """The sink's reader has closed its end: nothing can be passed on any more."""
+        """The reader of the sink has closed its end: nothing more can be passed on."""
         raise NotImplementedError
 
     def _wants_room(self) -> bool:
@@ -50,10 +50,10 @@ class Pump(Meter):
         return bool(self._buffer)
 
     def _note_passed(self, count: int) -> None:
-        """So many bytes at the start of the buffer have been passed on."""
+        """Called with the number of bytes of the buffer that were passed on."""
 
     def _flush(self) -> None:
-        """Everything was read: put a last unfinished piece into the buffer, if there is one."""
+        """Called when everything was read: put an unfinished last piece into the buffer."""
 
     # --- while the plugin runs ---
 
@@ -81,14 +81,14 @@ class Pump(Meter):
         return None
 
     def notice(self, ready: Mapping[int, int]) -> None:
-        """Notice that nobody reads the sink any more."""
+        """Check whether the reader of the sink has closed its end."""
         if self._sink.final and ready.get(self._sink.fd, 0) & (select.POLLERR | select.POLLHUP):
             self._abandon()
 
     def _pass_on(self) -> bool:
-        """Write what the sink takes now. False if it takes nothing."""
+        """Write what the sink takes now. False if it took nothing."""
         start, piece = 0, self._sink.piece
-        for _ in range(BUFFER // piece):  # the loop has other descriptors to look after
+        for _ in range(BUFFER // piece):  # bounded: the loop has other descriptors to serve
             if start == len(self._buffer):
                 break
             try:
@@ -100,8 +100,8 @@ class Pump(Meter):
                 self._abandon()
                 return True
             except OSError:
-                # A full disk, or a terminal that hung up. The plugin would have got this error and most
-                # likely ignored it. We cannot hand it over, and breaking the plugin's pipe would kill it.
+                # A full disk, or a terminal that hung up. Most programs ignore this error. We cannot pass it
+                # on, and closing the plugin's pipe would kill the plugin.
                 self._drop_passed(start)
                 self._buffer.clear()
                 return True
@@ -116,11 +116,11 @@ class Pump(Meter):
     # --- when it has ended ---
 
     def drain(self, seconds: float, stop: Collection[int] = ()) -> bool:
-        """Pass on what is still on its way. False if the sink took nothing for `seconds`, or one of `stop`
-        became readable before everything was passed on.
+        """Pass on what is left in the pipe and the buffer. False if the sink took nothing for `seconds`, or
+        one of `stop` became readable before that was done.
 
-        The pipe is read until it is empty, and not until it ends: the plugin may have passed its own end to
-        another process. And no more is read than a pipe holds: that process may still write.
+        The pipe is read until it is empty, not until its end: the plugin may have passed its own end to
+        another process. That process may still write, so no more is read than a pipe holds.
         """
         until = time.monotonic() + seconds
         most = self.bytes + (fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ) if self._read >= 0 else 0)
@@ -150,7 +150,7 @@ class Pump(Meter):
 
 
 class PipePump(Pump):
-    """From a pipe that the plugin writes to. `end` is for the plugin; `release` it when the plugin has it."""
+    """From a pipe that the plugin writes to. `end` is for the plugin; call `release` when the plugin runs."""
 
     def __init__(self, sink: int) -> None:
         super().__init__(sink_for(sink))
@@ -163,11 +163,11 @@ class PipePump(Pump):
         os.set_blocking(self._read, False)  # of this end alone: each end has its own file description
 
     def _accept(self, data: bytes) -> None:
-        """Put into the buffer what may pass of `data`."""
+        """Put the part of `data` that may pass into the buffer."""
         raise NotImplementedError
 
     def _see_closed(self) -> None:
-        """Every process that had the plugin's end of the pipe has closed it."""
+        """Called when every process has closed the plugin's end of the pipe."""
 
     def _take(self, now: float) -> bool:
         try:
@@ -194,14 +194,13 @@ class PipePump(Pump):
             self.end = -1
 
     def close(self) -> None:
-        """At once. What is on its way is lost."""
+        """Close at once. What was not passed on is lost."""
         self.release()
         self._abandon()
         self._sink.close()
 
     def _abandon(self) -> None:
-        """Break the plugin's pipe: its next write fails, and brings it SIGPIPE, as if it wrote there
-        itself."""
+        """Close the plugin's pipe: its next write fails with SIGPIPE, as if it wrote to the sink itself."""
         self._buffer.clear()
         self.due = math.inf
         self._close_read()

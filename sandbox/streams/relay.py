@@ -1,8 +1,8 @@
-"""A plugin's stderr on its way through the runner, counted. Also its stdout, if that is a terminal.
+"""Relay: pass on and count a plugin's stderr. Also its stdout, if that is a terminal.
 
 The plugin writes to a pipe of ours, and every byte goes on to the sink (the runner's own stderr) until the
-output limit is reached. A slow sink slows the plugin down. A sink whose reader has closed it breaks the
-plugin's pipe. Both are as if the plugin wrote to the sink itself.
+output limit is reached. A slow sink slows the plugin down. If the reader of the sink closes it, the plugin's
+pipe is closed. Both are as if the plugin wrote to the sink itself.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class HideInTail(Protocol):
 
 
 class Relay(PipePump):
-    """`finish` it when the plugin's last process has ended.
+    """A counted stream. Call `finish` when the plugin's last process has ended.
 
-    It holds 64 KiB at most. The plugin's pipe holds as much again, so up to 128 KiB of what a plugin wrote
-    may be unread by anybody.
+    It holds 64 KiB at most. The plugin's pipe holds as much again, so up to 128 KiB may be waiting for a slow
+    reader.
     """
 
     def __init__(self, sink: int, *, size: int | None, lines: int | None) -> None:
-        # The limit that was exceeded. Also set by `finish`: a plugin may end before anybody has looked.
+        # The limit that was exceeded. `finish` may set it too: a plugin may end before we have read all.
         self.exceeded: str | None = None
         self.is_terminal = os.isatty(sink)
         self._hide: HideInTail | None = None
         self._kept = _TAIL_BYTES
-        self._end = bytearray()  # up to twice as much as is kept: it is not moved at each read
+        self._end = bytearray()  # up to twice the length of the tail, so that not every read moves it
         self._size = size
         self._most_lines = lines
         super().__init__(sink)
 
     def conceal(self, hide: HideInTail, longest: int) -> None:
-        """Have `hide` replace texts in the tail for a report. The tail is as much longer as the longest of
-        them, so that none is cut."""
+        """Have `hide` replace secrets in the tail of a report. `longest`: the longest of them. The stored
+        tail is longer by that much, so that none is cut."""
         self._hide = hide
         self._kept = _TAIL_BYTES + longest
 
@@ -51,7 +51,7 @@ class Relay(PipePump):
 
     @property
     def dropped(self) -> int:
-        """Bytes that were read and will not be passed on."""
+        """The number of bytes that were read and will not be passed on."""
         return self.bytes - self.passed - len(self._buffer)
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
@@ -78,19 +78,19 @@ class Relay(PipePump):
             tail = tail[start:]
         import codecs
 
-        # Not final: a character that the limit has cut is left out.
+        # Not final: a character that was cut at the end is left out.
         return codecs.getincrementaldecoder("utf-8")("replace").decode(tail)
 
     def finish(self, seconds: float, stop: Collection[int] = ()) -> bool:
-        """Pass on what is still on its way. False if the sink takes nothing for `seconds`, or one of `stop`
-        is readable before: then nothing else can be written there either."""
+        """Pass on what is left. False if the sink took nothing for `seconds`, or one of `stop` became
+        readable before: then nothing else can be written there either."""
         self.release()
         taken = self.drain(seconds, stop)
         self.close()
         return taken
 
     def _may_read(self) -> bool:
-        # Room for a piece, not for a byte: a plugin may switch its pipe to packet mode (O_DIRECT), in which a
+        # Only with room for a whole piece: a plugin may switch its pipe to packet mode (O_DIRECT), in which a
         # short read loses the rest of the packet.
         return self._read >= 0 and self.exceeded is None and self._room() >= PIECE
 
@@ -101,8 +101,8 @@ class Relay(PipePump):
         self._buffer += data[: self._cut(data)]
 
     def _cut(self, data: bytes) -> int:
-        """How much of `data` is within the limit. Which limit is exceeded does not depend on how the bytes
-        were divided into reads."""
+        """How much of `data` is within the limits. The result does not depend on how the bytes were divided
+        into reads."""
         cut = len(data)
         if self._size is not None and self.bytes + cut > self._size:
             cut, self.exceeded = self._size - self.bytes, "output"

@@ -209,7 +209,7 @@ def launch_with_swapped_state(manifest: str, state: str, swap: str) -> list[str]
     from contextlib import contextmanager
 
     from runner.launch.acquire import acquire
-    from runner.launch.failures import failing
+    from runner.launch.failures import as_failure
     from runner.launch.plan import plan
     from runner.launch.prepare import decide
     from runner.launch.read import load
@@ -234,7 +234,7 @@ def launch_with_swapped_state(manifest: str, state: str, swap: str) -> list[str]
         decided = decide(load(Invocation(manifest, state_dir=state), watch), os.environ, watch)
         with Sources() as sources:
             planned = plan(decided, os.environ, watch, sources)
-            with failing(planned), acquire(planned, os.environ, sources):
+            with as_failure(planned), acquire(planned, os.environ, sources):
                 return ["ready", ""]
     except Failure as failure:
         return [failure.outcome.code, failure.outcome.message]

@@ -311,7 +311,7 @@ def test_a_place_of_a_process_is_never_kept(path: str, tmp_path: Path) -> None:
     """It means another file to the next process."""
     with look.recording() as asked:
         look.exists(path)
-    assert "another file to each process" in asked.settle()
+    assert "another file to each process" in asked.storing_fault()
     (tmp_path / "link").symlink_to(path)
     with look.recording() as asked:
         look.exists(str(tmp_path / "link"))
@@ -319,7 +319,7 @@ def test_a_place_of_a_process_is_never_kept(path: str, tmp_path: Path) -> None:
     with look.recording() as asked:  # the control
         look.exists("/proc/sys/kernel/overflowuid")
         look.exists("/proc/kcore")
-    assert asked.settle() == ""
+    assert asked.storing_fault() == ""
 
 
 def test_which_file_it_is_counts_and_not_its_content(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_a_variable_that_was_looked_at_counts_and_others_do_not() -> None:
 def test_who_looks_at_all_variables_keeps_nothing(ask: Callable[[object], object]) -> None:
     with look.recording() as asked:
         ask(look.environment({"A": "1"}))
-    assert "all variables" in asked.settle()
+    assert "all variables" in asked.storing_fault()
 
 
 # --- what may be kept ---------------------------------------------------------------------------------------
@@ -383,19 +383,19 @@ def test_what_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
     file.write_text("")
     with look.recording() as asked:
         look.stat(str(file))
-    assert asked.settle() == f"{file} was changed a moment ago"
+    assert asked.storing_fault() == f"{file} was changed a moment ago"
     asked.began += 60
-    assert asked.settle() == ""
+    assert asked.storing_fault() == ""
 
 
 def test_a_folder_that_was_listed_and_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
     with look.recording() as asked:
         look.listdir(str(tmp_path))
-    assert asked.settle() == f"{tmp_path} was changed a moment ago"
+    assert asked.storing_fault() == f"{tmp_path} was changed a moment ago"
 
 
 def test_the_first_doubt_is_the_reason() -> None:
     with look.recording() as asked:
         look.doubt("one")
         look.doubt("two")
-    assert asked.settle() == "one"
+    assert asked.storing_fault() == "one"

@@ -12,7 +12,7 @@ import sys
 
 from runner.launch.carry_out import judge_end
 from runner.launch.orders import Signals, watch_caller, watch_signals
-from runner.launch.stages import Planned, Stage, Started, ended_of, planned_of, tells_before
+from runner.launch.stages import Planned, Stage, Started, ended_of, has_start_notes, planned_of
 from runner.launch.stdio import Plumbing, connect_caller
 from runner.launch.wait import End
 from runner.outcome import EXEC_REFUSED, Failure, Outcome, has_failed
@@ -78,7 +78,7 @@ class CommandLineHost:
                 outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
                 raise Failure(outcome, EXEC_REFUSED)
         # What is kept may turn out otherwise: a group that cannot be made is replaced by something weaker.
-        if tells_before(planned) if self._tells is None else self._tells or planned.limits.told:
+        if has_start_notes(planned) if self._tells is None else self._tells or planned.limits.told:
             _print_notes(planned, self.secrets, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:

@@ -32,9 +32,9 @@ def note_text(note: Note) -> str:
 
 
 def failure(stage: Stage | None, outcome: Outcome) -> None:
-    from runner.launch.report import explained
+    from runner.launch.report import explain_failure
 
-    say("\n".join(explained(stage, outcome)))
+    say("\n".join(explain_failure(stage, outcome)))
 
 
 def print_diagnostics(diagnostics: Iterable[Diagnostic], stream: TextIO | None = None) -> None:

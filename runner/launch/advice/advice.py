@@ -1,8 +1,8 @@
-"""What the cage has to do with a plugin's failure: at most five lines, each with the option that grants it.
+"""Advice on how the cage may have caused a plugin's failure: at most five lines, each with the option to use.
 
-Only where the plugin failed by itself: it ended with another status than 0, crashed, took too long, or broke
-its contract. This goes by looks. A line says what the plugin named and did not have; whether it failed of
-that, people have to judge.
+Only for a plugin that failed by itself: it ended with a status other than 0, crashed, took too long, or broke
+its contract. These hints are guesses: a line says what the plugin named and did not have. It may have failed
+for another reason.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from sandbox.paths.denied_paths import (
     normal,
 )
 from sandbox.paths.mounts import Mounts, contains, join, read_mounts
-from sandbox.policy.approval import within
+from sandbox.policy.approval import limit_approval
 from sandbox.spec import Access, Approval
 
-MOST_TOLD = 5
-_MOST_OF_A_KIND = 3  # where there are others
+MOST_SHOWN = 5
+_MOST_OF_A_KIND = 3  # if there are other kinds
 
-# There, a plugin has something of its own under the host's name.
+# Every cage has folders of its own under these names.
 _PRIVATE = ("/tmp", "/dev/shm")
 _KERNELS = ("/proc", "/sys", "/dev")
-# To look for a path there may take a server's time, or mount something: a plugin could make the runner ask.
+# Not looked at: it may take long or mount something, and the plugin chooses the paths.
 _REMOTE = frozenset(("autofs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "afs", "fuse.sshfs", "davfs"))
-# Every login has these: who writes about one of them does not miss it.
+# Every login has these, so a message about one of them says nothing.
 _COMMON_NAMES = frozenset(("PATH", "HOME", "PWD", "OLDPWD", "SHELL", "USER", "LOGNAME", "TERM", "LANG"))
 
 
 def advise(scene: Scene, stderr: str = "", mounts: Mounts | None = None) -> tuple[Advice, ...]:
-    """The most telling first. `stderr`: the end of what the plugin wrote there. `mounts`: of this machine."""
+    """The advice, most useful first. `stderr`: its last lines. `mounts`: of this machine."""
     clues = read_clues(stderr) if stderr.strip() else Clues()
     found: dict[str, Advice] = {}
     paths = _PathAdvice(scene, mounts)
@@ -54,10 +54,10 @@ def advise(scene: Scene, stderr: str = "", mounts: Mounts | None = None) -> tupl
         *_variables(scene, clues.names),
     ):
         found.setdefault(each.option or each.what, each)
-    return _chosen(tuple(found.values()))
+    return _select(tuple(found.values()))
 
 
-def _chosen(found: tuple[Advice, ...]) -> tuple[Advice, ...]:
+def _select(found: tuple[Advice, ...]) -> tuple[Advice, ...]:
     """The first ones, but not all of one kind."""
     counts: dict[AdviceKind, int] = {}
     first: list[Advice] = []
@@ -65,7 +65,7 @@ def _chosen(found: tuple[Advice, ...]) -> tuple[Advice, ...]:
     for each in found:
         counts[each.kind] = counts.get(each.kind, 0) + 1
         (first if counts[each.kind] <= _MOST_OF_A_KIND else rest).append(each)
-    taken = {*first[:MOST_TOLD], *rest[: max(0, MOST_TOLD - len(first))]}
+    taken = {*first[:MOST_SHOWN], *rest[: max(0, MOST_SHOWN - len(first))]}
     return tuple(each for each in found if each in taken)
 
 
@@ -93,7 +93,7 @@ def _unresolved(scene: Scene, clues: Clues) -> Iterator[Advice]:
 def _host(scene: Scene, what: str, rule: str) -> Advice:
     asked = Approval(network="allowlist", hosts=(rule,))
     where = f'"{rule}" to hosts, with network = "allowlist", under [approvals]'
-    return _granted(scene, "host", what, ("--net", rule), asked, where)
+    return _option_advice(scene, "host", what, ("--net", rule), asked, where)
 
 
 # --- variables ----------------------------------------------------------------------------------------------
@@ -107,14 +107,15 @@ def _variables(scene: Scene, names: Iterable[str]) -> Iterator[Advice]:
         if name in scene.denied_names:
             what = f"it asked for the variable {name}, which was withheld"
         where = f'"{name}" to env under [approvals]'
-        yield _granted(scene, "variable", what, ("--env", name), asked, where)
+        yield _option_advice(scene, "variable", what, ("--env", name), asked, where)
 
 
 # --- paths --------------------------------------------------------------------------------------------------
 
 
 class _PathAdvice:
-    """Looks up what exists. Opens nothing, follows no link at the end of a path."""
+    """Advice about paths. Only looks whether they exist: it opens nothing and follows no link at their
+    end."""
 
     def __init__(self, scene: Scene, mounts: Mounts | None) -> None:
         self._scene = scene
@@ -124,9 +125,9 @@ class _PathAdvice:
     def of_stderr(self, clues: Iterable[PathClue]) -> Iterator[Advice]:
         scene = self._scene
         for clue in clues:
-            path = self._meant(clue)
+            path = self._existing_path(clue)
             if path is None or path in scene.own:
-                continue  # many programs begin a message with their own name
+                continue  # many programs start messages with their own name
             if self._is_shown(path):
                 if clue.read_only and not self._is_writable(path):
                     yield from self._read_only(path)
@@ -145,17 +146,17 @@ class _PathAdvice:
             elif self._exists(path):
                 yield from self._advice(path, "read", f"{who} names")
             elif _is_plain(word) and self._is_folder(folder := os.path.dirname(path)):
-                # Nobody needs to hear that a file which does not exist cannot be written: a note said so.
+                # No advice about files that do not exist and cannot be written: a note says so.
                 found = self._advice(folder, "write", f"{who} names a file in")
                 yield from (advice for advice in found if advice.option)
 
-    def _meant(self, clue: PathClue) -> str | None:
-        """The first reading that exists, or else the last."""
+    def _existing_path(self, clue: PathClue) -> str | None:
+        """The first reading that exists, else the last."""
         readings = [path for word in clue.paths if (path := self._absolute(word)) is not None]
         return next(filter(self._exists, readings), readings[-1] if readings else None)
 
     def _relative(self, who: str, word: str) -> Iterator[Advice]:
-        """A word that is a path where the operator stood, and the program starts elsewhere."""
+        """A word that is a path relative to the operator's directory, if the program starts elsewhere."""
         scene = self._scene
         if scene.inside == scene.directory or word.startswith(("-", "~")) or word in (".", ".."):
             return
@@ -187,11 +188,11 @@ class _PathAdvice:
             return
         asked = Approval(read=(path,)) if access == "read" else Approval(write=(path,))
         where = f'"{path}" to {access} under [approvals]'
-        yield _granted(scene, access, what, (f"--{access}", path), asked, where)
+        yield _option_advice(scene, access, what, (f"--{access}", path), asked, where)
 
     def _denial(self, path: str, access: Access) -> str:
-        """Why no option grants it, as half a sentence; empty if one may. By name: a launch judges
-        the file."""
+        """Why no option grants it, as the second half of a sentence, or ''. By name only: a launch checks the
+        file itself."""
         scene = self._scene
         hit = lexical_hit(path, scene.homes, scene.denied)
         if hit is not None:
@@ -212,7 +213,7 @@ class _PathAdvice:
         return normal(word)
 
     def _is_shown(self, path: str) -> bool:
-        """Or it is a place that every cage has for itself."""
+        """Whether the cage shows the path, or has one of its own there."""
         scene = self._scene
         if path in ("/", *_PRIVATE) or any(contains(place, path) for place in scene.shown):
             return True
@@ -220,7 +221,8 @@ class _PathAdvice:
         return not private and any(contains(place, path) for place in _KERNELS)
 
     def _is_writable(self, path: str) -> bool:
-        """The innermost place decides: a read-only folder may lie in one that is not."""
+        """Whether the plugin can write there. The innermost folder decides: it may be read-only in a writable
+        one."""
         scene = self._scene
         places = [place for place in (*scene.shown, *scene.writable) if contains(place, path)]
         return max(places, key=len, default="") in scene.writable
@@ -237,23 +239,24 @@ class _PathAdvice:
 
 
 def _is_plain(word: str) -> bool:
-    """Whether a word that leads nowhere is a path to be: a line of shell is not."""
+    """Whether a word that does not exist may be a path to create. A line of shell is not."""
     return not any(character.isspace() or character in "$;&|<>*?(){}'\"`" for character in word)
 
 
 # --- who may grant it ---------------------------------------------------------------------------------------
 
 
-def _granted(
+def _option_advice(
     scene: Scene, kind: AdviceKind, what: str, option: tuple[str, str], asked: Approval, where: str
 ) -> Advice:
-    """`where`: what the operator can add to the policy, so that a person may allow it."""
+    """Advice with the option that grants it, if the policy lets a person use it. `where`: what the operator
+    can add to the policy otherwise."""
     import shlex
 
     words = shlex.join(option)
-    if within(asked, scene.approvals) == asked:
+    if limit_approval(asked, scene.approvals) == asked:
         return Advice(kind, what, words, shlex.join((*scene.allow, *option)) if scene.allow else "")
-    if within(asked, scene.ceilings) == asked:
+    if limit_approval(asked, scene.ceilings) == asked:
         if not scene.allow:
             return Advice(kind, what, words)
         return Advice(kind, f"{what}; policy {scene.policy} gives it to a manifest that asks for it")

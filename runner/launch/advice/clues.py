@@ -1,7 +1,7 @@
-"""What the last lines that a plugin wrote to stderr name: hosts it did not find, paths, variables.
+"""Find clues in the last lines of a plugin's stderr: hosts it did not find, paths, variables.
 
-By looks, from the text alone. The plugin decides what stands there, so a clue is no more than a word to look
-up: who uses it checks that the path exists, or that the variable is set (advice.py).
+These are guesses from the text alone. The plugin controls the text, so advice.py checks each clue: that the
+path exists, or that the variable is set.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import re
 
 from sandbox.speed.value import NamedTuple
 
-# Of the end of stderr. A failing program says why in its last lines.
+# How much of the end of stderr is read. Most programs say why they fail in their last lines.
 MOST_CHARACTERS = 8 << 10
 MOST_LINES = 40
-_MOST_CLUES = 32  # of each kind, the last ones: each may cost a look at the filesystem
+_MOST_CLUES = 32  # of each kind, the last ones: each may cost file system calls
 _LONGEST_PATH = 4096
 
 _HTTPS, _HTTP = 443, 80
@@ -57,7 +57,7 @@ _ABOUT_A_VARIABLE = re.compile(
 
 
 class PathClue(NamedTuple):
-    paths: tuple[str, ...]  # readings of one word, each absolute or beginning with ~/, the longest first
+    paths: tuple[str, ...]  # readings of one word, each absolute or starting with ~/, longest first
     written: bool = False  # its line says that it could not be written
     read_only: bool = False  # its line says that the filesystem is read-only
 
@@ -70,7 +70,7 @@ class Clues(NamedTuple):
 
 
 def read_clues(stderr: str) -> Clues:
-    """The last line first: that is where most programs say what they died of."""
+    """Clues from the last line first: most programs say there why they failed."""
     lines = stderr[-MOST_CHARACTERS:].splitlines()[-MOST_LINES:]
     lines.reverse()
     hosts: dict[tuple[str, int], None] = {}
@@ -101,7 +101,7 @@ def _hosts(line: str) -> list[tuple[str, int]]:
         (host, int(port or (_HTTPS if scheme == "https" else _HTTP)))
         for scheme, host, port in _URL.findall(line)
     ]
-    # A pool and a URL know the port.
+    # Pools and URLs have the port.
     named = dict(found) | dict(urls) | dict(pool)
     return [(host.rstrip("."), port) for host, port in named.items() if 0 < port < 65536]
 

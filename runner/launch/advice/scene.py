@@ -1,7 +1,7 @@
-"""What has to be known of a launch to say what the cage has to do with its failure.
+"""Scene: what advice needs to know about a launch that failed.
 
-Plain data: a monitor knows the launch, and the session at the other end of its socket has the plugin's
-stderr. Values of variables are not in it.
+Plain data: a monitor knows the launch, and sends the scene to the session, which has the plugin's stderr.
+Values of variables are not in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_WORDS = 64
 _LONGEST_WORD = 4096
-_UNTOLD = ("HOME", "PATH", "PWD")  # they say nothing about what the plugin wants
+_UNTOLD = ("HOME", "PATH", "PWD")  # not chosen by the plugin
 
 
 class Mention(NamedTuple):
@@ -31,21 +31,21 @@ class Mention(NamedTuple):
 
 class RefusedHost(NamedTuple):
     message: str  # what it asked for, and why that was refused
-    rule: str = ""  # the entry of a list that would allow it; empty: none would
+    rule: str = ""  # the allowlist entry that would allow it; '': there is none
 
 
 class Scene(NamedTuple):
     policy: str  # its name
     approvals: ApprovalRule  # what a person may allow
-    ceilings: ApprovalRule  # what a manifest may ask anyway
-    denied: tuple[str, ...]  # by the policy, by name
+    ceilings: ApprovalRule  # what a manifest may ask for anyway
+    denied: tuple[str, ...]  # paths that the policy denies
     homes: tuple[str, ...]
-    home: str  # the operator's, for ~
+    home: str  # the operator's home, for ~
     directory: str  # where relative words were written
     inside: str  # where the program started
-    shown: tuple[str, ...]  # the same file under the same name in the cage, or the cage's own; with all below
+    shown: tuple[str, ...]  # paths with the same file in the cage, or the cage's own; each with all below
     writable: tuple[str, ...]
-    own: tuple[str, ...]  # files that decide or run: no option lets the plugin write a folder that holds one
+    own: tuple[str, ...]  # manifest, policy, programs: the plugin may not write to a folder with one of them
     network: NetworkMode
     given: tuple[str, ...]  # names of its variables
     withheld: tuple[str, ...]  # names of the operator's variables that it does not have

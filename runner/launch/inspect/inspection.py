@@ -1,9 +1,9 @@
 """`runner exec --inspect`: host and plugin exchange the same bytes as before, and every frame is checked.
 
-What the host writes goes on at once, and is read only to know what was asked. What the plugin writes is held
+What the host writes is passed on at once, and read only to know its requests. What the plugin writes is held
 until a frame is complete and checked, so a host never gets a frame that breaks the contract. The first such
 frame ends the plugin. A host that does not read slows the plugin down, and the reverse; neither blocks the
-other direction. At most the longest frame that the contract allows is held.
+other direction. At most one frame of the contract's maximum length is held.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from sandbox.speed.typed import Callable, Mapping
 from sandbox.speed.value import NamedTuple
 from sandbox.streams.relay import Relay
 
-# A plugin may send this many frames at once, and so many each second for ever. A language model streams some
-# hundred each second. This guards a host against floods, which cost it more than the plugin; it is no precise
-# limit.
+# A plugin may send this many frames at once, and so many per second for any time. A language model streams
+# some hundred per second. This protects a host from floods; it is not a precise limit.
 BURST_FRAMES = 20_000
 FRAMES_PER_SECOND = 2_000.0
 
@@ -37,8 +36,11 @@ class Breach(NamedTuple):
 
 
 class Inspection(Meter):
-    """`ends` are for the plugin; `release` them when it has them. `finish` it when the plugin's last
-    process has ended. `forget` is called with the number of a stream that the plugin has closed."""
+    """Inspects both directions between a host and a plugin.
+
+    `ends` are for the plugin. Call `release` when the plugin runs, and `finish` when its last process has
+    ended. `forget` is called with the number of a stream that the plugin has closed.
+    """
 
     def __init__(
         self,
@@ -54,13 +56,13 @@ class Inspection(Meter):
     ) -> None:
         self.inspector = inspector
         self.breach: Breach | None = None
-        self.exceeded: str | None = None  # a limit
+        self.exceeded: str | None = None  # the limit that was exceeded
         self.handshake: float | None = None  # seconds it took
         self._limits = limits
         self._beside = beside
         self._rate = _Rate(burst, per_second)
         self._asked = math.nan  # when the host asked for the handshake
-        self._clock = math.inf  # when it has to be there
+        self._clock = math.inf  # by when it has to be answered
         self.to_plugin = ToPlugin(stdin, inspector, forget)
         try:
             self.to_host = ToHost(stdout, inspector.framing.cutter(), self._check, forget)
@@ -94,8 +96,8 @@ class Inspection(Meter):
         return {**self.to_plugin.interest(), **self.to_host.interest()}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        # First notice a host that reads no more, before its last words are passed on. Then pass on what it
-        # wrote, before the plugin's answer to that is judged.
+        # First notice a host that has closed its end. Then pass on what it wrote, before the plugin's answer
+        # to that is checked.
         self.to_host.notice(ready)
         self.to_plugin.look(ready, now)
         self._time(now)
@@ -120,24 +122,24 @@ class Inspection(Meter):
     # --- afterwards -----------------------------------------------------------------------------------------
 
     def finish(self, seconds: float) -> None:
-        """Pass on what is still on its way, as long as the host takes some of it within `seconds`."""
+        """Pass on what is left, as long as the host takes some of it within `seconds`."""
         self.to_host.finish(seconds)
         self._time(time.monotonic())
         self._count()
         self.close()
 
     def close(self) -> None:
-        """At once. What is on its way is lost."""
+        """Close at once. What was not passed on is lost."""
         self.to_plugin.close()
         self.to_host.close()
 
     @property
     def left_waiting(self) -> bool:
-        """Whether the host waits for a handshake, and would read it."""
+        """Whether the host still waits for the handshake, and reads."""
         return self.inspector.awaiting and self.to_plugin.has_asked and not self.to_host.abandoned
 
     def unanswered(self) -> Breach:
-        """For a plugin that ended by itself and left its host waiting for the handshake."""
+        """The breach of a plugin that ended by itself before it answered the handshake."""
         violation = Violation("crashed", "the plugin ended before it answered the handshake", "no_handshake")
         return Breach(violation, "handshake")
 
@@ -162,10 +164,10 @@ class Inspection(Meter):
             else {"code": violation.code, "cause": violation.cause, "message": violation.message},
         }
 
-    # --- judging --------------------------------------------------------------------------------------------
+    # --- checking -------------------------------------------------------------------------------------------
 
     def _check(self, frame: bytes | FrameFault) -> bool:
-        """Whether a frame of the plugin's may be passed on. A fault may not: there is no frame."""
+        """Whether a frame of the plugin's may be passed on. A fault is never passed on."""
         if self.breach is not None:
             return False
         violation: Violation | None
@@ -188,7 +190,7 @@ class Inspection(Meter):
         """Start or stop the clock of the handshake."""
         if self.inspector.handshaken and self.handshake is None and not math.isnan(self._asked):
             self.handshake = now - self._asked
-        # The clock also runs for a plugin that has closed its stdout and cannot answer any more.
+        # The clock also runs for a plugin that has closed its stdout, and so cannot answer.
         if not self.inspector.awaiting or not (self.to_host.listening or self.to_host.closed):
             self._clock = math.inf
         elif self._clock == math.inf and (self.to_plugin.has_asked or self.to_plugin.stream_closed):

@@ -1,4 +1,4 @@
-"""The two directions between a host and an inspected plugin. Each is a pump that reads frames on the way."""
+"""The two directions between a host and an inspected plugin. Each is a pump that reads the frames."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sandbox.speed.typed import Callable, Mapping
 from sandbox.streams.feed import Feed
 from sandbox.streams.pump import BUFFER, PipePump
 
-# A longer frame of the host's is passed on unread. It is the host's own, and no contract limits it.
+# A longer frame of the host's is passed on unread. No contract limits the host's frames.
 _HOST_FRAME_BYTES = 4 << 20
 
 
 class HostListener(Protocol):
-    """What an inspection does with the host's frames."""
+    """Receives the host's frames."""
 
     @property
     def framing(self) -> Framing: ...
@@ -27,12 +27,12 @@ class HostListener(Protocol):
 
 
 class ToPlugin(Feed):
-    """From our stdin, which the host writes, to the plugin's."""
+    """From our stdin, which the host writes to, to the plugin's."""
 
     def __init__(self, stdin: int, inspector: HostListener, forget: Callable[[int], None]) -> None:
         super().__init__(stdin, forget)
         self.frames = 0
-        self.unread = 0  # of these, too long for us to read
+        self.unread = 0  # frames that were too long to read
         self._inspector = inspector
         self._skimmer = inspector.framing.skimmer(_HOST_FRAME_BYTES)
         self._taken = 0
@@ -40,10 +40,10 @@ class ToPlugin(Feed):
 
     @property
     def has_asked(self) -> bool:
-        """Whether the plugin has been sent all of the request for its handshake."""
+        """Whether the whole handshake request was sent to the plugin."""
         return self._question_end is not None and self.passed >= self._question_end
 
-    def _heard(self, data: bytes) -> None:
+    def _see_input(self, data: bytes) -> None:
         self._taken += len(data)
         for frame, end in self._skimmer.feed(data) if data else self._skimmer.finish():
             self._note(frame, end)
@@ -59,9 +59,9 @@ class ToPlugin(Feed):
 
 
 class ToHost(PipePump):
-    """From the plugin's stdout to ours, which the host reads: only whole frames that were checked.
+    """From the plugin's stdout to ours, which the host reads. Only whole, checked frames are passed on.
 
-    `check` says whether a frame may pass. A fault is what the framer cannot cut: a line that is too long.
+    `check` says whether a frame may pass. The framer reports a fault for a line that is too long.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class ToHost(PipePump):
     ) -> None:
         super().__init__(stdout)
         self.frames = 0  # passed on, or about to be
-        self.abandoned = False  # by the host, which reads no more
-        self.closed = False  # by the plugin
-        self._end_told = False  # to the host, that the plugin has closed it
+        self.abandoned = False  # the host has closed its end
+        self.closed = False  # the plugin has closed its end
+        self._end_passed_on = False  # our stdout was closed, because the plugin closed its own
         self._check = check
         self._stdout = stdout
         self._forget = forget
@@ -88,19 +88,19 @@ class ToHost(PipePump):
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         super().look(ready, now)
-        if self.closed and not self._end_told and not self._buffer:
-            # The host sees the end as if we were not between them.
-            self._end_told = True
+        if self.closed and not self._end_passed_on and not self._buffer:
+            # Let the host see the end, as if it had the plugin's pipe.
+            self._end_passed_on = True
             self._sink.close()
             self._forget(self._stdout)
         return None
 
     def stop(self) -> None:
-        """Take nothing more from the plugin."""
+        """Read nothing more from the plugin."""
         self._stopped = True
 
     def finish(self, seconds: float) -> None:
-        """Pass on what is still on its way, as long as the host takes some of it within `seconds`."""
+        """Pass on what is left, as long as the host takes some of it within `seconds`."""
         self.release()
         self.drain(seconds)
 
@@ -124,7 +124,7 @@ class ToHost(PipePump):
             self._admit_rest()
 
     def _admit_rest(self) -> None:
-        """The last line may lack its newline."""
+        """Check the last line, which may lack its newline."""
         self._admit_all(self._framer.finish_cut())
 
     def _admit_all(self, cuts: list[Cut]) -> None:

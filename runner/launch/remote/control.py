@@ -34,7 +34,7 @@ class Control:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
 
-    def arrived(self) -> list[int]:
+    def read_orders(self) -> list[int]:
         try:
             said = self._socket.recv(64)
         except BlockingIOError:

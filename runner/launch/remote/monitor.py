@@ -55,7 +55,7 @@ from runner.launch.remote.shared_plan import (
     decode_shared,
     hand_over,
 )
-from runner.launch.report import explained, make_scene, notes, report
+from runner.launch.report import explain_failure, make_scene, notes, report
 from runner.launch.run import SeePlanned, run_steps
 from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of
@@ -275,7 +275,7 @@ def _content(fd: int) -> bytes:
 
 
 def _called_off(control: Control) -> tuple[Outcome, int]:
-    numbers = control.arrived()
+    numbers = control.read_orders()
     if not numbers:
         return Outcome(
             "cancelled", "launch", "the process that started the runner has ended", "caller_died"
@@ -400,7 +400,7 @@ def _bare_ending(error: Exception) -> MonitorEnd:
 
 
 def _explanation(stage: Stage | None, outcome: Outcome) -> Sequence[str]:
-    lines = [] if outcome.code == "ok" else explained(stage, outcome)
+    lines = [] if outcome.code == "ok" else explain_failure(stage, outcome)
     ended: Ended | None = ended_of(stage)
     left = () if ended is None else ended.end.exit.left
     if left:

@@ -21,7 +21,7 @@ from runner.launch.carry_out import CalledOff
 from runner.launch.denylist import make_denylist, writes_outside
 from runner.launch.remote.descriptors import send_descriptors
 from runner.launch.remote.messages import ORDER_CLASSES, LaunchDescriptors, LaunchOrder
-from runner.launch.sources import Held, Sources, survey_again
+from runner.launch.sources import HeldSources, Sources, survey_again
 from runner.launch.stages import Planned, decode_planned, encode_planned
 from sandbox import facts
 from sandbox.files import write_all
@@ -154,7 +154,7 @@ class GivenSources(Sources):
         self._descriptors = descriptors
         self._where = where
 
-    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> Held:
+    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> HeldSources:
         """The cgroups are looked at again only if they may be others than the plan was made with: if this
         process is in another one, or if the plan relies on who else is in it."""
         opened, limits = OpenPlan(planned.plan, self._descriptors), planned.limits
@@ -169,5 +169,5 @@ class GivenSources(Sources):
             # Of what this process opens itself: the state directory.
             return make_denylist(planned.decided, planned.bwrap, read_mounts(), environ)
 
-        self._held = Held(opened, limits, sites, own, look_again, denylist)
+        self._held = HeldSources(opened, limits, sites, own, look_again, denylist)
         return self._held

@@ -1,4 +1,4 @@
-"""What can be changed in a text, and what each change means for the data."""
+"""Changes that can be made to a text, and their effect on the data."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from sandbox.speed.value import NamedTuple
 
 
 class SetWord(NamedTuple):
-    """A scalar becomes another string."""
+    """Replace a scalar by a string."""
 
     keys: KeyPath
     word: str
-    # As it is to be written, if that says the same as `word`: what stood there before.
+    # How to write `word` in the text; '': as `encode_word` does. Restores the original spelling.
     as_written: str = ""
 
 
 class SetNull(NamedTuple):
-    """A list becomes null."""
+    """Replace a list by null."""
 
     keys: KeyPath
 
 
 class Prepend(NamedTuple):
-    """Strings before an item of a list. Before the first, the list may also be empty or null."""
+    """Insert strings before an item of a list. For the first position, the list may also be empty or null."""
 
     keys: KeyPath
     words: tuple[str, ...]
@@ -33,14 +33,14 @@ class Prepend(NamedTuple):
 
 
 class DropFirst(NamedTuple):
-    """A list without its first items."""
+    """Remove the first items of a list."""
 
     keys: KeyPath
     number: int
 
 
 class InsertList(NamedTuple):
-    """A key with a list of strings, behind a key of the same mapping."""
+    """Insert a key with a list of strings, after a key of the same mapping."""
 
     after: KeyPath
     key: str
@@ -52,7 +52,7 @@ class DeleteKey(NamedTuple):
 
 
 class RenameKeys(NamedTuple):
-    """Keys of a mapping get other names, all at once. Their values and their order stay."""
+    """Rename keys of a mapping, all at once. Values and order stay."""
 
     keys: KeyPath  # of the mapping
     names: tuple[tuple[str, str], ...]  # the old one and the new one
@@ -61,53 +61,52 @@ class RenameKeys(NamedTuple):
 Change = SetWord | SetNull | Prepend | DropFirst | InsertList | DeleteKey | RenameKeys
 
 
-def applied(data: Any, changes: Iterable[Change]) -> Any:
-    """The data after the changes. Nothing of `data` is changed, and what several changes touch is copied
-    once."""
+def apply_changes(data: Any, changes: Iterable[Change]) -> Any:
+    """Return the data after the changes. `data` itself is not changed; what is changed is copied once."""
     copies = _Copies()
     for change in changes:
         match change:
             case SetWord(keys, word):
-                data = copies.replaced(data, keys, word)
+                data = copies.replace(data, keys, word)
             case SetNull(keys):
-                data = copies.replaced(data, keys, None)
+                data = copies.replace(data, keys, None)
             case Prepend(keys, words, before):
                 items = _at(data, keys) or []
-                data = copies.replaced(data, keys, [*items[:before], *words, *items[before:]])
+                data = copies.replace(data, keys, [*items[:before], *words, *items[before:]])
             case DropFirst(keys, number):
-                data = copies.replaced(data, keys, _at(data, keys)[number:])
+                data = copies.replace(data, keys, _at(data, keys)[number:])
             case InsertList(after, key, words):
                 around = dict(_at(data, after[:-1]))
                 around[key] = list(words)
-                data = copies.replaced(data, after[:-1], around)
+                data = copies.replace(data, after[:-1], around)
             case DeleteKey(keys):
                 around = {name: value for name, value in _at(data, keys[:-1]).items() if name != keys[-1]}
-                data = copies.replaced(data, keys[:-1], around)
+                data = copies.replace(data, keys[:-1], around)
             case RenameKeys(keys, names):
                 new = dict(names)
                 around = {new.get(name, name): value for name, value in _at(data, keys).items()}
-                data = copies.replaced(data, keys, around)
+                data = copies.replace(data, keys, around)
     return data
 
 
 class _Copies:
-    """Lists and mappings that were copied, and may be changed."""
+    """Lists and mappings that were already copied, and may be changed."""
 
     def __init__(self) -> None:
-        self._own: dict[int, Any] = {}  # by id; kept here so that no other object gets the same one
+        self._own: dict[int, Any] = {}  # by id; the reference keeps the id from being reused
 
-    def replaced(self, data: Any, keys: KeyPath, value: Any) -> Any:
+    def replace(self, data: Any, keys: KeyPath, value: Any) -> Any:
         if not keys:
             return value
         if id(data) not in self._own:
             data = list(data) if isinstance(data, list) else dict(data)
             self._own[id(data)] = data
-        data[keys[0]] = self.replaced(data[keys[0]], keys[1:], value)
+        data[keys[0]] = self.replace(data[keys[0]], keys[1:], value)
         return data
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in value and kind: to Python, 1, 1.0 and True are equal."""
+    """Whether two values are equal and have equal types: in Python, 1 == 1.0 == True."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

@@ -1,7 +1,7 @@
-"""Change a text in place: comments, formatting, line ends and all other values stay as they are.
+"""Edit a text in place: comments, formatting, line ends and all other values stay as they are.
 
-Each change becomes a few splices of the text. The result is read again. If it does not mean exactly what was
-wanted, or if anything else changed, the edit is refused.
+Each change becomes a few splices of the text. The result is parsed again. If it is not exactly the data that
+was wanted, the edit is refused.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sandbox.document.edit.change import (
     RenameKeys,
     SetNull,
     SetWord,
-    applied,
+    apply_changes,
     same,
 )
 from sandbox.document.edit.span import EditRefused, EditSyntax, Span, Spans, children
-from sandbox.document.edit.words import written
+from sandbox.document.edit.words import encode_word
 from sandbox.document.positions import line_column
 from sandbox.spec import KeyPath
 from sandbox.speed.value import NamedTuple
@@ -43,7 +43,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _is_plain_name(text: str) -> bool:
-    """Whether it can be a part of a key in every syntax, with quotes and without."""
+    """Whether it can be part of a key in every syntax, with or without quotes."""
     return _PLAIN_NAME.fullmatch(text) is not None
 
 
@@ -54,20 +54,20 @@ class Splice(NamedTuple):
 
 
 def read_spans(text: str, syntax: EditSyntax) -> tuple[object, Spans]:
-    """The data, and the place of each value. Raises EditRefused."""
+    """The data, and the span of each value. Raises EditRefused."""
     return _READERS[syntax](text)
 
 
-def edited(text: str, syntax: EditSyntax, changes: Sequence[Change]) -> str:
-    """The text with the changes made. Raises EditRefused, whose message names the line."""
+def edit_text(text: str, syntax: EditSyntax, changes: Sequence[Change]) -> str:
+    """Make the changes, and return the new text. Raises EditRefused, whose message names the line."""
     mark = _MARK if text.startswith(_MARK) else ""
     body = text[len(mark) :]
     try:
         data, spans = read_spans(body, syntax)
         editor = _Editor(body, syntax, spans)
         splices = [splice for change in changes for splice in editor.splices(change)]
-        data = applied(data, changes)
-        result = _spliced(body, splices)
+        data = apply_changes(data, changes)
+        result = _apply_splices(body, splices)
     except EditRefused as refused:
         line, _ = line_column(body, refused.offset)
         raise EditRefused(f"line {line}: {refused.message}", refused.offset) from None
@@ -80,7 +80,7 @@ def edited(text: str, syntax: EditSyntax, changes: Sequence[Change]) -> str:
     return mark + result
 
 
-def _spliced(text: str, splices: Sequence[Splice]) -> str:
+def _apply_splices(text: str, splices: Sequence[Splice]) -> str:
     ordered = sorted(splices, key=lambda splice: splice.start)
     parts, at = [], 0
     for splice in ordered:
@@ -100,29 +100,30 @@ class _Editor:
         match change:
             case SetWord(keys, word, as_written):
                 span = self._span(keys, "scalar")
-                return [Splice(span.start, span.end, as_written or written(word, self.syntax))]
+                return [Splice(span.start, span.end, as_written or encode_word(word, self.syntax))]
             case SetNull(keys):
                 span = self._span(keys, "list")
                 return [Splice(span.start, span.end, "null")]
             case Prepend(keys, words, before):
-                return [self._prepended(keys, words, before)]
+                return [self._prepend(keys, words, before)]
             case DropFirst(keys, count):
-                return [self._dropped(keys, count)]
+                return [self._drop_first(keys, count)]
             case InsertList(after, key, words):
-                return [self._inserted(after, key, words)]
+                return [self._insert_list(after, key, words)]
             case DeleteKey(keys):
-                return [self._deleted(keys)]
+                return [self._delete_key(keys)]
             case RenameKeys(keys, names):
-                return self._renamed(keys, names)
+                return self._rename_keys(keys, names)
 
     def _span(self, keys: KeyPath, kind: str) -> Span:
-        """The span of a value that is to be changed. What an alias repeats has no place of its own."""
+        """The span of a value to change. Raises EditRefused for a value inside an alias, which has no text of
+        its own."""
         self._check_own(keys)
         span = self.spans.get(keys)
         if span is None:
             raise EditRefused("a value to be changed is not there")
-        if span.odd:
-            raise EditRefused(f"this cannot be edited in place: {span.odd}", span.start)
+        if span.obstacle:
+            raise EditRefused(f"this cannot be edited in place: {span.obstacle}", span.start)
         if span.kind != kind:
             raise EditRefused(f"a {kind} is needed here", span.start)
         return span
@@ -130,13 +131,13 @@ class _Editor:
     def _check_own(self, keys: KeyPath) -> None:
         for length in range(1, len(keys) + 1):
             around = self.spans.get(keys[:length])
-            if around is not None and around.odd == "it is an alias":
-                raise EditRefused(f"this cannot be edited in place: {around.odd}", around.start)
+            if around is not None and around.obstacle == "it is an alias":
+                raise EditRefused(f"this cannot be edited in place: {around.obstacle}", around.start)
 
     # --- lists -----------------------------------------------------------------------------------------
 
-    def _prepended(self, keys: KeyPath, words: Sequence[str], before: int) -> Splice:
-        texts = [written(word, self.syntax) for word in words]
+    def _prepend(self, keys: KeyPath, words: Sequence[str], before: int) -> Splice:
+        texts = [encode_word(word, self.syntax) for word in words]
         span = self.spans.get(keys)
         if span is not None and self.text[span.start : span.end] == "null" and self.syntax != "yaml":
             return Splice(span.start, span.end, f"[{', '.join(texts)}]")
@@ -160,7 +161,7 @@ class _Editor:
         return Splice(first, first, "".join(text + separator for text in texts))
 
     def _separator(self, span: Span, items: Sequence[KeyPath]) -> str:
-        """What stands between two items of this list."""
+        """The text between two items of this list."""
         if len(items) > 1:
             between = self.text[self.spans[items[0]].end : self.spans[items[1]].start]
             if _SEPARATOR.fullmatch(between):
@@ -173,7 +174,7 @@ class _Editor:
                 return f",{self._newline(first)}{self.text[line:first]}"
         return ", "
 
-    def _dropped(self, keys: KeyPath, count: int) -> Splice:
+    def _drop_first(self, keys: KeyPath, count: int) -> Splice:
         span = self._span(keys, "list")
         items = self._children.get(keys, [])
         if count > len(items):
@@ -191,9 +192,9 @@ class _Editor:
             start = self.spans[kept[0]].start
             if _SEPARATOR.fullmatch(self.text[last:start]):
                 return Splice(first, start, "")
-            comma = self._comma(last, start)  # a comment stands between them: it stays
+            comma = self._comma(last, start)  # a comment between them stays
             return Splice(first, comma + 1, "")
-        # Nothing is left. `wrap` writes into an empty list directly behind its bracket.
+        # No item is left. `_prepend` writes into an empty list directly after its bracket.
         rest = self.text[last : span.end - 1]
         if first == span.start + 1 and "," not in rest:
             return Splice(first, last, "")
@@ -203,7 +204,7 @@ class _Editor:
         return Splice(first, comma + 1 if comma < span.end - 1 else last, "")
 
     def _comma(self, start: int, end: int) -> int:
-        """The comma between two values, outside of comments; `end` if there is none."""
+        """The offset of the comma between two values, outside of comments; `end` if there is none."""
         at = start
         while at < end and self.text[at] != ",":
             if self.text.startswith("//", at) or self.text[at] == "#":
@@ -218,24 +219,28 @@ class _Editor:
     def _check_plain(self, items: Sequence[KeyPath]) -> None:
         for keys in items:
             span = self.spans[keys]
-            if span.odd and "lines" not in span.odd:
-                raise EditRefused(f"this cannot be edited in place: {span.odd}", span.start)
+            if span.obstacle and "lines" not in span.obstacle:
+                raise EditRefused(f"this cannot be edited in place: {span.obstacle}", span.start)
 
     # --- keys ------------------------------------------------------------------------------------------
 
-    def _inserted(self, after: KeyPath, key: str, words: Sequence[str]) -> Splice:
+    def _insert_list(self, after: KeyPath, key: str, words: Sequence[str]) -> Splice:
         span = self._span(after, "scalar")
         around = self.spans.get(after[:-1])
-        items = f"[{', '.join(written(word, self.syntax) for word in words)}]"
+        items = f"[{', '.join(encode_word(word, self.syntax) for word in words)}]"
         own_lines = self.syntax in ("toml", "yaml") and (around is None or around.block)
         if not own_lines:
             if self.syntax in ("json", "jsonc"):
-                return Splice(span.end, span.end, f",{self._gap(span)}{written(key, self.syntax)}: {items}")
+                return Splice(
+                    span.end,
+                    span.end,
+                    f",{self._line_break_before(span)}{encode_word(key, self.syntax)}: {items}",
+                )
             return Splice(span.end, span.end, f", {key}{' = ' if self.syntax == 'toml' else ': '}{items}")
         start = self._line_start(span.key_start)
         before = self.text[start : span.key_start]
         if self.syntax == "toml":
-            # A dotted key keeps its first words: `server.command` is followed by `server.args`.
+            # A dotted key keeps its prefix: `server.args` comes after `server.command`.
             line = f"{before}{self._key_prefix(span)}{key} = {items}"
         else:
             line = f"{' ' * len(before)}{key}: {items}"
@@ -245,7 +250,7 @@ class _Editor:
             return Splice(len(self.text), len(self.text), newline + line)
         return Splice(end + 1, end + 1, line + newline)
 
-    def _renamed(self, keys: KeyPath, names: Sequence[tuple[str, str]]) -> list[Splice]:
+    def _rename_keys(self, keys: KeyPath, names: Sequence[tuple[str, str]]) -> list[Splice]:
         self._check_own(keys)
         renamed = {old for old, _ in names}
         taken = {each[-1] for each in self._children.get(keys, [])} - renamed
@@ -257,17 +262,17 @@ class _Editor:
             if new in taken:
                 raise EditRefused(f"there is {quoted(new)} already; remove one of them", span.key_start)
             taken.add(new)
-            splices.append(self._renamed_key(span, old, new))
+            splices.append(self._rename_key(span, old, new))
         return splices
 
-    def _renamed_key(self, span: Span, old: str, new: str) -> Splice:
-        """What is put in front of a name, or taken away there, leaves the rest as it is written."""
+    def _rename_key(self, span: Span, old: str, new: str) -> Splice:
+        """If a prefix is added or removed, the spelling of the rest of the key stays."""
         start, end = span.key_start, span.key_end
         if self.syntax == "toml":
             start += len(self._key_prefix(span))
         word = self.text[start:end]
         quote = word[:1] if word[:1] in ("'", '"') else ""
-        if not quote and word != old:  # an anchor or a tag stands before it
+        if not quote and word != old:  # there is an anchor or a tag before it
             raise EditRefused("this key cannot be edited in place", start)
         start += len(quote)
         if new.endswith(old) and _is_plain_name(new.removesuffix(old)):
@@ -275,18 +280,18 @@ class _Editor:
         gone = old.removesuffix(new)
         if old.endswith(new) and self.text.startswith(gone, start) and (quote or self._is_key(new)):
             return Splice(start, start + len(gone), "")
-        return Splice(start - len(quote), end, written(new, self.syntax))
+        return Splice(start - len(quote), end, encode_word(new, self.syntax))
 
     def _is_key(self, word: str) -> bool:
-        """Whether a key can be written like this, without quotes."""
+        """Whether this can be a key without quotes."""
         text = f"{{{word}: 1}}" if self.syntax == "yaml" else f"{word} = 1"
         try:
             return same(read_spans(text, self.syntax)[0], {word: 1})
         except EditRefused:
             return False
 
-    def _gap(self, span: Span) -> str:
-        """What stands before a key of its own line: the line break and the indentation."""
+    def _line_break_before(self, span: Span) -> str:
+        """The line break and indentation before a key on a line of its own, else a space."""
         line = self._line_start(span.key_start)
         indent = self.text[line : span.key_start]
         return self._newline(span.key_start) + indent if line and not indent.strip(" \t") else " "
@@ -296,15 +301,15 @@ class _Editor:
         last = re.search(r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*')\Z", written_key)
         return written_key[: last.start()] if last else ""
 
-    def _deleted(self, keys: KeyPath) -> Splice:
+    def _delete_key(self, keys: KeyPath) -> Splice:
         span = self.spans.get(keys)
         if span is None:
             raise EditRefused("a value to be changed is not there")
-        if span.odd:
-            raise EditRefused(f"this cannot be edited in place: {span.odd}", span.start)
+        if span.obstacle:
+            raise EditRefused(f"this cannot be edited in place: {span.obstacle}", span.start)
         around = self.spans.get(keys[:-1])
         if self.syntax in ("toml", "yaml") and (around is None or around.block):
-            return self._deleted_lines(span)
+            return self._delete_lines(span)
         siblings = self._children.get(keys[:-1], [])
         number = siblings.index(keys)
         if number:
@@ -320,7 +325,7 @@ class _Editor:
             raise EditRefused("a comment stands before this key; remove the key by hand", span.key_start)
         return Splice(span.key_start, span.end, "")
 
-    def _deleted_lines(self, span: Span) -> Splice:
+    def _delete_lines(self, span: Span) -> Splice:
         start = self._line_start(span.key_start)
         end = self.text.find("\n", span.end)
         rest = self.text[span.end : end if end >= 0 else len(self.text)]
@@ -328,7 +333,7 @@ class _Editor:
             raise EditRefused("this key shares its lines; remove it by hand", span.key_start)
         if end >= 0:
             return Splice(start, end + 1, "")
-        # The last line has no line end. Then the line before it had none either.
+        # The last line has no line end, so the line before it must lose its own.
         start -= 2 if self.text.startswith("\r\n", start - 2) else 1 if start else 0
         return Splice(max(start, 0), len(self.text), "")
 
@@ -338,7 +343,7 @@ class _Editor:
         return self.text.rfind("\n", 0, at) + 1
 
     def _newline(self, at: int) -> str:
-        """The line end that is used around here."""
+        """The line end that the text uses near `at`."""
         end = self.text.find("\n", at)
         if end < 0:
             end = self.text.rfind("\n", 0, at)

@@ -1,4 +1,4 @@
-"""The spans of JSON, with or without comments and trailing commas."""
+"""Spans of a JSON text, with or without comments and trailing commas."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _JsonSpans:
         self.spans: Spans = {}
 
     def skip(self, at: int) -> int:
-        """Behind blanks and comments."""
+        """The offset after blanks and comments."""
         while True:
             found = _SPACE.match(self.text, at)
             at = found.end() if found else at
@@ -89,7 +89,7 @@ class _JsonSpans:
         return found, at + 1
 
     def _behind(self, at: int, closer: str) -> int:
-        """The next key or item, or the closing bracket."""
+        """The offset of the next key or item, or of the closing bracket."""
         at = self.skip(at)
         if self.text.startswith(",", at):
             return self.skip(at + 1)

@@ -1,4 +1,4 @@
-"""Where each value of a document stands in its text, from its first character to behind its last."""
+"""Span: where a value of a document is in its text."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Literal
 from sandbox.spec import KeyPath
 from sandbox.speed.value import NamedTuple
 
-# How a file is written. "jsonc" is JSON with comments and trailing commas.
+# "jsonc" is JSON with comments and trailing commas.
 EditSyntax = Literal["json", "jsonc", "toml", "yaml"]
 SpanKind = Literal["scalar", "list", "map"]
 
 
 class Span(NamedTuple):
-    start: int  # of the value
-    end: int
-    key_start: int  # of its key; of an item of a list: as `start`
+    start: int  # offset of the first character of the value
+    end: int  # offset after its last character
+    key_start: int  # of its key; for an item of a list the same as `start`
     key_end: int = 0
     kind: SpanKind = "scalar"
-    # Whether lines make it, and not brackets: a list or mapping of YAML, a table of TOML.
+    # A list or mapping made of lines and not of brackets: a block of YAML, a table of TOML.
     block: bool = False
-    odd: str = ""  # why it cannot be changed: "it has an anchor"
+    obstacle: str = ""  # reason why it cannot be edited, such as "it has an anchor", or ''
 
 
 Spans = dict[KeyPath, Span]
 
 
 class EditRefused(Exception):
-    """The text cannot be changed as wanted. The message says why, `offset` where."""
+    """The text cannot be edited. The message says why, `offset` where."""
 
     def __init__(self, message: str, offset: int = 0) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class EditRefused(Exception):
 
 
 def children(spans: Spans) -> dict[KeyPath, list[KeyPath]]:
-    """The keys or items of each mapping or list, in the order of the text."""
+    """The key paths of the members of each mapping or list, in the order of the text."""
     found: dict[KeyPath, list[KeyPath]] = {}
     for keys in sorted(spans, key=lambda each: spans[each].key_start):
         if keys:

@@ -1,4 +1,4 @@
-"""The spans of TOML."""
+"""Spans of a TOML text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(text: str) -> tuple[object, Spans]:
 
 
 class _TomlSpans:
-    """Follows a text that the real parser has accepted."""
+    """Scans a text that the real parser has accepted."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -57,7 +57,7 @@ class _TomlSpans:
         return self.spans
 
     def _key(self, at: int) -> tuple[list[str], int]:
-        """A dotted key, and where its last word ends."""
+        """A dotted key, and the offset after its last part."""
         names: list[str] = []
         while True:
             at = _behind(_BLANK, self.text, at)
@@ -134,7 +134,7 @@ class _TomlSpans:
 
 
 def _quoted_end(text: str, at: int) -> int | None:
-    """Of a key in quotes. `""` is the empty key, and does not start a long string."""
+    """The offset after a quoted key. `""` is the empty key here, not the start of a long string."""
     if text.startswith(('""', "''"), at):
         return at + 2
     return string_end(text, at) if text.startswith(("'", '"'), at) else None

@@ -1,4 +1,4 @@
-"""A string as each syntax writes it."""
+"""Encode a string in each syntax."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import re
 from sandbox.document.edit.span import EditSyntax
 from sandbox.document.positions import Fault
 
-# Without quotes in every version of YAML, between brackets and outside of them.
+# Strings that need no quotes in any version of YAML, between brackets or outside of them.
 _YAML_PLAIN = re.compile(r"(?:--?)?[A-Za-z_/][A-Za-z0-9_./@+=-]*")
-# Words that YAML 1.1 or 1.2 takes for something else.
+# Words that are not strings in YAML 1.1 or 1.2.
 _YAML_WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null"))
 _PRINTABLE_ASCII = re.compile(r"[\x20-\x7e]*")
 
 
-def written(word: str, syntax: EditSyntax) -> str:
-    """The shortest safe way to write it, on one line."""
+def encode_word(word: str, syntax: EditSyntax) -> str:
+    """Encode a string in the shortest safe way, on one line."""
     if syntax == "toml":
         if ('"' in word or "\\" in word) and "'" not in word and _PRINTABLE_ASCII.fullmatch(word):
             return f"'{word}'"
@@ -42,7 +42,8 @@ def _is_plain(word: str) -> bool:
 
 
 def _escaped(literal: str) -> str:
-    """What JSON leaves as it is and TOML or YAML do not: DEL, line separators and other unprintable ones."""
+    """Escape what JSON does not escape and TOML or YAML must: DEL, line separators and unprintable
+    characters."""
     if literal.isprintable():
         return literal
     return "".join(

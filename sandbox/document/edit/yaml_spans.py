@@ -1,4 +1,4 @@
-"""The spans of YAML, from the events of PyYAML."""
+"""Spans of a YAML text, from the events of PyYAML."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def read(text: str) -> tuple[object, Spans]:
 
 
 class _Frame:
-    """A list or mapping whose end was not seen yet."""
+    """A list or mapping whose end has not been read yet."""
 
-    __slots__ = ("block", "end", "is_map", "key", "keys", "number", "odd", "own_key", "start")
+    __slots__ = ("block", "end", "is_map", "key", "keys", "number", "obstacle", "own_key", "start")
 
-    def __init__(self, keys: KeyPath, is_map: bool, block: bool, start: int, odd: str) -> None:
-        self.keys, self.is_map, self.block, self.start, self.odd = keys, is_map, block, start, odd
+    def __init__(self, keys: KeyPath, is_map: bool, block: bool, start: int, obstacle: str) -> None:
+        self.keys, self.is_map, self.block, self.start, self.obstacle = keys, is_map, block, start, obstacle
         self.key: tuple[str, int, int] | None = None  # of a mapping: the key whose value comes next
         self.own_key = (start, start)
         self.number = 0
@@ -37,7 +37,7 @@ class _Frame:
 
 
 class _YamlSpans:
-    """Follows a text that the strict reader has accepted."""
+    """Scans a text that the strict reader has accepted."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -52,14 +52,14 @@ class _YamlSpans:
                     self._scalar(event, start, end)
                 case yaml.AliasEvent():
                     keys, key = self._next(start)
-                    self._add(keys, Span(start, end, *key, odd="it is an alias"))
+                    self._add(keys, Span(start, end, *key, obstacle="it is an alias"))
                 case yaml.CollectionStartEvent():
                     self._open(event, start)
                 case yaml.CollectionEndEvent():
                     frame = self.open.pop()
                     stop = frame.end if frame.block else end
                     kind: SpanKind = "map" if frame.is_map else "list"
-                    span = Span(frame.start, stop, *frame.own_key, kind, frame.block, frame.odd)
+                    span = Span(frame.start, stop, *frame.own_key, kind, frame.block, frame.obstacle)
                     self._add(frame.keys, span)
         return self.spans
 
@@ -68,24 +68,24 @@ class _YamlSpans:
         if frame is not None and frame.is_map and frame.key is None:
             frame.key = (event.value, start, end)
             return
-        odd = _oddity(event)
+        obstacle = _obstacle(event)
         if event.style in ("|", ">"):
-            odd = odd or "it is a text of several lines"
+            obstacle = obstacle or "it is a text of several lines"
             end = start + len(self.text[start:end].rstrip())
         elif "\n" in self.text[start:end]:
-            odd = odd or "it is a text of several lines"
+            obstacle = obstacle or "it is a text of several lines"
         keys, key = self._next(start)
-        self._add(keys, Span(start, end, *key, odd=odd))
+        self._add(keys, Span(start, end, *key, obstacle=obstacle))
 
     def _open(self, event: yaml.CollectionStartEvent, start: int) -> None:
         keys, key = self._next(start)
         is_map = isinstance(event, yaml.MappingStartEvent)
-        frame = _Frame(keys, is_map, not event.flow_style, start, _oddity(event))
+        frame = _Frame(keys, is_map, not event.flow_style, start, _obstacle(event))
         frame.own_key = key
         self.open.append(frame)
 
     def _next(self, start: int) -> tuple[KeyPath, tuple[int, int]]:
-        """The keys that lead to the value which starts here, and the place of the last of them."""
+        """The key path of the value that starts here, and the start and end of its last key."""
         if not self.open:
             return (), (start, start)
         frame = self.open[-1]
@@ -102,7 +102,7 @@ class _YamlSpans:
             self.open[-1].end = max(self.open[-1].end, span.end)
 
 
-def _oddity(event: Any) -> str:
+def _obstacle(event: Any) -> str:
     if event.anchor is not None:
         return "it has an anchor"
     return "it has a tag" if event.tag is not None else ""

@@ -13,7 +13,7 @@ from runner.launch.verdict import judge
 from runner.launch.wait import End
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.cgroup import Counters
-from sandbox.spawn.launcher import Verdict
+from sandbox.spawn.launcher import ExecReport
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
@@ -53,7 +53,7 @@ def carried_out(plan: str) -> dict[str, Any]:
 
     from runner.launch.carry_out import judge_end, plan_steps
     from runner.launch.orders import watch_signals
-    from runner.launch.sources import Held, Sources
+    from runner.launch.sources import HeldSources, Sources
     from runner.launch.stages import Planned, Provision
     from runner.launch.stdio import connect_caller
     from runner.launch.wait import drive
@@ -118,7 +118,9 @@ def carried_out(plan: str) -> dict[str, Any]:
         planned.plan, {each.dest: os.open(each.real, os.O_PATH | os.O_CLOEXEC) for each in binds}
     )
     sources, provision = Sources(), planned.provision
-    sources._held = Held(opened, planned.limits, provision.sites, provision.own_groups, unasked, unasked)
+    sources._held = HeldSources(
+        opened, planned.limits, provision.sites, provision.own_groups, unasked, unasked
+    )
     with tempfile.TemporaryFile() as output:
         saved = os.dup(1)
         os.dup2(output.fileno(), 1)
@@ -176,7 +178,7 @@ BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
         WELL._replace(exit=WELL.exit._replace(counters=Counters(oom_kills=1))),
         WELL._replace(exit=WELL.exit._replace(counters=Counters(oom_kills=1, own_oom=True))),
         WELL._replace(exit=WELL.exit._replace(counters=Counters(pids_refused=1, throttled=1))),
-        WELL._replace(exit=WELL.exit._replace(unexecuted=Verdict(False, 2))),
+        WELL._replace(exit=WELL.exit._replace(unexecuted=ExecReport(False, 2))),
         WELL._replace(exit=WELL.exit._replace(scratch_full=True)),
         *(WELL._replace(exit=WELL.exit._replace(code=code)) for code in (None, 1, 137, 159)),
     ],

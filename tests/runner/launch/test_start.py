@@ -41,10 +41,10 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from runner.launch.stdio import connect_caller
     from runner.outcome import Failure
     from sandbox.limits.cgroup import Cgroup
-    from sandbox.spawn.order import CgroupDoors, SpawnError
+    from sandbox.spawn.order import CgroupHandles, SpawnError
     from sandbox.spec import Limits, Overrides
 
-    doors = Cgroup.doors
+    handles = Cgroup.open_handles
 
     errors, saved = os.pipe(), [os.dup(fd) for fd in (0, 1, 2)]  # `runner exec` gives 0 and 1 away
     os.set_blocking(errors[0], False)
@@ -52,12 +52,12 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     real: Any = getattr(start, "launch")  # noqa: B009 -- imported there, not exported
 
     @contextmanager
-    def nowhere(self: Cgroup) -> Iterator[CgroupDoors]:
-        with doors(self) as opened:
+    def nowhere(self: Cgroup) -> Iterator[CgroupHandles]:
+        with handles(self) as opened:
             null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(null, opened.files[-1], inheritable=False)
             os.close(null)
-            yield opened._replace(unified=-1)  # not born there: it has to go through the door
+            yield opened._replace(unified=-1)  # not born there: it has to go through the file
 
     def noted(*words: Any) -> Any:
         bounds.append(words[3])
@@ -70,8 +70,8 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
         state_dir=given["state"],
         overrides=Overrides(limits=Limits(**given["limits"])),
     )
-    if given["how"] == "a door to nowhere":
-        Cgroup.doors = nowhere  # type: ignore[method-assign]
+    if given["how"] == "a file to nowhere":
+        Cgroup.open_handles = nowhere  # type: ignore[method-assign]
     with suppress(Failure):  # what is opened once stays open, and is no leak
         rehearse(invocation, os.environ)
     before = len(os.listdir("/proc/self/fd"))
@@ -224,6 +224,6 @@ def test_who_is_not_in_its_groups_is_not_started(box: Box) -> None:
     """Whatever went wrong on the way there: what the kernel says counts."""
     if not by_cgroup(box, "memory"):
         pytest.skip("there are no groups here")
-    told = look(box, how="a door to nowhere", memory=256 << 20)
+    told = look(box, how="a file to nowhere", memory=256 << 20)
     assert told.get("not started") == "be found in its cgroups", told
     assert "meters" not in told

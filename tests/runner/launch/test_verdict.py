@@ -16,7 +16,7 @@ from runner.outcome import Code, Outcome, Phase
 from runner.protocol.dialect import Violation
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.cgroup import Counters
-from sandbox.spawn.launcher import Verdict
+from sandbox.spawn.launcher import ExecReport
 from sandbox.spec import Limits
 
 USAGE = Usage(1.0, 0.5, 0.5, 1 << 20)
@@ -46,12 +46,12 @@ def ended(
 
 def unexecuted(number: int, *, found: bool) -> End:
     end = ended(None)
-    return end._replace(exit=end.exit._replace(unexecuted=Verdict(False, number, found)))
+    return end._replace(exit=end.exit._replace(unexecuted=ExecReport(False, number, found)))
 
 
 def by_signal(code: int | None, number: int, *, forced: bool = False) -> End:
     end = ended(code, killed=9 if code is None else None, reason="signal", number=number, forced=forced)
-    return end._replace(rang="teardown" if forced else None)
+    return end._replace(expired_clock="teardown" if forced else None)
 
 
 def by_deadline(code: int | None) -> End:
@@ -250,10 +250,10 @@ def test_a_kill_for_somebody_elses_limit() -> None:
 
 def test_which_clock_rang() -> None:
     limits = Limits(teardown=30.0, deadline=3.0)
-    twice = by_signal(None, 15, forced=True)._replace(rang=None)  # asked twice: no clock at all
+    twice = by_signal(None, 15, forced=True)._replace(expired_clock=None)  # asked twice: no clock at all
     assert limits_hit(twice, limits) == ()
-    assert limits_hit(twice._replace(rang="deadline"), limits) == ("deadline",)
-    assert limits_hit(twice._replace(rang="teardown"), limits) == ("teardown",)
+    assert limits_hit(twice._replace(expired_clock="deadline"), limits) == ("deadline",)
+    assert limits_hit(twice._replace(expired_clock="teardown"), limits) == ("teardown",)
 
 
 @pytest.mark.parametrize(("reason", "code"), list(itertools.product(REASONS, CODES)))

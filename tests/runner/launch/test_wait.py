@@ -231,8 +231,8 @@ def test_handlers_are_put_back() -> None:
         assert all(signal.getsignal(number) is not handlers[number] for number in ENDING)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGHUP)
-        assert set(signals.arrived()) == {signal.SIGTERM, signal.SIGHUP}
-        assert signals.arrived() == []
+        assert set(signals.read_orders()) == {signal.SIGTERM, signal.SIGHUP}
+        assert signals.read_orders() == []
     assert {number: signal.getsignal(number) for number in ENDING} == handlers
     assert signal.set_wakeup_fd(-1) == -1
     assert os.listdir("/proc/self/fd") == before
@@ -464,7 +464,7 @@ class Channel:
         self.fd, self.writer = os.pipe2(os.O_NONBLOCK)
         self.over = False
 
-    def arrived(self) -> list[int]:
+    def read_orders(self) -> list[int]:
         said = os.read(self.fd, 64)
         self.over = not said
         return list(said)

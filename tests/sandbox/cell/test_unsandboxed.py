@@ -182,19 +182,19 @@ def limited(given: dict[str, Any], how: str = "") -> dict[str, Any]:
     saved = os.dup(1), os.dup(2)
     real = unsandboxed.start_unsandboxed
     with make_cgroup(survey(read_mounts()).sites, Limits(pids=20, memory=256 << 20, cpu=0.5)) as cgroup:
-        doors = cgroup.doors
+        handles = cgroup.open_handles
 
         @contextmanager
         def broken() -> Any:
-            with doors() as opened:
+            with handles() as opened:
                 mode, path = os.O_RDONLY, f"{cgroup.groups[-1].path}/cgroup.procs"
-                if how == "a door to nowhere":
+                if how == "a file to nowhere":
                     mode, path = os.O_WRONLY, "/dev/null"
                 os.dup2(os.open(path, mode), opened.files[-1])
-                yield opened._replace(unified=-1)  # not born there: it has to go through the door
+                yield opened._replace(unified=-1)  # not born there: it has to go through the file
 
-        if how.startswith("a door"):
-            cgroup.doors = broken  # type: ignore[method-assign]
+        if how.startswith("a file"):
+            cgroup.open_handles = broken  # type: ignore[method-assign]
         bounds = Bounds(rlimits(Limits(open_files=64)), cgroup, None, (0, 1, errors))
         unsandboxed.start_unsandboxed = lambda plan: real(plan, bounds)  # type: ignore[assignment, misc]
         os.dup2(said, 1)
@@ -253,7 +253,7 @@ def test_processes_it_leaves_are_found_in_its_groups(inside: OwnCgroups, how: st
 def test_a_process_that_cannot_join_its_groups_does_not_start(inside: OwnCgroups, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)
-    told = elsewhere.run(inside.caller, limited, given, "a door that is shut", using=(cage,))
+    told = elsewhere.run(inside.caller, limited, given, "a file that is shut", using=(cage,))
     assert (told["code"], told["reached_exec"]) == (None, False)
     assert not (plugin_dir / "ran").exists()
     assert elsewhere.run(inside.caller, limited, given, using=(cage,))["code"] == 0  # the control
@@ -263,5 +263,5 @@ def test_a_process_that_cannot_join_its_groups_does_not_start(inside: OwnCgroups
 def test_a_process_outside_its_groups_does_not_start(inside: OwnCgroups, plugin_dir: Path) -> None:
     plugin_dir.chmod(0o777)
     given = cages.order(sh(f"touch {plugin_dir}/ran"), bare=True)
-    told = elsewhere.run(inside.caller, limited, given, "a door to nowhere", using=(cage,))
+    told = elsewhere.run(inside.caller, limited, given, "a file to nowhere", using=(cage,))
     assert not (plugin_dir / "ran").exists() and told["code"] is None

@@ -22,7 +22,7 @@ from sandbox.limits.site import Hierarchy, Site
 from sandbox.paths.mounts import read_mounts
 from sandbox.policy.policy import LimitRule
 
-REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in limits.TRIED]
+REQUIRED = [(name, LimitRule(default=1, mode="require")) for name in limits.TRIED_LIMITS]
 EVERYTHING = frozenset({"memory", "pids", "cpu", "io"})
 
 
@@ -31,7 +31,7 @@ def told(found: list[Finding]) -> dict[str, Finding]:
 
 
 def test_every_limit_that_needs_cgroups_is_tried() -> None:
-    assert limits.TRIED == ("memory", "pids", "cpu", "cpu_time", "io")
+    assert limits.TRIED_LIMITS == ("memory", "pids", "cpu", "cpu_time", "io")
 
 
 # --- swap ---

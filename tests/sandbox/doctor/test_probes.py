@@ -15,7 +15,7 @@ import pytest
 from sandbox import cache
 from sandbox.doctor import bwrap_version, conditions, ids, probes, rehearsal
 from sandbox.doctor.finding import Finding
-from sandbox.doctor.launching import launching
+from sandbox.doctor.probes import launcher_in_cage, named_hosts
 from sandbox.doctor.trial import Note, Run, TrialOutcome, in_child, run_spawned, system_call
 from sandbox.doctor.user_namespaces import (
     FILTER,
@@ -27,8 +27,13 @@ from sandbox.doctor.user_namespaces import (
 )
 from sandbox.identity.uid_range import id_is_mapped
 from sandbox.identity.uids import Occupancy
+from sandbox.network.egress import EgressPlan
+from sandbox.network.recipe import make_recipe
+from sandbox.network.trial import RecipeRefusal, try_recipe
 from sandbox.policy import policy
-from tests.conftest import SPARE_UID, SYSTEM_PATH
+from sandbox.spawn.order import NetworkRecipe
+from tests import elsewhere
+from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
 from tests.tables import one_case
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")
@@ -383,25 +388,25 @@ def test_an_incomplete_report_proves_nothing(dishonest: Callable[[str], str]) ->
 @pytest.mark.launches
 def test_a_launcher_that_may_not_run_is_found(dishonest: Callable[[str], str]) -> None:
     """As on a machine with a list of the programs that may be executed."""
-    found = launching(REAL, UID)
+    found = launcher_in_cage(REAL, UID)
     assert (found.layer, found.status) == ("launcher", "ok")
     refuses = (
         "if sys.argv[4].startswith('/proc/self/fd/'):\n"
         "    sys.stderr.write('bwrap: execvp: Permission denied\\n'); sys.exit(1)"
     )
-    found = launching(dishonest(refuses), UID)
+    found = launcher_in_cage(dishonest(refuses), UID)
     assert (found.status, "Permission denied" in found.summary) == ("missing", True)
     assert "execute a memfd" in found.remedy
     # And one that starts something else in its place.
-    assert launching(dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']"), UID).status == "missing"
+    assert launcher_in_cage(dishonest("sys.argv[4:] = ['/bin/sh', '-c', ':']"), UID).status == "missing"
 
 
 def test_a_failed_run_is_reported_in_a_sentence() -> None:
-    assert rehearsal.told(Run(stage="drop the user id", number=errno.EPERM)).startswith(
+    assert rehearsal.describe_run(Run(stage="drop the user id", number=errno.EPERM)).startswith(
         "could not drop the user id"
     )
-    assert rehearsal.told(Run(late=True)) == "it took longer than 10 s"
-    assert "31" in rehearsal.told(Run(signal=31))
+    assert rehearsal.describe_run(Run(late=True)) == "it took longer than 10 s"
+    assert "31" in rehearsal.describe_run(Run(signal=31))
 
 
 # --- the other probes ---------------------------------------------------------------------------------
@@ -412,7 +417,7 @@ def test_a_probe_that_raises_is_a_finding() -> None:
         raise ZeroDivisionError("of the probe")
 
     machine = probes.Machine({}, None, FREE, (61184, 65519))
-    (finding,) = probes.guarded("seccomp", broken, machine)
+    (finding,) = probes.run_probe("seccomp", broken, machine)
     assert (finding.layer, finding.status) == ("seccomp", "missing")
     assert "ZeroDivisionError: of the probe" in finding.summary
     assert probes.unmet([finding]) == (finding,)
@@ -595,14 +600,67 @@ def test_the_cache_directory_is_reported_or_why_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNNER_CACHE", "off")
-    assert conditions.remembered().status == "info"
+    assert conditions.manifest_cache().status == "info"
     monkeypatch.delenv("RUNNER_CACHE")
     monkeypatch.setattr(cache, "_own_directory", lambda: str(tmp_path / "cache"))
-    assert conditions.remembered() == Finding("cache", "ok", str(tmp_path / "cache"))
+    assert conditions.manifest_cache() == Finding("cache", "ok", str(tmp_path / "cache"))
     # A home and a /tmp that are read-only, as far as this process can see.
     monkeypatch.setattr(cache, "_can_be_written", lambda path: False)
-    found = conditions.remembered()
+    found = conditions.manifest_cache()
     shared = "/run" if os.geteuid() == 0 else "/tmp"
     assert (found.status, f"{shared} cannot be written" in found.summary) == ("degraded", True), found
     assert "--tmpfs" in found.remedy
     assert os.listdir(tmp_path) == []
+
+
+# --- lists of hosts -----------------------------------------------------------------------------------
+
+REDIRECT = "redirect every port of IPv4 to the gate"
+
+
+def refuse_recipes(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def refuse_step(recipe: NetworkRecipe) -> None:
+        if any(step == each.step for each in recipe.requests):
+            raise RecipeRefusal(step, errno.EOPNOTSUPP)
+
+    monkeypatch.setattr(probes, "try_recipe", refuse_step)
+
+
+def test_a_list_of_hosts_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_recipes(monkeypatch, "switch on loopback")
+    (found,) = named_hosts()
+    assert (found.layer, found.status) == ("named_hosts", "missing")
+    assert "could not switch on loopback: Operation not supported" in found.summary and found.remedy
+
+
+def test_a_list_of_hosts_without_nftables(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_recipes(monkeypatch, REDIRECT)
+    works, lacks = named_hosts()
+    assert (works.status, lacks.layer, lacks.status) == ("ok", "every_port", "info")
+    assert REDIRECT in lacks.summary and "CONFIG_NFT_REDIR" in lacks.remedy
+
+
+def examined_hosts() -> list[list[str]]:
+    from sandbox.doctor.probes import named_hosts
+
+    return [[each.layer, each.status, each.summary] for each in named_hosts()]
+
+
+def test_a_list_of_hosts_on_this_machine(runner_as: Caller) -> None:
+    found = elsewhere.run(runner_as, examined_hosts)
+    assert [row[0] for row in found] == ["named_hosts", "every_port"], found
+    assert found[0][1] == "ok"  # the second depends on how the kernel was built
+
+
+@pytest.mark.launches
+def test_a_recipe_that_the_kernel_refuses_is_told_with_its_step() -> None:
+    recipe = make_recipe(EgressPlan(("*:*",), every_port=True))
+    broken = [
+        each._replace(messages=each.messages.replace(b"redir\0", b"rodir\0"))
+        if each.step == REDIRECT
+        else each
+        for each in recipe.requests
+    ]
+    with pytest.raises(RecipeRefusal, match=f"could not {REDIRECT}: No such file"):
+        try_recipe(recipe._replace(requests=tuple(broken)))
+    try_recipe(recipe)

@@ -33,13 +33,13 @@ with_each_parser = pytest.mark.parametrize("loader", LOADERS, ids=lambda loader:
 
 
 @contextmanager
-def _using(loader: type, retold: int = yaml_text._RETOLD_CHARACTERS) -> Iterator[None]:
-    before = yaml_text._LOADER, yaml_text._RETOLD_CHARACTERS
-    yaml_text._LOADER, yaml_text._RETOLD_CHARACTERS = loader, retold
+def _using(loader: type, retold: int = yaml_text._REREAD_CHARACTERS) -> Iterator[None]:
+    before = yaml_text._LOADER, yaml_text._REREAD_CHARACTERS
+    yaml_text._LOADER, yaml_text._REREAD_CHARACTERS = loader, retold
     try:
         yield
     finally:
-        yaml_text._LOADER, yaml_text._RETOLD_CHARACTERS = before
+        yaml_text._LOADER, yaml_text._REREAD_CHARACTERS = before
 
 
 def read(text: str | bytes, loader: type = yaml.SafeLoader) -> Document:
@@ -238,9 +238,9 @@ def test_each_refusal_has_the_same_words_by_either_parser(text: str) -> None:
 @with_each_parser
 def test_a_large_document_is_not_read_again_for_its_words(loader: type) -> None:
     """The words may differ there. The rule and the line do not."""
-    text = "a: 1\n" + "#\n" * yaml_text._RETOLD_CHARACTERS + "]"
+    text = "a: 1\n" + "#\n" * yaml_text._REREAD_CHARACTERS + "]"
     found = refusal(text, loader)
-    assert (found.rule, found.line) == ("yaml_syntax", yaml_text._RETOLD_CHARACTERS + 2)
+    assert (found.rule, found.line) == ("yaml_syntax", yaml_text._REREAD_CHARACTERS + 2)
 
 
 @with_each_parser
@@ -496,7 +496,7 @@ _PARTS = (*_BITS.split(" "), *_SPACES, *_SPACES, *_LINES)
 _TEXTS = st.lists(st.sampled_from(_PARTS), max_size=20).map("".join)
 
 
-def _outcome(raw: bytes, loader: type, retold: int = yaml_text._RETOLD_CHARACTERS) -> object:
+def _outcome(raw: bytes, loader: type, retold: int = yaml_text._REREAD_CHARACTERS) -> object:
     with _using(loader, retold):
         try:
             found = parse("f", raw, "yaml")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.identity.private_group import is_private
-from sandbox.policy.load import untrustworthy
+from sandbox.policy.load import trust_fault
 
 ME = os.geteuid()
 
@@ -36,11 +36,11 @@ def test_a_program_that_such_a_group_may_write(
     program = tmp_path / "program"
     program.write_text("")
     program.chmod(0o775)
-    assert untrustworthy(str(program)) is not None  # the control: no group may write a policy
+    assert trust_fault(str(program)) is not None  # the control: no group may write a policy
     monkeypatch.setattr("sandbox.identity.private_group.is_private", lambda gid: gid == os.getegid())
-    assert untrustworthy(str(program), private_groups=True) is None
+    assert trust_fault(str(program), private_groups=True) is None
     program.chmod(0o777)
-    assert untrustworthy(str(program), private_groups=True) is not None
+    assert trust_fault(str(program), private_groups=True) is not None
     monkeypatch.setattr("sandbox.identity.private_group.is_private", lambda gid: False)
     program.chmod(0o775)
-    assert untrustworthy(str(program), private_groups=True) is not None
+    assert trust_fault(str(program), private_groups=True) is not None

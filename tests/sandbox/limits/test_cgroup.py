@@ -296,14 +296,14 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
     before = len(os.listdir("/proc/self/fd"))
     with make_cgroup(found.sites, Limits(**limits)) as cgroup:
         ready_r, ready_w = os.pipe()
-        with cgroup.doors() as doors:
+        with cgroup.open_handles() as handles:
             pid = os.fork()
             if pid == 0:
                 try:
                     if os.geteuid() == 0:
                         os.setresuid(65534, 65534, 65534)
-                    for door in doors.files:
-                        os.write(door, b"0")
+                    for handle in handles.files:
+                        os.write(handle, b"0")
                     os.write(ready_w, b"!")
                     os.execv("/bin/sleep", ["sleep", "1000"])
                 finally:
@@ -479,11 +479,11 @@ def counted() -> dict[str, Any]:
         first = cgroup.counters()
         read, write = os.pipe()
         os.set_blocking(read, False)
-        with cgroup.doors() as doors:
+        with cgroup.open_handles() as handles:
             pid = os.fork()
             if pid == 0:
-                for door in doors.files:
-                    os.write(door, b"0")
+                for handle in handles.files:
+                    os.write(handle, b"0")
                 held = bytearray(16 << 20)
                 started, heard = time.process_time(), False
                 while not heard or time.process_time() < started + 0.1:
@@ -550,12 +550,12 @@ def stopped_and_lifted(how: str) -> list[Any]:
         if how == "frozen" and not cgroup.can_freeze:
             return ["cannot"]
         read, write = os.pipe()
-        with cgroup.doors() as doors:
+        with cgroup.open_handles() as handles:
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                for door in doors.files:
-                    os.write(door, b"0")
+                for handle in handles.files:
+                    os.write(handle, b"0")
                 while True:
                     os.write(write, b".")
                     time.sleep(0.002)

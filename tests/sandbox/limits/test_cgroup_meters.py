@@ -227,11 +227,11 @@ def out_of_memory(size: int) -> Any:
         return None
     with make_cgroup(found.sites, Limits(memory=24 << 20)) as cgroup:
         meter = MemoryMeter(cgroup)
-        with cgroup.doors() as doors:
+        with cgroup.open_handles() as handles:
             pid = os.fork()
             if pid == 0:
-                for door in doors.files:
-                    os.write(door, b"0")
+                for handle in handles.files:
+                    os.write(handle, b"0")
                 child = os.fork()
                 if child == 0:
                     held = bytearray(size)
@@ -296,11 +296,11 @@ def spinning() -> Any:
         return None
     with make_cgroup((found.counts_cpu,), Limits()) as cgroup:
         meter = CpuTimeMeter(cgroup, 0.4)
-        with cgroup.doors() as doors:
+        with cgroup.open_handles() as handles:
             pid = os.fork()
             if pid == 0:
-                for door in doors.files:
-                    os.write(door, b"0")
+                for handle in handles.files:
+                    os.write(handle, b"0")
                 os.fork()
                 while True:
                     pass

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.plan import available_layers as module
-from sandbox.plan.available_layers import available_layers, listed
+from sandbox.plan.available_layers import available_layers, list_layers
 from sandbox.plan.layers import Layers, LayerUnavailable, with_owner
 from sandbox.seccomp import filter as seccomp_filter
 from tests.sandbox.cages import grant, policy
@@ -62,7 +62,7 @@ def test_a_missing_layer_does_not_stop_the_launch_if_the_policy_prefers_it(
 ) -> None:
     LACKS[layer](monkeypatch)
     found = available(layer, keyring=layer != "session_keyring")
-    rows = {row.name: row for row in listed(found, grant(), policy())}
+    rows = {row.name: row for row in list_layers(found, grant(), policy())}
     assert [name for name, row in rows.items() if row.degraded] == [layer]
     assert rows[layer].effective == "NONE"
     other = next(name for name in LACKS if name != layer)
@@ -82,11 +82,11 @@ def test_the_options_of_bwrap_are_read_only_if_it_matters(tmp_path: Path) -> Non
 
 
 def test_nothing_is_degraded_here() -> None:
-    assert not [row for row in with_owner(listed(available(), grant(), policy()), 61200) if row.degraded]
+    assert not [row for row in with_owner(list_layers(available(), grant(), policy()), 61200) if row.degraded]
 
 
 def test_without_a_cage_most_layers_are_reported_missing() -> None:
     bare = grant()._replace(unsandboxed=True)
-    rows = listed(available_layers(bare, policy(), BWRAP, can_join_keyring=False), bare, policy())
+    rows = list_layers(available_layers(bare, policy(), BWRAP, can_join_keyring=False), bare, policy())
     held = {row.name for row in rows if not row.degraded}
     assert held == {"environment", "descriptors", "core_dumps"}

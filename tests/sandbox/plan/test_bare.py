@@ -12,12 +12,12 @@ import pytest
 from sandbox.plan.bare import (
     FIRST_NUMBER,
     BareCommand,
-    Bound,
-    Brought,
-    Named,
+    CommandFile,
+    Ulimit,
+    VariableValue,
     command_line,
-    parts,
     script,
+    split_hidden,
     vector,
 )
 from tests.conftest import Caller
@@ -57,10 +57,10 @@ def run(text: str, shell: str, *args: str, **env: str) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
 def test_words_arrive_as_they_were(tell: str, shell: str) -> None:
-    brought = (Brought(FIRST_NUMBER, content="".join(HARD).encode("utf-8", "surrogateescape") + b"\n"),)
+    files = (CommandFile(FIRST_NUMBER, content="".join(HARD).encode("utf-8", "surrogateescape") + b"\n"),)
     env = (("A", "x\ny"), ("B", None))
-    command = BareCommand(tell, ("--option", *HARD), env, ("program", *HARD), brought)
-    text = script(command, ["a remark\x1b\nexit 3"], [Bound("c", 0, 0)], {})
+    command = BareCommand(tell, ("--option", *HARD), env, ("program", *HARD), files)
+    text = script(command, ["a remark\x1b\nexit 3"], [Ulimit("c", 0, 0)], {})
     assert all(c.isprintable() or c == "\n" for c in text)
     status, said = run(text, shell, "more", B="$(id) b")
     told, options, content = said.split(b"|")
@@ -68,32 +68,32 @@ def test_words_arrive_as_they_were(tell: str, shell: str) -> None:
     assert told == b"".join(b"<%s>" % os.fsencode(word) for word in expected)
     sent = ("--option", *HARD, "--setenv", "A", "x\ny", "--setenv", "B", "$(id) b")
     assert options == b"".join(os.fsencode(word) + b"\0" for word in sent)
-    assert brought[0].content is not None and content.startswith(brought[0].content)
+    assert files[0].content is not None and content.startswith(files[0].content)
     # The environment of bwrap is empty: the plugin could read it in /proc/1/environ.
     assert b"$(id) b" not in content and status == 7
 
 
 def test_a_variable_that_is_not_set_is_left_out(tell: str) -> None:
-    command = BareCommand(tell, ("--option",), (("B", None),), ("program",), (Brought(4, "/dev/null"),))
+    command = BareCommand(tell, ("--option",), (("B", None),), ("program",), (CommandFile(4, "/dev/null"),))
     for env, sent in (({}, b"--option\0"), ({"B": ""}, b"--option\0--setenv\0B\0\0")):
         assert run(script(command, [], [], {}), "/bin/sh", **env)[1].split(b"|")[1] == sent
 
 
 def test_more_descriptors_than_sh_can_open(tell: str) -> None:
-    brought = tuple(Brought(number, content=b"text %d\n" % number) for number in range(4, 13))
+    files = tuple(CommandFile(number, content=b"text %d\n" % number) for number in range(4, 13))
     words = ("1", "2", "3", "4", "5", "6", "7", "8", "9")
-    text = script(BareCommand(tell, ("--o",), (), words, brought), [], [], {})
+    text = script(BareCommand(tell, ("--o",), (), words, files), [], [], {})
     assert text.startswith("#!/bin/bash\n")
     assert b"text 4\ntext 12\n" in run(text, "/bin/bash")[1]
-    few = script(BareCommand(tell, ("--o",), (), words, brought[:6]), [], [], {})
+    few = script(BareCommand(tell, ("--o",), (), words, files[:6]), [], [], {})
     assert few.startswith("#!/bin/sh\n")
 
 
 def test_values_are_named(tell: str) -> None:
     hidden = {"TOKEN": "abcd", "LONG": "abcdefg"}
-    assert parts("xabcdefgyabcd", hidden) == ["x", Named("LONG"), "y", Named("TOKEN")]
-    assert parts("nothing", hidden) == ["nothing"] and parts("", hidden) == [""]
-    command = BareCommand(tell, ("--option", "1abcd2"), (), ("p", "abcd"), (Brought(4, "/dev/null"),))
+    assert split_hidden("xabcdefgyabcd", hidden) == ["x", VariableValue("LONG"), "y", VariableValue("TOKEN")]
+    assert split_hidden("nothing", hidden) == ["nothing"] and split_hidden("", hidden) == [""]
+    command = BareCommand(tell, ("--option", "1abcd2"), (), ("p", "abcd"), (CommandFile(4, "/dev/null"),))
     text = script(command, [], [], hidden)
     assert "abcd" not in text
     told, options, _ = run(text, "/bin/sh", TOKEN="* *", LONG="")[1].split(b"|")
@@ -103,7 +103,7 @@ def test_values_are_named(tell: str) -> None:
 @pytest.mark.needs("user")
 def test_limits_are_set_and_lower_ones_stay(runner_as_user: Caller) -> None:
     command = BareCommand("/bin/sh", ("--o",), (), ("-c", "ulimit -Sn; ulimit -Hn; ulimit -f"), ())
-    text = script(command, [], [Bound("n", 100, 200), Bound("f", 8, 8)], {}).replace("--args 3 --", "")
+    text = script(command, [], [Ulimit("n", 100, 200), Ulimit("f", 8, 8)], {}).replace("--args 3 --", "")
     for before, after in (("", "100 200 8"), ("ulimit -n 50; ulimit -f 4\n", "50 50 4")):
         words = [*runner_as_user.prefix, "/bin/sh", "-c", before + text]
         done = subprocess.run(words, env={}, cwd="/", capture_output=True, text=True, timeout=60)

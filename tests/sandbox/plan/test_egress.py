@@ -6,7 +6,7 @@ import pytest
 
 from sandbox.network.egress import EgressLimits, EgressPlan
 from sandbox.network.trial import RecipeRefusal
-from sandbox.plan.available_layers import listed
+from sandbox.plan.available_layers import list_layers
 from sandbox.plan.compile import plan_egress
 from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.policy.policy import NetworkRule
@@ -82,6 +82,6 @@ def test_a_kernel_that_cannot_redirect(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_line_of_the_layer(network: Network, reach: str) -> None:
-    rows = listed(Layers(b"", True, True, True, None), grant()._replace(network=network), policy())
+    rows = list_layers(Layers(b"", True, True, True, None), grant()._replace(network=network), policy())
     (row,) = (each for each in rows if each.name == "network")
     assert (row.requested, row.effective, row.detail) == (network.mode, network.mode, reach)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.plan.mentions import NOTES_SHOWN, outside
+from sandbox.plan.mentions import NOTES_SHOWN, unshown_path_notes
 from tests.conftest import Caller
 from tests.sandbox.paths.installed import write
 
@@ -38,7 +38,9 @@ def told(
     given = [arg.replace("HERE", str(place)) for arg in args]
     pairs = [(name, value.replace("HERE", str(place))) for name, value in env]
     directory, home = str(place), str(place / "home")
-    found = outside(given, pairs, directory=directory, inside=inside or directory, home=home, visible=visible)
+    found = unshown_path_notes(
+        given, pairs, directory=directory, inside=inside or directory, home=home, visible=visible
+    )
     assert all(note.rule == "outside" for note in found)
     return [note.message.replace(str(place), "HERE") for note in found]
 
@@ -141,7 +143,7 @@ def test_untrusted_words_are_escaped_and_limited(place: Path) -> None:
 
 def test_no_option_is_named_that_would_be_refused(place: Path) -> None:
     args = (f"{place}/sub/file", f"{place}/data.db")
-    found = outside(
+    found = unshown_path_notes(
         args,
         (),
         directory=str(place),

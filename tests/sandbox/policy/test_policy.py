@@ -16,7 +16,7 @@ from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.policy import load as module
 from sandbox.policy.grant import grant
-from sandbox.policy.load import load_policy, policy_names, untrustworthy
+from sandbox.policy.load import load_policy, policy_names, trust_fault
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import (
     LAYERS,
@@ -234,7 +234,7 @@ def test_a_policy_others_can_write_is_refused(
     directory.mkdir()
     path = written(directory / "policy.toml", mode=file_mode)
     directory.chmod(directory_mode)
-    assert (untrustworthy(str(path)) is None) is trusted
+    assert (trust_fault(str(path)) is None) is trusted
     if trusted:
         assert load_policy(str(path), {}).name == str(path)
         return
@@ -250,11 +250,11 @@ def test_a_weak_directory_further_up_or_on_the_way_of_a_link(tmp_path: Path) -> 
     written(weak / "strong" / "policy.toml")
     strong = written(tmp_path / "policy.toml")
     (weak / "link.toml").symlink_to(strong)
-    assert untrustworthy(str(weak / "link.toml")) is None
+    assert trust_fault(str(weak / "link.toml")) is None
     weak.chmod(0o777)
-    assert str(weak) in (untrustworthy(str(weak / "strong" / "policy.toml")) or ("",))[0]
-    assert str(weak) in (untrustworthy(str(weak / "link.toml")) or ("",))[0]
-    assert untrustworthy(str(strong)) is None
+    assert str(weak) in (trust_fault(str(weak / "strong" / "policy.toml")) or ("",))[0]
+    assert str(weak) in (trust_fault(str(weak / "link.toml")) or ("",))[0]
+    assert trust_fault(str(strong)) is None
 
 
 def test_every_link_on_the_way_counts(tmp_path: Path) -> None:
@@ -268,11 +268,11 @@ def test_every_link_on_the_way_counts(tmp_path: Path) -> None:
     (tmp_path / "folder").symlink_to("weak/folder")
     (weak / "folder").symlink_to(good)
     for path in (good / "link.toml", tmp_path / "folder" / "link.toml"):
-        assert untrustworthy(str(path)) is None
+        assert trust_fault(str(path)) is None
     weak.chmod(0o777)
-    assert untrustworthy(str(real)) is None
+    assert trust_fault(str(real)) is None
     for path in (good / "link.toml", tmp_path / "folder" / "link.toml"):
-        reason, hint = untrustworthy(str(path)) or ("", "")
+        reason, hint = trust_fault(str(path)) or ("", "")
         assert f"its directory {weak} can be written" in reason and hint == f"chmod go-w {weak}"
         with pytest.raises(DocumentError):
             load_policy(str(path), {})
@@ -285,9 +285,9 @@ def test_a_link_of_another_user_in_a_sticky_directory_is_refused(tmp_path: Path)
     sticky.mkdir()
     sticky.chmod(0o1777)
     (sticky / "link.toml").symlink_to(real)
-    assert untrustworthy(str(sticky / "link.toml")) is None  # the control
+    assert trust_fault(str(sticky / "link.toml")) is None  # the control
     os.lchown(sticky / "link.toml", 54321, 54321)
-    reason, _ = untrustworthy(str(sticky / "link.toml")) or ("", "")
+    reason, _ = trust_fault(str(sticky / "link.toml")) or ("", "")
     assert f"the link {sticky}/link.toml that leads to it belongs to uid 54321" in reason
 
 
@@ -301,9 +301,9 @@ def test_circular_links_are_refused(tmp_path: Path) -> None:
 @pytest.mark.needs("root")
 def test_a_policy_of_another_user_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "policy.toml")
-    assert untrustworthy(str(path)) is None
+    assert trust_fault(str(path)) is None
     os.chown(path, 54321, 54321)
-    assert "54321" in (untrustworthy(str(path)) or ("",))[0]
+    assert "54321" in (trust_fault(str(path)) or ("",))[0]
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -64,16 +64,16 @@ def test_it_is_for_two_machines_only() -> None:
 @pytest.mark.parametrize(
     ("told", "meant"),
     [
-        (b"", launcher.Verdict(False)),
-        (b"exe", launcher.Verdict(False)),
-        (b"exec", launcher.Verdict(True)),
-        (b"exec\x02\0\0", launcher.Verdict(True)),
-        (launcher.failure(errno.ENOENT, found=False), launcher.Verdict(False, errno.ENOENT, False)),
-        (launcher.failure(errno.ENOEXEC, found=True), launcher.Verdict(False, errno.ENOEXEC, True)),
+        (b"", launcher.ExecReport(False)),
+        (b"exe", launcher.ExecReport(False)),
+        (b"exec", launcher.ExecReport(True)),
+        (b"exec\x02\0\0", launcher.ExecReport(True)),
+        (launcher.failure_report(errno.ENOENT, found=False), launcher.ExecReport(False, errno.ENOENT, False)),
+        (launcher.failure_report(errno.ENOEXEC, found=True), launcher.ExecReport(False, errno.ENOEXEC, True)),
     ],
 )
-def test_the_meaning_of_its_reports(told: bytes, meant: launcher.Verdict) -> None:
-    assert launcher.verdict(told) == meant
+def test_the_meaning_of_its_reports(told: bytes, meant: launcher.ExecReport) -> None:
+    assert launcher.read_report(told) == meant
 
 
 # --- what it does ------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_the_meaning_of_its_reports(told: bytes, meant: launcher.Verdict) -> Non
 
 def start(
     *argv: str, machine: str = "", env: dict[str, str] | None = None
-) -> tuple[int, list[bytes], launcher.Verdict]:
+) -> tuple[int, list[bytes], launcher.ExecReport]:
     """Run it without a cage. Returns its status, its stdout and stderr, and its report."""
     emulator = shutil.which(f"qemu-{machine}") if machine else None
     pipes = [os.pipe() for _ in range(4)]
@@ -104,7 +104,7 @@ def start(
     for fd in (in_r, out_w, err_w, told_w, own):
         os.close(fd)
     said = [_all(fd) for fd in (out_r, err_r, told_r)]
-    return process.wait(60), said[:2], launcher.verdict(said[2])
+    return process.wait(60), said[:2], launcher.read_report(said[2])
 
 
 def _all(fd: int) -> bytes:
@@ -139,7 +139,7 @@ def test_a_program_gets_its_streams_words_and_variables(machine: str) -> None:
     assert names == sorted(repr(os.fsencode(name)) for name in (*env, "LC_CTYPE"))
     # 3 is the listing's own; an emulator has some of its own besides.
     assert machine or sorted(fds) == [0, 1, 2, 3]
-    assert verdict == launcher.Verdict(True)
+    assert verdict == launcher.ExecReport(True)
 
 
 @pytest.mark.parametrize("machine", machines())
@@ -159,7 +159,7 @@ def test_files_that_cannot_be_executed(machine: str, tmp_path: Path) -> None:
     }
     for path, (number, found) in expected.items():
         status, said, verdict = start(path, machine=machine)
-        assert (status, said, verdict) == (125, [b"", b""], launcher.Verdict(False, number, found)), path
+        assert (status, said, verdict) == (125, [b"", b""], launcher.ExecReport(False, number, found)), path
 
 
 def test_a_missing_stream(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def run(machine: str, folder: Path, ending: int) -> int:
     """The exit code of the program with this descriptor for its message. It has no children, so it ends at
     once."""
     file = folder / "reaper"
-    file.write_bytes(reaper.image(reaper.Duty(1, None, ending, -1, ""), machine))
+    file.write_bytes(reaper.image(reaper.ReaperOrder(1, None, ending, -1, ""), machine))
     file.chmod(0o700)
     argv = [*APART, str(file)]
     if machine != os.uname().machine:
@@ -78,7 +78,7 @@ if not os.fork():
             os.execv("/bin/sleep", ["runner-init", "3"])
         from sandbox.spawn import reaper
         file = os.memfd_create("it", 0)
-        os.write(file, reaper.image(reaper.Duty(child, None, -1, -1, "")))
+        os.write(file, reaper.image(reaper.ReaperOrder(child, None, -1, -1, "")))
         os.execve(file, ["runner-init"], {})
     os.write(tell, b"%d" % waiting)
     name = "sleep" if sys.argv[1] == "control" else reaper_name

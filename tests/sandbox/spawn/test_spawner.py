@@ -497,7 +497,7 @@ def test_the_runners_death_before_the_mapping(runner_as: Caller) -> None:
     ("function", "stage"),
     [
         ("_map_ids", "map the plugin's ids"),
-        ("_keep_root_file_access", "go on: a process on the way was killed"),
+        ("_keep_root_file_access", "go on: the process that makes the namespaces was killed"),
     ],
 )
 def test_a_maker_that_is_killed(runner_as_root: Caller, function: str, stage: str) -> None:
@@ -597,7 +597,7 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
     from sandbox.limits.cgroup_survey import survey
     from sandbox.paths.mounts import read_mounts
     from sandbox.spawn import spawner
-    from sandbox.spawn.order import CgroupDoors, SpawnError, SpawnOrder
+    from sandbox.spawn.order import CgroupHandles, SpawnError, SpawnOrder
     from sandbox.spec import Limits
 
     def lines(pid: int) -> set[str]:
@@ -606,23 +606,23 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
 
     before = len(os.listdir("/proc/self/fd"))
     with make_cgroup(survey(read_mounts()).sites, Limits()) as cgroup:
-        with cgroup.doors() as opened:
-            doors, membership = opened, [os.fsencode(line) for line in cgroup.lines]
+        with cgroup.open_handles() as opened:
+            handles, membership = opened, [os.fsencode(line) for line in cgroup.lines]
             wrong = -1
-            if fault == "a door to nowhere":
+            if fault == "a file to nowhere":
                 wrong = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-            elif fault == "a door that is shut":
+            elif fault == "a file that is shut":
                 wrong = os.open(f"{cgroup.groups[-1].path}/cgroup.procs", os.O_RDONLY | os.O_CLOEXEC)
-            if "door" in fault:  # of v1 where there is one, else of v2
+            if "file" in fault:  # of v1 where there is one, else of v2
                 gone = () if wrong < 0 else (wrong,)
-                doors = CgroupDoors((*opened.tasks[1:], *gone), *opened[1:])
+                handles = CgroupHandles((*opened.tasks[1:], *gone), *opened[1:])
                 if not opened.tasks:
-                    doors = CgroupDoors(unified_procs=wrong)
+                    handles = CgroupHandles(unified_procs=wrong)
             elif fault == "a line too many":
                 membership.append(membership[0] + b"x")
             elif fault == "half a line":
                 membership[0] = membership[0][:-1]
-            given |= {"cgroups": doors, "membership": membership, "hold": cgroup.holds}
+            given |= {"cgroups": handles, "membership": membership, "hold": cgroup.holds}
             try:
                 pid = spawner.spawn(SpawnOrder(**given))
             except SpawnError as error:
@@ -654,11 +654,11 @@ def test_the_program_joins_its_groups_and_the_init_does_not(runner_as: Caller) -
 @one_case(
     ("fault", "stage", "code"),
     [
-        ("a door to nowhere", "be found in its cgroups", errno.ESRCH),
-        ("a door is missing", "be found in its cgroups", errno.ESRCH),
+        ("a file to nowhere", "be found in its cgroups", errno.ESRCH),
+        ("a file is missing", "be found in its cgroups", errno.ESRCH),
         ("a line too many", "be found in its cgroups", errno.ESRCH),
         ("half a line", "be found in its cgroups", errno.ESRCH),
-        ("a door that is shut", "join its cgroups", errno.EBADF),
+        ("a file that is shut", "join its cgroups", errno.EBADF),
     ],
 )
 def test_a_program_outside_one_of_its_groups_does_not_start(
@@ -686,14 +686,14 @@ def born(refuse: bool) -> dict[str, Any]:
     if refuse:  # as a container's filter does
         numbers = init.SYSCALLS[os.uname().machine]
         init.SYSCALLS[os.uname().machine] = numbers._replace(clone3=99999)
-    with make_cgroup(survey(read_mounts()).sites, Limits()) as cgroup, cgroup.doors() as doors:
+    with make_cgroup(survey(read_mounts()).sites, Limits()) as cgroup, cgroup.open_handles() as handles:
         told_r, told_w = os.pipe()
-        pid, inside = init.fork_into(doors)
+        pid, inside = init.fork_into(handles)
         if pid == 0:
             places = []
             for join in (False, True):
                 if join:
-                    init.join_cgroups(doors, born_inside=inside)
+                    init.join_cgroups(handles, born_inside=inside)
                 with open("/proc/self/cgroup", encoding="utf-8") as file:
                     places.append(file.read().splitlines())
             os.write(told_w, json.dumps(places).encode())

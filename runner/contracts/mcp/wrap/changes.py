@@ -28,9 +28,9 @@ from sandbox.document.edit.change import (
     SetNull,
     SetWord,
 )
-from sandbox.document.edit.edit import edited, read_spans
+from sandbox.document.edit.edit import edit_text, read_spans
 from sandbox.document.edit.span import EditRefused, EditSyntax, Spans
-from sandbox.document.edit.words import written
+from sandbox.document.edit.words import encode_word
 from sandbox.document.read import parse
 from sandbox.spec import KeyPath, is_variable_name
 
@@ -80,19 +80,19 @@ def _with_steps(text: str, config: Configuration, steps: Sequence[Step], program
         for server, kept in wanted
         for change in wrap_changes(body, config, server, spans, program, kept)
     ]
-    return edited(text, config.syntax, changes)
+    return edit_text(text, config.syntax, changes)
 
 
 def _undone(text: str, config: Configuration, steps: Sequence[Step]) -> str:
     changes = [change for step in steps for change in undo_changes(config, step.server, config.syntax)]
     try:
-        return edited(text, config.syntax, changes)
+        return edit_text(text, config.syntax, changes)
     except EditRefused:
         # In case --wrapped does not say the same as the entry any more.
         plainly = [change for step in steps for change in undo_changes(config, step.server, None)]
         if plainly == changes:
             raise
-        return edited(text, config.syntax, plainly)
+        return edit_text(text, config.syntax, plainly)
 
 
 def wrap_changes(
@@ -106,10 +106,10 @@ def wrap_changes(
     """`more`: options that a person added."""
 
     def unusual(keys: KeyPath, word: str) -> str:
-        """A word as it is written, if that is not as `written` does it."""
+        """A word as it is written, if that is not as `encode_word` does it."""
         span = spans.get(keys)
         as_written = text[span.start : span.end] if span is not None else ""
-        return "" if as_written == written(word, config.syntax) else as_written
+        return "" if as_written == encode_word(word, config.syntax) else as_written
 
     keys = server.command_keys
     kept: dict[str, str] = {}
@@ -198,6 +198,6 @@ def _is_only(text: str, word: str, syntax: EditSyntax) -> bool:
     return (
         data == {"a": word}
         and span is not None
-        and not span.odd
+        and not span.obstacle
         and (span.kind, span.start, span.end) == ("scalar", len(before), len(before) + len(text))
     )

@@ -10,7 +10,7 @@ from runner.contracts.mcp.wrap.configuration import Configuration
 from runner.contracts.mcp.wrap.hidden import HIDDEN, shown_word
 from sandbox.document.diagnostic import printable
 from sandbox.document.edit.edit import read_spans
-from sandbox.document.edit.words import written
+from sandbox.document.edit.words import encode_word
 from sandbox.spec import KeyPath
 
 Opcode = tuple[str, int, int, int, int]  # as difflib has them
@@ -108,7 +108,7 @@ def _masked(config: Configuration) -> tuple[list[str], list[int]]:
         if shown is None:
             kept.append((span.start, span.end, text[span.start : span.end]))
             continue
-        new = written(shown, config.syntax) if config.syntax != "yaml" or shown != HIDDEN else HIDDEN
+        new = encode_word(shown, config.syntax) if config.syntax != "yaml" or shown != HIDDEN else HIDDEN
         # The lines keep their numbers.
         kept.append((span.start, span.end, new + "\n" * text.count("\n", span.start, span.end)))
     parts: list[str] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runner.launch.advice.advice import MOST_TOLD, advise
+from runner.launch.advice.advice import MOST_SHOWN, advise
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.outcome import Advice
 from sandbox.paths.mounts import parse_mountinfo
@@ -413,7 +413,7 @@ def test_not_more_than_five_and_not_all_of_a_kind(tmp_path: Path) -> None:
         file.touch()
     words = tuple(Mention("its argument", str(file)) for file in files)
     found = advise(scene(tmp_path, mentions=words))
-    assert options(found) == [f"--read {file}" for file in files[:MOST_TOLD]]
+    assert options(found) == [f"--read {file}" for file in files[:MOST_SHOWN]]
     hosts = tuple(RefusedHost(f"it asked for n{number}", f"n{number}.example:443") for number in range(5))
     found = advise(scene(tmp_path, mentions=words, hosts=hosts), "DEMO_TOKEN is not set")
     assert [each.kind for each in found] == ["host", "host", "host", "read", "read"]

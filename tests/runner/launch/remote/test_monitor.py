@@ -68,14 +68,14 @@ def pair() -> Iterator[tuple[Control, socket.socket]]:
 
 def test_numbers_are_orders(pair: tuple[Control, socket.socket]) -> None:
     control, host = pair
-    assert (control.arrived(), control.over, control.is_called()) == ([], False, False)
+    assert (control.read_orders(), control.over, control.is_called()) == ([], False, False)
     host.send(b"\x0f\x00\x09\xff\x40")
     assert control.is_called()
-    assert control.arrived() == [15, 9, 64]  # what is no signal is no order
-    assert (control.arrived(), control.over) == ([], False)
+    assert control.read_orders() == [15, 9, 64]  # what is no signal is no order
+    assert (control.read_orders(), control.over) == ([], False)
     host.shutdown(socket.SHUT_WR)
     assert control.is_called()
-    assert (control.arrived(), control.over) == ([], True)
+    assert (control.read_orders(), control.over) == ([], True)
 
 
 def test_a_host_that_is_gone_with_our_words_unread(pair: tuple[Control, socket.socket]) -> None:
@@ -83,7 +83,7 @@ def test_a_host_that_is_gone_with_our_words_unread(pair: tuple[Control, socket.s
     assert control.tell(Born(1))
     host.close()
     assert control.is_called()
-    assert (control.arrived(), control.over) == ([], True)
+    assert (control.read_orders(), control.over) == ([], True)
     assert not control.tell(Launched({}))  # and no signal kills us for it
 
 

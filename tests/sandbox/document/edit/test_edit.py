@@ -13,12 +13,12 @@ from sandbox.document.edit.change import (
     RenameKeys,
     SetNull,
     SetWord,
-    applied,
+    apply_changes,
     same,
 )
-from sandbox.document.edit.edit import edited, read_spans
+from sandbox.document.edit.edit import edit_text, read_spans
 from sandbox.document.edit.span import EditRefused, EditSyntax
-from sandbox.document.edit.words import written
+from sandbox.document.edit.words import encode_word
 from tests.tables import one_case
 
 A = ("s", "a")
@@ -238,7 +238,7 @@ CASES: list[tuple[str, EditSyntax, str, tuple[Change, ...], str]] = [
     ("syntax", "before", "changes", "after"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
 def test_change(syntax: EditSyntax, before: str, changes: tuple[Change, ...], after: str) -> None:
-    assert edited(before, syntax, changes) == after
+    assert edit_text(before, syntax, changes) == after
 
 
 REFUSED: list[tuple[str, EditSyntax, str, Change, str]] = [
@@ -324,7 +324,7 @@ REFUSED: list[tuple[str, EditSyntax, str, Change, str]] = [
 )
 def test_refused(syntax: EditSyntax, before: str, change: Change, message: str) -> None:
     with pytest.raises(EditRefused, match=message):
-        edited(before, syntax, [change])
+        edit_text(before, syntax, [change])
 
 
 @one_case(
@@ -384,7 +384,7 @@ def test_refused(syntax: EditSyntax, before: str, change: Change, message: str) 
 )
 @one_case("syntax", ["json", "jsonc", "toml", "yaml"])
 def test_every_syntax_reads_what_it_writes(syntax: EditSyntax, word: str) -> None:
-    text = written(word, syntax)
+    text = encode_word(word, syntax)
     assert "\n" not in text
     around = {"toml": f"k = [{text}, {text}]\n", "yaml": f"k: [{text}, {text}]\n"}
     data, _ = read_spans(around.get(syntax, f'{{"k": [{text}, {text}]}}'), syntax)
@@ -395,7 +395,7 @@ def test_every_syntax_reads_what_it_writes(syntax: EditSyntax, word: str) -> Non
 
 def test_a_change_leaves_the_data_it_is_given() -> None:
     data = {"s": {"a": {"command": "x", "args": ["y"]}}}
-    after = applied(data, (SetWord(COMMAND, "z"), P))
+    after = apply_changes(data, (SetWord(COMMAND, "z"), P))
     assert data == {"s": {"a": {"command": "x", "args": ["y"]}}}
     assert after == {"s": {"a": {"command": "z", "args": ["p", "y"]}}}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from runner.contracts.mcp.wrap.changes import carried_out
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.steps import is_safe, plugin_words, undo_step, wrap_step
-from sandbox.document.edit.words import written
+from sandbox.document.edit.words import encode_word
 
 WORDS = st.text(
     st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp"), exclude_characters="\ufeff"), max_size=8
@@ -80,7 +80,7 @@ def toml_texts(draw: st.DrawFn) -> str:
     def word(value: str) -> str:
         if "'" not in value and value.isprintable() and draw(st.booleans()):
             return f"'{value}'"
-        return written(value, "toml")
+        return encode_word(value, "toml")
 
     def scalar(value: Any) -> str:
         if isinstance(value, list):
@@ -94,7 +94,9 @@ def toml_texts(draw: st.DrawFn) -> str:
         return word(value) if isinstance(value, str) else str(value)
 
     def key(name: str) -> str:
-        return name if name.isalnum() and name.isascii() and draw(st.booleans()) else written(name, "toml")
+        return (
+            name if name.isalnum() and name.isascii() and draw(st.booleans()) else encode_word(name, "toml")
+        )
 
     lines = ["# a file", 'model = "m"', ""]
     tables: list[str] = []
@@ -136,7 +138,7 @@ def yaml_texts(draw: st.DrawFn) -> str:
     comment = st.sampled_from(["", "", " # c: [x", "  "])
 
     def word(value: str) -> str:
-        plain = written(value, "yaml")
+        plain = encode_word(value, "yaml")
         if plain == value and draw(st.booleans()):
             return f"'{value}'" if draw(st.booleans()) else json.dumps(value)
         return plain
