@@ -55,7 +55,7 @@ class Schema:
         """Raises SchemaFault."""
         measured = measure(document, MOST_NODES, MOST_TEXT, "the schema")
         patterns, self._data = _contents(document)
-        # Bytes of memory it takes, for callers that keep several.
+        # Bytes of memory it takes, for callers that hold several.
         self.size = (
             NODE_BYTES * measured.nodes + CHARACTER_BYTES * measured.text + PATTERN_BYTES * len(patterns)
         )

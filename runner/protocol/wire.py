@@ -106,7 +106,7 @@ def message(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool 
             if end == len(text) and not (type(value) is dict and _may_have_twice(raw, value, identity)):
                 return Reading._make((value, None, "", len(raw) * _MOST_MEMORY_PER_BYTE))
         except (ValueError, StopIteration, RecursionError):
-            pass  # what is wrong with it is found out below
+            pass  # `decode` below finds the fault
     try:
         return _decoded(raw, identity, unique)
     except WireFault as fault:
@@ -120,7 +120,7 @@ def encode(value: Any) -> bytes:
             return "".join(_chunks(value, 0)).encode()
         # KeyError: another thread, which met a circle, has cleared what is shared.
         except (TypeError, ValueError, RecursionError, KeyError):
-            _open.clear()  # what is wrong with it is said below
+            _open.clear()  # the slow path below says what is wrong
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, RecursionError) as error:

@@ -209,7 +209,7 @@ SESSIONS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "silent after its patience": ("silence", "wait", {"limits": {"handshake": 30}}),
     "call pending": ("tool.invoke", "call", {}),
     "open and idle": ("idle", "wait", {"limits": {"idle": 1000, "memory": 64 << 20, "cpu_time": 900}}),
-    "farewell pending": ("shutdown", "leave", {}),
+    "shutdown pending": ("shutdown", "leave", {}),
     "events unread": ("unread", "wait", {}),
     "plugin does not read": ("deaf", "call", {"bytes": 900_000}),
 }

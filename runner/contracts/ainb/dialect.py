@@ -34,8 +34,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
-    Farewelled,
     HandshakeFault,
     HostCall,
     Lane,
@@ -46,6 +44,8 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
@@ -212,7 +212,7 @@ class AinbDialect(Dialect):
         if token == _INIT:
             return self._initialised(calls.undrawn(value))
         if token == _SHUTDOWN:
-            return (Farewelled(),)
+            return (ShutdownAnswered(),)
         if not isinstance(token, int):
             return ()
         call = self._open.pop(token)
@@ -236,7 +236,7 @@ class AinbDialect(Dialect):
             said = f"{text} ({error.code})".strip()
             return self._end(Violation("handshake_failed", f"it refuses {handshake.INIT}: {said}", "refused"))
         if error.token == _SHUTDOWN:
-            return (Farewelled(f"{text} ({error.code})".strip()),)
+            return (ShutdownAnswered(f"{text} ({error.code})".strip()),)
         if not isinstance(error.token, int):
             return ()
         del self._open[error.token]
@@ -325,14 +325,16 @@ class AinbDialect(Dialect):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         if self._stage != "ready":
-            return Farewell(exit=SHUTDOWN_SECONDS, terminate=TERMINATE_SECONDS)
+            return ShutdownSteps(exit=SHUTDOWN_SECONDS, terminate=TERMINATE_SECONDS)
         self._stage = "leaving"
         self._held.clear()
         half = SHUTDOWN_SECONDS / 2
         frame = _send(self._peer.request(_SHUTDOWN, SHUTDOWN, {}))
-        return Farewell((frame,), answer=half, exit=half, terminate=TERMINATE_SECONDS, whole=SHUTDOWN_SECONDS)
+        return ShutdownSteps(
+            (frame,), answer=half, exit=half, terminate=TERMINATE_SECONDS, whole=SHUTDOWN_SECONDS
+        )
 
     def _count(self, name: str) -> int:
         count = self._counters[name] = self._counters.get(name, 0) + 1

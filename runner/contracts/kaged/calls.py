@@ -19,7 +19,7 @@ from typing import Any
 from runner.contracts.kaged import CONTEXT, hooks
 from runner.contracts.kaged.declared import Declared, DeclaredTool
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
-from runner.protocol.memory import COMPILED, Shelf
+from runner.protocol.memory import COMPILED, BoundedCache
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
@@ -45,7 +45,7 @@ class CallBook:
     def __init__(self, plugin_id: str, declared: Declared) -> None:
         self._plugin_id = plugin_id
         self._declared = declared
-        self._schemas = Shelf[Schema](COMPILED)  # compiled when a tool is first called
+        self._schemas = BoundedCache[Schema](COMPILED)  # compiled when a tool is first called
 
     def list(self, token: int, name: str) -> Any:
         """Raises CallRefused."""

@@ -28,20 +28,20 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
-    Farewelled,
     HandshakeFault,
+    HealthCheck,
     HostCall,
     Lane,
     LateAnswer,
     Message,
     Notice,
-    Pulse,
     Ready,
     Refusal,
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
@@ -62,7 +62,7 @@ _MOST_OWED = 1024  # calls that were given up and whose answers are recognised
 
 _SHOWN_BYTES = 200  # of a faulty line
 _SHOWN_CHARACTERS = 200  # of an error that answers nothing of ours
-_INITIALIZE, _SHUTDOWN, _BEAT = "initialize", "shutdown", "beat"  # tokens of our own requests
+_INITIALIZE, _SHUTDOWN, _BEAT = "initialize", "shutdown", "send_health_check"  # tokens of our own requests
 _NOT_YET = (jsonrpc.INVALID_REQUEST, "the answer to initialize comes before any request", None)
 
 Stage = Literal["new", "initialize", "ready", "leaving", "over"]
@@ -192,7 +192,7 @@ class KagedDialect(Dialect):
         if token == _INITIALIZE:
             return self._initialized(value, weight)
         if token == _SHUTDOWN:
-            return (Farewelled(),)
+            return (ShutdownAnswered(),)
         if token == _BEAT:
             return (Alive(),)
         if not isinstance(token, int):
@@ -211,7 +211,7 @@ class KagedDialect(Dialect):
                 Violation("handshake_failed", f"it refuses to be initialized: {said}", "refused")
             )
         if error.token == _SHUTDOWN:
-            return (Farewelled(said),)
+            return (ShutdownAnswered(said),)
         if error.token == _BEAT:
             return (Alive(),)
         if not isinstance(error.token, int):
@@ -292,28 +292,30 @@ class KagedDialect(Dialect):
     # --- health and the end ---------------------------------------------------------------------------------
 
     @property
-    def pulse(self) -> Pulse:
+    def health_check(self) -> HealthCheck:
         lifecycle = dict(self._plugin.lifecycle)
-        return Pulse(
+        return HealthCheck(
             HEALTH_CHECK,
             float(lifecycle.get("health_interval", HEALTH_INTERVAL_SECONDS)),
             float(lifecycle.get("health_answer", HEALTH_ANSWER_SECONDS)),
             busy=self._timeouts.get("call", CALL_SECONDS),
         )
 
-    def beat(self) -> Events:
+    def send_health_check(self) -> Events:
         if self._stage != "ready":
             return ()
         self._count("health_checks")
         return (self._send(self._peer.request(_BEAT, HEALTH_CHECK, {})),)
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         if self._stage != "ready":
-            return Farewell(terminate=TERMINATE_SECONDS)
+            return ShutdownSteps(terminate=TERMINATE_SECONDS)
         self._stage = "leaving"
         whole = self._timeouts.get("shutdown", SHUTDOWN_SECONDS)
         frame = self._send(self._peer.request(_SHUTDOWN, "shutdown", {}))
-        return Farewell((frame,), answer=whole / 2, exit=whole / 2, terminate=TERMINATE_SECONDS, whole=whole)
+        return ShutdownSteps(
+            (frame,), answer=whole / 2, exit=whole / 2, terminate=TERMINATE_SECONDS, whole=whole
+        )
 
     def _send(self, raw: bytes, lane: Lane = "request") -> Send:
         return Send(frames.line(raw), lane)

@@ -21,7 +21,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Event,
-    Farewell,
     HostCall,
     HostCallCancelled,
     Lane,
@@ -32,6 +31,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
@@ -125,8 +125,8 @@ class McpDialect(Dialect):
             return Message(fault=cause, detail=detail, raw=raw[:SHOWN])
         return Message._make((value, "", "", b"", weight, 0.0))
 
-    def farewell(self) -> Farewell:
-        return Farewell(exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
+    def shutdown_steps(self) -> ShutdownSteps:
+        return ShutdownSteps(exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -35,8 +35,6 @@ from runner.protocol.dialect import (
     Dialect,
     Event,
     Events,
-    Farewell,
-    Farewelled,
     HandshakeFault,
     HostCall,
     Identity,
@@ -49,10 +47,12 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
-from runner.protocol.memory import COMPILED, STANDING, Shelf
+from runner.protocol.memory import COMPILED, STANDING, BoundedCache
 from runner.protocol.schema import Schema
 from sandbox.document.diagnostic import printable
 from sandbox.units import format_limit
@@ -88,7 +88,7 @@ class NexoDialect(Dialect):
         self._stage: Stage = "new"
         self._identity = Identity(setting.plugin.id)
         self._tools: Mapping[str, tools.Tool] = tools.of_manifest(setting.plugin)
-        self._schemas = Shelf[Schema](COMPILED)
+        self._schemas = BoundedCache[Schema](COMPILED)
         self._open: dict[int, calls.OpenCall] = {}  # by token
         self._streams: dict[int, int] = {}  # id on the wire -> token
         self._questions: dict[int, str] = {}  # ticket -> method, of requests the plugin waits for
@@ -238,7 +238,7 @@ class NexoDialect(Dialect):
         if token == _CONFIGURE:
             return self._ready()
         if token == _SHUTDOWN:
-            return (Farewelled(),)
+            return (ShutdownAnswered(),)
         call = self._closed(token)
         if call is None:
             return ()
@@ -256,7 +256,7 @@ class NexoDialect(Dialect):
             hint = "it does not know plugin.configure: run it without a configuration" if unknown else ""
             return self._failed("configure_refused", f"it refuses its configuration: {said}", hint)
         if error.token == _SHUTDOWN:
-            return (Farewelled(said),)
+            return (ShutdownAnswered(said),)
         call = self._closed(error.token)
         if call is None:
             return ()
@@ -423,12 +423,12 @@ class NexoDialect(Dialect):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         if self._stage != "ready":
-            return Farewell(exit=EXIT_SECONDS)
+            return ShutdownSteps(exit=EXIT_SECONDS)
         self._stage = "leaving"
         frame = self._send(self._peer.request(_SHUTDOWN, "shutdown", {"reason": SHUTDOWN_REASON}))
-        return Farewell((frame,), self._timeouts.seconds("shutdown"), EXIT_SECONDS)
+        return ShutdownSteps((frame,), self._timeouts.seconds("shutdown"), EXIT_SECONDS)
 
     def _send(self, raw: bytes, lane: Lane = "request") -> Send:
         return Send(frames.line(raw), lane)

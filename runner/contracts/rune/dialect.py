@@ -37,7 +37,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
     Identity,
     Message,
     Notice,
@@ -46,6 +45,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
@@ -134,13 +134,13 @@ class RuneDialect(Dialect):
     def framer(self) -> Framer:
         return self._stdout
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         teardown = self._seconds("teardown")
         if self._stage == "answered":
-            return Farewell(exit=teardown, counts=True)
+            return ShutdownSteps(exit=teardown, counts=True)
         # A plugin that got no request may need a moment to notice the end of its input.
         unasked = self._stage in ("silent", "ready", "listed")
-        return Farewell(exit=teardown if unasked else 0.0)
+        return ShutdownSteps(exit=teardown if unasked else 0.0)
 
     @property
     def counters(self) -> Mapping[str, int]:

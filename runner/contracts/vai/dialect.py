@@ -48,7 +48,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
     HandshakeFault,
     LateAnswer,
     Message,
@@ -58,6 +57,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownSteps,
     Violation,
 )
 from runner.protocol.frames import Framer
@@ -348,10 +348,10 @@ class VaiDialect(Dialect):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         """Asked more than once: each time it is the same."""
         frames: Events = ()
         if self._stage in ("ready", "leaving"):
             self._stage = "leaving"
             frames = (Send(make_frame("shutdown")),)
-        return Farewell(frames, exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
+        return ShutdownSteps(frames, exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)

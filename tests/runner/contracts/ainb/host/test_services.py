@@ -78,7 +78,7 @@ async def test_each_request_needs_the_policy(method: str) -> None:
     code, message, data = await desk.error(method, GOOD[method])
     assert code == -32001 and message.startswith("capability denied: ")
     assert data == {"reason": f"the policy does not allow {method}: see host under [capabilities]"}
-    assert desk.gate.refused == {method: 1}
+    assert desk.guard.refused == {method: 1}
 
 
 @pytest.mark.parametrize("method", REQUESTS)
@@ -119,7 +119,7 @@ async def test_an_unknown_method(method: str) -> None:
     assert (code, data) == (-32601, None)
     assert message == f"method not found: {method[:200]}"
     assert desk.note(method, {}) == []  # a notification is ignored
-    assert desk.gate.refused == {"unknown": 2}
+    assert desk.guard.refused == {"unknown": 2}
 
 
 @pytest.mark.parametrize("method", sorted(NOTIFICATIONS))
@@ -415,7 +415,7 @@ async def test_streams_are_bounded_and_end_with_the_session() -> None:
     for _ in range(64):
         await desk.result("host/event_stream_subscribe", {"topic": "a"})
     assert (await desk.error("host/event_stream_subscribe", {"topic": "a"}))[0] == -32602
-    desk.gate.detach()
+    desk.guard.detach()
     bus.publish("a", b"1")
     assert desk.told == []
 
@@ -559,7 +559,7 @@ async def test_the_report_counts_what_was_refused_and_not_as_served() -> None:
     desk = Desk()
     desk.note("host/snapshot/publish", {"topic": 5})
     desk.note("host/snapshot/publish", topic)
-    assert desk.gate.served == desk.gate.refused == {"host/snapshot/publish": 1}
+    assert desk.guard.served == desk.guard.refused == {"host/snapshot/publish": 1}
 
 
 @pytest.mark.parametrize("params", [None, {}, {"level": 1, "message": "x"}, {"level": "error"}])
