@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection
     from runner.launch.stdio import Plumbing
     from runner.launch.wait import Clocks, End
-    from runner.package.signature import Signed
+    from runner.package.signature import VerifiedPackage
     from runner.plugin import Plugin
     from sandbox.cell.cell import Cell
     from sandbox.document.diagnostic import Diagnostic
@@ -101,7 +101,7 @@ class Decided(NamedTuple):
     timings: Timings = ()
     # Where the policy requires a signature: what was found, the copy of the package that was checked and is
     # mounted, and the folder it is a copy of. A rehearsal makes no copy.
-    signed: Signed | None = None
+    signed: VerifiedPackage | None = None
     copy: str = ""
     original: str = ""
     # What of a person's approvals counted. `policy` above has its ceilings raised by it.
@@ -276,7 +276,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     """Every class that can occur in a Planned."""
     from runner.launch.command import Command
     from runner.manifest.cache import PLUGIN_CLASSES
-    from runner.package.signature import Signed
+    from runner.package.signature import VerifiedPackage
     from sandbox import spec
     from sandbox.identity.accounts import Account
     from sandbox.limits.assigned import AssignedLimit, Shares
@@ -289,7 +289,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.policy import policy
 
     return (
-        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, Signed),
+        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, VerifiedPackage),
         *PLUGIN_CLASSES,
         *(policy.Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
         *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule, policy.ApprovalRule, Approval),

@@ -136,8 +136,7 @@ def _require_package(plugin: Plugin | None, found: tuple[Diagnostic, ...]) -> tu
 
 
 def _sign(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:
-    from runner.package.key_search import KeySearch
-    from runner.package.keys import load_key
+    from runner.package.keys import KeySearch, load_key
     from runner.package.listing import list_package
     from runner.package.signature import sign, write_signature
 

@@ -39,7 +39,7 @@ ceiling = ["{place}"]
 ceiling = ["WORD"]
 pass = ["WORD"]
 """
-USED = "runner: a kept plan is used"
+USED = "runner: a stored plan is used"
 SETTLED = 2.3  # seconds: what changed later than that is not kept
 
 

@@ -17,7 +17,7 @@ from tests.conftest import ROOT, Caller
 
 Write = Callable[..., Path]
 
-USED = "runner: a kept plan is used"
+USED = "runner: a stored plan is used"
 SETTLED = 2.3  # seconds: what changed later than that is not kept
 # Those with a manifest. Others are programs that tests write a manifest for.
 PLUGINS = sorted(
