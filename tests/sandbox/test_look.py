@@ -62,7 +62,7 @@ EXEMPT = {
     "sandbox/files.py:text_at": "look.stat has noted the file, with the time of its last change",
     "sandbox/identity/uid_range.py:in_use": "asked when a uid is leased, at every launch",
     "sandbox/identity/uid_range.py:_running": "asked when a uid is leased, at every launch",
-    "runner/approvals/store.py:is_told": "it makes a mark; look.lexists has noted whether it was there",
+    "runner/approvals/store.py:was_notified": "it makes a mark; look.lexists has noted whether it was there",
     "sandbox/limits/cgroup_survey.py:_read": "its callers note the content, or who is in the group",
     "sandbox/limits/cgroup_survey.py:_named": "for a message",
     "sandbox/paths/beneath.py:walk_beneath": "its callers note the whole path",
