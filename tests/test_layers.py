@@ -702,7 +702,7 @@ def test_a_launch_from_a_kept_plan_loads_nothing_slow(
     for _ in range(10):  # a plan that rests on a file of this moment is not kept
         done = subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        if "runner: a kept plan is used" in done.stderr:
+        if "runner: a stored plan is used" in done.stderr:
             break
         time.sleep(2.3)
     else:

@@ -1,4 +1,4 @@
-"""runner explain: what a plugin asks, what it gets, what it is refused and why."""
+"""runner explain: what a plugin asks for, what it gets, and why the rest is refused."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
-    """The report of a launch that has not taken place, with the command line."""
+    """The report of a launch that was only planned, with bubblewrap's command line."""
     full = report(stage, outcome, EXIT[outcome.code])
     kept = ("runner", "plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
     loaded, decided, planned = loaded_of(stage), decided_of(stage), planned_of(stage)
@@ -131,7 +131,7 @@ def _streams(decided: Decided, limits: Limits) -> dict[str, str]:
 def _command_line(planned: Planned) -> str:
     profile = seccomp_filter.filter_path(planned.plan.seccomp, seccomp_filter.machine_arch())
     command = bare.bare_command(planned.plan, planned.bwrap, profile)
-    # What is read is also pasted: a variable of the caller's own is named instead of shown.
+    # People paste this line elsewhere, so variables of the caller are named and not shown.
     env = ((name, None if os.environ.get(name) == value else value) for name, value in command.env)
     return bare.command_line(command._replace(env=tuple(env)))
 
@@ -206,7 +206,7 @@ def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
 
 
 def _owned(planned: Planned | None, path: str) -> Ownership | None:
-    """Who owns what the plugin writes there; None if it is the caller, as without a change of uid."""
+    """The owner mapping of a path that the plugin writes; None: files belong to the caller."""
     owners = None if planned is None else planned.plan.owners
     return owners.of(normal(path)) if owners is not None else None
 
@@ -285,7 +285,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
 
 
 def _approved(decided: Decided) -> Iterable[str]:
-    """What a person allowed, by which word, and what of it counts."""
+    """The approval, where it comes from, and which parts of it the policy accepts."""
     from runner.cli.allow import day, items_of
 
     whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
@@ -354,7 +354,7 @@ def _limits(stage: Stage | None, outcome: Outcome) -> Iterable[Row]:
             words = [*(["DEGRADED"] if limit.degraded else []), *([limit.detail] if limit.detail else [])]
             yield limit.name, amount, limit.decided_by, limit.enforced_by or "nothing", ": ".join(words)
         return
-    # The launch was refused before each limit had something to enforce it, most often because one cannot be.
+    # The launch was refused before the limits were assigned, most often because one cannot be enforced.
     decided_by = dict(granted.decided_by)
     for name in granted.limits._fields:
         value = getattr(granted.limits, name)
@@ -382,7 +382,7 @@ def _table(title: str, rows: Sequence[Row]) -> Iterable[str]:
 
 
 def network_document(stage: Stage | None) -> dict[str, Any] | None:
-    """The same for programs. None: the policy was not read."""
+    """`network_lines` as a document. None: the policy was not read."""
     decided = decided_of(stage)
     if decided is None:
         return None
@@ -439,7 +439,7 @@ def _egress_limits(limits: EgressLimits) -> str:
 
 
 def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
-    """Each rule in force: who asked for it, and the entry of the policy that allows it."""
+    """One row for each rule in force: the rule, who asked for it, and what allows it."""
     granted, rule = decided.grant.network, decided.policy.network
     if granted.mode != "allowlist":
         return
@@ -452,7 +452,7 @@ def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
 
 
 def _by_approval(decided: Decided, host: str) -> str:
-    """Whose word allows it, if the policy's own list does not."""
+    """What allows a host, if the policy's own list does not."""
     approved, hosts = decided.approval.hosts, decided.policy.network.hosts
     own = hosts[: len(hosts) - len(approved)]  # the rest was added by the approval
     if host not in approved or any(host_matches(each, host) for each in own):
@@ -461,8 +461,8 @@ def _by_approval(decided: Decided, host: str) -> str:
 
 
 def _never_dialled(text: str) -> str:
-    """Why the gate dials nothing of a rule in force, as the second half of a sentence; "" if it does. Where
-    other names lead is known only when they are looked up."""
+    """Returns why the gate never dials a host of a rule, as the second half of a sentence, or ''. Other names
+    are judged when they are looked up."""
     rule = parse_rule(text, ranges=True)
     if rule.kind in ("name", "below") and f".{rule.host}".endswith(".localhost"):
         return "is this machine (loopback)"  # RFC 6761: this name and all below it
@@ -470,8 +470,8 @@ def _never_dialled(text: str) -> str:
         return ""
     import ipaddress
 
-    # That an address is listed makes it dialled if it is private. No special range begins or ends inside of
-    # a range whose both ends are refused for the same reason.
+    # A private address is dialled if it is listed. If both ends of a range are refused for the same reason,
+    # so is all of it.
     block = ipaddress.ip_network(rule.host)
     first, last = (vet(str(end), allow_private=True) for end in (block[0], block[-1]))
     return first if first == last else ""

@@ -257,7 +257,7 @@ def test_systemd_lifts_no_limit_when_another_unit_stops(box: Box) -> None:
 
 # --- kept plans ---------------------------------------------------------------------------------------------
 
-USED = "runner: a kept plan is used"
+USED = "runner: a stored plan is used"
 SETTLED = 2.3  # seconds: what changed later than that is not kept
 
 

@@ -71,7 +71,7 @@ def kept(caller: Caller, *words: Any, **more: Any) -> dict[str, str]:
         said = caller("plan", *words, **more)
         assert said.returncode == 0, said.stderr
         found = rows(said.stdout)
-        if "a moment ago" not in found.get("not kept", "") or time.monotonic() > until:
+        if "a moment ago" not in found["stored"] or time.monotonic() > until:
             return found
 
 
@@ -135,12 +135,12 @@ def test_it_takes_the_words_of_exec(runner_as_user: Caller, plugin: Path) -> Non
 
 
 def test_it_is_kept_for_exec_with_the_same_words(runner_as: Caller, plugin: Path) -> None:
-    path = kept(runner_as, plugin)["kept"]
+    path = kept(runner_as, plugin)["stored"]
     assert Path(path).stat().st_mode & 0o777 == 0o600 and Path(path).stat().st_uid == runner_as.uid
     # Options that only this verb has make no difference; what exec is told does.
-    assert kept(runner_as, "--facts", plugin)["kept"] == path
-    assert kept(runner_as, "--policy", "dev", plugin)["kept"] != path
-    assert kept(runner_as, plugin, "--", "--more")["kept"] != path
+    assert kept(runner_as, "--facts", plugin)["stored"] == path
+    assert kept(runner_as, "--policy", "dev", plugin)["stored"] != path
+    assert kept(runner_as, plugin, "--", "--more")["stored"] != path
     document = json.loads(runner_as("plan", "--emit", "json", plugin).stdout)
     assert document["kept"] == {"path": path, "reason": ""}
     for emit in ("sh", "argv", "json"):
@@ -151,28 +151,28 @@ def test_it_is_kept_for_exec_with_the_same_words(runner_as: Caller, plugin: Path
 @pytest.mark.usefixtures("nothing_left")
 def test_exec_takes_the_plan_that_was_kept(runner_as: Caller, plugin: Path) -> None:
     debug = {"RUNNER_DEBUG": "1"}  # then exec says so
-    os.unlink(kept(runner_as, plugin, "--", "given", env=debug)["kept"])
+    os.unlink(kept(runner_as, plugin, "--", "given", env=debug)["stored"])
     control = runner_as("exec", plugin, "--", "another", env=debug)
-    assert "kept plan is used" not in control.stderr and control.returncode == 7
-    assert "kept" in kept(runner_as, "--facts", plugin, "--", "given", env=debug)
+    assert "stored plan is used" not in control.stderr and control.returncode == 7
+    assert kept(runner_as, "--facts", plugin, "--", "given", env=debug)["stored"].startswith("/")
     said = runner_as("exec", plugin, "--", "given", env=debug)
-    assert "kept plan is used" in said.stderr and said.returncode == 7
+    assert "stored plan is used" in said.stderr and said.returncode == 7
     assert said.stdout == control.stdout.replace("another", "given")
 
 
 def test_why_it_is_not_kept(runner_as_user: Caller, plugin: Path) -> None:
-    assert kept(runner_as_user, plugin, env={"RUNNER_CACHE": "off"})["not kept"] == "RUNNER_CACHE=off"
-    assert "decides anew" in kept(runner_as_user, "--memory", "64M", plugin)["not kept"]
+    assert kept(runner_as_user, plugin, env={"RUNNER_CACHE": "off"})["stored"] == "no: RUNNER_CACHE=off"
+    assert "decides anew" in kept(runner_as_user, "--memory", "64M", plugin)["stored"]
     unsafe = Path(runner_as_user.environ["XDG_CACHE_HOME"]) / "runner"
     unsafe.mkdir(exist_ok=True)
     unsafe.chmod(0o777)
-    assert str(unsafe) in kept(runner_as_user, plugin)["not kept"]
+    assert str(unsafe) in kept(runner_as_user, plugin)["stored"]
     unsafe.chmod(0o700)
     runner_as_user.give(unsafe)
-    assert "kept" in kept(runner_as_user, plugin)  # the control
+    assert kept(runner_as_user, plugin)["stored"].startswith("/")  # the control
     (plugin / "run").touch()
     said = rows(runner_as_user("plan", plugin).stdout)
-    assert said["not kept"] == f"{plugin}/run was changed a moment ago"
+    assert said["stored"] == f"no: {plugin}/run was changed a moment ago"
 
 
 # --- the script ---------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_no_bare_command_for_what_only_the_runner_can_do(
     document = json.loads(runner_as_user("plan", "--emit", "json", *words).stdout)
     assert document["argv"] is None and "without a cage" in document["argv_refused"]
     said = runner_as_user("plan", *words)
-    assert "UNSANDBOXED" in said.stdout and "without a cage" in rows(said.stdout)["not kept"]
+    assert "UNSANDBOXED" in said.stdout and "without a cage" in rows(said.stdout)["stored"]
 
 
 @pytest.mark.needs("user")

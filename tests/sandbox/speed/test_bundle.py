@@ -295,7 +295,7 @@ def test_the_bundles_have_what_a_launch_loads(
         for _ in range(5):
             done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, cwd="/")
             assert done.returncode == 0, done.stderr
-            if ("a kept plan is used" in done.stderr) is is_kept:
+            if ("a stored plan is used" in done.stderr) is is_kept:
                 break
             time.sleep(1)  # what has just changed is not kept
         else:
@@ -341,7 +341,7 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
         assert not list((checkout.root / "sandbox/speed/__pycache__").glob("state.*bundle"))
         done = subprocess.run((*start, *words), env=env, cwd="/", capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        if "a kept plan is used" in done.stderr:
+        if "a stored plan is used" in done.stderr:
             break
         time.sleep(1)  # what has just changed is not kept
     else:

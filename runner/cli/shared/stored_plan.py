@@ -1,4 +1,4 @@
-"""`runner exec` from the plan of an earlier launch. Neither manifest nor policy are read."""
+"""`runner exec` from a stored plan. Neither manifest nor policy are read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from runner.launch.stored.entry import Told
 
 
-def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
-    """The exit status of `runner`. None: there is no such plan, and the launch has to be decided."""
+def launch_stored(args: argparse.Namespace, told: Told) -> int | None:
+    """Returns the exit status of `runner`. None: no stored plan holds, and the launch has to be decided."""
     args.began = began = time.monotonic()
     entry = find(told)
     if entry is None:
         return None
-    say("a kept plan is used")
+    say("a stored plan is used")
     report_file = None
     if args.report is not None:
         from runner.cli.shared.report_file import ReportFile, ReportFileError
@@ -29,7 +29,7 @@ def launch_kept(args: argparse.Namespace, told: Told) -> int | None:
         try:
             report_file = ReportFile(args.report)
         except ReportFileError:
-            return None  # the usual way says what is wrong
+            return None  # the decided launch reports the fault
         args.report_file = report_file
     host = CommandLineHost(is_new=False, tells=entry.tells)
     try:
