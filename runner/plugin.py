@@ -27,7 +27,7 @@ class Template(NamedTuple):
 
     The parsed manifest is cached, so the values cannot be part of it."""
 
-    rules: str  # the name of the host whose rules apply (runner/contracts/mcp/hosts/expand.py)
+    rules: str  # the name of the rules, in its contract
     folder: str = ""  # the project folder they refer to; empty: the working directory of the runner
     env_file: str = ""  # a file of variables
     env_file_where: KeyPath = ()

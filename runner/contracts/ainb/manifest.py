@@ -139,7 +139,7 @@ _RESTARTS: tuple[tuple[str, float], ...] = (
 
 
 def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-    """The plugin (None if there is an error), and everything to say about its manifest."""
+    """The plugin (None if there is an error), and all diagnostics."""
     faults = Faults(document)
     model.check(faults, Manifest, document.data, (), _strict)
     manifest = Table(document.data)
@@ -270,7 +270,7 @@ def _own_files(
         env += [EnvRequest(name, STATE_DIR_TOKEN, where=at) for name in ("AINB_HOME", "XDG_DATA_HOME")]
     flags = [name for name in READ_ROOTS if declared.allows(name)]
     if flags and home:
-        # Missing folders are as good as empty ones to these plugins.
+        # These plugins treat a missing folder like an empty one.
         paths += [
             PathRequest(f"{home}/{READ_ROOTS[name]}", "read", required=False, where=table.at(name))
             for name in flags
@@ -284,8 +284,8 @@ def _own_files(
 
 
 def _network(faults: Faults, table: Table, declared: Declared) -> Network:
-    """`network` is the right to ask the host, which fetches, and to reach the same hosts by itself. Not
-    required: a plugin that only asks its host needs no network of its own."""
+    """`network` lets the plugin ask the host to fetch, and reach the same hosts itself. The request is
+    optional: a plugin that only asks its host needs no network of its own."""
     at = table.at("network")
     if not declared.allows("network"):
         return Network("none", where=("plugin",))

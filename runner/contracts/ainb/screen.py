@@ -121,7 +121,7 @@ _KNOWN = "its answer to plugin/render cannot be drawn"
 
 
 class RenderFault(ValueError):
-    """Why an answer is no picture: a sentence that names the place in the answer."""
+    """Why an answer cannot be drawn: a sentence that names the place in the answer."""
 
 
 class Size(NamedTuple):
@@ -138,7 +138,7 @@ class Color(NamedTuple):
 class Style(NamedTuple):
     fg: Color | None = None  # None: the terminal's own
     bg: Color | None = None
-    modifier: int = 0  # bits; runner/contracts/ainb/screen.py has their meanings
+    modifier: int = 0  # bits: BOLD, DIM, …
 
 
 class Cell(NamedTuple):

@@ -82,7 +82,7 @@ class CallBook:
         tools = self._declared.tools
         found = tools.get(name) or tools.get(f"{self._plugin_id}.{name}")
         if found is None:
-            # A caller who writes the short name is helped with the short names.
+            # If the caller wrote a short name, the suggestions are short names.
             known = [each if "." in name else each.rpartition(".")[2] for each in tools]
             raise _unknown(token, "tool", name, known)
         return found
@@ -122,7 +122,7 @@ def make_context(token: int, call: Call, declared: Declared, session_id: str, id
 
 
 def context_fault(given: Mapping[str, Any]) -> str:
-    """The fault of the fields that a caller sets; empty if there is none. Unknown ones: `stray_context`."""
+    """Returns the fault of the fields that a caller sets, or ''. `stray_context` checks unknown ones."""
     for name in CONTEXT:
         if name in given and not isinstance(given[name], str):
             return f"{name} in the context is not a string"

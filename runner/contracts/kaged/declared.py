@@ -1,5 +1,5 @@
-"""What a manifest declares about the conversation, kept in the exports of the Plugin. Only this module writes
-and reads them.
+"""What a manifest declares about the conversation, stored in the exports of the Plugin. Only this module
+writes and reads them.
 
 An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.
 """

@@ -124,7 +124,7 @@ _RESTARTS: tuple[tuple[str, float], ...] = (
 def read(
     document: Document, *, home: str = "", options: Mapping[str, str] | None = None, config: Any = None
 ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-    """The plugin (None if there is an error), and everything to say about its manifest."""
+    """The plugin (None if there is an error), and all diagnostics."""
     faults = Faults(document)
     model.check(faults, Manifest, document.data, (), lambda _: None)
     manifest = Table(document.data)

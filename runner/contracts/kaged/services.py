@@ -65,8 +65,8 @@ class StorageMethods:
 
 
 def provide(plugin: Plugin, services: Services, state_dir: str | None) -> Services:
-    """The services with the storage for this plugin: the caller's own, else one beside the state directory.
-    None for a plugin that may not use it, so that it is not told of any."""
+    """Add the storage to the services: the caller's own, else one beside the state directory. No storage for
+    a plugin that may not use it, so that it is not offered."""
     if not {STORAGE_READ, STORAGE_WRITE} & set(plugin.capabilities):
         return services._replace(storage=None)
     if services.storage is not None or state_dir is None:

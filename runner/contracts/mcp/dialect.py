@@ -253,7 +253,7 @@ class McpDialect(Dialect):
         match self._peer.receive(value):
             case RpcResult() | RpcError() as incoming:
                 if incoming.token in (DISCOVER, INITIALIZE):
-                    return self._shaken(incoming, weight)
+                    return self._handshake_answered(incoming, weight)
                 return self._answered(incoming, weight)
             case RpcRequest() as request:
                 return self._asked(request)
@@ -284,7 +284,7 @@ class McpDialect(Dialect):
 
     # --- answers ------------------------------------------------------------------------------------------
 
-    def _shaken(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
+    def _handshake_answered(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
         """The answer is kept while the server runs, so it counts towards the memory of the session."""
         if self._standing.take(weight):
             return self._handshake.feed(incoming)

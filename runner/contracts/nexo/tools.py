@@ -97,7 +97,7 @@ def find_tool(
     return tool
 
 
-def of_manifest(plugin: Plugin) -> dict[str, Tool]:
+def manifest_tools(plugin: Plugin) -> dict[str, Tool]:
     """Tools that the manifest describes itself."""
     return {
         name: Tool(name, tool.description, _schema(tool.schema), tool.method, tool.seconds)

@@ -48,7 +48,7 @@ class Binding(NamedTuple):
     org: str = ""
     project: str = ""
     config: Mapping[str, Any] = {}
-    slots: Mapping[str, str | None] = {}  # slot -> secret://ORG/NAME; None: the plugin does without
+    slots: Mapping[str, str | None] = {}  # slot -> secret://ORG/NAME; None: no secret
     active: bool = True
     traffic_percent: int = 100
     # What it narrows. None: nothing.
@@ -59,7 +59,7 @@ class Binding(NamedTuple):
 
     @property
     def inactive(self) -> str:
-        """Why nothing may run by it, whoever asks; empty: somebody may."""
+        """Reason the binding is inactive, or ''."""
         if not self.active:
             return f"the binding {quoted(self.id)} is disabled"
         if not self.traffic_percent:
@@ -87,9 +87,9 @@ def read_binding(
     return binding, faults.diagnostics()
 
 
-def effective(export: DeclaredExport, binding: Binding | None) -> DeclaredExport:
+def narrow_export(export: DeclaredExport, binding: Binding | None) -> DeclaredExport:
     """The export as its binding narrows it: permissions, timeout, max_concurrency. Slots that the binding
-    leaves empty are gone."""
+    leaves empty are removed."""
     if binding is None:
         return export
     permissions = export.permissions
@@ -116,7 +116,7 @@ def is_selected(binding: str, context: Mapping[str, Any], percent: int) -> bool:
 
 
 def _narrowed(declared: Permissions, wanted: Permissions) -> Permissions:
-    """What both allow."""
+    """The intersection of both."""
     return Permissions(
         network=declared.network if declared.network == wanted.network else "none",
         filesystem=declared.filesystem if declared.filesystem == wanted.filesystem else "none",
@@ -221,7 +221,7 @@ class _Record:
             hint = did_you_mean(slot, declared) or f"it has {', '.join(declared[:10]) or 'none'}"
             self._error(table.at(slot), f"the export has no secret slot {quoted(slot)}", hint)
         elif value is not None:
-            # The value itself is not shown: somebody may have written the secret there.
+            # The value is not shown: it may be the secret itself, written here by mistake.
             found = _SECRET.match(value) if isinstance(value, str) else None
             if found is None:
                 message = f"the slot {quoted(slot)} has no reference of the form secret://ORG/NAME"

@@ -1,5 +1,5 @@
-"""What a manifest declares about its exports, kept in the exports of the Plugin. Only this module writes and
-reads them.
+"""What a manifest declares about its exports, stored in the exports of the Plugin. Only this module writes
+and reads them.
 
 An export of a Plugin is a kind and a tuple of strings, so the cache of manifests needs no code of this
 contract.
@@ -67,7 +67,7 @@ class Declared(NamedTuple):
     effective: DeclaredExport | None = None
     os: tuple[str, ...] = ()  # systems it was built for; empty: any
     arch: tuple[str, ...] = ()  # machines it was built for; empty: any
-    inactive: str = ""  # why the binding of the chosen export lets nothing run; empty: it does
+    inactive: str = ""  # reason the binding of the chosen export is inactive, or ''
 
     def find(self, name: str) -> DeclaredExport | None:
         return next((export for export in self.exports if export.id == name), None)

@@ -163,7 +163,7 @@ class VaiDialect(Dialect):
 
     def opening(self) -> Events:
         if self._stage == "over":
-            return ()  # the plugin spoke first, and wrongly: it gets nothing
+            return ()  # the plugin sent a faulty frame first: it gets nothing
         self._has_greeted = True
         return (Send(handshake.make_hello()),)
 
@@ -349,7 +349,7 @@ class VaiDialect(Dialect):
     # --- the end --------------------------------------------------------------------------------------------
 
     def shutdown_steps(self) -> ShutdownSteps:
-        """Asked more than once: each time it is the same."""
+        """The same steps each time."""
         frames: Events = ()
         if self._stage in ("ready", "leaving"):
             self._stage = "leaving"

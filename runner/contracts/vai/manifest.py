@@ -185,8 +185,8 @@ _Word = TypeVar("_Word", bound=str)
 
 
 def read(document: Document, *, options: Mapping[str, str]) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-    """The plugin (None if there is an error), and everything to say about its manifest. `options`: the export
-    that the cage is for, and its binding."""
+    """The plugin (None if there is an error), and all diagnostics. `options`: the export that the cage is
+    for, and its binding."""
     faults = Faults(document)
     model.check(faults, Manifest, document.data, (), lambda _: None)
     manifest = Table(document.data)

@@ -94,7 +94,7 @@ def unreadable(message: Message) -> Violation:
 
 
 def fault_of(value: Any, *, in_handshake: bool) -> Violation | None:
-    """What is wrong with a value as a frame of this protocol, whatever its type."""
+    """Returns the fault of a frame that does not depend on its type, or None."""
     kind: Any
     if isinstance(value, LongEvent):
         protocol, kind = value.protocol, EVENT

@@ -87,7 +87,7 @@ class AinbMethods:
     """For one session of a plugin."""
 
     METHODS: Mapping[str, str] = {method: _FIELD_OF.get(method, "") for method in FIELDS}
-    # What is quick waits for nothing slow.
+    # Separate queues, so that quick requests do not wait for slow ones.
     LONG: Mapping[str, tuple[str, int]] = {
         **dict.fromkeys((GET, READ_DIR, READ_FILE), ("read", 1)),
         FETCH: ("fetch", 1),
@@ -180,7 +180,8 @@ class AinbMethods:
         return self._dropped(method, reason or by_policy)
 
     def _dropped(self, method: str, reason: str) -> Sequence[Notice]:
-        """Told at the first, second, fourth, eighth, … time: other events should not be lost for it."""
+        """A notice for the first, second, fourth, eighth, … drop, so that notices do not crowd out other
+        events."""
         count = self._drops[method] = self._drops.get(method, 0) + 1
         if count & (count - 1):
             return ()
@@ -240,7 +241,7 @@ class AinbMethods:
         raise HostError(ACTION_TIMEOUT, f"action timed out: {action[:_NAME_MOST]}")
 
     def _action(self, name: str, ask: Ask) -> Callable[[bytes], Any]:
-        """What others invoke when they ask this plugin for its action."""
+        """The handler that calls this plugin for an action that another member invokes."""
 
         async def handler(payload: bytes) -> Any:
             answer = await ask(Call("action", name, payload))
@@ -313,8 +314,8 @@ class AinbMethods:
 
 
 def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Services:
-    """The services with those that the runner has for plugins of this contract, where the host has none of
-    its own. Files and network of the host's own stand behind the same guards as the runner's."""
+    """Add the runner's own services where the host has none. The host's own files and network get the same
+    guards as the runner's."""
     declared = declared_by(plugin)
     fetcher = None
     if allowance.hosts:

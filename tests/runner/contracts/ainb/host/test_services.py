@@ -221,7 +221,7 @@ async def test_subscriptions_end_with_the_session_and_begin_again() -> None:
     declared = Declared(granted=("event_bus",), subscribes=("a",))
     first = Desk(bus, declared=declared)
     await first.result("host/snapshot/subscribe", {"topic": "b"})
-    first.gate.detach()
+    first.guard.detach()
     second = Desk(bus, declared=declared)
     bus.publish("a", b"1")
     bus.publish("b", b"2")
@@ -334,7 +334,7 @@ async def test_the_state_of_each_plugins_screen_is_its_own_and_ends_with_it() ->
     assert (await two.result("host/snapshot/get", {"topic": "ui.state/one"}))["payload"] == encode(
         b"its own name"
     )
-    one.gate.detach()
+    one.guard.detach()
     assert bus.get("ui.state/one") is None and bus.get("ui.state/two") is not None
 
 
@@ -445,7 +445,7 @@ async def test_an_action_of_another_plugin(given: Any, payload: bytes) -> None:
     asked = {"action": "open", "payload": "aGk="}
     assert await desk.result("host/action/invoke", asked) == {"payload": encode(payload)}
     assert [(call.kind, call.name, call.input) for call in doer.asked] == [("action", "open", b"hi")]
-    doer.gate.detach()
+    doer.guard.detach()
     assert (await desk.error("host/action/invoke", asked))[0] == -32602
 
 
@@ -555,7 +555,7 @@ async def test_the_report_counts_what_was_refused_and_not_as_served() -> None:
     without = Desk(declared=Declared())
     for _ in range(3):
         without.note("host/snapshot/publish", topic)
-    assert (without.gate.served, without.gate.refused) == ({}, {"host/snapshot/publish": 3})
+    assert (without.guard.served, without.guard.refused) == ({}, {"host/snapshot/publish": 3})
     desk = Desk()
     desk.note("host/snapshot/publish", {"topic": 5})
     desk.note("host/snapshot/publish", topic)

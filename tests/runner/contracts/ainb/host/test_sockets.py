@@ -189,7 +189,7 @@ async def test_only_its_owner_uses_a_stream(place: Path) -> None:
         one.note("host/unix_socket_send", {"stream_id": stream, "bytes": encode(b"mine")})
         found = await events(one, stream, "data")
         assert b"".join(decode(each["bytes"]) for each in found) == b"mine"
-        one.gate.detach()
+        one.guard.detach()
 
 
 async def test_what_the_policy_denies_is_not_dialled(place: Path) -> None:
@@ -284,5 +284,5 @@ async def test_the_policys_deny_reaches_the_sockets_of_a_session(place: Path) ->
         assert (await denying.error("host/unix_socket_dial", {"path": path}))[0] == -32001
         free = Desk(declared=declared)
         assert (await free.result("host/unix_socket_dial", {"path": path}))["stream_id"]  # the control
-        free.gate.detach()
-        denying.gate.detach()
+        free.guard.detach()
+        denying.guard.detach()

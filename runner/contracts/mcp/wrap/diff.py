@@ -1,4 +1,4 @@
-"""A change as people see it before they agree: the changed lines, and no secrets."""
+"""The diff that people see before they agree to a change, without secrets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
 from runner.contracts.mcp.wrap.configuration import Configuration
-from runner.contracts.mcp.wrap.hidden import HIDDEN, shown_word
+from runner.contracts.mcp.wrap.redact import HIDDEN, shown_word
 from sandbox.document.diagnostic import printable
 from sandbox.document.edit.edit import read_spans
 from sandbox.document.edit.words import written
@@ -40,8 +40,8 @@ def diff(before: Configuration, after: Configuration) -> list[str]:
 def _opcodes(
     old: list[str], new: list[str], old_starts: list[int], new_starts: list[int]
 ) -> Iterator[Opcode]:
-    """As difflib has them. The entries are compared one by one: difflib takes a time that grows with the
-    square of the number of lines, and all entries look alike."""
+    """Opcodes like those of difflib. The entries are compared one by one, because difflib takes quadratic
+    time for many similar lines."""
     from difflib import SequenceMatcher
 
     if len(old_starts) != len(new_starts):
@@ -93,8 +93,8 @@ def _shown(line: str) -> str:
 
 
 def _masked(config: Configuration) -> tuple[list[str], list[int]]:
-    """The lines with their structure, their keys and their command lines. All else is hidden, comments too.
-    And the numbers of the lines at which the entries begin."""
+    """The lines with keys and command lines; other values and comments are hidden. Also the line numbers at
+    which entries begin."""
     text = config.raw.decode("utf-8").removeprefix("\ufeff")
     _, spans = read_spans(text, config.syntax)
     open_words = dict(_command_lines(config))
