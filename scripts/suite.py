@@ -28,7 +28,7 @@ from scripts.pythons import NotInstallable, Python, environment, find_pythons, m
 from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
-# pytest's exit code if no test was collected.
+# pytest's exit code if it collected no test.
 NO_TESTS = 5
 INTERRUPTED = 2
 # The exit code of scripts/test-container where it cannot run.

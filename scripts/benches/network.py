@@ -242,7 +242,7 @@ def find_gate(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """What the process alone has in memory: what would be free without it."""
+    """The private memory of a process, in bytes."""
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     )

@@ -91,7 +91,7 @@ class Spent(NamedTuple):
     parts: tuple[float, ...]
 
 
-def below(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -102,7 +102,7 @@ def tree(pid: int) -> list[int]:
     found, ends = [], [pid]
     while ends:
         found.append(ends.pop())
-        ends += below(found[-1])
+        ends += child_pids(found[-1])
     return found
 
 
