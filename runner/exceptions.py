@@ -1,4 +1,4 @@
-"""What callers of a plugin may have to catch.
+"""The exceptions of the library.
 
 Exception
 ├── PluginError         the plugin returned an error. It still runs and can be called again

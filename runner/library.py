@@ -125,7 +125,7 @@ class OpenPlugin:
 
     @property
     def plugin(self) -> Plugin:
-        """What its manifest says."""
+        """The plugin as its manifest describes it."""
         return self._plugin
 
     @property

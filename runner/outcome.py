@@ -1,4 +1,4 @@
-"""What happened, in one vocabulary.
+"""The outcomes of launches and calls.
 
 Every failure has a code (what happened), a phase (when), a cause (why exactly), a message and a hint (what to
 change). The tree of failures: each code with the phases it can occur in, and the sentence the operator reads.

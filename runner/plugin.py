@@ -1,4 +1,4 @@
-"""What a plugin is, whatever contract it was written for."""
+"""A plugin of any contract, as its manifest describes it."""
 
 from __future__ import annotations
 

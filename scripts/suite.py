@@ -148,7 +148,8 @@ def _pytest(python: Python, arguments: Sequence[str]) -> tuple[int, Tally]:
 
 
 def _environ() -> dict[str, str]:
-    """Without PYTHONDONTWRITEBYTECODE, with which each process of a run would compile all tests again."""
+    """The environment without PYTHONDONTWRITEBYTECODE, with which each process would compile all tests
+    again."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

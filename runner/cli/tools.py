@@ -48,7 +48,7 @@ def add_command_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def advice(message: str) -> str:
-    """For a command line that also names a tool, as `call` does."""
+    """A hint for a command line that also names a tool, as `call` takes it."""
     if message.startswith("unrecognized arguments: ") and " -" not in message:
         return "tools lists everything; to call one, use runner call MANIFEST NAME"
     return ""

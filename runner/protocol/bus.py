@@ -164,7 +164,7 @@ class SnapshotBus:
         return self._store(topic, payload, HOST, None)
 
     def get(self, topic: str) -> Snapshot | None:
-        """What was published last on the topic."""
+        """The last publication on the topic, or None."""
         return self._kept.get(topic)
 
     def subscribe(self, topic: str) -> Subscription:

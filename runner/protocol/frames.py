@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 class Framer(Protocol):
     @property
     def fault(self) -> FrameFault | None:
-        """Once it is set, no more frames come out. All frames that were complete before it have come out."""
+        """The fault after which no more frames are returned, or None. Frames before it have been returned."""
         ...
 
     @property

@@ -125,7 +125,7 @@ class Peer:
         return wire.encode({"jsonrpc": "2.0", "id": plugin_id, kind: value})
 
     def reply(self, ticket: int, answer: Answer, most: int, limit: str) -> bytes | None:
-        """As `result` or `error`. In place of an answer that is not JSON or has more than `most` bytes, an
+        """The frame of an answer. In place of an answer that is not JSON or has more than `most` bytes, an
         error whose text ends with `limit`. The plugin's own id may make that too long as well."""
         plugin_id = self.asked_as(ticket)
         try:

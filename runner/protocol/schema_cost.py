@@ -267,7 +267,8 @@ class SchemaGraph:
     # --- the count ----------------------------------------------------------------------------------------
 
     def applied(self, value: Any) -> int:
-        """How often a schema object is applied to a place of `value`. SchemaFault: it takes too many steps.
+        """How many times schema objects are applied to places of `value`. Raises SchemaFault if that takes
+        too many steps.
 
         Values to which the same objects apply are counted together: all elements of an array, and all members
         whose names the schema does not tell apart. So a long array costs no more than a short one.
@@ -316,7 +317,7 @@ class _Group:
         self._elements: _Times = {}
 
     def steps(self, node: _Node) -> int:
-        """To apply a node once to each value."""
+        """Steps to apply a node once to each value."""
         text = self._text * node.per_character + self._key_text * node.per_name_character
         return len(self.values) * node.steps + text
 
@@ -412,6 +413,6 @@ def mapped(value: Any) -> dict[str, Any]:
 
 
 def shown(text: str) -> str:
-    """In one line, without characters that a terminal interprets."""
+    """The text in one line, without control characters."""
     plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:300])
     return plain if len(text) <= 300 else plain + "…"

@@ -35,7 +35,7 @@ Key = tuple[tuple[str, str], ...]
 
 
 class PoolKeys(NamedTuple):
-    """What a call was prepared for."""
+    """The keys by which prepared calls share limits and processes."""
 
     share: Key  # calls with the same key share one limit on the number of processes
     worker: Key  # calls with the same key may use the same process

@@ -72,7 +72,7 @@ class Session:
 
     @property
     def terms(self) -> Terms:
-        """What the plugin runs under: its limits, and what the policy lets it say."""
+        """The limits of the plugin, and what the policy lets it declare and ask."""
         return self.state.terms
 
     @property

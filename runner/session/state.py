@@ -115,7 +115,7 @@ class SessionState:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for the plugin. A caller that already has its answer does not count, even
+        """Whether a caller waits for the plugin. A caller that already has its answer does not count, even
         if its task has not run yet."""
         return not self.ready.is_set() or any(each.answer is None for each in self.waiters.values())
 

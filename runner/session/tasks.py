@@ -164,7 +164,7 @@ class SessionTasks:
         if fault is not None and not state.closing:
             state.fail(Outcome("malformed_response", state.phase, fault.message, fault.cause))
         state.stdout_eof.set()
-        # Nobody uses what it writes from now on. But it must not block on a full pipe during shutdown.
+        # Its output is not used any more, but it must not block on a full pipe during shutdown.
         try:
             while data := await state.cell.stdout.receive_some(_READ_BYTES):
                 self._count("stdout", data)

@@ -19,7 +19,7 @@ def ended_early(ended: Outcome, phase: Phase, stderr: str) -> Outcome:
 
 
 def ended_unasked(ended: Outcome, stderr: str) -> Outcome:
-    """The plugin ended while no call was pending and nobody had asked it to end."""
+    """The plugin ended while no call was open, before it was asked to end."""
     return _early(ended, "idle", "although it was not asked to end", stderr)
 
 
@@ -98,7 +98,7 @@ def output_exceeded(name: str, limits: Limits, phase: Phase) -> Outcome:
 
 
 def after_answer(ended: Outcome, forced: bool, seconds: float) -> Outcome:
-    """For contracts in which the plugin has to end after its answer."""
+    """The outcome of a plugin that has to end after its answer."""
     if forced:
         message = f"the plugin answered, but did not end within {_words('teardown', seconds)}"
         hint = "the plugin has to exit when its stdin is closed"

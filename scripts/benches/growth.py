@@ -19,7 +19,7 @@ HEADLINE = 100  # sessions of the headline about memory, or the most that were o
 
 
 def affordable(counts: tuple[int, ...], available: int) -> tuple[tuple[int, ...], str]:
-    """Which of the counts fit into memory, and a sentence about those that do not."""
+    """The counts that fit into memory, and a sentence about those that do not."""
     most = int(available * MOST_OF_MEMORY) // SESSION_BYTES
     fitting = tuple(count for count in counts if count <= most) or counts[:1]
     without = [str(count) for count in counts if count not in fitting]

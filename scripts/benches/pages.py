@@ -51,7 +51,7 @@ def cells(row: Row) -> list[str]:
 
 
 def ratios(table: Table, row: Row, labels: Sequence[str]) -> list[str]:
-    """By median and by best sample, for each label; empty where a row is not compared with it."""
+    """The ratios by median and by best sample, for each label; empty if the row is not compared with it."""
     mine = {against.label: against for against in row.against}
     return [_ratio(table, row, mine.get(label)) for label in labels]
 
@@ -257,5 +257,5 @@ def _row(table: Table, row: Row) -> Document:
 
 
 def _rounded(number: float) -> float:
-    """To five digits: clocks are no better, and the file with every sample stays small."""
+    """Round to five digits: clocks are no better, and the file stays small."""
     return float(f"{number:.5g}")

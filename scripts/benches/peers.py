@@ -165,7 +165,7 @@ def _version(peer: Peer) -> str:
 
 
 def _install(peer: Peer) -> str:
-    """Why it failed; empty if it is there now."""
+    """Install a peer. Returns why it failed, or ''."""
     pairs = zip(peer.programs, peer.packages, strict=True)
     wanted = [package for program, package in pairs if shutil.which(program, path=PATH) is None]
     if wanted:

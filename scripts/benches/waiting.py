@@ -123,7 +123,7 @@ def seconds_of(pid: int) -> float | None:
 
 
 def spent_below(pid: int, seconds: float) -> Spent:
-    """Read twice, with so many seconds between."""
+    """The processor time that a process and its descendants use within `seconds`."""
     before = {each: seconds_of(each) for each in tree(pid)}
     began = time.monotonic()
     time.sleep(seconds)
@@ -160,7 +160,7 @@ def has_silent_plugin(pid: int) -> bool:
 
 
 def measure_all(starts: Mapping[str, Start], seconds: float = WINDOW_SECONDS) -> dict[str, Spent]:
-    """All of them wait at once."""
+    """Measure all states at once."""
 
     def measure(start: Start) -> Spent:
         return measure_quiet(start(), has_silent_plugin, seconds)

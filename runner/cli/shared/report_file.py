@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReportFileError(Exception):
-    """It cannot be written there. The message says why."""
+    """A report or events cannot be written there. The message says why."""
 
 
 # Names of our own descriptors. The file may have no path, or its path may belong to another file by now.
@@ -174,7 +174,8 @@ def _open_special(target: str, step: Step, option: str) -> int:
 
 
 def _replace(folder: int, name: str, text: bytes) -> None:
-    """All or nothing: a draft under a name that nobody can guess, for its owner alone, then a rename."""
+    """Replace a file atomically: write a draft under a random name, readable by its owner alone, and rename
+    it."""
     draft, fd = _make_draft(folder)
     try:
         write_all(fd, text)

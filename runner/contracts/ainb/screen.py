@@ -339,7 +339,7 @@ def draw_lines(buffer: Buffer) -> list[str]:
 
 
 def describe_rendering(rendering: Rendering) -> dict[str, Any]:
-    """As JSON: cells as on the wire, but clipped, in the order of reading, and each place once."""
+    """The rendering as JSON: cells as on the wire, clipped, row by row, without duplicates."""
     buffer = rendering.buffer
     cells = [
         [{"x": x, "y": y}, _describe_cell(cell)] for (y, x), cell in sorted(buffer.cells.items(), key=_place)
@@ -384,7 +384,7 @@ def _rows(buffer: Buffer, columns: int | None) -> Iterator[list[Cell]]:
 
 
 def _row(painted: Mapping[int, Cell], width: int) -> list[Cell]:
-    """Its length is the number of painted cells, however far apart they are: a gap is one cell of blanks."""
+    """The cells of one row. A gap is one cell of blanks, so the length depends only on the painted cells."""
     cells: list[Cell] = []
     end = 0
     for x in sorted(painted):

@@ -104,7 +104,7 @@ class CallBook:
 
 
 def make_context(token: int, call: Call, declared: Declared, session_id: str, ids: Ids) -> dict[str, str]:
-    """All fields, as strings. Raises CallRefused."""
+    """All fields of `_context`, as strings. Raises CallRefused."""
     if fault := context_fault(call.context):
         raise CallRefused(Refusal(token, _INVALID_PARAMS, fault, "invalid_context"))
     context: dict[str, str] = {

@@ -277,7 +277,7 @@ def _tools(faults: Faults, manifest: Table) -> dict[str, DeclaredTool]:
 
 
 def _check_schemas(faults: Faults, manifest: Table) -> None:
-    """All schemas can be used, and no field is both a setting and a secret."""
+    """Check that all schemas can be used, and that no field is both a setting and a secret."""
     places = [(manifest, "config_schema"), (manifest, "system_config_schema")]
     places += [(tool, "parameters_schema") for tool in manifest.tables("tools")]
     for table, key in places:

@@ -32,7 +32,7 @@ PAGE_DEFAULT, PAGE_MOST = 100, 1000  # keys in one answer
 
 
 class StorageMethods:
-    """For a plugin with these capabilities in its manifest."""
+    """The storage requests of a plugin with these capabilities in its manifest."""
 
     METHODS: Mapping[str, str] = dict.fromkeys(NEEDED, "storage")
 

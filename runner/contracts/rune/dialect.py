@@ -76,7 +76,7 @@ def allow_list(plugin: Plugin, patterns: Iterable[str]) -> frozenset[str]:
 
 
 def objection(setting: Setting) -> Violation | Refusal | None:
-    """What the contract refuses before it starts a process. It has no code for that.
+    """Returns why the contract refuses a plugin or call before a process is started, or None.
 
     A manifest that the runner has read passes all of it; a Plugin made by a program may not.
     """
@@ -273,7 +273,7 @@ class RuneDialect(Dialect):
 
 
 def _unspeakable(token: int, call: Call) -> Refusal | None:
-    """Why a call cannot be sent in this contract."""
+    """Returns the refusal of a call that this contract cannot send, or None."""
     message = ""
     code = "invalid_input"
     wrong = [key for key in CONTRACT.context["tool"] if not isinstance(call.context.get(key) or "", str)]

@@ -368,8 +368,8 @@ class _Record:
 
 
 def _keys_of(fault: str) -> KeyPath:
-    """Where a fault of the configuration stands: it begins with a JSON pointer. A pointer that leads nowhere,
-    because it was cut or leads to a default, gives the place above."""
+    """The keys of a fault in the configuration, from the JSON pointer at its beginning. If the pointer leads
+    nowhere, because it was cut or names a default, the nearest place above."""
     pointer = fault.partition(": ")[0] if fault.startswith("/") else ""
     parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
     return ("config", *(int(part) if part.isdecimal() and len(part) < 9 else part for part in parts))

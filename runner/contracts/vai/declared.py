@@ -29,7 +29,7 @@ _PLURAL = {"tool": "tools", "hook": "hooks", "compactor": "compactors", "harness
 
 
 class Permissions(NamedTuple):
-    """As declared: an upper bound."""
+    """Permissions as declared: the operator may grant fewer."""
 
     network: Literal["none", "egress"] = "none"
     filesystem: Literal["none", "scratch", "assets_ro"] = "none"

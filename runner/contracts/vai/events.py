@@ -29,7 +29,7 @@ TYPE = re.compile(r"[a-z][a-z0-9_.]{0,127}")
 
 
 def fault_of_event(value: Mapping[str, Any]) -> str:
-    """Why a frame with an event is invalid; empty if it is not."""
+    """Returns why a frame with an event is invalid, or ''."""
     if not isinstance(value.get("request_id"), str):
         return "its request_id is missing or not a string"
     event = value.get("event")

@@ -43,7 +43,7 @@ class _Table(BaseModel):
 
 
 def _matching(pattern: str) -> dict[str, Any]:
-    """For editors. manifest.py checks it: its message says what is possible."""
+    """A pattern for editors. `read` checks it too, with a better message."""
     return {"pattern": pattern}
 
 

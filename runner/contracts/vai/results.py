@@ -24,7 +24,7 @@ _MOST_CODE = 200  # characters of an error's code
 
 
 class BadResponse(ValueError):
-    """Its text is half a sentence about the response."""
+    """What is wrong with a response: the second half of a sentence."""
 
 
 def read_response(

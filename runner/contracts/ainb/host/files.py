@@ -132,7 +132,8 @@ class GuardedFiles:
     # --- in a thread ----------------------------------------------------------------------------------------
 
     def _find(self, path: str, asked: str, act: Callable[[int], _T]) -> _T:
-        """What `act` makes of the opened file, in the first root that has it. Raises HostError, OSError."""
+        """Open the file in the first root that has it, and return the result of `act`. Raises HostError,
+        OSError."""
         denylist = self._denies()  # made with all rights that the runner has
         for root, inside in self._containing(asked):
             try:
@@ -197,8 +198,8 @@ def common_roots(declared: Sequence[str], granted: Sequence[str]) -> tuple[str, 
 
 
 def _open_roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[_Root]:
-    """Those that are there, are reached through no link but root's, and hold nothing that is writable nor lie
-    in it."""
+    """Open the roots that exist. A root is skipped if it is reached through a link that is not root's, or
+    overlaps with something the plugin can write."""
     changing = {*map(normal, writable), *map(os.path.realpath, writable)}
     for path in paths:
         if _overlaps(path, changing):
@@ -254,7 +255,7 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _common(declared: Sequence[str], granted: Sequence[str]) -> Iterator[str]:
-    """What two lists of paths have in common."""
+    """The paths that lie in a path of both lists."""
     for one in map(normal, declared):
         for other in map(normal, granted):
             if contains(other, one):
@@ -370,5 +371,5 @@ def _read_dir(fd: int) -> Sequence[DirectoryEntry]:
 
 
 def _reopen(fd: int, flags: int) -> int:
-    """The same file, for reading: through its descriptor and not by its name."""
+    """Open the file again for reading, through its descriptor and not by its name."""
     return os.open(f"/proc/self/fd/{fd}", flags)

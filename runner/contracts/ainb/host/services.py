@@ -84,7 +84,7 @@ _REASON_MOST = 4096  # characters of a notice's reason
 
 
 class AinbMethods:
-    """For one session of a plugin."""
+    """The host methods of one session."""
 
     METHODS: Mapping[str, str] = {method: _FIELD_OF.get(method, "") for method in FIELDS}
     # Separate queues, so that quick requests do not wait for slow ones.
@@ -351,7 +351,7 @@ FIELDS_MOST_BYTES = 8 << 10  # in memory; larger fields are left out
 
 
 def check_level(level: str) -> str:
-    """For Services.log_level. Raises ValueError."""
+    """Check Services.log_level. Raises ValueError."""
     if level not in (*LEVELS, "off"):
         raise ValueError(f"the log level {level!r} is none of {', '.join(LEVELS)}, off")
     return level

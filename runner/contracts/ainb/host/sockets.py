@@ -98,8 +98,8 @@ class _Handover:
 
 
 class UnixSockets:
-    """Those of one session. `listed`: the manifest's list; None: it says `true`. `denied`: paths that the
-    policy denies."""
+    """The sockets of one session. `listed`: the manifest's list; None: it says `true`. `denied`: paths that
+    the policy denies."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class UnixSockets:
         )
 
     def _places(self) -> set[str]:
-        """Where the listed sockets are."""
+        """The paths of the listed sockets."""
         found = set()
         for entry in self._listed or ():
             place = self._expand(entry)

@@ -31,7 +31,7 @@ _PROGRAM_KEYS = ("command", "url", "serverUrl")
 
 
 class Place(NamedTuple):
-    """Where a configuration is, by its path alone."""
+    """What the path of a configuration says about it."""
 
     host: Host
     # The folder of the project that it belongs to; empty for a user's own file.

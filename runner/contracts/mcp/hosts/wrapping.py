@@ -219,7 +219,7 @@ def own_options(
 
 
 def _record(values: Mapping[str, str]) -> str:
-    """As JSON in which no host finds a variable to fill in: ${X}, $X, {env:X}."""
+    """The record as JSON, escaped so that no host expands something in it: ${X}, $X, {env:X}."""
     pairs = (f"{_literal(name)}:{_literal(value)}" for name, value in values.items())
     return "{" + ",".join(pairs) + "}"
 

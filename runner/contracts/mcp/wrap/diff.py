@@ -124,7 +124,7 @@ def _masked(config: Configuration) -> tuple[list[str], list[int]]:
 
 
 def _without_comments(between: str, syntax: str) -> str:
-    """What stands between keys and values. No string is in there, but for the headers of TOML."""
+    """The text between keys and values, without comments. Only headers of TOML may contain strings there."""
     pattern, mark = (_SLASH_COMMENT, "//") if syntax in ("json", "jsonc") else (_HASH_COMMENT, "#")
     return pattern.sub(lambda found: f"{mark} {HIDDEN}" + "\n" * found[0].count("\n"), between)
 

@@ -173,7 +173,7 @@ def _starts_this_runner(server: HostServer, command: str, program: str) -> bool:
 
 
 def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> Step | None:
-    """An entry that somebody wrote with this runner in it: a cage in a cage cannot be made. Another program
+    """The step for an entry that starts this runner by hand: a cage in a cage cannot be made. Another program
     of that name is a program like all others."""
     argv = server.argv
     if len(argv) < 2 or argv[1] not in ("run", "exec") or not _starts_this_runner(server, argv[0], program):
@@ -237,7 +237,7 @@ def _no_cage_reason(config: Configuration, server: HostServer) -> str:
 
 
 def _variables_fault(config: Configuration, server: HostServer) -> str:
-    """Why its variables cannot be kept from the runner."""
+    """Returns why the entry's variables would reach the runner itself, or ''."""
     for name in table_names(config, server):
         if not name or "=" in name or "\0" in name:
             return f"has a variable {quoted(name)}, which is the name of none"

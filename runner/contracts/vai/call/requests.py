@@ -107,7 +107,7 @@ def with_pinned(call: Call, result: Any) -> Any:
 
 
 def _measure(kind: Kind, value: Any, most: int, way_out: str = "send less") -> int:
-    """Its bytes as JSON. Raises CallRefused."""
+    """The number of bytes of a value as JSON. Raises CallRefused."""
     try:
         raw = encode(value)
     except ValueError as error:

@@ -218,7 +218,7 @@ def bind(monkeypatch: pytest.MonkeyPatch) -> Bind:
             return record, () if record is not None else (fault,)
 
         monkeypatch.setattr(bindings, "read_binding", read_binding)
-        monkeypatch.setattr(bindings, "effective", lambda export, binding: narrow(export))
+        monkeypatch.setattr(bindings, "narrow_export", lambda export, binding: narrow(export))
 
     return install
 
