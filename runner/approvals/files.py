@@ -69,11 +69,11 @@ def list_records(environ: Mapping[str, str]) -> tuple[ListedApproval, ...]:
     except OSError as error:
         message = f"the folder of approvals {folder} cannot be read: {error.strerror}"
         raise ApprovalsUnusable(message, f"chmod 700 {folder}") from None
-    found = [_listed(os.path.join(folder, name)) for name in names]
+    found = [_list_file(os.path.join(folder, name)) for name in names]
     return tuple(sorted(found, key=lambda each: (each.record is None, each.record and each.record.key)))
 
 
-def _listed(path: str) -> ListedApproval:
+def _list_file(path: str) -> ListedApproval:
     name = os.path.basename(path).removesuffix(ENDING)
     try:
         record = read_file(path)
@@ -300,9 +300,9 @@ def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
         raise ApprovalsUnusable(message, "let the manifest ask for less, or in another way") from None
     if len(raw) > _MOST_BYTES:
         raise ApprovalsUnusable("it asks for too much to be kept", "let the manifest ask for less")
-    folder = _made_folder(environ)
+    folder = _make_folder(environ)
     path = os.path.join(folder, record.key.name + ENDING)
-    with _failing(path), _opened(folder) as directory:
+    with _explain_errors(path), _open_folder(folder) as directory:
         temporary = f".{record.key.name}.{os.getpid()}.{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
@@ -328,7 +328,7 @@ def remove_record(name: str, environ: Mapping[str, str]) -> bool:
         return False
     _require_own(folder, "the folder of approvals")
     path = os.path.join(folder, name + ENDING)
-    with _failing(path), _opened(folder) as directory:
+    with _explain_errors(path), _open_folder(folder) as directory:
         try:
             os.unlink(os.path.basename(path), dir_fd=directory)
         except FileNotFoundError:
@@ -339,7 +339,7 @@ def remove_record(name: str, environ: Mapping[str, str]) -> bool:
     return True
 
 
-def _made_folder(environ: Mapping[str, str]) -> str:
+def _make_folder(environ: Mapping[str, str]) -> str:
     folder = approvals_folder(environ)
     if folder is None:
         message = "there is no place for approvals: HOME is not the path of a folder"
@@ -349,7 +349,7 @@ def _made_folder(environ: Mapping[str, str]) -> str:
     while not look.lexists(above):
         above = os.path.dirname(above)
     _require_own(above, f"the folder {above}")
-    with _failing(folder):
+    with _explain_errors(folder):
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(folder, mode=0o700)
@@ -358,7 +358,7 @@ def _made_folder(environ: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _opened(folder: str) -> Iterator[int]:
+def _open_folder(folder: str) -> Iterator[int]:
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield directory
@@ -367,7 +367,7 @@ def _opened(folder: str) -> Iterator[int]:
 
 
 @contextmanager
-def _failing(path: str) -> Iterator[None]:
+def _explain_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             return print_list(as_json=args.json)
         if args.revoke is not None:
             return _revoke(args)
-        invocation, added = _invocation(args), _added(args)
+        invocation, added = _invocation(args), _added_approval(args)
         subject = unwrap_subject(load(invocation, Stopwatch()))
         if subject.entry is not None:
             drop_environment()  # as its launch does, so that the launch finds the approval
@@ -203,7 +203,7 @@ def _invocation(args: argparse.Namespace) -> Invocation:
     )
 
 
-def _added(args: argparse.Namespace) -> Approval:
+def _added_approval(args: argparse.Namespace) -> Approval:
     for name in args.env:
         if "=" in name and args.manifest is None:
             continue  # the command's own: command_of reads it

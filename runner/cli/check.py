@@ -97,14 +97,14 @@ def _print_summary(
         sound = [each for each in loaded if each.plugin is not None and each.plugin.manifest not in faulty]
         if not sound:
             continue
-        names = ", ".join(printable(_named(each)) for each in sound)
+        names = ", ".join(printable(_plugin_name(each)) for each in sound)
         origin = f", of {printable(sound[0].origin)}" if sound[0].origin else ""
         say(f"{printable(path)}: ok: {names}{origin}", sys.stdout)
     if errors or warnings:
         print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}")
 
 
-def _named(loaded: ManifestRead) -> str:
+def _plugin_name(loaded: ManifestRead) -> str:
     plugin = loaded.plugin
     if plugin is None:
         return ""

@@ -110,7 +110,7 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
     loaded, decided, planned = loaded_of(stage), decided_of(stage), planned_of(stage)
     asked = [
         {"what": what, "asked": words, "verdict": verdict, "why": why}
-        for what, words, verdict, why in _asked(stage, outcome)
+        for what, words, verdict, why in _request_rows(stage, outcome)
     ]
     return {
         "schema": "runner.explain.v1",
@@ -139,7 +139,7 @@ def _command_line(planned: Planned) -> str:
 Row = tuple[str, ...]  # all rows of one table have the same length
 
 
-def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
+def _request_rows(stage: Stage | None, outcome: Outcome) -> list[Row]:
     """One row for each thing the manifest asks for: kind, what, verdict, why."""
     decided, planned = decided_of(stage), planned_of(stage)
     if decided is None:
@@ -166,7 +166,7 @@ def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
         word, why = verdict(path.where, path.path)
         if path.path in missing or word == "withheld":
             word, why = "skipped", "does not exist here"
-        elif word == "granted" and path.access == "write" and (owned := _owned(planned, path.path)):
+        elif word == "granted" and path.access == "write" and (owned := _ownership_of(planned, path.path)):
             why = owned.sentence()
         rows.append((path.access, path.path, word, why))
     if spec.scratch is not None:
@@ -205,14 +205,14 @@ def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
     return rows
 
 
-def _owned(planned: Planned | None, path: str) -> Ownership | None:
+def _ownership_of(planned: Planned | None, path: str) -> Ownership | None:
     """The owner mapping of a path that the plugin writes; None: files belong to the caller."""
     owners = None if planned is None else planned.plan.owners
     return owners.of(normal(path)) if owners is not None else None
 
 
 def _origin(planned: Planned, shown: ShownPath) -> str:
-    owned = _owned(planned, shown.path) if shown.access == "write" else None
+    owned = _ownership_of(planned, shown.path) if shown.access == "write" else None
     if shown.inside:
         return f"{shown.origin}; on the host {shown.path}"
     return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"
@@ -236,7 +236,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield f"policy {printable(granted.policy)}"
         if granted.unsandboxed:
             yield UNSANDBOXED
-    rows = _asked(stage, outcome)
+    rows = _request_rows(stage, outcome)
     yield ""
     yield from _table("asked", rows) if rows else ("asked: nothing beyond what every plugin gets",)
     extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
@@ -244,7 +244,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(stage, denial))}"
     if decided is not None and not decided.approval_said.is_empty:
         yield ""
-        yield from _approved(decided)
+        yield from _approval_lines(decided)
     if planned is not None:
         yield from _cage(planned, planned.plan)
     if limits := list(_limits(stage, outcome)):
@@ -284,7 +284,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
 
 
-def _approved(decided: Decided) -> Iterable[str]:
+def _approval_lines(decided: Decided) -> Iterable[str]:
     """The approval, where it comes from, and which parts of it the policy accepts."""
     from runner.cli.allow import day, items_of
 

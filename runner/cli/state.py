@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     known = list_states(os.environ)
     chosen: dict[str, State] = {state.path: state for state in known if args.orphaned and state.orphaned}
     for word in args.states:
-        meant = _meant(word, known)
+        meant = _find_states(word, known)
         if not meant:
             return _usage(f"{word} has no state; runner state list shows all states")
         if len(meant) > 1:
@@ -70,7 +70,7 @@ def _usage(message: str) -> int:
     return USAGE_ERROR
 
 
-def _meant(word: str, known: Sequence[State]) -> list[State]:
+def _find_states(word: str, known: Sequence[State]) -> list[State]:
     """The states that a word names: a name, else a directory, else a manifest, which may be deleted."""
     path = os.path.realpath(word)
     for named in (
@@ -87,10 +87,10 @@ def _meant(word: str, known: Sequence[State]) -> list[State]:
     recorded = [
         state for state in known if state.manifest and state.manifest in (manifest, os.path.abspath(word))
     ]
-    return recorded or _unrecorded(manifest, known)
+    return recorded or _find_unrecorded(manifest, known)
 
 
-def _unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
+def _find_unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
     """States of an older version, which recorded no manifest: found by the name that version gave them."""
     from runner.launch.prepare import state_name
 

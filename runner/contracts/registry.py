@@ -100,11 +100,11 @@ def contract_options(verb: str) -> dict[str, ContractOption]:
             if verb in option.verbs:
                 known = found.get(option.flag)
                 helped = option._replace(help=f"{contract.name}: {option.help}")
-                found[option.flag] = helped if known is None else _joined(known, helped)
+                found[option.flag] = helped if known is None else _join_help(known, helped)
     return found
 
 
-def _joined(one: ContractOption, other: ContractOption) -> ContractOption:
+def _join_help(one: ContractOption, other: ContractOption) -> ContractOption:
     return one._replace(help=f"{one.help}; {other.help}", names_file=one.names_file or other.names_file)
 
 

@@ -131,7 +131,7 @@ def read_named(
     look.doubt(f"{path} may hold secrets")
     _require_allowed(path, denied, homes)
     base = look.realpath(base)
-    opened = _opened(path, base, own or may_read(look.realpath(path)))
+    opened = _open_file(path, base, own or may_read(look.realpath(path)))
     try:
         # The path of the opened file: the name may lead to another one by now.
         real = os.readlink(f"/proc/self/fd/{opened}")
@@ -156,7 +156,7 @@ def _require_allowed(path: str, denied: Sequence[str], homes: Sequence[str]) -> 
         raise NamedFileRefused(f"it {hit.clause()}", hit.hint())
 
 
-def _opened(path: str, base: str, anywhere: bool) -> int:
+def _open_file(path: str, base: str, anywhere: bool) -> int:
     """An O_PATH descriptor of the file."""
     flags = os.O_PATH | os.O_CLOEXEC
     if anywhere:

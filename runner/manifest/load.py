@@ -91,11 +91,11 @@ def _by_path(path: str) -> str | None:
 
 def _find_in(directory: str, chosen: str | None) -> FoundManifest:
     contracts = all_contracts() if chosen is None else (find_contract(chosen),)
-    present = {contract.name: _present(directory, contract.file_names) for contract in contracts}
+    present = {contract.name: _existing_files(directory, contract.file_names) for contract in contracts}
     for contract in contracts:
         if not any(present.values()) and contract.layout == "archive":
             inner = _only_directory(directory)
-            present[contract.name] = _present(inner, contract.file_names) if inner else []
+            present[contract.name] = _existing_files(inner, contract.file_names) if inner else []
     candidates = {name: files for name, files in present.items() if files}
     if not candidates and not look.access(directory, os.X_OK, effective_ids=True):
         message = "the folder cannot be entered: Permission denied"
@@ -136,17 +136,17 @@ def plugins_in(path: str, chosen: str | None = None) -> tuple[str, ...]:
     contracts = all_contracts() if chosen is None else (find_contract(chosen),)
     names = [name for contract in contracts if contract.layout == "root" for name in contract.file_names]
     own = [name for contract in contracts for name in contract.file_names]
-    if not names or _present(path, tuple(own)):
+    if not names or _existing_files(path, tuple(own)):
         return ()
     try:
         with look.scandir(path) as entries:
             folders = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return ()
-    return tuple(folder for folder in folders if _present(folder, tuple(names)))
+    return tuple(folder for folder in folders if _existing_files(folder, tuple(names)))
 
 
-def _present(directory: str, names: tuple[str, ...]) -> list[str]:
+def _existing_files(directory: str, names: tuple[str, ...]) -> list[str]:
     return [path for name in names if look.lexists(path := os.path.join(directory, name))]
 
 
@@ -311,7 +311,7 @@ def _read(
         message = f"the cage of a {name} plugin does not depend on its configuration"
         hint = "leave --config out here; runner call sends a configuration to plugins that take one"
         return ManifestRead(None, (document.diagnostic((), "config_foreign", message, hint),))
-    value = _parsed(config) if config else None
+    value = _parse_config(config) if config else None
     if server is not None and contract.configurations is None:
         _, diagnostics = contract.read(document, server=None, home=home, options=options, config=value)
         message = f"a {name} manifest has no servers to choose from"
@@ -334,7 +334,7 @@ def _foreign_option(contract: Contract, options: Mapping[str, str]) -> tuple[str
     return None
 
 
-def _parsed(config: str) -> object:
+def _parse_config(config: str) -> object:
     import json
 
     return json.loads(config)

@@ -128,7 +128,7 @@ class _Walk:
                 else:
                     self._refuse_kind(path, status.st_mode)
             except FileNotFoundError:
-                raise self._changed(path) from None
+                raise self._change_fault(path) from None
 
     def _names(self, fd: int, prefix: str) -> list[str]:
         found = []
@@ -155,7 +155,7 @@ class _Walk:
         try:
             below = os.open(name, _FOLDER, dir_fd=fd)
         except OSError as error:
-            raise self._unopened(path, error) from None
+            raise self._open_fault(path, error) from None
         try:
             self._folder(below, path + "/", (*modes, os.fstat(below).st_mode))
         finally:
@@ -165,7 +165,7 @@ class _Walk:
         try:
             file = os.open(name, _FILE, dir_fd=fd)
         except OSError as error:
-            raise self._unopened(path, error) from None
+            raise self._open_fault(path, error) from None
         try:
             before = os.fstat(file)
             if not stat.S_ISREG(before.st_mode):
@@ -181,7 +181,7 @@ class _Walk:
                     self._sink.close_file()
             after = os.fstat(file)
             if (before.st_size, before.st_mtime_ns) != (size, after.st_mtime_ns):
-                raise self._changed(path)
+                raise self._change_fault(path)
         finally:
             os.close(file)
         if path != SIGNATURE_NAME:
@@ -212,13 +212,13 @@ class _Walk:
         message = f"{self._shown(path)} is {kind_of(mode)}, which a signature cannot cover"
         raise PackageFault("package_kind", message, "put a copy of the file in its place, or remove it")
 
-    def _unopened(self, path: str, error: OSError) -> PackageFault:
+    def _open_fault(self, path: str, error: OSError) -> PackageFault:
         # It was no link and no file when it was looked at.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT):
-            return self._changed(path)
+            return self._change_fault(path)
         return _unreadable(self._shown(path), error)
 
-    def _changed(self, path: str) -> PackageFault:
+    def _change_fault(self, path: str) -> PackageFault:
         message = f"{self._shown(path)} changed while it was read"
         return PackageFault("package_changed", message, "try again when nothing writes to the package")
 

@@ -69,7 +69,7 @@ class Secrets(Mapping[str, Any]):
         return _decode(self.hide_in_bytes(text.encode("utf-8", "surrogatepass")))
 
     def hide_in_bytes(self, data: bytes) -> bytes:
-        return data if self._finder is None else _replaced(data, self._finder.find(data))
+        return data if self._finder is None else _replace_spans(data, self._finder.find(data))
 
     def hide_in_tail(self, data: bytes, *, cut: bool) -> bytes:
         """Hide secrets in the end of a longer text. `cut`: text before it is missing, perhaps the beginning
@@ -77,7 +77,7 @@ class Secrets(Mapping[str, Any]):
         hidden too: its writer may have been killed there."""
         if self._finder is None:
             return data
-        data = _replaced(data, self._finder.find(data, at_end=True))
+        data = _replace_spans(data, self._finder.find(data, at_end=True))
         return data[self.longest :] if cut else data
 
     def hide_in(self, value: Any) -> Any:
@@ -96,11 +96,11 @@ class Secrets(Mapping[str, Any]):
         spans = [part.span() for span in self._finder.find(data) for part in _TEXT.finditer(data, *span)]
         if not spans:
             return value
-        hidden = map(_decode, _replaced(data, spans).split(BETWEEN))
-        return _rebuilt(value, dict(zip(texts, hidden, strict=True)))
+        hidden = map(_decode, _replace_spans(data, spans).split(BETWEEN))
+        return _rebuild(value, dict(zip(texts, hidden, strict=True)))
 
 
-def _replaced(data: bytes, spans: list[Span]) -> bytes:
+def _replace_spans(data: bytes, spans: list[Span]) -> bytes:
     parts: list[bytes] = []
     done = 0
     for start, end in sorted(spans):
@@ -130,14 +130,14 @@ def _texts_of(value: Any) -> Iterator[str]:
             yield from number_texts(each)
 
 
-def _rebuilt(value: Any, shown: Mapping[str, str]) -> Any:
+def _rebuild(value: Any, shown: Mapping[str, str]) -> Any:
     """The value with each text replaced by its entry in `shown`."""
     if isinstance(value, str):
         return shown.get(value, value)
     if isinstance(value, Mapping):
-        return {_rebuilt(key, shown): _rebuilt(each, shown) for key, each in value.items()}
+        return {_rebuild(key, shown): _rebuild(each, shown) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_rebuilt(each, shown) for each in value]
+        return [_rebuild(each, shown) for each in value]
     if isinstance(value, int | float) and not isinstance(value, bool):
         from runner.protocol.disguise.forms import number_texts
 

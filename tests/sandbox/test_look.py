@@ -54,8 +54,8 @@ OF_OS_PATH = {"realpath", "exists", "lexists", "isdir", "isfile", "islink", "ism
 # Functions that ask by themselves and note nothing, and why that is right.
 EXEMPT = {
     "runner/approvals/files.py:write_record": "the verb `allow`, which launches nothing",
-    "runner/approvals/files.py:_opened": "the verb `allow`, which launches nothing",
-    "runner/manifest/fill.py:_opened": "read_named has said that nothing may be kept",
+    "runner/approvals/files.py:_open_folder": "the verb `allow`, which launches nothing",
+    "runner/manifest/fill.py:_open_file": "read_named has said that nothing may be kept",
     "runner/manifest/fill.py:_text": "read_named has said that nothing may be kept",
     "sandbox/files.py:kernel_text": "who calls it asks, and is found",
     "sandbox/files.py:write_once": "it writes",

@@ -162,7 +162,7 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
     report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
     told = (report or {}).get("session") if output.shows_published else None
     lost = told["dropped"]["notices"] if told else 0
-    outcome = _answered(seen, output, lost) if failed is None else failed.outcome
+    outcome = _answer_outcome(seen, output, lost) if failed is None else failed.outcome
     if lost:
         output.warn(f"{lost} events were lost: they came faster than they could be written to stdout")
     if report is not None and numbers:
@@ -195,7 +195,7 @@ def _record(prepared: PreparedCall | None, seen: list[Session], outcome: Outcome
     return prepared.record(asked or CallEnd(outcome))
 
 
-def _answered(seen: list[Session], output: Output, lost: int) -> Outcome:
+def _answer_outcome(seen: list[Session], output: Output, lost: int) -> Outcome:
     """The outcome of a call that has an answer: the plugin's, or a substitute."""
     if output.shows_published:
         also = f", {lost} more were lost" if lost else ""

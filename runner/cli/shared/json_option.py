@@ -35,10 +35,10 @@ def read_json_option(option: str, word: str | None) -> Any:
     except wire.WireFault as fault:
         if fault.cause != "bad_json":
             raise ValueError(f"{option}: this JSON cannot be used: {fault.detail}") from None
-        raise ValueError(f"{option}: this is not JSON: {fault.detail}{_meant(option, word)}") from None
+        raise ValueError(f"{option}: this is not JSON: {fault.detail}{_json_hint(option, word)}") from None
 
 
-def _meant(option: str, word: str) -> str:
+def _json_hint(option: str, word: str) -> str:
     """A hint for a value that is not JSON."""
     if word == "-" or word.startswith("@"):
         return ""

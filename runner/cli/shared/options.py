@@ -107,7 +107,13 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     for name, metavar, about in _OPTIONS:
         option = "--" + name.replace("_", "-")
         limits.add_argument(
-            option, metavar=metavar, help=about, dest="limits", action="append", default=[], type=_named(name)
+            option,
+            metavar=metavar,
+            help=about,
+            dest="limits",
+            action="append",
+            default=[],
+            type=_limit_parser(name),
         )
     have_one = [name for name, _, _ in _OPTIONS]
     others = ", ".join(name for name in Limits._fields if name not in have_one)
@@ -135,7 +141,7 @@ class _LimitOption(NamedTuple):
         return cls(f"--limit {word}", name, value if equals else None)
 
 
-def _named(name: str) -> Callable[[str], _LimitOption]:
+def _limit_parser(name: str) -> Callable[[str], _LimitOption]:
     return lambda value: _LimitOption(f"--{name.replace('_', '-')} {value}", name, value)
 
 
@@ -178,7 +184,7 @@ def contract_options_of(args: argparse.Namespace) -> tuple[tuple[str, str], ...]
     """The values given for options of contracts, by name. ValueError: one is empty, or names a file that
     cannot be read. Secrets are left out: a launch stores and passes on these values."""
     found: list[tuple[str, str]] = []
-    for name, value, option in _given(args):
+    for name, value, option in _given_options(args):
         if option is not None and option.secret:
             continue
         if option is None or not option.reads_file:
@@ -188,7 +194,7 @@ def contract_options_of(args: argparse.Namespace) -> tuple[tuple[str, str], ...]
     return tuple(found)
 
 
-def _given(args: argparse.Namespace) -> Iterator[tuple[str, str, ContractOption | None]]:
+def _given_options(args: argparse.Namespace) -> Iterator[tuple[str, str, ContractOption | None]]:
     """The options of contracts that were given, with their values. Contracts may share a flag: then the
     plugin's own contract decides. None: that contract has no such option, and `load` refuses it."""
     for dest, value in vars(args).items():
@@ -299,7 +305,7 @@ def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
         if contract is not None and (by := find_contract(contract).secrets_by) != "files":
             other = "; use --secrets" if by == "dialect" else "; leave it out"
             raise ValueError(f"--secret: the contract {contract} has no secrets in files{other}")
-    for name, value, option in _given(args):
+    for name, value, option in _given_options(args):
         if option is not None and option.secret:
             _require_own(args, name, option)
             # A line end behind a token in a file is not part of it.

@@ -255,7 +255,7 @@ def _grants(faults: Faults, table: Table) -> tuple[tuple[str, ...], dict[str, tu
 
 def _fs_roots(granted: Iterable[str], lists: Mapping[str, tuple[str, ...]], home: str) -> tuple[str, ...]:
     flags = [f"{home}/{READ_ROOTS[name]}" for name in granted if name in READ_ROOTS and home]
-    return (*flags, *(_expanded(path, home) for path in lists.get("read_paths", ())))
+    return (*flags, *(_expand_home(path, home) for path in lists.get("read_paths", ())))
 
 
 def _own_files(
@@ -277,7 +277,7 @@ def _own_files(
         ]
         env.append(EnvRequest("HOME", home, where=table.at(flags[0])))
     for item in table.strings("read_paths"):
-        path = _expanded(item.text, home)
+        path = _expand_home(item.text, home)
         sandbox_request.check_path(faults, Item(item.keys, item.text), path, home, write=False)
         paths.append(PathRequest(path, "read", required=False, where=item.keys))
     return paths, env
@@ -309,7 +309,7 @@ def _network(faults: Faults, table: Table, declared: Declared) -> Network:
     return Network("allowlist" if hosts else "none", tuple(map(str, hosts)), at, required=False)
 
 
-def _expanded(path: str, home: str) -> str:
+def _expand_home(path: str, home: str) -> str:
     return home + path[1:] if home and (path == "~" or path.startswith("~/")) else path
 
 

@@ -76,12 +76,12 @@ def declared_by(plugin: Plugin) -> Declared:
         tools=tools,
         notifications=tuple(found.get("notifications", ())),
         roles=tuple(found.get("roles", ())),
-        config_schema=_parsed(found.get(_CONFIG)),
-        system_config_schema=_parsed(found.get(_SYSTEM_CONFIG)),
+        config_schema=_parse_row(found.get(_CONFIG)),
+        system_config_schema=_parse_row(found.get(_SYSTEM_CONFIG)),
         project_id=project_id,
         project_root=project_root,
     )
 
 
-def _parsed(row: Sequence[str] | None) -> Any:
+def _parse_row(row: Sequence[str] | None) -> Any:
     return None if row is None else json.loads(row[0])

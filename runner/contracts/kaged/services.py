@@ -45,7 +45,7 @@ class StorageMethods:
             error = self.refused(method, "absent").error
             assert error is not None
             raise HostError(*error)
-        return await _serve(method, _checked(method, params), store)
+        return await _serve(method, _check_params(method, params), store)
 
     def refused(self, method: str, why: Why) -> Answer:
         needed = NEEDED.get(method)
@@ -78,7 +78,7 @@ def _denied(data: Mapping[str, str]) -> Answer:
     return Answer(error=(DENIED, "capability_denied", dict(data)))
 
 
-def _checked(method: str, params: Any) -> Mapping[str, Any]:
+def _check_params(method: str, params: Any) -> Mapping[str, Any]:
     """The parameters of a request, without faults. Raises HostError."""
     known = PARAMS[method]
     given = {} if params is None else params

@@ -318,7 +318,7 @@ def _entrypoint(
             message = f"{quoted(server.cwd)}: only the home and a project's own folder can be filled in here"
             faults.error(keys, "cwd_variable", message, "write the folder's path")
         # normpath keeps two slashes at the beginning.
-        directory = "/" + os.path.normpath(os.path.join(directory, _expanded(cwd, home))).lstrip("/")
+        directory = "/" + os.path.normpath(os.path.join(directory, _expand_home(cwd, home))).lstrip("/")
     if not words.argv:
         return None, []
     command, *args = words.argv
@@ -334,8 +334,8 @@ def _entrypoint(
                 env.append(EnvRequest(name, required=False, where=item.keys, fills=True))
     for name in server.passed:
         sandbox_request.check_env_name(faults, server.keys, name)
-    texts = [_expanded(item.text, home) if rules == "vscode" else item.text for item in args]
-    return Entrypoint(_expanded(command.text, home), tuple(texts), directory), env
+    texts = [_expand_home(item.text, home) if rules == "vscode" else item.text for item in args]
+    return Entrypoint(_expand_home(command.text, home), tuple(texts), directory), env
 
 
 def _warn_unexpanded(faults: Faults, items: Iterable[Item]) -> None:
@@ -346,7 +346,7 @@ def _warn_unexpanded(faults: Faults, items: Iterable[Item]) -> None:
             faults.warn(item.keys, "variable_not_expanded", message, hint)
 
 
-def _expanded(path: str, home: str) -> str:
+def _expand_home(path: str, home: str) -> str:
     if path == "~" or path.startswith("~/"):
         return home.rstrip("/") + path[1:] if home.startswith("/") else path
     return path
@@ -397,7 +397,7 @@ def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) ->
             )
             faults.error(keys, "invalid_type", message)
             continue
-        path = _expanded(entry, home)
+        path = _expand_home(entry, home)
         hint = "write it absolute, or starting with ~/"
         sandbox_request.check_path(faults, Item(keys, entry), path, home, write=access == "write", hint=hint)
         found[PathRequest(path, access, required=not optional, where=keys)] = None

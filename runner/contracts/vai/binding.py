@@ -94,7 +94,7 @@ def narrow_export(export: DeclaredExport, binding: Binding | None) -> DeclaredEx
         return export
     permissions = export.permissions
     if binding.permissions is not None:
-        permissions = _narrowed(permissions, binding.permissions)
+        permissions = _narrow_permissions(permissions, binding.permissions)
     kept = tuple(slot for slot in permissions.slots if binding.slots.get(slot) is not None)
     most = binding.max_concurrency or 0
     return export._replace(
@@ -115,7 +115,7 @@ def is_selected(binding: str, context: Mapping[str, Any], percent: int) -> bool:
     return int.from_bytes(digest[:8], "big") % 100 < percent
 
 
-def _narrowed(declared: Permissions, wanted: Permissions) -> Permissions:
+def _narrow_permissions(declared: Permissions, wanted: Permissions) -> Permissions:
     """The intersection of both."""
     return Permissions(
         network=declared.network if declared.network == wanted.network else "none",

@@ -124,7 +124,7 @@ def _server(name: str, data: object, keys: KeyPath, host: Host, scope: str) -> H
         argv=argv,
         env=pairs,
         env_keys=program.at(env) if env in program else None,
-        passed=_passed(entry),
+        passed=_passed_names(entry),
         env_file=(entry.string("envFile") or "") if "envFile" in host.keys else "",
         cwd=entry.string("cwd") or "",
         fault=odd or fault or env_fault,
@@ -206,7 +206,7 @@ def _env(program: Table, key: str, host: Host) -> tuple[tuple[tuple[str, str], .
     return tuple(found.items()), fault
 
 
-def _passed(entry: Table) -> tuple[str, ...]:
+def _passed_names(entry: Table) -> tuple[str, ...]:
     """Names of variables, as strings or as objects with a name."""
     found: list[str] = []
     for key in ("env_vars", "env_keys"):

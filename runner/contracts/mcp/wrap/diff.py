@@ -22,10 +22,10 @@ _SLASH_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 
 def diff(before: Configuration, after: Configuration) -> list[str]:
     """A unified diff. All values are hidden but those of command lines: entries hold keys and tokens."""
-    old, old_starts = _masked(before)
-    new, new_starts = _masked(after)
+    old, old_starts = _mask(before)
+    new, new_starts = _mask(after)
     lines = [f"--- {printable(before.path)}", f"+++ {printable(after.path)}"]
-    for hunk in _grouped(_opcodes(old, new, old_starts, new_starts)):
+    for hunk in _group(_opcodes(old, new, old_starts, new_starts)):
         first, last = hunk[0], hunk[-1]
         lines.append(f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@")
         for tag, i1, i2, j1, j2 in hunk:
@@ -55,10 +55,10 @@ def _opcodes(
             yield tag, i1 + a1, i1 + a2, j1 + b1, j1 + b2
 
 
-def _grouped(opcodes: Iterable[Opcode]) -> Iterator[list[Opcode]]:
+def _group(opcodes: Iterable[Opcode]) -> Iterator[list[Opcode]]:
     """Changes with one line around them."""
     group: list[Opcode] = []
-    for code in _joined(opcodes):
+    for code in _join(opcodes):
         tag, i1, i2, j1, j2 = code
         if tag != "equal" or (group and i2 - i1 <= 2):
             group.append(code)
@@ -70,7 +70,7 @@ def _grouped(opcodes: Iterable[Opcode]) -> Iterator[list[Opcode]]:
         yield group
 
 
-def _joined(opcodes: Iterable[Opcode]) -> list[Opcode]:
+def _join(opcodes: Iterable[Opcode]) -> list[Opcode]:
     found: list[Opcode] = []
     for code in opcodes:
         if found and found[-1][0] == code[0] == "equal":
@@ -92,7 +92,7 @@ def _shown(line: str) -> str:
     return printable(line)
 
 
-def _masked(config: Configuration) -> tuple[list[str], list[int]]:
+def _mask(config: Configuration) -> tuple[list[str], list[int]]:
     """The lines with keys and command lines; other values and comments are hidden. Also the line numbers at
     which entries begin."""
     text = config.raw.decode("utf-8").removeprefix("\ufeff")

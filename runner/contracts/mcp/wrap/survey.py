@@ -16,7 +16,7 @@ from sandbox.document.diagnostic import DocumentError
 
 def survey(file: str | None) -> list[dict[str, Any]]:
     """All files of known hosts, or the one that is named."""
-    return [_surveyed(path, host) for path, host in _files(file)]
+    return [_survey_file(path, host) for path, host in _files(file)]
 
 
 def _files(file: str | None) -> list[tuple[str, str]]:
@@ -30,7 +30,7 @@ def _files(file: str | None) -> list[tuple[str, str]]:
     return [(each.path, each.host.name) for each in known_files(os.environ, home, here)]
 
 
-def _surveyed(path: str, host: str) -> dict[str, Any]:
+def _survey_file(path: str, host: str) -> dict[str, Any]:
     told: dict[str, Any] = {"file": path, "host": host, "servers": [], "fault": ""}
     home = os.path.expanduser("~")
     try:
