@@ -265,7 +265,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def told(stats: Mapping[str, Sequence[Any]], key: str) -> list[str]:
     """What tests recorded for the end of a run with record_property(key, line)."""
     reports = [report for reports in stats.values() for report in reports if hasattr(report, "when")]
-    return sorted({line for each in reports for name, line in each.user_properties if name == key})
+    return sorted(
+        {line for each in reports for name, line in getattr(each, "user_properties", ()) if name == key}
+    )
 
 
 # --- Callers -----------------------------------------------------------------------------------------------

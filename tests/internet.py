@@ -12,6 +12,7 @@ import trustme
 
 from scripts.internet import machine
 from scripts.internet.machine import HOST as HOST
+from tests import template
 from tests.conftest import Caller
 
 API, OTHER, TWO, PRIVATE = "45.33.1.10", "45.33.1.20", "45.33.1.30", "10.9.9.9"
@@ -56,8 +57,8 @@ class Internet(machine.Internet):
         return dataclasses.replace(caller, prefix=(*self.entering(), *caller.prefix))
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Internet]:
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, templates: None) -> Iterator[Internet]:
     folder = tmp_path_factory.mktemp("internet")
     folder.chmod(0o755)
     authority = trustme.CA()
@@ -70,11 +71,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Internet]:
     addresses = [f"{API}/16", f"{OTHER}/16", f"{TWO}/16", f"{PRIVATE}/24", f"{API_IPV6}/64"]
     tls = {name: str(path) for name, path in files.items()}
     with machine.make_internet(folder, addresses, NAMES, SERVERS, tls) as made:
-        yield Internet(made.host, made.commands, made.seen, authority=folder / "authority.pem")
+        internet = Internet(made.host, made.commands, made.seen, authority=folder / "authority.pem")
+        with template.more(internet.entering()):
+            yield internet
 
 
 @pytest.fixture
 def internet(world: Internet) -> Internet:
-    """The same for all tests of a module; what was seen before is forgotten."""
+    """The same for all tests; what was seen before is forgotten."""
     world.look()
     return world

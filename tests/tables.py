@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
@@ -85,7 +86,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float
 
 
 def one_case(
-    names: str | Sequence[str], rows: Iterable[Any], ids: Sequence[str] | Callable[[Any], str] | None = None
+    names: str | Sequence[str], rows: Iterable[Any], ids: Iterable[str] | Callable[[Any], str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Like `pytest.mark.parametrize`, but all rows are one test, which names every row that is wrong.
 
@@ -94,16 +95,17 @@ def one_case(
     """
     words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names)
     values = [row if len(words) > 1 else (row,) for row in rows]
-    labels = [ids(row[0]) for row in values] if callable(ids) else ids or [_label(row) for row in values]
+    names_of_rows = [ids] * len(values) if ids is None or callable(ids) else list(ids)
+    keys = [_Row(number, *row) for number, row in enumerate(zip(values, names_of_rows, strict=True))]
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(test)
 
         @functools.wraps(test)
         def case(**given: Any) -> None:
-            def check(key: tuple[int, str], row: Sequence[Any]) -> None:
+            def check(key: _Row, row: Sequence[Any]) -> None:
                 own = {
-                    name: _folder(value, key[0]) if name in ("plugin_dir", "tmp_path") else value
+                    name: _folder(value, key.number) if name in ("plugin_dir", "tmp_path") else value
                     for name, value in given.items()
                 }
                 patch = given.get("monkeypatch")
@@ -112,8 +114,7 @@ def one_case(
                         own["monkeypatch"] = patched
                     test(**own, **dict(zip(words, row, strict=True)))
 
-            rows: dict[tuple[int, str], Any] = dict(zip(enumerate(labels), values, strict=True))
-            check_rows(rows.items(), check)
+            check_rows(zip(keys, values, strict=True), check)
 
         left = [each for name, each in signature.parameters.items() if name not in words]
         case.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
@@ -123,8 +124,21 @@ def one_case(
     return decorate
 
 
-def _label(row: Sequence[Any]) -> str:
-    return "-".join(value if isinstance(value, str) else repr(value) for value in row)[:100]
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Row:
+    """Says which row is wrong. What it is made of may be large: it is looked at only then."""
+
+    number: int
+    values: Sequence[Any]
+    name: str | Callable[[Any], str] | None
+
+    def __repr__(self) -> str:
+        if isinstance(self.name, str):
+            return f"row {self.number}, {self.name}"
+        try:
+            return f"row {self.number}, {self.name(*self.values) if self.name else repr(self.values)[:200]}"
+        except (ValueError, RecursionError):  # a number or a list that Python does not print
+            return f"row {self.number}"
 
 
 def _folder(place: Path, number: int) -> Path:

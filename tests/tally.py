@@ -43,7 +43,7 @@ class Tally:
                 tally.counts[outcome] += 1
                 if outcome in _FAILURES and report.nodeid not in tally.failures:
                     tally.failures.append(report.nodeid)
-                for key, name in report.user_properties:
+                for key, name in getattr(report, "user_properties", ()):  # a file that fails has none
                     if key == "needs" and outcome == "skipped":
                         tally.skipped[name][_reason(report)] += 1
                     elif key == "needs" and report.when == "call":

@@ -216,6 +216,8 @@ class _Quick(Caller):
 
 
 _templates: dict[tuple[tuple[str, ...], tuple[str, ...]], Template] = {}
+# The command that starts a process as the caller, the interpreter and its PYTHONPATH.
+_Kind = tuple[tuple[str, ...], tuple[str, ...], str]
 
 
 def quick(caller: Caller) -> Caller:
@@ -229,16 +231,31 @@ def templates(request: pytest.FixtureRequest) -> Iterator[None]:
     if os.environ.get("RUNNER_TEST_FRESH"):
         yield
         return
+    kinds: list[_Kind] = []
+    if not lacks("root"):
+        kinds.append(((), (sys.executable,), str(ROOT)))
+    if not lacks("user"):
+        python, pythonpath = request.getfixturevalue("_code_for_everybody")
+        kinds.append((tuple(_become_user()), tuple(python), pythonpath))
+    with _running(kinds):
+        yield
+
+
+@contextlib.contextmanager
+def more(entering: tuple[str, ...]) -> Iterator[None]:
+    """The same templates once more, on a machine that the command `entering` enters. It has to call exec."""
+    with _running(
+        [((*entering, *each.prefix), each.python, each.pythonpath) for each in _templates.values()]
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _running(kinds: Iterable[_Kind]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        kinds: list[tuple[tuple[str, ...], tuple[str, ...], str]] = []
-        if not lacks("root"):
-            kinds.append(((), (sys.executable,), str(ROOT)))
-        if not lacks("user"):
-            python, pythonpath = request.getfixturevalue("_code_for_everybody")
-            kinds.append((tuple(_become_user()), tuple(python), pythonpath))
         for prefix, python, pythonpath in kinds:
             template = Template(prefix, python, pythonpath)
             stack.callback(template.close)
             _templates[prefix, python] = template
+            stack.callback(_templates.pop, (prefix, python))
         yield
-        _templates.clear()

@@ -15,6 +15,7 @@ import pytest
 from runner.outcome import EXIT
 from runner.protocol.host_services import Services
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 from tests.test_readme import pattern
 
 PAGES = {name: (ROOT / f"docs/{name}.md").read_text() for name in ("library", "kaged")}
@@ -54,7 +55,7 @@ def test_the_page_names_every_service_and_the_gate_before_it() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize(
+@one_case(
     "program", [program for page in PAGES for program in _programs(page)], ids=lambda program: program.section
 )
 def test_the_library_is_as_described(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
+from tests.tables import one_case
 from tests.test_layers import _loaded, _slow
 
 pytestmark = pytest.mark.fresh
@@ -433,7 +434,7 @@ def test_packages_of_the_system_are_found_where_the_environment_says_so(
     assert found["prefix"] == [str(installed.prefix)] * 2
 
 
-@pytest.mark.parametrize("asked", ["prefix", "code", "linked", "free"])
+@one_case("asked", ["prefix", "code", "linked", "free"])
 def test_a_plugin_may_not_write_where_the_entry_imports_from(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], asked: str
 ) -> None:

@@ -146,5 +146,5 @@ def test_the_rows_of_one_case_are_named_and_have_folders_of_their_own(
     with pytest.raises(pytest.fail.Exception) as caught:
         _rows(tmp_path=tmp_path, monkeypatch=monkeypatch)
     said = str(caught.value)
-    assert said.startswith("1 of 3 rows are wrong.\n\n(1, '1'):") and "2 of 2 rows are wrong" in said
-    assert said.count("both rows below it are wrong") == 2
+    assert said.startswith("1 of 3 rows are wrong.\n\nrow 1, 1:") and "2 of 2 rows are wrong" in said
+    assert said.count("both rows below it are wrong") == 2 and "row 1, ('bb', 2):" in said

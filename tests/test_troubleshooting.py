@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import ROOT, Caller
-from tests.tables import without_limits_note
+from tests.tables import one_case, without_limits_note
 
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()
 _PART = re.compile(r"^## (.+?)$|^```sh\n(.*?)\n```\n(?:\n```text\n(.*?)\n```)?", re.MULTILINE | re.DOTALL)
@@ -48,7 +48,7 @@ def test_every_symptom_has_a_command() -> None:
     assert sum(bool(example.output) for example in examples()) == PAGE.count("```text\n")
 
 
-@pytest.mark.parametrize(
+@one_case(
     "example",
     [example for example in examples() if example.command not in _NOT_RUN],
     ids=lambda example: example.command,

@@ -15,6 +15,7 @@ from sandbox import look
 from sandbox.facts import Facts
 from tests.conftest import ROOT
 from tests.sandbox.limits.own_cgroups import make_parent_cgroup
+from tests.tables import one_case
 
 # --- no question is asked past `look` -----------------------------------------------------------------------
 
@@ -171,8 +172,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("question", QUESTIONS)
+@one_case("change", CHANGES)
+@one_case("question", QUESTIONS)
 def test_a_file_that_changes_is_seen(tmp_path: Path, question: str, change: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o755)

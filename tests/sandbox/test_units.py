@@ -20,6 +20,7 @@ from sandbox.units import (
     parse_limit,
     parse_size,
 )
+from tests.tables import one_case
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_every_limit_is_of_one_kind() -> None:
     assert sorted(kinds) == sorted(Limits._fields)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("name", "written", "amount"),
     [
         *((name, "16M", 16 << 20) for name in sorted(SIZES)),
@@ -214,7 +215,7 @@ def test_limits(name: str, written: object, amount: float) -> None:
     assert type(found) is (float if name == "cpu" or name in DURATIONS else int)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("name", "written", "said"),
     [
         *((name, 0, "it has to be more than 0") for name in Limits._fields),

@@ -14,6 +14,7 @@ import pytest
 
 from runner.contracts.mcp.hosts.wrapping import split_wrapped
 from tests.conftest import USER_UID, Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -482,7 +483,7 @@ def test_the_list(user_server: Server) -> None:
     assert user_server.caller("allow", "--revoke", user_server.file).returncode == 0
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("words", "why"),
     [
         ([], "MANIFEST is missing"),

@@ -12,6 +12,7 @@ import pytest
 
 from runner.contracts.mcp.hosts.wrapping import wrapped_argv
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 _READS = "import sys; print(open(sys.argv[1]).read(), end='')\n"
@@ -124,7 +125,7 @@ def test_a_project_that_is_shown_has_a_yes_of_its_own(user_folders: Folders) -> 
     assert user_folders.run(user_folders.clone, *run).stdout == ""
 
 
-@pytest.mark.parametrize("word", ["--config=server.py", "-m", "./server.py"])
+@one_case("word", ["--config=server.py", "-m", "./server.py"])
 def test_words_that_name_something_of_the_folder(user_folders: Folders, word: str) -> None:
     command = ["--", "python3", word, *(["server"] if word == "-m" else [])]
     shown = user_folders.allow(user_folders.mine, "--name", "x", "--read", user_folders.secret, *command)
@@ -199,7 +200,7 @@ def _wrapped_entry(folders: Folders, *options: str) -> Path:
     return folders.write_file(file, json.dumps({"mcpServers": servers}))
 
 
-@pytest.mark.parametrize(
+@one_case(
     "options",
     [["--policy", "dev"], ["--state-dir", "/srv/state"], ["--project=write"], ["--read", "below"], ["--tty"]],
 )
@@ -210,7 +211,7 @@ def test_options_that_only_a_person_gives_are_refused(user_folders: Folders, opt
     assert f"an entry of a configuration may not have {option}" in shown.stderr
 
 
-@pytest.mark.parametrize("options", [["-h"], ["--help"], ["--project=all"], ["--unknown"], ["--cwd", ""]])
+@one_case("options", [["-h"], ["--help"], ["--project=all"], ["--unknown"], ["--cwd", ""]])
 def test_options_that_make_no_sense_are_one_line(user_folders: Folders, options: list[str]) -> None:
     shown = user_folders.caller("allow", _wrapped_entry(user_folders, *options))
     assert (shown.returncode, shown.stdout) == (2, "")

@@ -13,6 +13,7 @@ import pytest
 
 from runner.contracts.registry import example_folder
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -89,7 +90,7 @@ def test_explain_speaks_of_the_command_line(runner_as_user: Caller, plugin_dir: 
     assert "example.com:443  asked by the command line, allowed by the command line" in network.stdout
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("words", "why"),
     [
         (("explain", "--"), "there is no command"),
@@ -162,7 +163,7 @@ def test_events_are_not_written_where_the_plugin_may_write(runner_as_user: Calle
     assert (folder / "events").read_text() == "forged\n"  # the control
 
 
-@pytest.mark.parametrize("option", ["--read", "--write", "--net", "--env", "--project"])
+@one_case("option", ["--read", "--write", "--net", "--env", "--project"])
 def test_under_strict_no_option_counts(runner_as: Caller, plugin_dir: Path, option: str) -> None:
     words = {
         "--read": ["--read", str(plugin_dir)],

@@ -23,6 +23,7 @@ from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox.doctor.groups import in_groups_of_their_own, made_in, with_read_only_groups
+from tests.tables import one_case
 
 REAL = shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
 
@@ -309,7 +310,7 @@ def test_the_sysctl_is_named_to_an_ordinary_user(runner_as_user: Caller) -> None
     assert "user namespace" in finding(result, "bwrap")["summary"]  # whose owner cannot be known in there
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("answer", "what"),
     [("0x00050001", "EPERM"), ("0x00050026", "ENOSYS"), ("0x80000000", "kills")],
     ids=["EPERM", "ENOSYS", "kill"],
@@ -508,7 +509,7 @@ MODES = {
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("mode", MODES)
+@one_case("mode", MODES)
 def test_the_policy_says_which_limits_are_needed(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], mode: str
 ) -> None:

@@ -17,7 +17,7 @@ from runner.cli import main, new
 from runner.contracts.registry import contract_names, example_folder, find_contract
 from runner.manifest.load import load
 from tests.conftest import Caller
-from tests.tables import without_limits_note
+from tests.tables import one_case, without_limits_note
 
 NAMES = contract_names()
 
@@ -68,8 +68,8 @@ def only_plugin_id(folder: Path) -> str:
 
 @pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("folder", ["hello", "my plugin's/one-more"])
-@pytest.mark.parametrize("name", NAMES)
+@one_case("folder", ["hello", "my plugin's/one-more"])
+@one_case("name", NAMES)
 def test_what_it_prints_works(runner_as: Caller, plugin_dir: Path, name: str, folder: str) -> None:
     runner_as.give(plugin_dir)
     done = runner_as("new", name, folder, cwd=plugin_dir)
@@ -84,7 +84,7 @@ def test_what_it_prints_works(runner_as: Caller, plugin_dir: Path, name: str, fo
 
 @pytest.mark.launches
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("name", NAMES)
+@one_case("name", NAMES)
 def test_roots_umask_does_not_close_it_to_the_plugin(
     runner_as_root: Caller, plugin_dir: Path, name: str
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_folder_that_plugins_cannot_see_is_named_at_once(runner_as_root: Calle
 # --- what is written ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@one_case("name", NAMES)
 def test_it_is_the_example_under_another_name(runner_as_user: Caller, plugin_dir: Path, name: str) -> None:
     runner_as_user.give(plugin_dir)
     example = Path(example_folder(name))
@@ -146,7 +146,7 @@ def test_programs_are_executable_even_if_the_wheel_has_forgotten_it(
     assert any(modes.values())
 
 
-@pytest.mark.parametrize("given", [".", "empty", "link", "empty/", "deep/er/still"])
+@one_case("given", [".", "empty", "link", "empty/", "deep/er/still"])
 def test_an_empty_folder_is_filled_and_a_missing_one_is_made(
     runner_as_user: Caller, plugin_dir: Path, given: str
 ) -> None:

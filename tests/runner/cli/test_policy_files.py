@@ -16,6 +16,7 @@ from runner.cli.check import is_policy
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.schema import policy_schema
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 PAGE = (ROOT / "docs/policy.md").read_text()
@@ -27,7 +28,7 @@ def test_there_are_ten_recipes_and_no_other_policy_on_the_page() -> None:
     assert len(RECIPES) == 10 == PAGE.count("```toml\n")
 
 
-@pytest.mark.parametrize(("title", "text"), RECIPES, ids=[title for title, _ in RECIPES])
+@one_case(("title", "text"), RECIPES, ids=[title for title, _ in RECIPES])
 def test_a_recipe_is_sound(
     runner_as_user: Caller, plugin_dir: Path, write_file: Write, title: str, text: str
 ) -> None:
@@ -37,7 +38,7 @@ def test_a_recipe_is_sound(
     assert jsonschema_rs.is_valid(policy_schema(), tomllib.loads(text))
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+@one_case("path", SHIPPED, ids=lambda path: path.name)
 def test_the_shipped_ones_are_sound(runner_as_user: Caller, path: Path) -> None:
     said = runner_as_user("check", path)
     assert said.returncode == 0 and said.stdout.startswith(f"{path}: ok: a policy\n")

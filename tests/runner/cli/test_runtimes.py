@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -75,7 +76,7 @@ def script(path: Path, text: str) -> Path:
 # --- Languages ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shebang", ["/usr/bin/python3", "/usr/bin/env python3", "/usr/bin/python3 -I"])
+@one_case("shebang", ["/usr/bin/python3", "/usr/bin/env python3", "/usr/bin/python3 -I"])
 def test_a_python_script(runner_as: Caller, plugin_dir: Path, shebang: str) -> None:
     text = f"#!{shebang}\nimport ssl, sqlite3, ctypes, json, sys\nprint(json.dumps(sys.argv[1:]))\n"
     script(plugin_dir / "plugin.py", text)
@@ -227,7 +228,7 @@ def test_a_program_with_a_library_beside_it(runner_as: Caller, plugin_dir: Path)
 # --- Where commands are ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["echo", "/bin/echo", "/usr/bin/echo"])
+@one_case("command", ["echo", "/bin/echo", "/usr/bin/echo"])
 def test_a_command_of_the_system(runner_as: Caller, plugin_dir: Path, command: str) -> None:
     nexo(plugin_dir, command, "here")
     assert runner_as("exec", plugin_dir).stdout == "here\n"
@@ -240,7 +241,7 @@ def test_a_command_on_path_outside_of_the_system(runner_as: Caller, plugin_dir: 
     assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
 
 
-@pytest.mark.parametrize("command", ["./run", "bin/run", "./bin/../run"])
+@one_case("command", ["./run", "bin/run", "./bin/../run"])
 def test_a_command_relative_to_the_manifest(runner_as: Caller, plugin_dir: Path, command: str) -> None:
     for place in ("run", "bin/run"):
         script(plugin_dir / place, "#!/bin/sh\necho ran; pwd\n")
@@ -299,7 +300,7 @@ def test_rune_command_hangs_on_the_bundle(runner_as: Caller, plugin_dir: Path) -
     assert (done.returncode, done.stdout) == (0, f"{plugin_dir}/work\n"), done.stderr
 
 
-@pytest.mark.parametrize("name", ["mcp.json", ".mcp.json", "claude_desktop_config.json"])
+@one_case("name", ["mcp.json", ".mcp.json", "claude_desktop_config.json"])
 def test_mcp(runner_as: Caller, plugin_dir: Path, name: str) -> None:
     mcp(plugin_dir, name=name, only={"command": "sh", "args": ["-c", "echo $TOKEN"], "env": {"TOKEN": "t"}})
     done = runner_as("exec", plugin_dir)
@@ -388,13 +389,13 @@ def test_a_closed_reader_ends_a_writer(runner_as: Caller, plugin_dir: Path) -> N
 # --- Endings -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [0, 1, 7, 123, 255])
+@one_case("code", [0, 1, 7, 123, 255])
 def test_the_exit_code_is_the_plugins(runner_as: Caller, plugin_dir: Path, code: int) -> None:
     nexo(plugin_dir, "sh", "-c", f"exit {code}")
     assert runner_as("exec", plugin_dir).returncode == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+@one_case("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_death_by_signal_is_128_and_its_number(
     runner_as: Caller, plugin_dir: Path, number: signal.Signals
 ) -> None:
@@ -428,7 +429,7 @@ def test_what_policy_or_manifest_refuse(runner_as: Caller, plugin_dir: Path) -> 
     assert runner_as("exec", plugin_dir).returncode == REFUSED
 
 
-@pytest.mark.parametrize("command", ["no-such-program", "./missing", "/nonexistent/program"])
+@one_case("command", ["no-such-program", "./missing", "/nonexistent/program"])
 def test_a_command_that_does_not_exist(runner_as: Caller, plugin_dir: Path, command: str) -> None:
     nexo(plugin_dir, command)
     done = runner_as("exec", plugin_dir)
@@ -437,7 +438,7 @@ def test_a_command_that_does_not_exist(runner_as: Caller, plugin_dir: Path, comm
     assert len(done.stderr.splitlines()) == 2  # what, and what to do
 
 
-@pytest.mark.parametrize("kind", ["not executable", "a directory", "not a program", "no interpreter"])
+@one_case("kind", ["not executable", "a directory", "not a program", "no interpreter"])
 def test_a_command_that_cannot_run(runner_as: Caller, plugin_dir: Path, kind: str) -> None:
     if kind == "not executable":
         _written(plugin_dir / "run", "#!/bin/sh\n")
@@ -613,7 +614,7 @@ def test_missing_paths_of_an_mcp_server(runner_as: Caller, plugin_dir: Path) -> 
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("closed", [".", "inner", "inner/plugin", "inner/plugin/run"])
+@one_case("closed", [".", "inner", "inner/plugin", "inner/plugin/run"])
 def test_what_the_dropped_uid_cannot_read_is_named(
     runner_as_root: Caller, plugin_dir: Path, closed: str
 ) -> None:

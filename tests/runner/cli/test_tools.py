@@ -17,6 +17,7 @@ from tests.conftest import ROOT, Caller
 from tests.runner.cli.test_call import own
 from tests.runner.cli.test_usage import completed
 from tests.runner.launch.test_report import faults
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -27,7 +28,7 @@ Copy = Callable[[str], Path]
 def copied(plugin_dir: Path) -> Copy:
     def copy(name: str) -> Path:
         folder = plugin_dir / name
-        shutil.copytree(ROOT / "tests/plugins" / name, folder)
+        shutil.copytree(ROOT / "tests/plugins" / name, folder, dirs_exist_ok=True)
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755)
         return folder
@@ -99,7 +100,7 @@ def test_for_people(runner_as: Caller, copied: Copy) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, listing, "")
 
 
-@pytest.mark.parametrize("era", ["modern", "legacy", "silent-legacy"])
+@one_case("era", ["modern", "legacy", "silent-legacy"])
 def test_of_mcp(runner_as_user: Caller, copied: Copy, era: str) -> None:
     done = runner_as_user("tools", "--server", era, copied("mcp_bare"))
     assert (done.returncode, done.stdout, done.stderr) == (0, MCP.format(era=era), "")
@@ -166,7 +167,7 @@ def test_a_report_of_it(runner_as: Caller, copied: Copy) -> None:
 STARTED = [each for each in misbehaviour.CONTRACTS if find_contract(each).prepared_calls is None]
 
 
-@pytest.mark.parametrize("contract", STARTED)
+@one_case("contract", STARTED)
 def test_a_plugin_that_dies(
     runner_as_user: Caller, plugin_dir: Path, contract: misbehaviour.Contract
 ) -> None:
@@ -179,7 +180,7 @@ def test_a_plugin_that_dies(
     assert faults(json.loads(where.read_text())) == []
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("words", "status", "said"),
     [
         ((), 2, "required: MANIFEST"),

@@ -18,6 +18,7 @@ from runner.cli import VERBS, verb_groups, verb_help, verb_module, verb_parser
 from runner.contracts.registry import contract_names
 from sandbox.policy.policy import LIMIT_NAMES
 from tests.conftest import Caller
+from tests.tables import one_case
 
 
 def test_version(runner_as_user: Caller) -> None:
@@ -35,7 +36,7 @@ def test_the_overview_has_every_verb_in_its_group(runner_as_user: Caller) -> Non
 
 
 @pytest.mark.fresh
-@pytest.mark.parametrize("verb", VERBS)
+@one_case("verb", VERBS)
 def test_help_has_an_example(runner_as_user: Caller, verb: str) -> None:
     said = runner_as_user(verb, "--help")
     assert said.returncode == 0 and said.stderr == ""
@@ -49,7 +50,7 @@ def test_the_example_is_right(verb: str) -> None:
     verb_parser(verb).parse_args(shlex.split(words)[2:])
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("words", "said"),
     [
         ((), "usage: runner VERB"),
@@ -175,7 +176,7 @@ def _in_a_terminal(*steps: tuple[str, str], shell: tuple[str, ...] = BASH) -> st
     return shown
 
 
-@pytest.mark.parametrize("verb", ["exec", "explain", "doctor"])
+@one_case("verb", ["exec", "explain", "doctor"])
 def test_a_policy_is_completed_by_name_and_as_a_file(
     runner_as_user: Caller, tmp_path: Path, verb: str
 ) -> None:

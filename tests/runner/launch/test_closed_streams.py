@@ -10,6 +10,7 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -79,7 +80,7 @@ def host(argv: list[str], how: str) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("how", ["pipes", "sockets", "--inspect"])
+@one_case("how", ["pipes", "sockets", "--inspect"])
 def test_a_host_sees_what_its_plugin_closes(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], how: str
 ) -> None:

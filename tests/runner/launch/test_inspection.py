@@ -32,6 +32,7 @@ from sandbox.limits.meter import VIOLATION
 from sandbox.spec import Limits, SandboxSpec
 from sandbox.streams.relay import Relay
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -573,7 +574,7 @@ BAD = {
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize(("what", "expected"), BAD.items(), ids=BAD)
+@one_case(("what", "expected"), BAD.items(), ids=BAD)
 def test_each_breach(
     runner_as: Caller, rune_dir: Path, what: str, expected: tuple[str, str, str, int, int]
 ) -> None:
@@ -604,9 +605,7 @@ def test_the_limit_of_the_handshake_is_named(runner_as_user: Caller, rune_dir: P
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize(
-    ("what", "status"), [("fine", 0), ("bare", 0), ("seven", 7), ("gone", 3), ("stays", 0)]
-)
+@one_case(("what", "status"), [("fine", 0), ("bare", 0), ("seven", 7), ("gone", 3), ("stays", 0)])
 def test_who_keeps_to_the_contract_ends_as_without(
     runner_as: Caller, rune_dir: Path, what: str, status: int
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.conftest import Caller
 from tests.peers import EVERY_SERVER, Peers
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -128,7 +129,7 @@ TOOLS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", EVERY_SERVER)
+@one_case("name", EVERY_SERVER)
 def test_a_server_answers_and_leaves_when_its_stdin_ends(
     runner_as: Caller, peers: Peers, plugin_dir: Path, name: str
 ) -> None:

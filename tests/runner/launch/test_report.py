@@ -27,6 +27,7 @@ from sandbox.policy.policy import Policy
 from sandbox.spec import SIZES, Grant, Limits, Network, SandboxSpec
 from tests.conftest import ROOT, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -100,7 +101,7 @@ def test_readers_bear_keys_of_later_versions(launches: dict[str, Launch]) -> Non
     assert Draft202012Validator(schema()).is_valid(report)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("path", "value"),
     [
         ("schema", "runner.report.v2"),
@@ -162,7 +163,7 @@ def test_a_session_has_a_section(session_report: Any, launches: dict[str, Launch
     assert list(session_report["session"]) == list(described_keys["properties"]) == described_keys["required"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("path", "value"),
     [
         ("session", []),
@@ -284,7 +285,7 @@ def launch(caller: Caller, plugin_dir: Path, write_file: Write, name: str) -> La
     return Launch(done.returncode, done.stdout, json.loads(where.read_text()))
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("name", "code", "cause", "status"),
     [
         ("success", "ok", "", 0),
@@ -347,7 +348,7 @@ BY_LIMIT: dict[str, tuple[str, Told, Told]] = {
 }
 
 
-@pytest.mark.parametrize("name", BY_LIMIT)
+@one_case("name", BY_LIMIT)
 @pytest.mark.usefixtures("nothing_left")
 def test_a_report_of_each_limit(
     runner_as: Caller, plugin_dir: Path, write_file: Write, documented: set[tuple[str, str]], name: str

@@ -18,6 +18,7 @@ from runner.launch.stages import Stopwatch, decode_planned
 from sandbox.speed.codec import encode
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -223,7 +224,7 @@ def _bound(path: dict[str, str]) -> str:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("change", ["", "replaced", "removed", "mode", "socket", "link", "state", "storage"])
+@one_case("change", ["", "replaced", "removed", "mode", "socket", "link", "state", "storage"])
 def test_a_source_that_changed_since_the_plan_was_made(
     runner_as: Caller, plugin_dir: Path, write_file: Write, change: str
 ) -> None:
@@ -331,7 +332,7 @@ def failed(manifest: str, policy: str, state: str | None) -> list[Any]:
     return ["changed"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("manifest", "expected"),
     [
         ("[plugin]\n", ["manifest_invalid", "manifest", "NoneType"]),

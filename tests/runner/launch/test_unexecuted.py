@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Caller
 from tests.limits.altered import altered
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -60,8 +61,8 @@ def launch(caller: Caller, *options: str, manifest: Path) -> tuple[Any, dict[str
     return done, json.loads(report.read_text())
 
 
-@pytest.mark.parametrize("what", ACTS)
-@pytest.mark.parametrize("cage", [True, False], ids=["caged", "bare"])
+@one_case("what", ACTS)
+@one_case("cage", [True, False], ids=["caged", "bare"])
 def test_what_became_of_it_meanwhile(
     runner_as: Caller, plugin_dir: Path, write_file: Write, what: str, cage: bool
 ) -> None:
@@ -89,7 +90,7 @@ def test_exit_codes_of_a_plugin_are_its_own(runner_as: Caller, plugin_dir: Path,
         assert (report["exit"]["code"], report["exit"]["reached_exec"]) == (code, True)
 
 
-@pytest.mark.parametrize("command", ["/proc/self/exe", "/dev/fd/0", "/proc/1/exe", "./link"])
+@one_case("command", ["/proc/self/exe", "/dev/fd/0", "/proc/1/exe", "./link"])
 def test_a_program_by_another_process_is_none(
     runner_as: Caller, plugin_dir: Path, write_file: Write, command: str
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import ROOT, Caller
 from tests.sandbox.paths.test_program import node_package
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 SERVER = ROOT / "tests/plugins/mcp_bare/server.py"
@@ -203,7 +204,7 @@ def keeping(contract: str, folder: Path, write_file: Write) -> Path:
     return write_file(folder / "plugin.toml", NEXO + more)
 
 
-@pytest.mark.parametrize("contract", ["mcp", "nexo", "nexo without a sandbox", "rune"])
+@one_case("contract", ["mcp", "nexo", "nexo without a sandbox", "rune"])
 def test_a_place_that_lasts_by_name(
     runner_as: Caller, plugin_dir: Path, write_file: Write, contract: str
 ) -> None:

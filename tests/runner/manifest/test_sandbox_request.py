@@ -16,6 +16,7 @@ from runner.manifest.sandbox_request import LIMITS, Word, Words, hosts, limits, 
 from runner.manifest.table import Table
 from sandbox.document.read import parse
 from sandbox.spec import Limits, SeccompProfile
+from tests.tables import one_case
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_hosts(written: str, host: str) -> None:
     assert parse_host(written) == host
 
 
-@pytest.mark.parametrize(
+@one_case(
     "written",
     [
         "",

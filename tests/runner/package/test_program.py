@@ -24,6 +24,7 @@ from runner.package.listing import list_package
 from runner.package.program import _paths_in
 from runner.package.signature import sign, write_signature
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -118,7 +119,7 @@ OUTSIDE = {
 
 
 @pytest.mark.needs("node")
-@pytest.mark.parametrize("name", OUTSIDE)
+@one_case("name", OUTSIDE)
 def test_code_from_elsewhere_is_refused(bench: Bench, name: str) -> None:
     command, args, script, reads, said = OUTSIDE[name]
     bench.publish(command, args, script, reads=reads)
@@ -156,7 +157,7 @@ INSIDE = {
 
 
 @pytest.mark.needs("node")
-@pytest.mark.parametrize("name", INSIDE)
+@one_case("name", INSIDE)
 def test_code_of_the_package_and_of_the_system_is_started(bench: Bench, name: str) -> None:
     command, args, script, reads = INSIDE[name]
     bench.publish(command, args, script, reads=reads)

@@ -20,6 +20,7 @@ from runner.protocol.header_frames import (
     read_digits,
     read_signed_digits,
 )
+from tests.tables import one_case
 
 HEADER_LIMIT, BODY_LIMIT = 8192, 16 << 20
 
@@ -137,7 +138,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(("stream", "frames", "fault"), ROWS.values(), ids=ROWS.keys())
+@one_case(("stream", "frames", "fault"), ROWS.values(), ids=ROWS.keys())
 def test_frames(stream: bytes, frames: list[bytes], fault: str) -> None:
     outcome = read(HeaderFramer(STRICT), [stream])
     assert (outcome.frames, cause(outcome.fault)) == (frames, fault)

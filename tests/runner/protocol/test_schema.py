@@ -20,6 +20,7 @@ from runner.protocol import schema as schemas
 from runner.protocol.schema import MOST_FAULTS, Schema
 from runner.protocol.schema_cost import SchemaFault
 from tests.conftest import ROOT
+from tests.tables import one_case
 
 TREE = {
     "type": "object",
@@ -112,7 +113,7 @@ def listed(levels: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("schema", "why"),
     [
         (None, "not of types"),

@@ -20,6 +20,7 @@ from runner.protocol.disguise.forms import MOST_LINES
 from runner.protocol.secrets import Secrets
 from runner.session.record import SessionRecord
 from tests.runner.contracts.kaged.conversation import NOTES
+from tests.tables import one_case
 
 TOKEN = "a-token-of-mine"
 KEY = "-----BEGIN KEY-----\n  MIIEvQIBADANBgkq\nhkiG9w0BAQEFAAOC\n-----END KEY-----\n"
@@ -306,8 +307,8 @@ WRITTEN: list[tuple[str, Write]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "write"), WRITTEN, ids=[name for name, _ in WRITTEN])
-@pytest.mark.parametrize("raw", [MIXED.encode(), BINARY], ids=["text", "binary"])
+@one_case(("name", "write"), WRITTEN, ids=[name for name, _ in WRITTEN])
+@one_case("raw", [MIXED.encode(), BINARY], ids=["text", "binary"])
 def test_hide_in_layers_of_notation(raw: bytes, name: str, write: Write) -> None:
     secrets = Secrets({"a": raw})
     for before, after in (("", ""), ("key=", "&x=1"), ('{"a": "', '"}\n'), ("\n", "\nmore\n")):

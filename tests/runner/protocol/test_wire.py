@@ -20,6 +20,7 @@ from runner.protocol import memory, wire
 from runner.protocol.wire import MOST_DEPTH, MOST_MEMORY, MOST_VALUES, WireFault, decode, encode, message
 from tests import elsewhere
 from tests.conftest import ROOT
+from tests.tables import one_case
 
 IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
 
@@ -71,7 +72,7 @@ def test_values(raw: bytes, value: Any) -> None:
     assert message(raw, identity=IDENTITY)[:3] == (value, None, "")
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("raw", "cause"),
     [
         (b"", "bad_json"),

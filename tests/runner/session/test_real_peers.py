@@ -31,6 +31,7 @@ from runner.protocol.host_services import Completion
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.peers import EVERY_SERVER, Peers
 from tests.runner.launch.test_report import faults
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -530,7 +531,7 @@ CALLS: Mapping[str, Sequence[tuple[str, Mapping[str, Any], str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", EVERY_SERVER)
+@one_case("name", EVERY_SERVER)
 def test_a_published_server_on_the_command_line(
     runner_as: Caller, peers: Peers, plugin_dir: Path, name: str
 ) -> None:

@@ -28,7 +28,7 @@ from tests import elsewhere, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
 from tests.runner.launch.monitored_plugins import is_sound
-from tests.tables import REPEAT, check_rows
+from tests.tables import REPEAT, check_rows, one_case
 
 MEBI = 1 << 20
 INPUT = {"text": "hello"}
@@ -225,7 +225,7 @@ def test_the_table_has_every_behaviour() -> None:
     assert set(TABLE) == set(BEHAVIOURS)
 
 
-@pytest.mark.parametrize("behaviour", TABLE)
+@one_case("behaviour", TABLE)
 def test_misbehaviour(results: Mapping[tuple[str, str], Seen], behaviour: str) -> None:
     check_rows(
         {contract: contract for contract in CONTRACTS},
@@ -258,7 +258,7 @@ def test_the_report_names_the_limit_that_was_hit(results: Mapping[tuple[str, str
     assert seen == {case: hits[case[0]] for case in seen}
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
+@one_case("contract", CONTRACTS)
 def test_the_failure_has_the_end_of_stderr(
     results: Mapping[tuple[str, str], Seen], contract: Contract
 ) -> None:
@@ -347,7 +347,7 @@ def run_cases(given: list[list[Any]]) -> list[Any]:
 REPRESENTATIVE = ("good", "nan", "half_frame", "exit_failing", "killed", "wrong_id", "orphan")
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
+@one_case("contract", CONTRACTS)
 def test_outcomes_are_the_same_for_root_and_user(
     runner_as: Caller, plugin_dir: Path, nothing_left: None, contract: Contract
 ) -> None:

@@ -16,6 +16,7 @@ from sandbox.cell.cell import exit_code
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -29,7 +30,7 @@ def sh(script: str) -> Any:
 # --- how it ends -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("script", "code"),
     [
         ("exit 0", 0),
@@ -222,7 +223,7 @@ def signalled(given: dict[str, Any], number: int) -> list[Any]:
         return [reached, end.code, os.read(read, 100).decode()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@one_case("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_reaches_the_program(runner_as: Caller, number: int) -> None:
     given = cages.order(sh(f"trap 'echo heard; exit 3' {number}; echo ready; sleep 1000 & wait"))
     assert elsewhere.run(runner_as, signalled, given, number, using=(cage,)) == [True, 3, "heard\n"]
@@ -413,7 +414,7 @@ def test_children_of_any_thread_are_found() -> None:
             process.kill()
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("line", "code"),
     [
         (b'{ "exit-code": 0 }', 0),

@@ -13,7 +13,7 @@ from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
 from tests.sandbox.limits.own_cgroups import OwnCgroups, make_own_cgroups
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 Write = Callable[..., Path]
 
@@ -26,9 +26,7 @@ def sh(script: str, **changes: Any) -> Any:
     return cages.request("/bin/sh", "-c", script, **changes)
 
 
-@pytest.mark.parametrize(
-    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("exit 137", 137), ("kill -TERM $$", 143)]
-)
+@one_case(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("exit 137", 137), ("kill -TERM $$", 143)])
 def test_exit_codes(runner_as: Caller, script: str, code: int) -> None:
     end = cages.run(runner_as, sh(script), bare=True)
     assert (end["code"], end["reached_exec"], end["signal"]) == (code, True, None)
@@ -122,7 +120,7 @@ def ended(given: dict[str, Any], how: str) -> list[Any]:
     return [end.code, left]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("how", "last", "code"),
     [
         ("killed", "sleep 1000", 128 + 9),

@@ -29,6 +29,7 @@ from sandbox.identity.uid_range import id_is_mapped
 from sandbox.identity.uids import Occupancy
 from sandbox.policy import policy
 from tests.conftest import SPARE_UID, SYSTEM_PATH
+from tests.tables import one_case
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")
 # The uid a root's trial becomes; an ordinary user's stays its own.
@@ -308,7 +309,7 @@ def test_the_dishonest_bwrap_is_honest_when_told_nothing(dishonest: Callable[[st
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(
+@one_case(
     ("code", "layer"),
     [
         ("drop('--unshare-ipc', 0)", "namespaces"),
@@ -336,7 +337,7 @@ def test_a_layer_that_bwrap_accepts_but_does_not_make_is_detected(
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(
+@one_case(
     ("option", "layer"),
     [
         ("--ro-bind-fd", "fd_binds"),

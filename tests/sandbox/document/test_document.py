@@ -32,6 +32,7 @@ from sandbox.document import yaml as yaml_text
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable, quoted
 from sandbox.document.read import Document, Format, parse, read_bounded
 from sandbox.spec import KeyPath
+from tests.tables import one_case
 
 MIB = 1 << 20
 
@@ -185,7 +186,7 @@ REFUSED: list[tuple[Format, bytes, str, int, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("format", "raw", "rule", "line", "column"), REFUSED)
+@one_case(("format", "raw", "rule", "line", "column"), REFUSED)
 def test_each_refusal_has_its_rule_and_position(
     format: Format,  # noqa: A002
     raw: bytes,

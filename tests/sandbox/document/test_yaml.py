@@ -23,6 +23,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.document.read import Document, parse
 from sandbox.spec import KeyPath
 from tests.conftest import ROOT
+from tests.tables import one_case
 
 MIB = 1 << 20
 
@@ -104,7 +105,7 @@ WORDS: list[tuple[str, object]] = [
 
 
 @with_each_parser
-@pytest.mark.parametrize(("text", "value"), WORDS, ids=[repr(text) for text, _ in WORDS])
+@one_case(("text", "value"), WORDS, ids=[repr(text) for text, _ in WORDS])
 def test_what_a_value_means(text: str, value: object, loader: type) -> None:
     found = read(f"a: {text}\n", loader).data["a"]
     assert found == value and type(found) is type(value)
@@ -216,9 +217,7 @@ REFUSED_NAMES = [repr(row[0])[:40] for row in REFUSED]
 
 
 @with_each_parser
-@pytest.mark.parametrize(
-    ("text", "rule", "line", "column"), REFUSED, ids=[repr(row[0])[:40] for row in REFUSED]
-)
+@one_case(("text", "rule", "line", "column"), REFUSED, ids=[repr(row[0])[:40] for row in REFUSED])
 def test_each_refusal_has_its_rule_and_position(
     text: str, rule: str, line: int, column: int, loader: type
 ) -> None:
@@ -231,7 +230,7 @@ def test_each_refusal_has_its_rule_and_position(
     )
 
 
-@pytest.mark.parametrize("text", [row[0] for row in REFUSED], ids=REFUSED_NAMES)
+@one_case("text", [row[0] for row in REFUSED], ids=REFUSED_NAMES)
 def test_each_refusal_has_the_same_words_by_either_parser(text: str) -> None:
     assert len({refusal(text, loader) for loader in LOADERS}) == 1
 
@@ -289,8 +288,8 @@ empty:
 
 
 @with_each_parser
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-@pytest.mark.parametrize(
+@one_case("line_end", ["\n", "\r\n"])
+@one_case(
     ("keys", "place"),
     [
         ((), (1, 1)),
@@ -456,7 +455,7 @@ def _ordinary_cost(loader: type, size: int) -> float:
 
 
 @with_each_parser
-@pytest.mark.parametrize("name", HOSTILE)
+@one_case("name", HOSTILE)
 def test_hostile_documents_cost_little(name: str, loader: type) -> None:
     """Measured against an ordinary document, because the parser in Python and a busy machine are slow."""
     make, rule = HOSTILE[name]

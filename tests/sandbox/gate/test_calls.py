@@ -10,6 +10,7 @@ from sandbox.seccomp import syscalls
 from sandbox.seccomp.bpf import ALLOW, KILL_PROCESS
 from sandbox.seccomp.filter import AUDIT_ARCH
 from tests.sandbox.seccomp.bpf_machine import Machine
+from tests.tables import one_case
 
 ARCHES = ("x86_64", "aarch64")
 BY_ARGUMENT = {"socket", "setsockopt", "fcntl", "ioctl", "mmap", "mprotect"}
@@ -42,8 +43,8 @@ def test_another_architecture_ends_the_gate(arch: str) -> None:
         assert machine.run(other, CALLS["read"][ARCHES.index(arch)] or 0)[0] == KILL_PROCESS
 
 
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize(
+@one_case("arch", ARCHES)
+@one_case(
     ("call", "arguments", "verdict"),
     [
         ("socket", (socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0), ALLOW),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
 from sandbox.network.hosts import Host
+from tests.tables import one_case
 
 
 def real_hello(name: str | None) -> bytes:
@@ -95,7 +96,7 @@ def test_the_name_is_found(data: bytes) -> None:
         assert first.host is not None or cut < first.needed <= end + 1, (cut, first)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("data", "reason"),
     [
         (real_hello(None), "without a server name"),

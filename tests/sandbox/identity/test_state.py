@@ -18,6 +18,7 @@ from sandbox.identity.state import RECORDS, StateRefused, owned_state, real_stat
 from sandbox.identity.uid_range import DEFAULT_RANGE
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
+from tests.tables import one_case
 
 RANGE = (SPARE_UID + 4, SPARE_UID + 23)
 
@@ -170,7 +171,7 @@ def test_a_link_is_refused(plugin_dir: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("kind", ["file", "fifo", "dangling link"])
+@one_case("kind", ["file", "fifo", "dangling link"])
 def test_a_file_instead_of_a_directory_is_refused(plugin_dir: Path, kind: str) -> None:
     path = plugin_dir / "state"
     if kind == "file":

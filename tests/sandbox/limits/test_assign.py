@@ -18,6 +18,7 @@ from sandbox.plan.layers import LayerUnavailable
 from sandbox.policy.policy import LimitMode, LimitRule, Policy
 from sandbox.spec import Grant, Limits, Network
 from tests.sandbox import cages
+from tests.tables import one_case
 
 LACK = Lack("nobody handed us a group", "ask for one")
 LACKS = tuple((name, LACK) for name in sorted(CONTROLLERS))
@@ -197,8 +198,8 @@ def test_the_release_of_this_machine() -> None:
 # --- required ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BY_CGROUP)
-@pytest.mark.parametrize(
+@one_case("name", BY_CGROUP)
+@one_case(
     ("mode", "survey", "refused"),
     [
         ("require", NONE, True),

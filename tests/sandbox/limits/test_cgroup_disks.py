@@ -10,6 +10,7 @@ import pytest
 from sandbox.limits.cgroup import whole_disks
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import one_case
 
 PLACE = Path("/sys/dev/block")
 
@@ -94,7 +95,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("devices", "disks"),
     [
         ([[8, 0]], [[8, 0]]),

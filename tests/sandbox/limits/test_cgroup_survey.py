@@ -15,7 +15,7 @@ from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Survey
 from sandbox.limits.site import Site
 from tests import elsewhere
 from tests.conftest import Caller
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 pytestmark = pytest.mark.both_callers
 
@@ -845,7 +845,7 @@ def members(name: str) -> list[Any]:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("name", ["rt a b", "rt:a::b", "rt\\040x", "rt-ü"])
+@one_case("name", ["rt a b", "rt:a::b", "rt\\040x", "rt-ü"])
 def test_we_are_found_in_groups_of_odd_names(runner_as_root: Caller, name: str) -> None:
     seen = elsewhere.run(runner_as_root, members, name)
     if not seen:

@@ -16,6 +16,7 @@ from sandbox.limits.socket_diag import TCP, DiagFault, ListedSocket, list_socket
 from sandbox.limits.socket_meter import most_of_one, shown_by
 from sandbox.limits.socket_tables import SocketLists, SocketTables, entries_of, open_network
 from tests.limits.socket_ways import WAY_NAMES, WAYS
+from tests.tables import one_case
 
 pytestmark = pytest.mark.launches  # a network namespace
 
@@ -31,7 +32,7 @@ NETLINK = (
 )
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("lines", "entries"),
     [
         ("", []),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.network.addresses import PRIVATE, is_own, refusal, vet
+from tests.tables import one_case
 
 METADATA_SERVERS = (
     "169.254.169.254",
@@ -41,7 +42,7 @@ def test_addresses_of_the_internet(address: str) -> None:
     assert refusal(address) == ""
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("address", "reason"),
     [
         ("0.0.0.0", "is unspecified"),

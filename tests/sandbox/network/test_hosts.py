@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandbox.network.hosts import Host, parse_address, parse_host, read_address
+from tests.tables import one_case
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_one_spelling_for_each_host(written: str, text: str, version: int) -> No
     assert parse_host(str(host)) == host
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("written", "reason"),
     [
         ("", "no name"),

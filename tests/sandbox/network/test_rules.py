@@ -21,6 +21,7 @@ from sandbox.network.rules import (
     parse_rule,
     parse_rules,
 )
+from tests.tables import one_case
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_rule_without_a_port_has_the_callers(written: str) -> None:
         parse_rule(written)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("written", "reason"),
     [
         ("", "port"),

@@ -27,6 +27,7 @@ from sandbox.paths.scan import DEPTH_LIMIT, Refused
 from sandbox.paths.source import Missing, OpenSource, open_source
 from sandbox.spec import Access
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.tables import one_case
 
 
 class Answer(NamedTuple):
@@ -419,7 +420,7 @@ MOUNTED = {
 }
 
 
-@pytest.mark.parametrize("alias", MOUNTED.values(), ids=MOUNTED)
+@one_case("alias", MOUNTED.values(), ids=MOUNTED)
 def test_bind_mounts(runner_as: Caller, alias: Alias) -> None:
     base = runner_as.home / "place"
     twins(base)
@@ -621,7 +622,7 @@ def test_the_depth_limit_is_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("root", "user")  # to make what is not the user's
-@pytest.mark.parametrize(
+@one_case(
     ("mode", "rule"),
     [
         (0o700, "open"),  # closed to the runner, so closed to the plugin, which is no more than the runner

@@ -21,6 +21,7 @@ from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Limits
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox import cages
+from tests.tables import one_case
 
 pytestmark = pytest.mark.both_callers
 
@@ -191,7 +192,7 @@ def test_a_nul_would_start_another_option() -> None:
 TELL = '#!/bin/sh\nfor word; do printf "<%s>" "$word"; done; ls /sys/class/net 2>&1; ls /srv; exit 7\n'
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("name", "args"),
     [
         ("--bind", ("/", "/srv")),

@@ -15,6 +15,7 @@ import pytest
 from sandbox.plan import find_bwrap as host
 from sandbox.plan.find_bwrap import BwrapUnusable, find_bwrap, trusted_program
 from tests.conftest import ROOT, SYSTEM_PATH
+from tests.tables import one_case
 
 REAL = shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
 
@@ -79,14 +80,14 @@ def test_the_environment_goes_before_the_policy(copy: Path) -> None:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6755])
+@one_case("mode", [0o4755, 0o2755, 0o6755])
 def test_setuid_and_setgid_are_refused(copy: Path, mode: int) -> None:
     copy.chmod(mode)
     assert refused(copy).rule == "setuid"
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+@one_case("mode", [0o775, 0o757, 0o777])
 def test_a_program_others_can_write_is_refused(copy: Path, mode: int) -> None:
     copy.chmod(mode)
     assert refused(copy).rule == "writable"

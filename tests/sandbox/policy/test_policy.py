@@ -47,6 +47,7 @@ from sandbox.spec import (
     SandboxSpec,
     SeccompProfile,
 )
+from tests.tables import one_case
 
 STATE = "/var/lib/somewhere/plugin"
 PLAIN = Policy("test", "/test.toml")
@@ -523,7 +524,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("line", "rule"), FAULTS.items(), ids=FAULTS)
+@one_case(("line", "rule"), FAULTS.items(), ids=FAULTS)
 def test_faults(line: str, rule: str) -> None:
     text = line if line.startswith("version") else f"version = 1\n{line}"
     (fault,) = faults(text)
@@ -656,8 +657,8 @@ PATHS = [
 ]
 
 
-@pytest.mark.parametrize(("read", "write", "access", "asked", "rule"), PATHS)
-@pytest.mark.parametrize("required", [True, False])
+@one_case(("read", "write", "access", "asked", "rule"), PATHS)
+@one_case("required", [True, False])
 def test_path_ceilings(
     read: list[str], write: list[str], access: Any, asked: str, rule: str | None, required: bool
 ) -> None:
@@ -1097,7 +1098,7 @@ def test_a_value_with_nul() -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("default", "ceiling", "manifest", "line", "value", "who"),
     [
         (None, None, None, None, None, None),
@@ -1115,7 +1116,7 @@ def test_a_value_with_nul() -> None:
         (None, None, 7, None, 7, "manifest"),
     ],
 )
-@pytest.mark.parametrize("name", LIMIT_NAMES)
+@one_case("name", LIMIT_NAMES)
 def test_limits(
     name: str,
     default: int | None,

@@ -28,6 +28,7 @@ from sandbox.seccomp.profile import ArgumentTest, Case, Profile, ProfileError, R
 from sandbox.spec import SECCOMP_WITHOUT_INTERNET
 from tests.conftest import ROOT
 from tests.sandbox.seccomp.bpf_machine import Machine, verdict
+from tests.tables import one_case
 
 ARCHES = ("aarch64", "x86_64")
 PROFILES = ("strict", "default", "compat")
@@ -250,8 +251,8 @@ def test_every_number_gets_its_stated_verdict(profile: str, arch: str) -> None:
             assert filtered(number, *[0xFFFFFFFFFFFFFFFF] * 6) == expected, (number, name)
 
 
-@pytest.mark.parametrize(("profile", "arch"), both)
-@pytest.mark.parametrize("number", [472, 599, 1024, 0xFFFF, 0x3FFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+@one_case(("profile", "arch"), both)
+@one_case("number", [472, 599, 1024, 0xFFFF, 0x3FFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 def test_numbers_of_future_calls(profile: str, arch: str, number: int) -> None:
     assert Filter(profile, arch)(number) == "ENOSYS"
 

@@ -24,6 +24,7 @@ import pytest
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.seccomp import syscalls
 from tests.conftest import SPARE_UID, SYSTEM_PATH, TEMP_PREFIX, USER_UID
+from tests.tables import one_case
 
 LEASED_UID = SPARE_UID + 25
 ARCH = os.uname().machine
@@ -360,7 +361,7 @@ def test_compat_refuses_all_but_what_it_adds(cage: KernelCage) -> None:
     check_refusals(cage, "compat", [row for row in REFUSED if row.call not in added])
 
 
-@pytest.mark.parametrize("profile", ["strict", "default", "compat", None])
+@one_case("profile", ["strict", "default", "compat", None])
 def test_ordinary_calls_pass(cage: KernelCage, profile: str | None) -> None:
     rows = ALLOWED if profile == "strict" else [*ALLOWED, *SOCKETS]
     got = dict(zip(map(label, rows), outcomes(cage, profile, [row.spec() for row in rows]), strict=True))
@@ -433,7 +434,7 @@ THIRTY_TWO_BIT = {
 }
 
 
-@pytest.mark.parametrize("profile", ["strict", "default", "compat"])
+@one_case("profile", ["strict", "default", "compat"])
 def test_a_32_bit_program_is_killed(cage: KernelCage, programs: Path, profile: str) -> None:
     program = programs / "thirty-two"
     program.write_bytes(THIRTY_TWO_BIT[ARCH])
@@ -629,8 +630,8 @@ RUNTIMES = [
 ]
 
 
-@pytest.mark.parametrize("profile", ["strict", "default", "compat"])
-@pytest.mark.parametrize("runtime", RUNTIMES, ids=lambda runtime: runtime.name)
+@one_case("profile", ["strict", "default", "compat"])
+@one_case("runtime", RUNTIMES, ids=lambda runtime: runtime.name)
 def test_runtimes_work(cage: KernelCage, programs: Path, runtime: Runtime, profile: str) -> None:
     missing = [name for name in runtime.needs if not shutil.which(name, path=SYSTEM_PATH)]
     missing += [name for name in runtime.compiler[:1] if not shutil.which(name)]

@@ -18,6 +18,7 @@ from sandbox.spawn import network
 from sandbox.spawn.network import HEADER, READY, send_request, wait_for_gate
 from sandbox.spawn.order import NetworkOrder, NetworkRecipe
 from tests.conftest import ROOT
+from tests.tables import one_case
 
 EMPTY = NetworkRecipe((), ())
 
@@ -165,7 +166,7 @@ def test_without_ipv6_there_is_ipv4_only() -> None:
 
 @pytest.mark.needs("root")
 @pytest.mark.launches
-@pytest.mark.parametrize(
+@one_case(
     ("change", "step", "reason"),
     [
         ("broken", "lead IPv4 addresses to the gate", "Invalid argument"),

@@ -19,6 +19,7 @@ from sandbox.speed.libc import open_libc
 from tests import elsewhere
 from tests.conftest import ROOT, SPARE_UID, Caller
 from tests.sandbox.limits.own_cgroups import make_own_cgroups
+from tests.tables import one_case
 
 LEASED = SPARE_UID + 24
 
@@ -456,7 +457,7 @@ def paused_at(given: dict[str, Any], stage: int, forks_at: int) -> None:
 
 
 @pytest.mark.both_callers
-@pytest.mark.parametrize("stage", range(len(STAGES)), ids=STAGES)
+@one_case("stage", range(len(STAGES)), ids=STAGES)
 def test_the_runners_death_at_any_stage(runner_as: Caller, stage: int) -> None:
     given = order(runner_as, "/bin/sleep", "1000")
     with elsewhere.start(runner_as, paused_at, given, stage, STAGES.index("start a process")) as runner:
@@ -650,7 +651,7 @@ def test_the_program_joins_its_groups_and_the_init_does_not(runner_as: Caller) -
 
 
 @pytest.mark.both_callers
-@pytest.mark.parametrize(
+@one_case(
     ("fault", "stage", "code"),
     [
         ("a door to nowhere", "be found in its cgroups", errno.ESRCH),
@@ -712,7 +713,7 @@ def born(refuse: bool) -> dict[str, Any]:
 
 
 @pytest.mark.both_callers
-@pytest.mark.parametrize("refuse", [False, True], ids=["clone3", "clone3 refused"])
+@one_case("refuse", [False, True], ids=["clone3", "clone3 refused"])
 def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) -> None:
     """Moving it there would cost 11 ms. If clone3 is refused, it is moved all the same."""
     with make_own_cgroups(runner_as) as own:
@@ -947,7 +948,7 @@ def test_another_stderr(runner_as: Caller) -> None:
         assert elsewhere.run(runner_as, with_stderr, given, slot) == ["0 1 2", ""]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("change", "needed"),
     [
         ("", set()),

@@ -24,6 +24,7 @@ from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits
 from sandbox.units import parse_limit
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -160,7 +161,7 @@ ceiling = "16M"
 """
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("words", "name", "value", "who"),
     [
         ((), "tmp", 8, "manifest"),

@@ -18,7 +18,7 @@ import pytest
 from runner.contracts.registry import example_folder
 from sandbox.cell.cell import descendants
 from tests.conftest import Caller
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
@@ -78,7 +78,7 @@ def test_a_screen_as_text_and_as_json(runner_as: Caller, root: Path) -> None:
     assert document["lines"] == ["greeted"] and document["width"] == 7
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("options", "words"),
     [
         (("--size", "80"), "80x24"),

@@ -14,6 +14,7 @@ from runner.contracts.registry import example_folder
 from tests.conftest import Caller
 from tests.runner.contracts.ainb.canaries import Nest
 from tests.runner.contracts.ainb.real_plugin import check_plugin
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -52,7 +53,7 @@ def test_what_does_not_apply_is_left_out(plugin_dir: Path, runner_as: Caller) ->
     assert not {"A02 viewport", "A05", "A14"} & set(check_plugin(runner_as, Path(folder)))
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("old", "new"),
     [
         ('"0.0.1"', '"0.0.2"'),  # another version than the manifest's

@@ -46,6 +46,7 @@ from tests.runner.contracts.kaged.conversation import (
     sent,
     tell,
 )
+from tests.tables import one_case
 
 CONTEXT = {
     "operator_id": "local",
@@ -111,8 +112,8 @@ NO_MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "cause"), NO_MESSAGES)
-@pytest.mark.parametrize("when", ["handshake", "ready", "leaving"])
+@one_case(("line", "cause"), NO_MESSAGES)
+@one_case("when", ["handshake", "ready", "leaving"])
 def test_a_line_that_is_no_message_ends_it_in_every_phase(line: bytes, cause: str, when: str) -> None:
     if when == "handshake":
         conversation = dialect()

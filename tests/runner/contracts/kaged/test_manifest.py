@@ -17,6 +17,7 @@ from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
 from sandbox.spec import Network, PathRequest
+from tests.tables import one_case
 
 HOME = "/home/somebody"
 SCHEMA = {"type": "object"}
@@ -151,7 +152,7 @@ KNOB = {"type": "boolean", "label": "x", "binds_to": "config.flag"}
 FLAG = {"type": "object", "properties": {"flag": {"type": "boolean"}}}
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("changes", "rule", "key"),
     [
         ({"name": ...}, "missing_key", ""),

@@ -12,6 +12,7 @@ import pytest
 from runner.outcome import EXIT
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -215,7 +216,7 @@ def spill(runner: Caller, folder: Path, values: dict[str, Any], *words: str) -> 
     return done.stdout, done.stderr, report.read_text(), done.returncode
 
 
-@pytest.mark.parametrize("how", [("--events=2",), ("--json",), ("--events=2", "--json"), ()])
+@one_case("how", [("--events=2",), ("--json",), ("--events=2", "--json"), ()])
 def test_no_secret_leaves_in_an_error_or_a_notice(
     runner_as: Caller, quirks: Path, how: tuple[str, ...]
 ) -> None:
@@ -238,7 +239,7 @@ def test_no_secret_leaves_with_the_end_of_stderr(runner_as: Caller, quirks: Path
         assert "the token is [secret]" in err
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("values", "code", "said"),
     [
         ({"token": SECRET, "spill": "refuse it"}, "handshake_failed", "the token [secret] is not valid"),

@@ -35,6 +35,7 @@ from runner.protocol.dialect import (
 from runner.protocol.jsonrpc import MOST_TICKETS
 from runner.protocol.memory import STANDING
 from tests.runner.contracts.mcp.pump import setting
+from tests.tables import one_case
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 META = "io.modelcontextprotocol/"
@@ -575,8 +576,8 @@ def outcome(event: Any) -> Any:
     return event
 
 
-@pytest.mark.parametrize(("kind", "name", "answer", "expected"), ANSWERS)
-@pytest.mark.parametrize("era", ERAS)
+@one_case(("kind", "name", "answer", "expected"), ANSWERS)
+@one_case("era", ERAS)
 def test_what_an_answer_means(era: Maker, kind: Kind, name: str, answer: Said, expected: Any) -> None:
     dialect = era()
     number = asked(dialect, kind, name)["id"]

@@ -13,6 +13,7 @@ from runner.contracts.mcp.launchers import CONTAINER, FETCHES, NAMES, WINDOWS, l
 from runner.launch.command import Command, plugin_of
 from sandbox.spec import Network, SandboxSpec
 from tests.conftest import Caller
+from tests.tables import one_case
 
 
 def fault(line: str) -> tuple[str, str, str] | None:
@@ -22,7 +23,7 @@ def fault(line: str) -> tuple[str, str, str] | None:
     return None if found is None else tuple(found)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("line", "install"),
     [
         ("npx -y @scope/server /data", "npm install -g @scope/server"),

@@ -23,6 +23,7 @@ from runner.protocol.dialect import (
 )
 from tests.conftest import ROOT
 from tests.runner.contracts.mcp.pump import Pump
+from tests.tables import one_case
 
 BARE = str(ROOT / "tests/plugins/mcp_bare/server.py")
 SDK = str(ROOT / "tests/plugins/mcp_sdk/server.py")
@@ -60,7 +61,7 @@ def sdk(era: str, script: str = SDK, **options: Any) -> Pump:
 # --- a server without an SDK ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("era", "protocol"), BARE_ERAS)
+@one_case(("era", "protocol"), BARE_ERAS)
 def test_all_there_is_of_a_bare_server(era: str, protocol: str) -> None:
     with bare(era) as server:
         identity = server.identity()

@@ -12,6 +12,7 @@ from runner.contracts.nexo.inspector import Inspector, make
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting, Violation
 from sandbox.spec import SandboxSpec
+from tests.tables import one_case
 
 PLUGIN = Plugin(
     "noted",
@@ -432,7 +433,7 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("lines", "code", "cause"), WRONG.values(), ids=WRONG)
+@one_case(("lines", "code", "cause"), WRONG.values(), ids=WRONG)
 def test_wrong(lines: Lines, code: str, cause: str) -> None:
     _, said = overhear(*lines)
     *before, last = said

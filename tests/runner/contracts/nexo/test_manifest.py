@@ -16,6 +16,7 @@ from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
 from sandbox.spec import EnvRequest, Limits, Network, PathRequest, SandboxSpec
+from tests.tables import one_case
 
 HOME = "/home/me"
 # Seven lines: what a test adds starts in line 8.
@@ -226,7 +227,7 @@ def test_an_empty_allowlist_is_no_network() -> None:
     assert (warning.severity, warning.line) == ("warning", 11)
 
 
-@pytest.mark.parametrize(("what", "text", "rule", "line", "column"), RULES, ids=[row[0] for row in RULES])
+@one_case(("what", "text", "rule", "line", "column"), RULES, ids=[row[0] for row in RULES])
 def test_each_rule_points_at_its_place(what: str, text: str, rule: str, line: int, column: int) -> None:
     assert faults(HEAD + RULES_TEXT.get(what, text)) == [(rule, line, column)]
 

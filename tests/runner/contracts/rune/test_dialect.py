@@ -38,6 +38,7 @@ from runner.protocol.dialect import (
 )
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
+from tests.tables import one_case
 
 ECHO = ROOT / "tests/plugins/rune_echo"
 NAME = "demo"
@@ -316,7 +317,7 @@ def test_a_good_handshake() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("said", "code", "cause", "attached"), [row[1:] for row in HANDSHAKES], ids=[row[0] for row in HANDSHAKES]
 )
 def test_a_wrong_handshake(said: Any, code: str, cause: str, attached: str | None) -> None:
@@ -402,8 +403,8 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize(("first", "second"), PAIRS, ids=[f"{a[2]}-{b[2]}" for a, b in PAIRS])
+@one_case("turned", [False, True])
+@one_case(("first", "second"), PAIRS, ids=[f"{a[2]}-{b[2]}" for a, b in PAIRS])
 def test_of_two_faults_the_first_rule_decides(first: Any, second: Any, turned: bool) -> None:
     """Whichever stands first in the text."""
     fields = {"capabilities": ["fs.write"], **first[0], **second[0]}
@@ -550,7 +551,7 @@ RESPONSES: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "cause"), [row[1:] for row in RESPONSES], ids=[row[0] for row in RESPONSES])
+@one_case(("said", "cause"), [row[1:] for row in RESPONSES], ids=[row[0] for row in RESPONSES])
 def test_a_wrong_response(said: Any, cause: str) -> None:
     machine = asked()
     found = violation(hear(machine, encoded(said)))

@@ -17,6 +17,7 @@ from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, 
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.host_services import Delegation, DelegationRequest, HostError
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
+from tests.tables import one_case
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 SECONDS = 120.0
@@ -340,7 +341,7 @@ def test_a_secret_stays_in_the_cage(runner_as: Caller, devkit: Path) -> None:
     assert SECRET not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("words", "status", "code"),
     [
         (("reader", "--input", '{"do": "fail"}'), 1, "devkit.asked"),

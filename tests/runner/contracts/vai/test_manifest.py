@@ -22,6 +22,7 @@ from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 
 DEVKIT = ROOT / "tests/plugins/vai_devkit"
 
@@ -414,9 +415,7 @@ FAULTS: list[tuple[str, str, int, int]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("text", "rule", "line", "column"), FAULTS, ids=[f"{n}-{row[1]}" for n, row in enumerate(FAULTS)]
-)
+@one_case(("text", "rule", "line", "column"), FAULTS, ids=[f"{n}-{row[1]}" for n, row in enumerate(FAULTS)])
 def test_a_fault_has_its_place(text: str, rule: str, line: int, column: int) -> None:
     found, diagnostics = read(text)
     assert found is None

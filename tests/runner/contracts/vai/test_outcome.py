@@ -30,6 +30,7 @@ from runner.outcome import Code, Outcome, Phase, schema
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd, Refusal
 from sandbox.spec import SandboxSpec
+from tests.tables import one_case
 
 
 def tool(effect: EffectClass = "unknown", **more: Any) -> DeclaredExport:
@@ -174,8 +175,8 @@ SAME: tuple[tuple[str, CallEnd, InvocationEnd], ...] = (
 )
 
 
-@pytest.mark.parametrize(("end", "expected"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
-@pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
+@one_case(("end", "expected"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
+@one_case("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
 def test_the_table(export: DeclaredExport, end: CallEnd, expected: InvocationEnd) -> None:
     assert ending(export, end) == expected
 
@@ -209,8 +210,8 @@ def test_what_repetition_does_not_heal(export: DeclaredExport, code: str) -> Non
     assert ending(export, said) == ending(export, found) == InvocationEnd(FAILED, code, export in EFFECTFUL)
 
 
-@pytest.mark.parametrize(("end", "code"), BY_EFFECT, ids=lambda each: each if isinstance(each, str) else "")
-@pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
+@one_case(("end", "code"), BY_EFFECT, ids=lambda each: each if isinstance(each, str) else "")
+@one_case("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
 def test_after_the_request_the_effect_decides(export: DeclaredExport, end: CallEnd, code: str) -> None:
     expected = InvocationEnd(RETRYABLE, code) if export in REPEATABLE else InvocationEnd(FAILED, code, True)
     assert ending(export, end) == expected
@@ -230,8 +231,8 @@ LOST: tuple[tuple[CallEnd, InvocationEnd], ...] = (
 )
 
 
-@pytest.mark.parametrize(("end", "expected"), LOST)
-@pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
+@one_case(("end", "expected"), LOST)
+@one_case("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
 def test_work_that_may_have_been_done(export: DeclaredExport, end: CallEnd, expected: InvocationEnd) -> None:
     assert ending(export, end) == expected._replace(unknown=export in EFFECTFUL)
 

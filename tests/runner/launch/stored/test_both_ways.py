@@ -14,6 +14,7 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -65,7 +66,7 @@ def twice(
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("manifest", PLUGINS)
+@one_case("manifest", PLUGINS)
 def test_every_plugin_runs_the_same(
     runner_as: Caller, plugin_dir: Path, manifest: str, nothing_left: None
 ) -> None:
@@ -161,7 +162,7 @@ ENDINGS = {
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("ending", ENDINGS)
+@one_case("ending", ENDINGS)
 def test_every_end_is_told_the_same(
     runner_as: Caller, plugin_dir: Path, write_file: Write, ending: str, nothing_left: None
 ) -> None:

@@ -27,6 +27,7 @@ from tests.runner.launch.stored.kept_plugin import (
     entries,
     swap,
 )
+from tests.tables import one_case
 
 
 class Plugin(KeptPlugin):
@@ -329,7 +330,7 @@ def test_a_file_that_no_launch_wrote_is_no_plan(plugin: Plugin, how: str) -> Non
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("cache", ["on", "off", "elsewhere"])
+@one_case("cache", ["on", "off", "elsewhere"])
 def test_no_plugin_is_given_a_cache(
     runner_as: Caller, plugin_dir: Path, write_file: Write, cache: str
 ) -> None:

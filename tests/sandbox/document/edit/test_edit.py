@@ -19,6 +19,7 @@ from sandbox.document.edit.change import (
 from sandbox.document.edit.edit import edited, read_spans
 from sandbox.document.edit.span import EditRefused, EditSyntax
 from sandbox.document.edit.words import written
+from tests.tables import one_case
 
 A = ("s", "a")
 COMMAND, ARGS = (*A, "command"), (*A, "args")
@@ -326,7 +327,7 @@ def test_refused(syntax: EditSyntax, before: str, change: Change, message: str) 
         edited(before, syntax, [change])
 
 
-@pytest.mark.parametrize(
+@one_case(
     "word",
     [
         *(
@@ -381,7 +382,7 @@ def test_refused(syntax: EditSyntax, before: str, change: Change, message: str) 
         ),
     ],
 )
-@pytest.mark.parametrize("syntax", ["json", "jsonc", "toml", "yaml"])
+@one_case("syntax", ["json", "jsonc", "toml", "yaml"])
 def test_every_syntax_reads_what_it_writes(syntax: EditSyntax, word: str) -> None:
     text = written(word, syntax)
     assert "\n" not in text

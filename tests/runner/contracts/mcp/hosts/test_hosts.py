@@ -14,6 +14,7 @@ from runner.contracts.mcp.hosts.host import HostServer
 from runner.contracts.mcp.hosts.table import GOOSE, HOSTS
 from sandbox.document.read import Document, parse
 from tests.conftest import ROOT
+from tests.tables import one_case
 
 FILES = Path(__file__).parent / "files"
 HOME = "/home/me"
@@ -239,7 +240,7 @@ def servers(file: str, place: str) -> dict[str, HostServer]:
     return {server.label: server for server in servers_of(read, host)}
 
 
-@pytest.mark.parametrize(("sample", "place"), CASES, ids=[f"{s.host}-{p}" for s, p in CASES])
+@one_case(("sample", "place"), CASES, ids=[f"{s.host}-{p}" for s, p in CASES])
 def test_a_hosts_file_is_read_to_its_servers(sample: Sample, place: str) -> None:
     read = document(sample.file, place)
     host = host_of(place, read, home=HOME, environ=ENVIRON)
@@ -255,7 +256,7 @@ def test_every_host_has_a_sample() -> None:
     assert {sample.host for sample in SAMPLES} == {host.name for host in HOSTS}
 
 
-@pytest.mark.parametrize(("sample", "place"), CASES, ids=[f"{s.host}-{p}" for s, p in CASES])
+@one_case(("sample", "place"), CASES, ids=[f"{s.host}-{p}" for s, p in CASES])
 def test_the_keys_of_a_server_lead_to_its_words(sample: Sample, place: str) -> None:
     """`runner wrap` edits the file at these places."""
     read = document(sample.file, place)

@@ -13,6 +13,7 @@ import pytest
 from runner.contracts.mcp.hosts.find import place_of
 from tests.conftest import Caller
 from tests.runner.contracts.mcp.hosts.test_hosts import FILES, HOME, SAMPLES
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 ECHO = "/bin/echo"
@@ -81,7 +82,7 @@ ATTACKS = (
 )
 
 
-@pytest.mark.parametrize("named", ATTACKS)
+@one_case("named", ATTACKS)
 def test_a_cloned_project_cannot_read_files_outside_of_it(
     runner_as: Caller, plugin_dir: Path, write_file: Write, named: str
 ) -> None:
@@ -157,7 +158,7 @@ def test_disabled_and_remote_servers(runner_as_user: Caller, plugin_dir: Path, w
 CHECKED = [(sample, sample.places[-1 if "/src" in sample.places[-1] else 0]) for sample in SAMPLES]
 
 
-@pytest.mark.parametrize(("sample", "place"), CHECKED, ids=[f"{s.host}-{s.file}" for s, _ in CHECKED])
+@one_case(("sample", "place"), CHECKED, ids=[f"{s.host}-{s.file}" for s, _ in CHECKED])
 def test_check_names_the_host_of_every_file(
     runner_as_user: Caller, plugin_dir: Path, write_file: Write, sample: Any, place: str
 ) -> None:

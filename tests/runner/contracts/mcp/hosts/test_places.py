@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from runner.contracts.mcp.hosts.places import HOME_PLACES, PROJECT_NAMES, SYSTEM_PLACES, VARIABLES
 from runner.contracts.mcp.hosts.table import HOSTS
 from sandbox.paths.mounts import contains
+from tests.tables import one_case
 
 FILES = sorted({(host.name, file) for host in HOSTS for file in host.files})
 
 
-@pytest.mark.parametrize(("host", "file"), FILES)
+@one_case(("host", "file"), FILES)
 def test_a_file_of_a_user_is_protected(host: str, file: str) -> None:
     base, _, rest = file.partition("/")
     if base != "~":

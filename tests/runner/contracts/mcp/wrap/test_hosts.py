@@ -14,6 +14,7 @@ from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.diff import diff
 from runner.contracts.mcp.wrap.steps import Step, is_safe, plugin_words, undo_step, wrap_step
 from runner.plugin import PLUGIN_PREFIX
+from tests.tables import one_case
 
 CONFIGS = Path(__file__).parent / "configs"
 HOME = "/home/user"
@@ -60,8 +61,8 @@ def undo(config: Configuration) -> bytes:
     return apply_steps(config, [undo_step(each) for each in config.servers], "")[0]
 
 
-@pytest.mark.parametrize("writing", WRITINGS)
-@pytest.mark.parametrize(("file", "path", "host", "wrapped"), HOSTS, ids=[each[2] for each in HOSTS])
+@one_case("writing", WRITINGS)
+@one_case(("file", "path", "host", "wrapped"), HOSTS, ids=[each[2] for each in HOSTS])
 def test_undo_restores_every_byte(
     file: str, path: str, host: str, wrapped: tuple[str, ...], writing: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from runner.contracts.mcp.hosts.wrapping import record_of, run_name, split_wrapped
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 Entries = dict[str, dict[str, Any]]
@@ -93,7 +94,7 @@ def test_another_name_is_a_difference(runner_as_user: Caller, config: Path) -> N
     assert all("options of its own: --name github" in told for told in outputs(runner_as_user, config))
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("name", "kept"),
     [
         (".cursor/mcp.json", '"/opt/tool" /* run /bin/evil */'),

@@ -14,6 +14,7 @@ from runner.contracts.mcp.wrap.diff import diff
 from runner.contracts.mcp.wrap.redact import shown_line, shown_words
 from runner.contracts.mcp.wrap.steps import wrap_step
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 X = "s3cr3t-value"
@@ -104,7 +105,7 @@ mcpServers:  # s3cr3t two
 }
 
 
-@pytest.mark.parametrize("name", COMMENTED)
+@one_case("name", COMMENTED)
 def test_comments_and_other_values_are_not_shown(
     runner_as_user: Caller, plugin_dir: Path, write_file: Write, name: str
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from runner.outcome import EXIT
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 CONFIGS = Path(__file__).parent / "configs"
@@ -90,7 +91,7 @@ def test_a_terminal_is_asked(runner_as_user: Caller, config: Path, answer: str, 
     assert (config.read_bytes() == before) == (status != 0)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("args", "status", "message"),
     [
         ((), 2, "runner wrap --find"),
