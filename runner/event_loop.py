@@ -1,4 +1,4 @@
-"""Which event loop runs in this thread. The library needs trio's, and a blocking call needs none."""
+"""Checks which event loop runs in this thread. The library needs trio's; a blocking call must have none."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What callers of a plugin may have to catch.
+"""The exceptions of the library.
 
 Exception
-├── PluginError         the plugin answered "no". It lives and may be asked again
+├── PluginError         the plugin returned an error. It still runs and can be called again
 │   └── InvalidCall     the runner refused the call, and the plugin was not asked
 ├── PluginFailure       there is no answer; `outcome.code` says why (runner/outcome.py draws that tree)
 ├── HostError           raised by a service of the host that refuses; the plugin gets it as an error
@@ -24,8 +24,8 @@ _STDERR_LINES, _STDERR_WIDTH = 12, 500
 
 
 class PluginError(Exception):
-    """The plugin answered "no". It lives, and may be asked again. `report` and `stderr` are set if this was
-    not caught before the plugin was closed."""
+    """The plugin returned an error. It still runs and can be called again. `report` and `stderr` are set if
+    this was not caught before the plugin was closed."""
 
     _code: Code = "plugin_error"
 
@@ -43,11 +43,11 @@ class PluginError(Exception):
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What the cage has to do with it: hosts that were refused."""
+        """Hosts that the cage refused, which may have caused the error."""
         return _advice(self.report)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A worker process can hand it back to its parent."""
+        """Let it be pickled: a worker process may pass it to its parent."""
         return type(self), (self.refusal,), self.__dict__
 
 
@@ -71,7 +71,7 @@ class PluginFailure(Exception):
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What the cage has to do with it, each with the option that grants it. Known when the plugin has
+        """What the plugin lacked in its cage, each with the option that grants it. Known when the plugin has
         ended."""
         return _advice(self.report)
 
@@ -79,8 +79,8 @@ class PluginFailure(Exception):
         return type(self), (self.outcome, self.explanation), self.__dict__
 
     def __str__(self) -> str:
-        """For a reader of the traceback: what is wrong, where, what to do, the end of the plugin's
-        stderr, and what the cage has to do with it."""
+        """The message, its diagnostics and hint, the end of the plugin's stderr, and the advice about the
+        cage: what a traceback shows."""
         outcome = self.outcome
         listed = outcome.diagnostics or outcome.denials
         hint = f"; {outcome.hint}" if outcome.hint and not listed else ""

@@ -3,8 +3,8 @@
     async with runner.open_plugin("./demo") as plugin:
         print(await plugin.call("demo_echo", {"text": "hello"}))
 
-A plugin that answers "no" raises PluginError. Everything else that goes wrong raises PluginFailure, with the
-outcome that `runner call` would print (runner/exceptions.py draws the tree). A contract of one call per
+A plugin that returns an error raises PluginError. Everything else that goes wrong raises PluginFailure, with
+the outcome that `runner call` would print (runner/exceptions.py draws the tree). A contract of one call per
 process starts a process for each `call`.
 """
 
@@ -30,23 +30,17 @@ from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import Completion, DirectoryEntry, Fetched, Granted, HostError, Services
 from runner.protocol.secrets import Secrets
-from runner.session.arguments import (
-    check_context,
-    check_env,
-    check_limits,
-    check_options,
-    check_seconds,
-)
 from runner.session.open import bare_report, open_prepared, open_session
 from runner.session.pending import OnProgress
 from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall, prepare_call
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
-from sandbox.spec import Overrides
+from sandbox.spec import Limits, Overrides, is_variable_name
 from sandbox.speed.value import NamedTuple
+from sandbox.units import parse_limit
 
-# The public names of the package `runner`, said once.
+# The public names of the package `runner`.
 __all__ = [
     "BusRefused",
     "Completion",
@@ -86,8 +80,8 @@ class Result(NamedTuple):
     invocation: dict[str, Any] | None = None  # the contract's own record of the call, if it has one
 
 
-class Opening(TypedDict, total=False):
-    """How a plugin is opened: the arguments of `open_plugin`."""
+class OpenArguments(TypedDict, total=False):
+    """The arguments of `open_plugin`."""
 
     policy: Path | None
     services: Services | None
@@ -103,8 +97,8 @@ class Opening(TypedDict, total=False):
     environ: Mapping[str, str] | None
 
 
-class Calling(Opening, total=False):
-    """How a plugin is opened and called once: the arguments of `run`."""
+class RunArguments(OpenArguments, total=False):
+    """The arguments of `run`."""
 
     kind: Kind | None
     seconds: float | None
@@ -113,7 +107,7 @@ class Calling(Opening, total=False):
 
 
 class OpenPlugin:
-    """A plugin to talk to. Made by `open_plugin`."""
+    """A running plugin that can be called. Made by `open_plugin`."""
 
     def __init__(
         self, plugin: Plugin, session: Session | None, settings: _SessionSettings, pool: Pool | None
@@ -131,18 +125,18 @@ class OpenPlugin:
 
     @property
     def plugin(self) -> Plugin:
-        """What its manifest says."""
+        """The plugin as its manifest describes it."""
         return self._plugin
 
     @property
     def substituted(self) -> str:
-        """Why the last answer was not the plugin's own: a hook failed, and the contract has an answer for
-        that. Empty if it was its own. Valid until another task calls the plugin."""
+        """Reason why the last answer was a substitute: a hook failed, and the contract defines an answer for
+        that case. Empty if the plugin answered itself. Valid until another task calls the plugin."""
         return self._session.substituted if self._session is not None else ""
 
     @property
     def identity(self) -> Identity:
-        """Who the plugin is, by its handshake; before the handshake, by its manifest."""
+        """Id and version from the handshake; before the handshake, from the manifest."""
         known = self._session.identity if self._session is not None else self._identity
         return known or Identity(self._plugin.id, self._plugin.version)
 
@@ -162,8 +156,8 @@ class OpenPlugin:
 
     @property
     def stderr(self) -> str:
-        """The end of what the plugin wrote to stderr so far. Where each call has a process of its own: in the
-        last call."""
+        """The end of the plugin's stderr so far. Where each call has a process of its own, that of the last
+        call."""
         return self._session.stderr if self._session is not None else self._stderr
 
     async def call(
@@ -176,11 +170,11 @@ class OpenPlugin:
         context: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """The answer, as JSON values. `kind`: None is the first that the contract has, mostly "tool".
-        `seconds` replaces the timeout of the contract; the `call` limit holds all the same. Cancelling it
-        cancels the call, not the plugin."""
-        check_seconds(seconds)
-        given = NO_CONTEXT if context is None else check_context(context)
+        """Call the plugin and return its answer as JSON values. `kind`: None is the first that the contract
+        has, mostly "tool". `seconds` replaces the timeout of the contract; the `call` limit still applies. If
+        this task is cancelled, the call is cancelled, and the plugin keeps running."""
+        _check_seconds(seconds)
+        given = NO_CONTEXT if context is None else _check_context(context)
         call = Call._make((kind or self._kind, name, input, given))
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
@@ -216,9 +210,9 @@ class OpenPlugin:
         return invoked.value
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
-        """What the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
-        entry is as the contract has it, with a name (resources: a uri)."""
-        if self._pool is not None:  # nothing runs before there is a call, and the manifest says it all
+        """List what the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
+        entry is an object of the contract, with a name (resources: a uri)."""
+        if self._pool is not None:  # nothing runs before the first call, and the manifest lists everything
             await trio.lowlevel.checkpoint()
             return [{"name": name} for name in dict(self._plugin.exports).get(what, ())]
         listed: Sequence[Mapping[str, Any]] = await self.call(what, kind="list")
@@ -235,8 +229,8 @@ class OpenPlugin:
         self._session.notify(method, params)
 
     def events(self) -> AsyncIterator[Notice | Progress]:
-        """What the plugin sends unasked, until it ends. For one reader. More than 256 events, or 32 MiB, that
-        are not read are dropped."""
+        """The plugin's notifications and progress, until it ends. For one reader. Of unread events, at most
+        256 and 32 MiB are held; further ones are dropped."""
         if self._session is not None:
             return self._session.events()
         if self._pool is not None:
@@ -245,7 +239,7 @@ class OpenPlugin:
 
 
 class _SessionSettings(NamedTuple):
-    """What every session of one plugin is opened with."""
+    """The arguments that all sessions of one plugin share."""
 
     invocation: Invocation
     environ: Mapping[str, str]
@@ -271,7 +265,8 @@ class _SessionSettings(NamedTuple):
     async def prepare(
         self, call: Call, seconds: float | None, on_given_up: Callable[[dict[str, Any] | None], None]
     ) -> PreparedCall:
-        """Raises InvalidCall and PluginFailure, with a report: nothing was started."""
+        """Complete a call before its process is started. Raises InvalidCall and PluginFailure, with a
+        report."""
         try:
             return await prepare_call(
                 self.invocation,
@@ -324,16 +319,15 @@ async def open_plugin(
     options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> AsyncIterator[OpenPlugin]:
-    """A plugin in its cage, launched and ready. It is ended with the context.
+    """Launch a plugin in its cage and wait until it is ready. It ends with the context.
 
     `path`: the manifest, or the folder it is in. `policy`: a name or a file. `services`: what the plugin may
     ask of this program, where the policy allows it. `config`: for plugins that take one. `secrets`: for
     plugins whose contract sends them, or has them as files (text or bytes); they are never shown, logged or
-    reported. `server`: which one
-    of a configuration that names several. `env`: variables for the plugin. `limits`: as on the command line,
-    {"memory": "256M"}. `options`: the contract's own, by name without the dashes; of one that names a file,
-    what the file says. `environ`: the operator's
-    environment, if it is not this process's.
+    reported. `server`: which server of a configuration that lists several. `env`: variables for the plugin.
+    `limits`: as on the command line, {"memory": "256M"}. `options`: the contract's own, by name without the
+    dashes; for an option that names a file, give the text of the file. `environ`: the operator's environment,
+    if it is not this process's.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
@@ -349,8 +343,8 @@ async def open_plugin(
         policy=None if policy is None else os.fspath(policy),
         state_dir=None if state_dir is None else os.fspath(state_dir),
         args=tuple(args),
-        overrides=Overrides(env=check_env(env or {}), limits=check_limits(limits or {})),
-        options=check_options({} if options is None else options),
+        overrides=Overrides(env=_check_env(env or {}), limits=_check_limits(limits or {})),
+        options=_check_options({} if options is None else options),
     )
     settings = _SessionSettings(
         await trio.to_thread.run_sync(with_config, invocation, config),
@@ -359,7 +353,7 @@ async def open_plugin(
         config,
         secrets,
     )
-    # Read here only to learn the contract. The monitor reads it again, and that is what counts.
+    # Read here only to learn the contract. The monitor reads it again, and launches by its own reading.
     loaded: ManifestRead = await trio.to_thread.run_sync(_load, settings.invocation)
     plugin = loaded.plugin
     known = None if plugin is None else find_contract(plugin.contract)
@@ -376,7 +370,7 @@ async def open_plugin(
         elif not one_shot:
             session = await stack.enter_async_context(settings.session())
         if session is not None and session.is_one_shot:
-            # It was changed since we read it. A one-shot plugin without a call would have no clock.
+            # It was changed since we read it. A one-shot plugin without a call would have no time limit.
             message = "the manifest was changed while the plugin was opened"
             raise PluginFailure(Outcome("manifest_invalid", "manifest", message, "changed", "open it again"))
         plugin = session.terms.plugin if session is not None else plugin
@@ -387,7 +381,8 @@ async def open_plugin(
 
 
 def _load(invocation: Invocation) -> ManifestRead:
-    """Where calls are prepared, the options are about a call: nothing is chosen before there is one."""
+    """Read the manifest. Where calls are prepared, the options belong to a call, so they are left out
+    here."""
     name = contract_of(invocation)
     prepares = name is not None and find_contract(name).prepared_calls is not None
     return read_invocation(invocation, options={} if prepares else None)
@@ -402,7 +397,7 @@ async def run(
     seconds: float | None = None,
     context: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
-    **opening: Unpack[Opening],
+    **opening: Unpack[OpenArguments],
 ) -> Result:
     """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
     if "secrets" in opening:
@@ -417,9 +412,9 @@ async def run(
     return Result(value, plugin.identity, plugin.report or {}, stderr, plugin.invocation)
 
 
-def call(path: Path, name: str, input: Any = None, **options: Unpack[Calling]) -> Any:  # noqa: A002
-    """The value of `run`, for programs without an event loop: it blocks this thread until the plugin has
-    ended. Takes and raises what `run` does, and WouldBlock in a thread whose event loop it would stop."""
+def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArguments]) -> Any:  # noqa: A002
+    """`run` for programs without an event loop: blocks this thread until the plugin has ended, and returns
+    the value. Takes and raises what `run` does, and WouldBlock in a thread that runs an event loop."""
     require_no_loop()
     if "secrets" in options:
         options["secrets"] = _hidden(options["secrets"])
@@ -427,14 +422,14 @@ def call(path: Path, name: str, input: Any = None, **options: Unpack[Calling]) -
     try:
         return trio.run(once).value
     except BaseExceptionGroup as group:
-        # Ctrl-C may interrupt any of trio's tasks. A program without trio expects it as it is elsewhere.
+        # Ctrl-C may interrupt any of trio's tasks. A program without trio expects a plain KeyboardInterrupt.
         if group.subgroup(KeyboardInterrupt) is None:
             raise
         raise KeyboardInterrupt from None
 
 
 def _require_kind(path: Path, kind: Kind | None, chosen: str | None) -> None:
-    """Before anything is started, so that the plugin is not blamed for what its contract does not have."""
+    """Raises InvalidCall if the contract has no such kind, before anything is started."""
     name = None if kind in (None, "tool", "list") else contract_at(os.fspath(path), chosen)
     if name is not None and kind not in find_contract(name).kinds:
         message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).kinds)}"
@@ -442,7 +437,57 @@ def _require_kind(path: Path, kind: Kind | None, chosen: str | None) -> None:
 
 
 def _hidden(secrets: Mapping[str, Any] | None) -> Secrets | None:
-    """In place of what the caller gave: a traceback may be printed with local variables."""
+    """Wrap secrets so that a traceback with local variables does not show them."""
     if secrets is not None and not isinstance(secrets, Mapping):
         raise ValueError("secrets: it has to be a mapping of names to values")
     return None if secrets is None else Secrets(secrets)
+
+
+# --- arguments: each check raises ValueError ----------------------------------------------------------------
+
+
+def _check_context(given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ValueError("context: it has to be a mapping of names to values")
+    return given
+
+
+def _check_seconds(given: Any) -> None:
+    """Check the time limit of a call. None: the limit of its contract."""
+    if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0):
+        return
+    raise ValueError(f"seconds: {given!r} is not a time limit: a number of seconds, 0 or more")
+
+
+def _check_options(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+    if not isinstance(given, Mapping):
+        raise ValueError("options: it has to be a mapping of names to texts")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            message = f"options: the value of {name!r} is not a str"
+            raise ValueError(f"{message}; of an option that names a file, give what the file says")
+    return tuple(given.items())
+
+
+def _check_env(given: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+    for name, value in given.items():
+        if not isinstance(name, str) or not is_variable_name(name):
+            raise ValueError(f"env: {name!r} is not the name of an environment variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"env: the value of {name} must be a str without NUL")
+    return tuple(given.items())
+
+
+def _check_limits(given: Mapping[str, str | float]) -> Limits:
+    unknown = [name for name in given if name not in Limits._fields]
+    if unknown:
+        raise ValueError(
+            f"limits: there is no limit {unknown[0]!r}; the limits are {', '.join(Limits._fields)}"
+        )
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            found[name] = parse_limit(name, value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return Limits(**found)

@@ -1,4 +1,4 @@
-"""What happened, in one vocabulary.
+"""The outcomes of launches and calls.
 
 Every failure has a code (what happened), a phase (when), a cause (why exactly), a message and a hint (what to
 change). The tree of failures: each code with the phases it can occur in, and the sentence the operator reads.
@@ -32,8 +32,8 @@ The plugin ended, or was ended
 A bug in the runner, or its own surroundings (stdout cannot be written, the monitor does not answer)
   internal                   any                     "ExceptionName: text", or what could not be done
 
-`ok` is no failure. Neither are `plugin_error` (call: the plugin answered "no") and `invalid_call` (call: the
-runner refused the call and did not ask the plugin).
+`ok` is no failure. Neither are `plugin_error` (call: the plugin returned an error) and `invalid_call` (call:
+the runner refused the call and did not ask the plugin).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ GOOD: Final = Outcome("ok", "run", "the plugin ended with status 0")
 
 
 def has_failed(outcome: Outcome) -> bool:
-    """Whether the plugin failed by itself, perhaps for lack of something that it was not given."""
+    """Whether the plugin itself failed, perhaps because it lacked access to something."""
     return outcome.code in _FAILED and outcome.cause not in _BY_LIMIT
 
 
@@ -142,12 +142,12 @@ _PURPOSE: Final[Mapping[AdviceKind, str]] = {
 
 
 class Advice(NamedTuple):
-    """One thing that a plugin which failed named and did not have (runner/launch/advice)."""
+    """One thing that a failed plugin named and had no access to (runner/launch/advice)."""
 
     kind: AdviceKind
     what: str  # a sentence
-    option: str = ""  # that grants it; empty: `what` says why none does
-    command: str = ""  # what to type; empty: the option goes to the same command line
+    option: str = ""  # the option that grants it; empty: `what` says why no option does
+    command: str = ""  # a whole command to type; empty: add the option to the same command line
 
     @property
     def text(self) -> str:
@@ -191,10 +191,10 @@ def with_outcome(report: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
 
 
 def due_advice(advice: Iterable[dict[str, Any]], outcome: Outcome) -> list[dict[str, Any]]:
-    """What of the advice in a report fits this outcome."""
+    """Returns the advice in a report that applies to this outcome."""
     if has_failed(outcome):
         return list(advice)
-    # A plugin that says no may do so for lack of a host.
+    # A plugin may return an error because it could not reach a host.
     return [each for each in advice if outcome.code == "plugin_error" and each["kind"] == "host"]
 
 

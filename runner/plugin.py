@@ -1,11 +1,11 @@
-"""What a plugin is, whatever contract it was written for."""
+"""A plugin of any contract, as its manifest describes it."""
 
 from __future__ import annotations
 
 from sandbox.spec import KeyPath, Project, SandboxSpec
 from sandbox.speed.value import NamedTuple
 
-# How the names of a wrapped entry's variables begin: they are the plugin's, and mean nothing to the runner.
+# Prefix of the variables in an entry that `runner wrap` wrote: they are for the plugin, not for the runner.
 PLUGIN_PREFIX = "PLUGIN_ENV_"
 # How `runner wrap` writes entries. Those of its first version have no format in their record.
 WRAP_FORMAT = "2"
@@ -23,17 +23,17 @@ class Entrypoint(NamedTuple):
 
 
 class Template(NamedTuple):
-    """Words of the manifest that are filled in at the launch: its contract knows the rules.
+    """Placeholders in the manifest that are filled in at the launch, by rules of its contract.
 
-    The manifest's text is cached, and the values are those of the moment."""
+    The parsed manifest is cached, so the values cannot be part of it."""
 
-    rules: str  # whose
-    folder: str = ""  # the project that they are about; empty: the one that the runner was started in
+    rules: str  # the name of the rules, in its contract
+    folder: str = ""  # the project folder they refer to; empty: the working directory of the runner
     env_file: str = ""  # a file of variables
     env_file_where: KeyPath = ()
-    # Options of `runner run`, where the manifest starts the plugin with it; its own words are those inside.
+    # The options of `runner run`, if the manifest starts the plugin through it.
     outer: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()  # whose text becomes a part of the command line
+    files: tuple[str, ...] = ()  # files whose text becomes part of the command line
 
 
 class Plugin(NamedTuple):
@@ -52,26 +52,26 @@ class Plugin(NamedTuple):
     capabilities: tuple[str, ...] = ()
     timeouts: tuple[tuple[str, float], ...] = ()  # phase -> seconds
     project: Project | None = None  # the folder it works on, where that is not its own
-    # What its contract says about starting it again and looking after it: word -> seconds, a number, or a
-    # word. For a supervisor; one session heeds only what concerns itself.
+    # The contract's settings for a supervisor, such as restarts: name -> seconds, a number, or a word. A
+    # session uses only those about itself.
     lifecycle: tuple[tuple[str, float | str], ...] = ()
     # Where `root` is in the cage; empty: under its own name. With `root_parts`, only these files and folders
     # of it are shown, by their names in it.
     root_inside: str = ""
     root_parts: tuple[str, ...] = ()
-    # Tells apart plugins of one id and one file; the name of its state directory depends on it too.
+    # Tells apart plugins with the same id in the same file. Part of the name of the state directory.
     mark: str = ""
-    # Whether a person can approve something for it once and for all: it has a name to be known by.
+    # Whether an approval can be stored for it: that needs a name to store it under.
     approvable: bool = True
-    template: Template | None = None  # None: its words mean what they say
-    # A yes holds only for this project, where a file has the plugins of several; and only in this folder,
-    # where what runs depends on it.
+    template: Template | None = None  # None: nothing is filled in
+    # An approval is valid only for this project, if a file has plugins of several projects; and only in this
+    # folder, if the code that runs depends on the working directory.
     scope: str = ""
     folder: str = ""
 
 
 class Allowance(NamedTuple):
-    """What the policy gives a plugin beside its cage: for services of the host that act on its behalf."""
+    """What services of the host may do on behalf of a plugin, by the policy."""
 
     state_dir: str | None = None  # the plugin's own directory, on the host
     readable: tuple[str, ...] = ()  # paths of the host that it was granted
@@ -81,7 +81,7 @@ class Allowance(NamedTuple):
 
 
 class Switches(NamedTuple):
-    """What the operator says through a contract's own environment variables."""
+    """Settings of the operator in a contract's own environment variables."""
 
     sandbox_required_by: str = ""  # the variable that refuses manifests without a sandbox, if it is set
     # The variable that asks for the host's network, if it is set. The policy says whether that counts.

@@ -81,53 +81,53 @@ _MEANINGS = {
 }
 
 
-def _launch(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _launch(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return launch.bench(caller, counts.launches)
 
 
-def _binds(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _binds(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return binds.bench(caller, BINDS, max(2, counts.launches // 2))
 
 
-def _peers(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _peers(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return peers.bench(caller, max(2, counts.launches // 2), found)
 
 
-def _kill(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _kill(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return kill.bench(caller, counts.kills, counts.bombs)
 
 
-def _call(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _call(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return call.bench(caller, counts.calls, counts.colds, counts.larges)
 
 
-def _framings(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _framings(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return talks.bench_framings(caller, counts.calls, counts.onces)
 
 
-def _answers(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _answers(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     sizes = {KIB: counts.calls // 2, 64 * KIB: counts.calls // 4, 4 * KIB * KIB: counts.larges}
     return talks.bench_answers(caller, {size: max(2, count) for size, count in sizes.items()})
 
 
-def _sessions(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _sessions(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return call.bench_many(caller, counts.sessions)
 
 
-def _growth(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
-    asked = tuple(count for count in SESSIONS if count <= counts.most)
-    return growth.bench(caller, asked, max(2, counts.calls // 10), counts.starts)
+def _growth(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    wanted = tuple(count for count in SESSIONS if count <= counts.most)
+    return growth.bench(caller, wanted, max(2, counts.calls // 10), counts.starts)
 
 
-def _network(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _network(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return network.bench(caller, max(2, counts.launches // 2), counts.connections, counts.downloads)
 
 
-def _waiting(caller: Caller, counts: Counts, found: peers.Found) -> list[Table]:
+def _waiting(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return waiting.bench(caller, counts.seconds)
 
 
-Part = Callable[[Caller, Counts, peers.Found], list[Table]]
+Part = Callable[[Caller, Counts, peers.FoundPeers], list[Table]]
 PARTS: Mapping[str, Part] = {
     "launch": _launch,
     "peers": _peers,
@@ -143,7 +143,7 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-class Asked(NamedTuple):
+class Options(NamedTuple):
     """The command line."""
 
     parts: tuple[str, ...]
@@ -151,10 +151,10 @@ class Asked(NamedTuple):
     as_json: bool
     install: bool
     write: bool
-    source: Path | None  # a document that is shown or written in place of measuring
+    source: Path | None  # an earlier run to show or write, instead of measuring
 
 
-def parse(words: Sequence[str]) -> Asked:
+def parse(words: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=(__doc__ or "").partition("\n")[0],
@@ -201,7 +201,7 @@ def parse(words: Sequence[str]) -> Asked:
     write = args.write if args.write is not None else not args.parts and usual
     if args.source and args.write is None:
         write = False
-    return Asked(tuple(args.parts) or tuple(PARTS), counts, args.json, args.peers, write, args.source)
+    return Options(tuple(args.parts) or tuple(PARTS), counts, args.json, args.peers, write, args.source)
 
 
 def _count(word: str) -> int:
@@ -212,9 +212,9 @@ def _count(word: str) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    asked = parse(words)
-    if asked.source is not None:
-        return _show(asked.source, asked.write)
+    options = parse(words)
+    if options.source is not None:
+        return _show(options.source, options.write)
     bwrap = os.environ.get("RUNNER_BWRAP") or shutil.which("bwrap", path=peers.PATH)
     if not bwrap or not os.access(bwrap, os.X_OK):
         print("bench: there is no bubblewrap here: apt-get install bubblewrap", file=sys.stderr)
@@ -232,38 +232,40 @@ def main(words: Sequence[str]) -> int:
     os.closerange(3, 1024)  # a descriptor that a shell left open could have the number that bwrap needs
     watch = machine.Watch()
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    found = peers.find(asked.install) if "peers" in asked.parts else peers.Found((), (), ())
+    found = peers.find(options.install) if "peers" in options.parts else peers.FoundPeers((), (), ())
     about = machine.look(bwrap)._replace(peers=found.versions)
-    if not asked.as_json:
+    if not options.as_json:
         print(", ".join(f"{name} {value}" for name, value in about.facts()))
-    tables, faults = _measure(asked, found, watch)
+    tables, faults = _measure(options, found, watch)
     run = Run(" ".join(("scripts/bench", *words)), date, about, watch.load(), tables)
     document = pages.as_document(run)
-    if asked.as_json:
+    if options.as_json:
         print(json.dumps(document))
     else:
         print(f"\n{run.load.sentence()}")
     if faults:
-        if asked.write:
+        if options.write:
             print("bench: nothing is written, because parts are missing", file=sys.stderr)
         return 1
-    if asked.write:
+    if options.write:
         write(document)
     return 0
 
 
-def _measure(asked: Asked, found: peers.Found, watch: machine.Watch) -> tuple[list[Table], list[str]]:
+def _measure(
+    options: Options, found: peers.FoundPeers, watch: machine.Watch
+) -> tuple[list[Table], list[str]]:
     """The tables, and what failed. A part that fails does not stop the others."""
     tables: list[Table] = []
     faults: list[str] = []
     with callers() as measured:
-        for part in asked.parts:
+        for part in options.parts:
             for caller in measured:
                 watch.look()
                 began = time.monotonic()
                 print(f"bench: {part}, as {caller.name} …", end="", file=sys.stderr, flush=True)
                 try:
-                    new = PARTS[part](caller, asked.counts, found)
+                    new = PARTS[part](caller, options.counts, found)
                 except Unable as fault:
                     print(f" {fault}", file=sys.stderr)
                     faults.append(f"{part}, as {caller.name}")
@@ -271,13 +273,13 @@ def _measure(asked: Asked, found: peers.Found, watch: machine.Watch) -> tuple[li
                 else:
                     print(f" {time.monotonic() - began:.0f} s", file=sys.stderr)
                 tables += new
-                for table in () if asked.as_json else new:
+                for table in () if options.as_json else new:
                     print(f"\n{pages.as_text(table)}", flush=True)
     return tables, faults
 
 
 def _show(source: Path, into_docs: bool) -> int:
-    """Print the page of a run that was measured before, or write what belongs to it."""
+    """Print the page of an earlier run, or write the page and the plots."""
     try:
         document = json.loads(source.read_text())
     except (OSError, ValueError) as fault:
@@ -294,7 +296,7 @@ def _show(source: Path, into_docs: bool) -> int:
 
 
 def write(document: pages.Document, folder: Path = DOCS) -> None:
-    """The document, and all that is made from it."""
+    """Write the document, the page and the plots."""
     files = {
         "performance.json": pages.as_lines(document),
         "performance.md": pages.as_page(document),

@@ -82,7 +82,7 @@ def find_pythons(
     environ: Mapping[str, str] = os.environ,
     system: Sequence[str] = _SYSTEM,
 ) -> tuple[list[Python], list[tuple[str, str]]]:
-    """One of each version except our own, oldest first; and those that are not used, with the reason."""
+    """One interpreter of each version except our own, oldest first; and the unused ones with the reason."""
     found: dict[str, Python] = {}
     passed_over: dict[str, str] = {}
     seen: set[str] = set()

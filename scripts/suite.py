@@ -28,7 +28,7 @@ from scripts.pythons import NotInstallable, Python, environment, find_pythons, m
 from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
-# pytest's exit code if no test was collected.
+# pytest's exit code if it collected no test.
 NO_TESTS = 5
 INTERRUPTED = 2
 # The exit code of scripts/test-container where it cannot run.
@@ -153,7 +153,8 @@ def _pytest(python: Python, arguments: Sequence[str]) -> tuple[int, Tally]:
 
 
 def _environ() -> dict[str, str]:
-    """Without PYTHONDONTWRITEBYTECODE, with which each process of a run would compile all tests again."""
+    """The environment without PYTHONDONTWRITEBYTECODE, with which each process would compile all tests
+    again."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

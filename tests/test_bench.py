@@ -18,7 +18,7 @@ from scripts.benches import call, peers, plugin
 from scripts.benches.caller import Caller, Unable
 from scripts.benches.figures import median, percentile
 from scripts.benches.hosting import read_document
-from scripts.benches.kill import end, marked
+from scripts.benches.kill import end, find_marked
 from scripts.benches.launch import Command, measure, without_shell
 from tests.conftest import ROOT
 
@@ -66,13 +66,13 @@ def test_a_command_that_fails_or_writes_to_stderr_is_not_measured(caller: Caller
 
 def test_a_leftover_process_is_found() -> None:
     mark = f"60.{os.getpid():020}"
-    assert marked(mark) == []
+    assert find_marked(mark) == []
     with subprocess.Popen(["/usr/bin/sleep", mark]) as process:
-        while not (found := marked(mark)):  # its arguments appear a moment after its start
+        while not (found := find_marked(mark)):  # its arguments appear a moment after its start
             assert process.poll() is None
         process.kill()
     assert found == [process.pid]
-    assert marked(mark) == []
+    assert find_marked(mark) == []
 
 
 @installed
@@ -112,7 +112,7 @@ def test_a_host_that_fails_says_why(caller: Caller) -> None:
 def test_memory_includes_all_descendants() -> None:
     mark = f"61.{os.getpid():020}"
     with subprocess.Popen(["/bin/sh", "-c", f"/usr/bin/sleep {mark} & wait"]) as process:
-        while not (found := marked(mark)):
+        while not (found := find_marked(mark)):
             assert process.poll() is None
         sizes = call.memory(process.pid)
         os.kill(found[0], signal.SIGKILL)
@@ -127,7 +127,7 @@ def test_a_peer_that_does_not_start_is_named_and_the_others_are_measured(caller:
         return Command(["/bin/sh", "-c", "echo this kernel is too old >&2; exit 1"], {})
 
     nexo = next(peer for peer in peers.PEERS if peer.name == peers.NEXO)
-    found = peers.Found((nexo, nexo._replace(name="other", command=broken)), (), ("third is not here",))
+    found = peers.FoundPeers((nexo, nexo._replace(name="other", command=broken)), (), ("third is not here",))
     commands, notes = peers.usable(caller, Command(["/usr/bin/bwrap"], {}), found)
     assert list(commands) == [peers.NEXO]
     assert {"third is not here", "other is not measured: this kernel is too old"} <= set(notes)

@@ -1,8 +1,8 @@
 """The file of one approval: checked, read, written and removed.
 
-What it says is validated as if a stranger had written it. That is not enough to trust it: somebody who can
-write to the file can approve anything. So a file that others than its owner and root could have changed is
-refused, and so is one that stands for another plugin than its name says.
+Its content is validated as untrusted input. That is not enough: a user who can write to the file can approve
+anything. So a file is refused if others than its owner and root could have changed it, or if it is about
+another plugin than its name says.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.approvals.record import (
     ENDING,
-    TOLD,
+    NOTIFIED,
     VERSION,
     ApprovalKey,
     ApprovalRecord,
@@ -37,7 +37,7 @@ OUTDATED = "it does not count any more: it is from an earlier version, and does 
 
 
 class ListedApproval(NamedTuple):
-    """One file of the folder: its record, or why it cannot be used."""
+    """One file of the folder: its record, or the reason it cannot be used."""
 
     name: str  # of the file, without its ending
     record: ApprovalRecord | None = None
@@ -69,11 +69,11 @@ def list_records(environ: Mapping[str, str]) -> tuple[ListedApproval, ...]:
     except OSError as error:
         message = f"the folder of approvals {folder} cannot be read: {error.strerror}"
         raise ApprovalsUnusable(message, f"chmod 700 {folder}") from None
-    found = [_listed(os.path.join(folder, name)) for name in names]
+    found = [_list_file(os.path.join(folder, name)) for name in names]
     return tuple(sorted(found, key=lambda each: (each.record is None, each.record and each.record.key)))
 
 
-def _listed(path: str) -> ListedApproval:
+def _list_file(path: str) -> ListedApproval:
     name = os.path.basename(path).removesuffix(ENDING)
     try:
         record = read_file(path)
@@ -88,8 +88,8 @@ def _listed(path: str) -> ListedApproval:
 
 
 def require_safe_code(code: Sequence[str]) -> None:
-    """Raises ApprovalsUnusable if others than root and this user could put another program, interpreter or
-    script in the place of one: what was allowed would be theirs."""
+    """Raises ApprovalsUnusable if others than root and this user could replace a program, interpreter or
+    script: the approval would then apply to their code."""
     for path in code:
         fault = trust_fault(path, "the file", private_groups=True)
         if fault is not None:
@@ -125,7 +125,7 @@ def _require_own(path: str, what: str) -> None:
     if fault is not None:
         reason, remedy = fault
         if "belongs to uid" in reason:
-            # Most often root with the HOME of a user, as after sudo: that user could approve for root.
+            # Most often root with the HOME of a user, as after sudo. That user could then approve for root.
             remedy = "set HOME or XDG_CONFIG_HOME to a folder of the user who starts the runner; or " + remedy
         raise ApprovalsUnusable(f"{path} is not used: {reason}", remedy)
 
@@ -141,7 +141,7 @@ def _read_file(path: str) -> bytes:
         message = f"{_WHAT} {path} cannot be read: {error.strerror}"
         raise ApprovalsUnusable(message, _remedy(path)) from None
     try:
-        # The opened file is looked at once more: the check of its path was about a moment before.
+        # Check the opened file again: the path was checked a moment before.
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
             raise ApprovalsUnusable(f"{_WHAT} {path} is not a regular file", _remedy(path))
@@ -280,8 +280,8 @@ def _name_fault(name: str) -> str:
 
 
 def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
-    """Keep a record, in place of an older one of the same plugin. The answer is its path. Raises
-    ApprovalsUnusable. A launch sees the old file or the new one, and never a part of it."""
+    """Store a record, in place of an older one of the same plugin, and return its path. Raises
+    ApprovalsUnusable. The file is replaced atomically."""
     import json
 
     document = {
@@ -300,14 +300,14 @@ def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
         raise ApprovalsUnusable(message, "let the manifest ask for less, or in another way") from None
     if len(raw) > _MOST_BYTES:
         raise ApprovalsUnusable("it asks for too much to be kept", "let the manifest ask for less")
-    folder = _made_folder(environ)
+    folder = _make_folder(environ)
     path = os.path.join(folder, record.key.name + ENDING)
-    with _failing(path), _opened(folder) as directory:
+    with _explain_errors(path), _open_folder(folder) as directory:
         temporary = f".{record.key.name}.{os.getpid()}.{os.urandom(8).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
             try:
-                os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+                os.fchmod(file.fileno(), 0o600)  # independent of the umask
                 file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
@@ -321,34 +321,35 @@ def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
 
 
 def remove_record(name: str, environ: Mapping[str, str]) -> bool:
-    """Remove the file of this name, whatever is in it. False: there is none. Raises ApprovalsUnusable."""
+    """Remove the file of this name without reading it. Returns False if there is none. Raises
+    ApprovalsUnusable."""
     folder = approvals_folder(environ)
     if folder is None or not look.lexists(os.path.join(folder, name + ENDING)):
         return False
     _require_own(folder, "the folder of approvals")
     path = os.path.join(folder, name + ENDING)
-    with _failing(path), _opened(folder) as directory:
+    with _explain_errors(path), _open_folder(folder) as directory:
         try:
             os.unlink(os.path.basename(path), dir_fd=directory)
         except FileNotFoundError:
             return False
         with suppress(FileNotFoundError):
-            os.unlink(TOLD + name, dir_fd=directory)
+            os.unlink(NOTIFIED + name, dir_fd=directory)
         os.fsync(directory)
     return True
 
 
-def _made_folder(environ: Mapping[str, str]) -> str:
+def _make_folder(environ: Mapping[str, str]) -> str:
     folder = approvals_folder(environ)
     if folder is None:
         message = "there is no place for approvals: HOME is not the path of a folder"
         raise ApprovalsUnusable(message, "set HOME, or XDG_CONFIG_HOME")
-    # What exists already has to be trusted before something is made in it.
+    # Check the existing folders before something is made in them.
     above = folder
     while not look.lexists(above):
         above = os.path.dirname(above)
     _require_own(above, f"the folder {above}")
-    with _failing(folder):
+    with _explain_errors(folder):
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(folder, mode=0o700)
@@ -357,7 +358,7 @@ def _made_folder(environ: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _opened(folder: str) -> Iterator[int]:
+def _open_folder(folder: str) -> Iterator[int]:
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield directory
@@ -366,7 +367,7 @@ def _opened(folder: str) -> Iterator[int]:
 
 
 @contextmanager
-def _failing(path: str) -> Iterator[None]:
+def _explain_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

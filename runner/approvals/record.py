@@ -1,4 +1,4 @@
-"""A person's yes to one plugin, as it is kept, and where."""
+"""The record of one approval, its key, and the folder of approvals."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from sandbox.spec import Approval, EnvRequest
 from sandbox.speed.typed import Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
-VERSION = 2  # of the file of an approval; those of the first name no program, and count no more
-# Up to six looks at the filesystem for each: 19,000 words took 0.7 s, twice in a launch.
+VERSION = 2  # of the file of an approval; files of version 1 name no program, and are not valid any more
+# Each takes up to six system calls: 19,000 arguments took 0.7 s, twice in a launch.
 _MOST_LOOKED_AT = 1000  # arguments
 
 ENDING = ".json"  # of the name of each file
-TOLD = ".told-"  # before the stem: the mark of is_told
+NOTIFIED = ".told-"  # before the stem: the mark of was_notified
 
 
 class ApprovalKey(NamedTuple):
-    """Whom a yes is for. A plugin that differs in one of these is another one, and gets nothing of it."""
+    """The plugin that an approval is for. An approval does not apply to a plugin that differs in any
+    field."""
 
     contract: str
     id: str
@@ -31,17 +32,17 @@ class ApprovalKey(NamedTuple):
     arguments: str  # digest of the command, its arguments, and the variables that decide which code runs
     scope: str = ""  # the project that it is for, where the file has plugins of several
     folder: str = ""  # where it starts, if what runs depends on that
-    # The program that starts, by its name in its real folder: a PATH decides what a bare name means. Empty:
-    # there is none. Neither its inode nor its content count: after an upgrade nobody is asked again.
+    # The program that starts, by its name in its real folder: PATH decides what a bare name means. Empty:
+    # there is none. Inode and content are not part of the key, so an approval survives an upgrade.
     program: str = ""
     # What else decides which program that is: its real path, if the name is a link outside of the system's
-    # folders; so for the interpreter that its #! line has searched for; and PATH=VALUE, if the plugin sets
-    # it: in the cage it finds what a #! line, a launcher or a shell starts.
+    # folders; the same for the interpreter of its #! line; and PATH=VALUE, if the plugin sets it, because a
+    # #! line, a launcher or a shell searches it in the cage.
     chosen: tuple[str, ...] = ()
 
     @property
     def stem(self) -> str:
-        """Of all but the program: the name of its file as the first version of these files had it."""
+        """A digest of all but the program. It was the whole file name in version 1."""
         parts = (self.contract, self.id, self.file, self.arguments, self.scope, self.folder)
         return fingerprint(*map(os.fsencode, parts))[:32]
 
@@ -57,8 +58,8 @@ class ApprovalKey(NamedTuple):
 
 class ApprovalRecord(NamedTuple):
     key: ApprovalKey
-    asked: Approval  # what the plugin asked for, all of which was allowed
-    added: Approval = Approval()  # what the person gave it besides
+    asked: Approval  # what the plugin asked for; all of it was allowed
+    added: Approval = Approval()  # what the person allowed in addition
     digest: str = ""  # of what was asked, as it was shown
     when: float = 0.0  # seconds since 1970
     version: int = VERSION
@@ -69,8 +70,8 @@ class ApprovalRecord(NamedTuple):
 
 
 def key_of(plugin: Plugin) -> ApprovalKey | None:
-    """Without the program. None: nothing can be approved for it, because it starts nothing or has no name of
-    its own."""
+    """The key without the program. None: nothing can be approved for the plugin, because it starts nothing or
+    has no name of its own."""
     entrypoint = plugin.entrypoint
     if entrypoint is None or not plugin.approvable:
         return None
@@ -79,7 +80,7 @@ def key_of(plugin: Plugin) -> ApprovalKey | None:
     if not folder and plugin.root is None and starts_below(words, entrypoint.directory):
         folder = look.realpath(entrypoint.directory)  # as for a command: an entry may become one
     if plugin.template is not None and plugin.template.files:
-        from runner.manifest.fill import text_of  # not every launch pays for it
+        from runner.manifest.fill import text_of  # most launches do not need it
 
         words += tuple(map(text_of, plugin.template.files))
     arguments = arguments_digest(words, plugin.spec.env)
@@ -91,7 +92,7 @@ def with_program(
     key: ApprovalKey, plugin: Plugin, environ: Mapping[str, str]
 ) -> tuple[ApprovalKey, tuple[str, ...]]:
     """The whole key, and all files that are code of the program. `environ`: of the runner, whose PATH finds
-    it. Looks at many places: only where there is an approval."""
+    the program. Slow, so it is called only if there is an approval."""
     entrypoint = plugin.entrypoint
     assert entrypoint is not None  # key_of has found one
     found = locate(
@@ -108,7 +109,7 @@ def with_program(
 
 
 def arguments_digest(words: Sequence[str], env: Sequence[EnvRequest]) -> str:
-    """Of a command line, and of the variables that are as good as arguments."""
+    """Digest of a command line and of the variables that decide which code runs."""
     parts = [*words]
     if steering := sorted((each.name, each.value) for each in env if each.value and steers(each.name)):
         parts += ["", *(f"{name}={value}" for name, value in steering)]
@@ -116,8 +117,8 @@ def arguments_digest(words: Sequence[str], env: Sequence[EnvRequest]) -> str:
 
 
 def starts_below(words: Sequence[str], directory: str) -> bool:
-    """Whether it depends on the working directory what a command line runs: a word is the relative path of
-    something there, or the name of a module. Of a very long one it is taken to depend, without looking."""
+    """Whether the code that a command line runs depends on the working directory: an argument is a relative
+    path there, or the name of a module. True for a very long command line, without looking."""
     program, *args = words
     if len(args) > _MOST_LOOKED_AT:
         return True
@@ -132,17 +133,17 @@ def _is_below(text: str, directory: str) -> bool:
     names = (text, module, f"{module}.py") if module else (text,)
     try:
         return any(look.lexists(os.path.join(directory, name)) for name in names)
-    except ValueError:  # it has a NUL, and nothing starts with it
+    except ValueError:  # it contains a NUL, so it names no file
         return False
 
 
 def asked_of(plugin: Plugin) -> Approval:
-    """All that the plugin asks, as the approval that would give it."""
+    """The approval that would grant all that the plugin asks for."""
     return requested_approval(plugin.spec, project=plugin.project is not None)
 
 
 def digest_of(plugin: Plugin) -> str:
-    """Of what it asks, limits included, whatever the order."""
+    """Digest of what the plugin asks for, limits included. The order does not matter."""
     asked = asked_of(plugin)
     parts = [
         f"{field}={sorted(value) if isinstance(value, tuple) else value}"
@@ -156,7 +157,7 @@ def digest_of(plugin: Plugin) -> str:
 
 
 class ApprovalsUnusable(Exception):
-    """An approval cannot be trusted or read; the message says why, the hint what to do."""
+    """An approval cannot be trusted or read. The message says why, and the hint what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -164,7 +165,7 @@ class ApprovalsUnusable(Exception):
 
 
 def approvals_folder(environ: Mapping[str, str]) -> str | None:
-    """Where they are kept, whether or not it exists. None: this user has no place for them."""
+    """The path of the folder, which may not exist. None: HOME is not set."""
     # A relative XDG_CONFIG_HOME is invalid by its specification and ignored.
     base = environ.get("XDG_CONFIG_HOME", "")
     if not base.startswith("/"):

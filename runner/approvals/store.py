@@ -1,14 +1,14 @@
-"""Where approvals are kept: one file for each plugin, in the person's own configuration directory.
+"""Finds approvals: one file for each plugin, in the person's own configuration directory.
 
-Only its owner may be able to change it: these files decide what plugins get. No plugin is given the folder,
-and a file that others could have written stops the launch.
+These files decide what plugins get. No plugin is given the folder, and a file that others than its owner
+could have written stops the launch.
 """
 
 from __future__ import annotations
 
 import os
 
-from runner.approvals.record import ENDING, TOLD, ApprovalKey, ApprovalRecord, approvals_folder
+from runner.approvals.record import ENDING, NOTIFIED, ApprovalKey, ApprovalRecord, approvals_folder
 from sandbox import look
 from sandbox.speed.typed import Mapping, Sequence
 
@@ -16,8 +16,7 @@ from sandbox.speed.typed import Mapping, Sequence
 def find_approval(
     key: ApprovalKey, environ: Mapping[str, str], code: Sequence[str] = ()
 ) -> ApprovalRecord | None:
-    """The person's yes to this plugin; None if there is none. `code`: the files that it runs. Raises
-    ApprovalsUnusable."""
+    """The approval of this plugin, or None. `code`: the files that it runs. Raises ApprovalsUnusable."""
     folder = approvals_folder(environ)
     if folder is None or not look.lexists(os.path.join(folder, key.name + ENDING)):
         return None
@@ -28,11 +27,11 @@ def find_approval(
     return record
 
 
-def is_told(key: ApprovalKey, environ: Mapping[str, str]) -> bool:
-    """Whether a person was told that a yes of the first version does not count. If not, they are told now,
-    and the next question is answered with True. Where nothing can be written they are told each time."""
+def was_notified(key: ApprovalKey, environ: Mapping[str, str]) -> bool:
+    """Whether the person was told that an approval of version 1 is not valid any more. If not, write a mark,
+    so that the next call returns True. Where nothing can be written, it is False each time."""
     folder = approvals_folder(environ)
-    path = os.path.join(folder or "/", TOLD + key.stem)
+    path = os.path.join(folder or "/", NOTIFIED + key.stem)
     if look.lexists(path):
         return True
     try:
@@ -42,8 +41,8 @@ def is_told(key: ApprovalKey, environ: Mapping[str, str]) -> bool:
     return False
 
 
-def is_any(key: ApprovalKey, environ: Mapping[str, str]) -> bool:
-    """Whether there is a yes to this plugin, for whichever program."""
+def has_any_approval(key: ApprovalKey, environ: Mapping[str, str]) -> bool:
+    """Whether there is an approval of this plugin with any program."""
     return bool(_all(key, environ))
 
 
@@ -56,9 +55,9 @@ def _all(key: ApprovalKey, environ: Mapping[str, str]) -> list[str]:
     return [name for name in names if name.endswith(key.stem + ENDING) and name[0] != "."]
 
 
-def passed_over(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
-    """The person's yes to the same plugin with another program, or by the first version of these files, which
-    named none. It does not count. Raises ApprovalsUnusable."""
+def find_inapplicable(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
+    """An approval of the same plugin that does not apply: it is for another program, or of version 1, which
+    named no program. Raises ApprovalsUnusable."""
     names = sorted(name for name in _all(key, environ) if name != key.name + ENDING)
     folder = approvals_folder(environ)
     if not names or folder is None:

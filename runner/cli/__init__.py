@@ -22,8 +22,7 @@ if TYPE_CHECKING:
         def add_command_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
 
-# By what people want to do, in the order they meet it; README.md has the same groups. Contracts may bring
-# further verbs along, each for one of these groups: see all_verbs().
+# Grouped by task; README.md has the same groups. Contracts may add verbs to these groups: see all_verbs().
 GROUPS = {
     "run": ("exec", "run", "call", "tools"),
     "look": ("check", "explain", "plan", "contracts"),
@@ -50,8 +49,8 @@ def entry() -> NoReturn:
         try:
             stream.flush()
         except (OSError, ValueError):  # the reader has closed the pipe, or the disk is full
-            # The status of exec, call and tools is the plugin's, and they notice by themselves when their
-            # result cannot be written. Every other verb has failed if its output is lost.
+            # exec, run, call and tools check themselves whether their result was written. Any other verb
+            # has failed if its output is lost.
             status = status if sys.argv[1:2] in (["exec"], ["run"], ["call"], ["tools"]) else status or 1
     renew()
     os._exit(status)
@@ -106,24 +105,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         if not _is_full_disk(error):
-            return accident(error)
+            return report_bug(error)
         from runner.cli.shared.text import say
 
         say(f"runner: the output cannot be written to stdout: {error.strerror}")
         return 1
     except Exception as error:  # noqa: BLE001 -- our fault: one line for people, no traceback
-        return accident(error)
+        return report_bug(error)
 
 
 def _is_full_disk(error: OSError) -> bool:
-    """Whether our output has nowhere to go. An error about a file of our own has a file name."""
+    """Whether the error is about writing our output. An error about another file has a file name."""
     import errno
 
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None
 
 
-def accident(error: Exception) -> int:
-    """Report a bug of the runner in one line. RUNNER_DEBUG=1 shows the traceback instead."""
+def report_bug(error: Exception) -> int:
+    """Print one line about an unexpected exception. RUNNER_DEBUG=1 shows the traceback instead."""
     import os
 
     if os.environ.get("RUNNER_DEBUG"):
@@ -142,7 +141,7 @@ def accident(error: Exception) -> int:
 
 
 def all_verbs(asked: str = "") -> tuple[str, ...]:
-    """Ours, then those of the contracts. If `asked` is one of ours, no contract is looked at."""
+    """Our verbs, then those of contracts. If `asked` is one of ours, no contract is imported."""
     if asked in VERBS:
         return VERBS
     from runner.contracts.registry import contract_verbs
@@ -221,7 +220,7 @@ def verb_parser(
 
 
 def _allow_advice(message: str) -> str:
-    """For who gives a manifest's plugin something with the options of a command."""
+    """A hint if options for a command were given with a manifest."""
     words = message.removeprefix("unrecognized arguments: ").split()
     if words == message.split() or words[0].partition("=")[0] not in ("--read", "--write", "--net"):
         return ""
@@ -229,7 +228,7 @@ def _allow_advice(message: str) -> str:
 
 
 def _events_advice(message: str) -> str:
-    """For who leaves its place out, so that a manifest may be taken for it."""
+    """A hint if --events has no value, so that the manifest was taken for it."""
     taken = "--events" in sys.argv and message.endswith(("required: MANIFEST", "required: NAME"))
     if not taken and not message.startswith("argument --events:"):
         return ""
@@ -250,14 +249,14 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 def _run(verb: str, words: list[str]) -> int:
     if verb == "exec" and (usual := _usual_exec(words)) is not None:
-        from runner.cli.shared.stored import launch_stored
+        from runner.cli.shared.stored_plan import launch_stored
 
         status = launch_stored(usual, usual.request)
         if status is None:
             load("decide")
             return verb_module(verb).run(usual)
         return status
-    given = _left_environment() if verb == "run" and is_wrapped(words) else None
+    given = _drop_environment() if verb == "run" and is_wrapped(words) else None
     if verb in ("exec", "run"):
         load("decide")
     if given is not None:
@@ -283,31 +282,32 @@ def _run(verb: str, words: list[str]) -> int:
 
 
 def is_wrapped(words: Sequence[str]) -> bool:
-    """Whether `runner wrap` wrote this command line of `runner run` into an entry, or somebody like it."""
+    """Whether a command line of `runner run` has --wrapped, as `runner wrap` writes it into an entry."""
     options = words[: words.index("--")] if "--" in words else words
     return any(word == "--wrapped" or word.startswith("--wrapped=") for word in options)
 
 
-def leave_environment() -> dict[str, str]:
-    """Drop this process's environment, and use the home that the password database has. The answer is what
-    was there. A host puts the variables of an entry there, and an entry may have come with a project: it must
-    not say where policy, approvals, cache, state or bubblewrap are."""
-    given = _left_environment()
+def drop_environment() -> dict[str, str]:
+    """Drop this process's environment and set HOME from the password database. Returns the old environment.
+
+    A host puts the variables of an entry there, and an entry may have come with a project. It must not decide
+    where policy, approvals, cache, state or bubblewrap are."""
+    given = _drop_environment()
     _use_own_home()
     return given
 
 
-# PATH finds the plugin's program, which is part of an approval's key. SUDO_USER only protects one home more.
+# PATH finds the plugin's program, which is part of an approval's key. SUDO_USER adds a home to the denylist.
 _KEPT_VARIABLES = ("PATH", "SUDO_USER")
 
 
-def _left_environment() -> dict[str, str]:
+def _drop_environment() -> dict[str, str]:
     import os
 
     given = dict(os.environ)
     for name in given:
-        if name and name not in _KEPT_VARIABLES:  # one without a name cannot be removed, and says nothing
-            del os.environ[name]  # from what libraries in C see too
+        if name and name not in _KEPT_VARIABLES:  # one without a name cannot be removed
+            del os.environ[name]  # also for libraries in C
     return given
 
 
@@ -321,7 +321,7 @@ def _use_own_home() -> None:
 
 
 def _usual_exec(words: list[str]) -> argparse.Namespace | None:
-    """None: argparse has to read the words."""
+    """Parse a common command line of `exec` without argparse. None: argparse has to read it."""
     from sandbox.speed.plain import deciding_words, read_plain
 
     at = words.index("--") if "--" in words else len(words)
@@ -337,7 +337,7 @@ def _usual_exec(words: list[str]) -> argparse.Namespace | None:
 
 
 def _of_command(module: Verb, verb: str, words: list[str]) -> argparse.Namespace | None:
-    """The options in front of a command. None: there is a manifest too, so what follows -- are arguments."""
+    """Parse the options in front of a command. None: there is a manifest, so arguments follow --."""
     if not _takes_command(module):
         return None
     args, rest = verb_parser(verb, of_command=True).parse_known_args(words)

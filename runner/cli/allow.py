@@ -1,4 +1,4 @@
-"""runner allow: a person's yes to what one plugin asks for."""
+"""runner allow: store, list, compare and revoke approvals."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from runner.approvals.record import (
     key_of,
     with_program,
 )
-from runner.approvals.store import find_approval, passed_over
-from runner.cli import leave_environment
+from runner.approvals.store import find_approval, find_inapplicable
+from runner.cli import drop_environment
 from runner.cli.shared import text as printing
 from runner.cli.shared.command import command_of, network_of, path_of, wrapped_record
 from runner.cli.shared.options import (
@@ -120,10 +120,10 @@ def run(args: argparse.Namespace) -> int:
             return print_list(as_json=args.json)
         if args.revoke is not None:
             return _revoke(args)
-        invocation, added = _invocation(args), _added(args)
-        subject = unwrapped(load(invocation, Stopwatch()))
+        invocation, added = _invocation(args), _added_approval(args)
+        subject = unwrap_subject(load(invocation, Stopwatch()))
         if subject.entry is not None:
-            leave_environment()  # as its launch does: the yes has to be where that looks
+            drop_environment()  # as its launch does, so that the launch finds the approval
         if args.diff:
             return _print_diff(subject)
         return _allow(args, subject, added)
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """ValueError: the options do not go together."""
+    """Raises ValueError if the options contradict each other."""
     chosen = [name for name, given in _actions(args) if given]
     if len(chosen) > 1:
         raise ValueError(f"{' and '.join(chosen)}: leave all but one of them out")
@@ -177,7 +177,7 @@ def _actions(args: argparse.Namespace) -> Iterator[tuple[str, bool]]:
     yield "--revoke", args.revoke is not None
 
 
-# --- whom it is about ---------------------------------------------------------------------------------------
+# --- the plugin ---------------------------------------------------------------------------------------------
 
 
 def _invocation(args: argparse.Namespace) -> Invocation:
@@ -203,7 +203,7 @@ def _invocation(args: argparse.Namespace) -> Invocation:
     )
 
 
-def _added(args: argparse.Namespace) -> Approval:
+def _added_approval(args: argparse.Namespace) -> Approval:
     for name in args.env:
         if "=" in name and args.manifest is None:
             continue  # the command's own: command_of reads it
@@ -226,8 +226,8 @@ def _added(args: argparse.Namespace) -> Approval:
 # --- the question -------------------------------------------------------------------------------------------
 
 
-class _Shown(NamedTuple):
-    """What is shown is what is recorded: both come from one reading of the manifest."""
+class _Proposal(NamedTuple):
+    """What is shown to the person and then recorded. Both come from one reading of the manifest."""
 
     subject: AllowSubject
     record: ApprovalRecord
@@ -248,7 +248,7 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
     key, code = with_program(key, loaded.plugin, os.environ)
     require_safe_code(code)
     old = find_approval(key, os.environ)
-    other = passed_over(key, os.environ) if old is None else None
+    other = find_inapplicable(key, os.environ) if old is None else None
     outdated = other if other is not None and other.version != VERSION else None
     for each in (old, outdated):
         added = added if each is None else join_approvals(each.added, added)
@@ -258,7 +258,7 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
     none = ApprovalRecord(key, Approval())
     before = hold_against_policy(loaded, os.environ, none)
     after = hold_against_policy(loaded, os.environ, record)
-    shown = _Shown(subject, record, old, before, after)
+    shown = _Proposal(subject, record, old, before, after)
     say("\n".join(map(printable, _lines(shown))), sys.stdout)
     if impossible := list(_impossible(added, after)):
         say("\n".join(f"runner allow: {printable(each)}" for each in impossible))
@@ -266,7 +266,7 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
         return EXIT["policy_denied"]
     refused = {(denial.rule, denial.asked, denial.where) for denial in after.grant.denials}
     needed = [each for each in before.grant.denials if (each.rule, each.asked, each.where) not in refused]
-    # Where it works is judged when its cage is planned, and not among the denials.
+    # The project folder is judged when the cage is planned, so it is not among the denials.
     gives_project = (before.policy.project, after.policy.project) == ("none", "read")
     if not needed and not gives_project and added.is_empty and old is None:
         return _say_needless(after, is_command=is_command)
@@ -278,7 +278,7 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
         return EXIT["ok"]
     if not args.yes and not sys.stdin.isatty():
         raise ValueError("there is no terminal to ask on; --yes allows what is shown without asking")
-    if not args.yes and not _agreed():
+    if not args.yes and not _ask_person():
         say("runner allow: nothing is recorded")
         return _DECLINED
     write_record(record, os.environ)
@@ -289,7 +289,7 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
 
 
 def _impossible(added: Approval, after: Decided) -> Iterator[str]:
-    """Paths that no approval can give, by their names. A launch looks at the files behind the names too."""
+    """Messages about paths that no approval can grant, judged by name. A launch also checks the files."""
     if not added.read and not added.write:
         return
     from runner.launch.denylist import make_denylist
@@ -323,21 +323,21 @@ def _say_needless(after: Decided, *, is_command: bool) -> int:
     return EXIT["ok"]
 
 
-def _agreed() -> bool:
+def _ask_person() -> bool:
     sys.stdout.flush()
     sys.stderr.write("\nAllow this? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _lines(shown: _Shown) -> Iterator[str]:
+def _lines(shown: _Proposal) -> Iterator[str]:
     plugin, record = shown.loaded.plugin, shown.record
     entrypoint = plugin.entrypoint
     version = f" {plugin.version}" if plugin.version else ""
     yield f"{plugin.id}{version} ({plugin.contract}) from {plugin.manifest}"
     if entrypoint is not None:
         entry = shown.subject.entry
-        written = None if entry is None else entry.plugin.entrypoint  # a variable's value may be a secret
+        written = None if entry is None else entry.plugin.entrypoint  # without values, which may be secrets
         words = written or entrypoint
         yield f"runs    {join((words.command, *words.args))}"
     if record.key.program not in ("", "" if entrypoint is None else entrypoint.command):
@@ -378,11 +378,11 @@ def _lines(shown: _Shown) -> Iterator[str]:
         yield f"It would still be refused now: {denial.asked}: {denial.reason}"
         if denial.hint:
             yield f"    {denial.hint}"
-    yield from _unasked(shown)
+    yield from _unasked_paths(shown)
 
 
-def _notes(shown: _Shown, items: tuple[AskedItem, ...]) -> dict[AskedItem, str]:
-    """What a yes changes about each."""
+def _notes(shown: _Proposal, items: tuple[AskedItem, ...]) -> dict[AskedItem, str]:
+    """A note about each item: what an approval changes about it."""
     before = {denial.asked for denial in shown.before.grant.denials}
     lacking = {denial.asked for denial in shown.after.grant.denials if denial.rule == "env_missing"}
     refused = {denial.asked for denial in shown.after.grant.denials} - lacking
@@ -404,12 +404,13 @@ def _notes(shown: _Shown, items: tuple[AskedItem, ...]) -> dict[AskedItem, str]:
     return notes
 
 
-def _still_refused(shown: _Shown) -> tuple[Denial, ...]:
+def _still_refused(shown: _Proposal) -> tuple[Denial, ...]:
     return shown.after.grant.refused
 
 
-def _unasked(shown: _Shown) -> Iterator[str]:
-    """Host paths in the arguments that nothing shows: most servers name their folders there."""
+def _unasked_paths(shown: _Proposal) -> Iterator[str]:
+    """Advice about host paths in the arguments that the cage does not show: most servers name their folders
+    there."""
     from sandbox.paths.mounts import contains
     from sandbox.policy.policy import RUNTIME_PATHS
 
@@ -489,7 +490,7 @@ class AskedItem(NamedTuple):
 
 
 def items_of(approval: Approval, homes: Sequence[str] = (), project: str = "") -> tuple[AskedItem, ...]:
-    """What an approval names, the unusual first. `project`: the folder it works on."""
+    """The items of an approval, unusual ones first. `project`: the folder the plugin works on."""
     found = [
         *(AskedItem("write", path, _of_path(path, homes, write=True)) for path in approval.write),
         *(AskedItem("read", path, _of_path(path, homes)) for path in approval.read),
@@ -571,19 +572,20 @@ def item_lines(items: Iterable[AskedItem], notes: dict[AskedItem, str] | None = 
     return lines
 
 
-# --- whom it is about ---------------------------------------------------------------------------------------
+# --- a plugin that a host starts through the runner ---------------------------------------------------------
 
 
 class AllowSubject(NamedTuple):
-    """Whom the yes is for."""
+    """The plugin that the approval is for."""
 
     loaded: Loaded
-    entry: Loaded | None = None  # where a host starts it with `runner run`: the entry as it was read
-    folder_unknown: bool = False  # where the host starts it, so it is taken to be here
+    entry: Loaded | None = None  # if a host starts it with `runner run`: the entry as it was read
+    folder_unknown: bool = False  # the host's working directory is not known; the current one is assumed
 
 
-def unwrapped(loaded: Loaded) -> AllowSubject:
-    """A plugin that a host starts with `runner run` is the command behind that: its key is the command's."""
+def unwrap_subject(loaded: Loaded) -> AllowSubject:
+    """The subject of an approval. For a plugin that a host starts with `runner run`, that is the command
+    behind it."""
     hosts = find_contract(loaded.plugin.contract).configurations
     found = None if hosts is None else hosts.wrapped(loaded.plugin, os.environ)
     if found is None or loaded.invocation.command is not None:
@@ -594,7 +596,7 @@ def unwrapped(loaded: Loaded) -> AllowSubject:
     file, scope, outdated = wrapped_record(words.wrapped)
     again = "runner wrap writes it anew"
     if os.path.realpath(file) != os.path.realpath(loaded.plugin.manifest):
-        # A project that was cloned may claim another configuration: the yes would be for that one.
+        # A cloned project may claim another configuration: the approval would be for that one.
         raise ValueError(f"this entry was wrapped for another configuration: {file}; {again}")
     if scope != loaded.plugin.scope:
         told = f"this entry was wrapped for another project of the file: {scope or 'none'}"
@@ -612,7 +614,7 @@ def unwrapped(loaded: Loaded) -> AllowSubject:
 
 
 def _parsed(options: Sequence[str]) -> argparse.Namespace:
-    """The options of an entry. They must not make this verb do something else."""
+    """Parse the options of an entry. Raises ValueError in place of printing help or exiting."""
     from runner.cli import verb_parser
 
     def refuse(told: str) -> NoReturn:
@@ -624,14 +626,14 @@ def _parsed(options: Sequence[str]) -> argparse.Namespace:
 
 
 def own_words(subject: AllowSubject) -> tuple[str, ...]:
-    """What the options of the command line give it anyway, a line for each."""
+    """What the options of the command line grant already, one line each."""
     command = subject.loaded.invocation.command
     if command is None:
         return ()
     return tuple(item_lines(items_of(command_approval(command), homes(os.environ))))
 
 
-# --- what was allowed: listed, and taken back ---------------------------------------------------------------
+# --- list and revoke ----------------------------------------------------------------------------------------
 
 
 SCHEMA = "runner.allow.v1"
@@ -643,8 +645,8 @@ def day(when: float) -> str:
 
 
 def _all() -> list[tuple[ListedApproval, Mapping[str, str]]]:
-    """All that is allowed, with the environment by which it is found: this one, and that of entries that
-    `runner wrap` wrote, which have only the home of the password database. Raises ApprovalsUnusable."""
+    """All approvals, each with the environment that finds it: this one, and that of entries which `runner
+    wrap` wrote, where HOME comes from the password database. Raises ApprovalsUnusable."""
     own = {"HOME": own_home()}
     places: list[Mapping[str, str]] = [os.environ]
     folders = [os.path.realpath(approvals_folder(each) or "/") for each in (os.environ, own)]
@@ -700,8 +702,8 @@ def _document(each: ListedApproval) -> dict[str, object]:
 
 
 def revoke(word: str, server: str | None) -> int:
-    """Take back what is meant by a key, or all that is allowed for a manifest, which may be gone or have a
-    fault. `server`: only for this one of it. Raises ValueError and ApprovalsUnusable."""
+    """Revoke the approval with this key, or all approvals for a manifest, which may be deleted or have a
+    fault. `server`: only for this server. Raises ValueError and ApprovalsUnusable."""
     found = _all()
     meant = [(each, at) for each, at in found if len(word) >= _SHORTEST_KEY and each.name.startswith(word)]
     if len({each.name for each, _ in meant}) > 1:
@@ -719,7 +721,7 @@ def revoke(word: str, server: str | None) -> int:
 
 
 def revoke_key(key: ApprovalKey | None) -> int:
-    """Take back what is allowed for one plugin. Raises ValueError and ApprovalsUnusable."""
+    """Revoke the approval of one plugin. Raises ValueError and ApprovalsUnusable."""
     meant = [(each, at) for each, at in _all() if key is not None and each.name.endswith(key.stem)]
     if not meant:
         raise ValueError("nothing is allowed for this command; runner allow --list shows what is")

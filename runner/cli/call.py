@@ -40,7 +40,7 @@ PASSES_ARGUMENTS = True
 
 
 def read_usual(words: Sequence[str]) -> argparse.Namespace | None:
-    """The words without argparse. None: argparse has to read them."""
+    """Parse a common command line without argparse. None: argparse has to read it."""
     return None if "--" in words else read_plain_call(words)
 
 
@@ -96,7 +96,7 @@ class _Kinds:
 
 
 def advice(message: str) -> str:
-    """What the caller most likely meant by words that argparse refuses."""
+    """A hint for a command line that argparse refuses."""
     if message.endswith("required: NAME"):
         return "NAME says what to call; runner tools MANIFEST lists what can be called"
     if message.startswith("unrecognized arguments: ") and _looks_like_json(message.split(": ", 1)[1]):
@@ -194,7 +194,7 @@ def _run_prepared(
     secrets: Secrets | None,
     sink: ReportFile,
 ) -> int:
-    """A call that is complete, or refused, before anything is started. `said`: its input and its context."""
+    """Prepare a call before anything is started, then make it. `said`: its input and its context."""
     from runner.exceptions import PluginError, PluginFailure
     from runner.protocol.dialect import Call
     from runner.session.prepared import cage_contents, complete_call
@@ -232,7 +232,7 @@ def _prepares(args: argparse.Namespace) -> bool:
 
 
 def _contract(args: argparse.Namespace) -> Contract | None:
-    """None: the launch will say what is wrong with the manifest."""
+    """The contract of the manifest. None: the launch reports the fault of the manifest."""
     known: tuple[str, Contract | None] | None = getattr(args, "known_contract", None)
     if known is None or known[0] != args.manifest:  # it is looked for once, and `tools` has several manifests
         name = contract_at_args(args)
@@ -241,7 +241,7 @@ def _contract(args: argparse.Namespace) -> Contract | None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """ValueError: the options do not go together."""
+    """Raises ValueError if the options contradict each other."""
     if not args.name:
         raise ValueError("NAME is empty; runner tools MANIFEST lists what can be called")
     if is_command(args) and "/" in args.name and os.path.exists(args.name):
@@ -253,7 +253,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
-    """ValueError: the plugin's contract has no such kind or context. Nothing was started yet."""
+    """Raises ValueError if the plugin's contract has no such kind or context."""
     if args.kind == "tool" and not context:
         return  # every contract has tools
     contract = _contract(args)
@@ -275,7 +275,8 @@ def _takes_arguments(args: argparse.Namespace) -> bool:
 
 
 def configured(invocation: Invocation) -> tuple[Invocation, Any]:
-    """The configuration, to be sent, and an invocation that has it only if the cage depends on it."""
+    """The invocation, with its configuration only if the cage depends on it; and the configuration to
+    send."""
     if not invocation.config:
         return invocation, None
     import json
@@ -287,7 +288,7 @@ def configured(invocation: Invocation) -> tuple[Invocation, Any]:
 
 
 def read_secrets(args: argparse.Namespace) -> Secrets | None:
-    """ValueError says what is wrong with --secrets or --secret, and nothing of a secret."""
+    """The secrets of --secrets and --secret. Raises ValueError, whose text has no secret."""
     given = secrets_of(args)
     if args.secrets is None and not given:
         return None
@@ -346,9 +347,8 @@ def request_launch(invocation: Invocation, contents: Contents | None = None) -> 
 
 
 def import_session() -> None:
-    """Import what a session needs. What is imported stays, so the collector would find nothing each time it
-    looks for what can be freed: that would be a tenth of the time. `run_on_trio` switches it on again, after
-    it has told the collector that all of this stays."""
+    """Import what a session needs, with the garbage collector off: modules stay, so it would free nothing and
+    take a tenth of the time. `run_on_trio` freezes these objects and switches the collector on again."""
     import ctypes.util
 
     search = ctypes.util.find_library

@@ -81,7 +81,7 @@ def _print_policies(policies: list[str], found: list[Diagnostic]) -> None:
 
 
 def _diagnostics(given: str, loaded: tuple[ManifestRead, ...]) -> list[Diagnostic]:
-    """Named as the caller named the file: a relative path stays one."""
+    """The diagnostics, with the path as the caller wrote it: a relative path stays relative."""
     found = [diagnostic for each in loaded for diagnostic in each.diagnostics]
     if os.path.isabs(given):
         return found
@@ -97,14 +97,14 @@ def _print_summary(
         sound = [each for each in loaded if each.plugin is not None and each.plugin.manifest not in faulty]
         if not sound:
             continue
-        names = ", ".join(printable(_named(each)) for each in sound)
+        names = ", ".join(printable(_plugin_name(each)) for each in sound)
         origin = f", of {printable(sound[0].origin)}" if sound[0].origin else ""
         say(f"{printable(path)}: ok: {names}{origin}", sys.stdout)
     if errors or warnings:
         print(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}")
 
 
-def _named(loaded: ManifestRead) -> str:
+def _plugin_name(loaded: ManifestRead) -> str:
     plugin = loaded.plugin
     if plugin is None:
         return ""
@@ -156,7 +156,7 @@ def sarif(diagnostics: list[Diagnostic]) -> dict[str, Any]:
 
 
 def _description(diagnostic: Diagnostic) -> str:
-    """The rule behind a diagnostic as a sentence: its message without the words of this manifest."""
+    """The rule of a diagnostic as a sentence: its message without quoted parts of this manifest."""
     text = re.sub(r"(?<!\w)'[^']*'(?!\w)", "…", diagnostic.message)
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -203,7 +203,7 @@ def is_policy(path: str) -> bool:
     except DocumentError:
         return False  # reading it as a manifest reports why
     tables = {each.decode() for each in _TABLE.findall(raw)}
-    # A table that no policy has is the sign of something else, or one that is spelt wrong among others.
+    # A table that no policy has means another kind of file, unless other tables are those of a policy.
     known = tables & set(policy_schema()["properties"])
     return bool(_VERSION.search(raw)) and len(known) * 2 > len(tables) and contract_at(path) is None
 

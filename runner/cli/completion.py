@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     import argparse
 
     parser.add_argument("shell", choices=_SHELLS, nargs="?")
-    # What the scripts themselves ask: the servers of the manifest among the words typed so far.
+    # For the scripts themselves: prints the servers of the manifest among the words typed so far.
     parser.add_argument("--servers", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 

@@ -1,4 +1,4 @@
-"""runner contracts: the contracts there are, and what each of them supports."""
+"""runner contracts: list the contracts, and what each supports."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def text(
             if finding.remedy:
                 lines.append(fitted(textwrap.indent(f"-> {finding.remedy}", indent)))
     joined = "\n".join([*lines, "", fitted(verdict(findings, lacking, policy))])
-    # Also the sentences hold a few typographic characters.
+    # The sentences contain typographic characters too.
     return joined if unicode else joined.replace("…", "...").encode("ascii", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""runner exec: stands where the plugin's own command stood."""
+"""runner exec: run a plugin in a cage, in place of its own command."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def launch(args: argparse.Namespace, verb: str) -> int:
-    """Run the plugin, or the command, of the options. The answer is the exit status of `runner`."""
-    began: float = getattr(args, "began", time.monotonic())  # a stored plan may have been tried before
+    """Run the plugin, or the command, of the options. Returns the exit status of `runner`."""
+    began: float = getattr(args, "began", time.monotonic())  # set if a stored plan was tried first
     try:
         if getattr(args, "config", None) == "-":
             raise ValueError("--config -: stdin is the plugin's; write --config @FILE")

@@ -1,4 +1,4 @@
-"""runner explain: what a plugin asks, what it gets, what it is refused and why."""
+"""runner explain: what a plugin asks for, what it gets, and why the rest is refused."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
-    """The report of a launch that has not taken place, with the command line."""
+    """The report of a launch that was only planned, with bubblewrap's command line."""
     full = report(stage, outcome, EXIT[outcome.code])
     kept = ("runner", "plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
     loaded, decided, planned = loaded_of(stage), decided_of(stage), planned_of(stage)
     asked = [
         {"what": what, "asked": words, "verdict": verdict, "why": why}
-        for what, words, verdict, why in _asked(stage, outcome)
+        for what, words, verdict, why in _request_rows(stage, outcome)
     ]
     return {
         "schema": "runner.explain.v1",
@@ -131,7 +131,7 @@ def _streams(decided: Decided, limits: Limits) -> dict[str, str]:
 def _command_line(planned: Planned) -> str:
     profile = seccomp_filter.filter_path(planned.plan.seccomp, seccomp_filter.machine_arch())
     command = bare.bare_command(planned.plan, planned.bwrap, profile)
-    # What is read is also pasted: a variable of the caller's own is named instead of shown.
+    # People paste this line elsewhere, so variables of the caller are named and not shown.
     env = ((name, None if os.environ.get(name) == value else value) for name, value in command.env)
     return bare.command_line(command._replace(env=tuple(env)))
 
@@ -139,7 +139,7 @@ def _command_line(planned: Planned) -> str:
 Row = tuple[str, ...]  # all rows of one table have the same length
 
 
-def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
+def _request_rows(stage: Stage | None, outcome: Outcome) -> list[Row]:
     """One row for each thing the manifest asks for: kind, what, verdict, why."""
     decided, planned = decided_of(stage), planned_of(stage)
     if decided is None:
@@ -166,7 +166,7 @@ def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
         word, why = verdict(path.where, path.path)
         if path.path in missing or word == "withheld":
             word, why = "skipped", "does not exist here"
-        elif word == "granted" and path.access == "write" and (owned := _owned(planned, path.path)):
+        elif word == "granted" and path.access == "write" and (owned := _ownership_of(planned, path.path)):
             why = owned.sentence()
         rows.append((path.access, path.path, word, why))
     if spec.scratch is not None:
@@ -205,14 +205,14 @@ def _asked(stage: Stage | None, outcome: Outcome) -> list[Row]:
     return rows
 
 
-def _owned(planned: Planned | None, path: str) -> Ownership | None:
-    """Who owns what the plugin writes there; None if it is the caller, as without a change of uid."""
+def _ownership_of(planned: Planned | None, path: str) -> Ownership | None:
+    """The owner mapping of a path that the plugin writes; None: files belong to the caller."""
     owners = None if planned is None else planned.plan.owners
     return owners.of(normal(path)) if owners is not None else None
 
 
 def _origin(planned: Planned, shown: ShownPath) -> str:
-    owned = _owned(planned, shown.path) if shown.access == "write" else None
+    owned = _ownership_of(planned, shown.path) if shown.access == "write" else None
     if shown.inside:
         return f"{shown.origin}; on the host {shown.path}"
     return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"
@@ -236,7 +236,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield f"policy {printable(granted.policy)}"
         if granted.unsandboxed:
             yield UNSANDBOXED
-    rows = _asked(stage, outcome)
+    rows = _request_rows(stage, outcome)
     yield ""
     yield from _table("asked", rows) if rows else ("asked: nothing beyond what every plugin gets",)
     extra = [d for d in outcome.denials if not any(d.reason in row[3] for row in rows)]
@@ -244,7 +244,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield f"  REFUSED  {printable(denial.asked)}  {printable(_why(stage, denial))}"
     if decided is not None and not decided.approval_said.is_empty:
         yield ""
-        yield from _approved(decided)
+        yield from _approval_lines(decided)
     if planned is not None:
         yield from _cage(planned, planned.plan)
     if limits := list(_limits(stage, outcome)):
@@ -284,8 +284,8 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield from (f"  {printable(hint)}" for hint in dict.fromkeys(hints) if hint)
 
 
-def _approved(decided: Decided) -> Iterable[str]:
-    """What a person allowed, by which word, and what of it counts."""
+def _approval_lines(decided: Decided) -> Iterable[str]:
+    """The approval, where it comes from, and which parts of it the policy accepts."""
     from runner.cli.allow import day, items_of
 
     whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
@@ -354,7 +354,7 @@ def _limits(stage: Stage | None, outcome: Outcome) -> Iterable[Row]:
             words = [*(["DEGRADED"] if limit.degraded else []), *([limit.detail] if limit.detail else [])]
             yield limit.name, amount, limit.decided_by, limit.enforced_by or "nothing", ": ".join(words)
         return
-    # The launch was refused before each limit had something to enforce it, most often because one cannot be.
+    # The launch was refused before the limits were assigned, most often because one cannot be enforced.
     decided_by = dict(granted.decided_by)
     for name in granted.limits._fields:
         value = getattr(granted.limits, name)
@@ -382,7 +382,7 @@ def _table(title: str, rows: Sequence[Row]) -> Iterable[str]:
 
 
 def network_document(stage: Stage | None) -> dict[str, Any] | None:
-    """The same for programs. None: the policy was not read."""
+    """`network_lines` as a document. None: the policy was not read."""
     decided = decided_of(stage)
     if decided is None:
         return None
@@ -439,7 +439,7 @@ def _egress_limits(limits: EgressLimits) -> str:
 
 
 def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
-    """Each rule in force: who asked for it, and the entry of the policy that allows it."""
+    """One row for each rule in force: the rule, who asked for it, and what allows it."""
     granted, rule = decided.grant.network, decided.policy.network
     if granted.mode != "allowlist":
         return
@@ -452,7 +452,7 @@ def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
 
 
 def _by_approval(decided: Decided, host: str) -> str:
-    """Whose word allows it, if the policy's own list does not."""
+    """What allows a host, if the policy's own list does not."""
     approved, hosts = decided.approval.hosts, decided.policy.network.hosts
     own = hosts[: len(hosts) - len(approved)]  # the rest was added by the approval
     if host not in approved or any(host_matches(each, host) for each in own):
@@ -461,8 +461,8 @@ def _by_approval(decided: Decided, host: str) -> str:
 
 
 def _never_dialled(text: str) -> str:
-    """Why the gate dials nothing of a rule in force, as the second half of a sentence; "" if it does. Where
-    other names lead is known only when they are looked up."""
+    """Returns why the gate never dials a host of a rule, as the second half of a sentence, or ''. Other names
+    are judged when they are looked up."""
     rule = parse_rule(text, ranges=True)
     if rule.kind in ("name", "below") and f".{rule.host}".endswith(".localhost"):
         return "is this machine (loopback)"  # RFC 6761: this name and all below it
@@ -470,8 +470,8 @@ def _never_dialled(text: str) -> str:
         return ""
     import ipaddress
 
-    # That an address is listed makes it dialled if it is private. No special range begins or ends inside of
-    # a range whose both ends are refused for the same reason.
+    # A private address is dialled if it is listed. If both ends of a range are refused for the same reason,
+    # so is all of it.
     block = ipaddress.ip_network(rule.host)
     first, last = (vet(str(end), allow_private=True) for end in (block[0], block[-1]))
     return first if first == last else ""

@@ -25,7 +25,7 @@ EXAMPLE = "runner new CONTRACT ./my-plugin"
 
 _NOT_WRITTEN = 1
 
-# What a name may look like before a contract is asked. It is put into strings of several languages unquoted.
+# Checked before the contract's own rules: the name is put into strings of several languages without quoting.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _PLAIN_NAME_HINT = "use letters, digits, '.', '_' and '-', at most 64 of them"
 
@@ -115,7 +115,7 @@ def _example_id(contract: str) -> str:
 
 
 def _plugin_id(contract: str, files: Files, name: str) -> str:
-    """The id of the plugin that these files are, in a folder of this name. Raises NotWritten with their first
+    """The id of the plugin in these files, if their folder had this name. Raises NotWritten with the first
     fault."""
     with tempfile.TemporaryDirectory(prefix="runner-new-") as trial:
         _write(os.path.join(trial, name), files)
@@ -160,8 +160,8 @@ def _rename(files: Files, old: str, new: str) -> Files:
 
 
 def _write(folder: str, files: Files) -> None:
-    """All files, or none: what was made is removed again if the rest cannot be made. A plugin may be able to
-    change the folder above at the same time, so everything is made and changed in folders that are held."""
+    """Write all files, or none: on an error the files made so far are removed. A plugin may be able to change
+    the parent folder meanwhile, so all work is relative to open directory descriptors."""
     mask = os.umask(0o077)
     os.umask(mask)
     if os.geteuid() == 0:

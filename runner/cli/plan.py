@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         say(f"runner plan: {printable(str(error))}")
         return USAGE_ERROR
-    request = _request(args.words)
+    request = _exec_options(args.words)
     with look.recording() as asked:
         try:
             planned = rehearse(invocation, look.environment(os.environ))
@@ -76,23 +76,23 @@ def run(args: argparse.Namespace) -> int:
                 printing.failure(failure.stage, failure.outcome)
             return EXIT[failure.outcome.code]
     stored = _store(planned, asked, request)
-    made = _Made(planned, asked.facts, stored, _env(planned), _hidden(planned, asked.facts))
+    view = _PlanView(planned, asked.facts, stored, _env(planned), _hidden(planned, asked.facts))
     if args.emit is None:
-        say("\n".join(map(printable, _text(made, args.facts))), sys.stdout)
+        say("\n".join(map(printable, _text(view, args.facts))), sys.stdout)
         return EXIT["ok"]
     if args.emit == "json":
         outcome = Outcome("ok", "plan", "the plugin may be launched")
-        print(json.dumps(_document(planned, outcome, made), indent=2))
+        print(json.dumps(_document(planned, outcome, view), indent=2))
         return EXIT["ok"]
-    if why := _no_bare_command(made, args.emit):
+    if why := _no_bare_command(view, args.emit):
         say(f"runner plan: --emit {args.emit}: {printable(why)}")
         return USAGE_ERROR
-    _emit(made, args.emit)
+    _emit(view, args.emit)
     return EXIT["ok"]
 
 
 def _require_choice(planned: Planned) -> None:
-    """As `runner exec` does: it trusts that a stored plan was judged before. Raises Failure."""
+    """Check the options as `runner exec` does before it stores a plan. Raises Failure."""
     fault = choice_fault(planned.plugin, dict(planned.invocation.options))
     if fault is not None:
         outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
@@ -102,14 +102,14 @@ def _require_choice(planned: Planned) -> None:
 # --- storing it ---------------------------------------------------------------------------------------------
 
 
-class _Stored(NamedTuple):
-    path: str  # of its file; empty: it is not stored
+class _StoredFile(NamedTuple):
+    path: str  # of the file; empty: the plan is not stored
     why_not: str = ""
 
 
-def _request(words: list[str]) -> LaunchRequest | None:
-    """The request of `runner exec` with the same words, without the options that only this verb has. None: it
-    stores no plan for such words."""
+def _exec_options(words: list[str]) -> LaunchRequest | None:
+    """The same command line for `runner exec`, without the options that only this verb has. None: `exec`
+    stores no plan for such options."""
     at = words.index("--") if "--" in words else len(words)
     own: list[str] = []
     waiting = iter(words[:at])
@@ -122,20 +122,20 @@ def _request(words: list[str]) -> LaunchRequest | None:
     return None if args is None else request_of(deciding_words(args), words[at + 1 :], os.environ)
 
 
-def _store(planned: Planned, asked: look.Questions, request: LaunchRequest | None) -> _Stored:
+def _store(planned: Planned, asked: look.Questions, request: LaunchRequest | None) -> _StoredFile:
     folder = cache.directory()
     if folder is None:
         off = os.environ.get("RUNNER_CACHE", "").lower() == "off"
-        return _Stored("", "RUNNER_CACHE=off" if off else "there is no folder for a cache")
+        return _StoredFile("", "RUNNER_CACHE=off" if off else "there is no folder for a cache")
     if request is None:
-        told_only = "--policy, --contract, --server, --state-dir and --report"
-        return _Stored("", f"runner exec decides anew with options other than {told_only}")
+        stored_with = "--policy, --contract, --server, --state-dir and --report"
+        return _StoredFile("", f"runner exec decides anew with options other than {stored_with}")
     if why := store_plan(planned, asked, request):
-        return _Stored("", why)
+        return _StoredFile("", why)
     name = request.name
     if name is None or cache.load(name) is None:
-        return _Stored("", f"{folder} cannot be used: {cache.unusable(folder) or 'it cannot be written'}")
-    return _Stored(os.path.join(folder, name))
+        return _StoredFile("", f"{folder} cannot be used: {cache.unusable(folder) or 'it cannot be written'}")
+    return _StoredFile(os.path.join(folder, name))
 
 
 # --- what is never shown ------------------------------------------------------------------------------------
@@ -143,14 +143,14 @@ def _store(planned: Planned, asked: look.Questions, request: LaunchRequest | Non
 
 class _Variable(NamedTuple):
     name: str
-    origin: str  # who gives it: "caller", "command line", "manifest", "policy" or "runner"
+    origin: str  # who sets it: "caller", "command line", "manifest", "policy" or "runner"
     value: str | None  # None: it is not shown
 
 
-class _Made(NamedTuple):
+class _PlanView(NamedTuple):
     planned: Planned
     facts: Facts
-    stored: _Stored
+    stored: _StoredFile
     env: tuple[_Variable, ...]
     hidden: Mapping[str, str]  # by variable: values that may be secret
 
@@ -204,13 +204,13 @@ _KINDS = {
 }
 
 
-def _text(made: _Made, with_facts: bool) -> Iterator[str]:
-    planned, plan = made.planned, made.planned.plan
+def _text(view: _PlanView, with_facts: bool) -> Iterator[str]:
+    planned, plan = view.planned, view.planned.plan
     plugin = planned.plugin
     yield f"{plugin.id} {plugin.version}".rstrip() + f" ({plugin.contract}) from {plugin.manifest}"
     if planned.grant.unsandboxed:
         yield UNSANDBOXED
-    yield f"runs       {' '.join(_shown(word, made.hidden) for word in plan.argv)}"
+    yield f"runs       {' '.join(_shown(word, view.hidden) for word in plan.argv)}"
     yield f"in         {plan.directory}"
     binds = [op for op in plan.operations if isinstance(op, Bind)]
     writable = sum(bind.writable for bind in binds) or "none"
@@ -219,16 +219,16 @@ def _text(made: _Made, with_facts: bool) -> Iterator[str]:
     yield f"layers     {len(planned.layers)}, {'DEGRADED: ' + ', '.join(weak) if weak else 'none degraded'}"
     limits = [f"{each.name} {format_limit(each.name, each.requested)}" for each in planned.limits.all]
     yield f"limits     {', '.join(limits) or 'none'}"
-    yield f"env        {' '.join(each.name for each in made.env) or 'empty'}"
-    counts = [(kind, len(subjects)) for kind, subjects in _facts(made.facts).items() if subjects]
-    told = ", ".join(f"{count} of kind {_KINDS[kind]}" for kind, count in counts)
-    yield f"rests on   {sum(count for _, count in counts)} facts: {told}"
-    yield f"stored     {made.stored.path}" if made.stored.path else f"not stored  {made.stored.why_not}"
+    yield f"env        {' '.join(each.name for each in view.env) or 'empty'}"
+    counts = [(kind, len(subjects)) for kind, subjects in _facts(view.facts).items() if subjects]
+    listed = ", ".join(f"{count} of kind {_KINDS[kind]}" for kind, count in counts)
+    yield f"rests on   {sum(count for _, count in counts)} facts: {listed}"
+    yield f"stored     {view.stored.path}" if view.stored.path else f"stored     no: {view.stored.why_not}"
     for note in notes(planned):
         yield f"note: {printing.note_text(note)}"
     if with_facts:
         yield ""
-        for kind, subjects in _facts(made.facts).items():
+        for kind, subjects in _facts(view.facts).items():
             yield from (f"{_KINDS[kind]:<11}{subject}" for subject in subjects)
 
 
@@ -242,7 +242,7 @@ def _shown(word: str, hidden: Mapping[str, str]) -> str:
 
 
 def _facts(facts: Facts) -> dict[str, list[str]]:
-    """What the plan rests on, by kind: names of paths and variables, and nothing of what was found."""
+    """The facts that the plan rests on, by kind: names of paths and variables, without their values."""
     return {
         kind: sorted({str(key[0] if isinstance(key, tuple) else key) for key in getattr(facts, kind)})
         for kind in facts._fields
@@ -252,19 +252,19 @@ def _facts(facts: Facts) -> dict[str, list[str]]:
 # --- the bare command ---------------------------------------------------------------------------------------
 
 
-def _command(made: _Made, first: int) -> BareCommand:
+def _command(view: _PlanView, first: int) -> BareCommand:
     from sandbox.plan.bare import bare_command
 
-    plan = made.planned.plan
+    plan = view.planned.plan
     profile = seccomp_filter.filter_path(plan.seccomp, seccomp_filter.machine_arch())
-    env = tuple((each.name, each.value) for each in made.env)
-    return bare_command(plan, made.planned.bwrap, profile, first)._replace(env=env)
+    env = tuple((each.name, each.value) for each in view.env)
+    return bare_command(plan, view.planned.bwrap, profile, first)._replace(env=env)
 
 
-def _no_bare_command(made: _Made, emit: str) -> str:
-    """Why there is none; empty if there is one."""
-    plan = made.planned.plan
-    if made.planned.grant.unsandboxed:
+def _no_bare_command(view: _PlanView, emit: str) -> str:
+    """Returns why there is no bare command for this plan, or ''."""
+    plan = view.planned.plan
+    if view.planned.grant.unsandboxed:
         return "the plugin runs without a cage, and there is no command of bubblewrap; use runner exec"
     if plan.guards:
         return (
@@ -274,29 +274,29 @@ def _no_bare_command(made: _Made, emit: str) -> str:
     if emit == "argv":
         from sandbox.plan.bare import vector
 
-        words = vector(_command(made, 10))
-        for name, value in made.hidden.items():
+        words = vector(_command(view, 10))
+        for name, value in view.hidden.items():
             if any(value in word for word in words):
                 return f"a word has the value of ${name} in it, which may be a secret; use --emit sh"
     return ""
 
 
-def _emit(made: _Made, emit: str) -> None:
+def _emit(view: _PlanView, emit: str) -> None:
     from sandbox.plan import bare
 
     if emit == "sh":
-        command = _command(made, bare.FIRST_NUMBER)
-        written = bare.script(command, list(_head(made)), _bounds(made.planned), made.hidden)
+        command = _command(view, bare.FIRST_NUMBER)
+        written = bare.script(command, list(_head(view)), _bounds(view.planned), view.hidden)
         sys.stdout.buffer.write(os.fsencode(written))
         return
-    command = _command(made, 10)
+    command = _command(view, 10)
     sys.stdout.buffer.write(b"".join(os.fsencode(word) + b"\0" for word in bare.vector(command)))
     if passed := " ".join(name for name, value in command.env if value is None):
         say(f"runner plan: variables that are left out: {passed}; insert --setenv NAME VALUE for each")
 
 
-def _head(made: _Made) -> Iterator[str]:
-    planned, plugin = made.planned, made.planned.plugin
+def _head(view: _PlanView) -> Iterator[str]:
+    planned, plugin = view.planned, view.planned.plugin
     yield f"{plugin.id} {plugin.version}".rstrip() + " in a cage of bubblewrap, without the runner."
     yield "Made by `runner plan --emit sh`. Make it again when manifest, policy, runner or machine change."
     yield ""
@@ -304,15 +304,15 @@ def _head(made: _Made) -> Iterator[str]:
     for line in _left_out(planned):
         yield f"- {line}"
     yield ""
-    if passed := " ".join(each.name for each in made.env if each.value is None):
-        yield f"The plugin gets these variables of whoever starts it, if they are set: {passed}"
+    if passed := " ".join(each.name for each in view.env if each.value is None):
+        yield f"The plugin gets these variables of the caller, if they are set: {passed}"
     for file in planned.plan.memory_files:
         name = file.secret or os.path.basename(file.dest)
         yield f"The file {name} of the working directory becomes {file.dest}."
     yield "Arguments of this script are passed on to the plugin."
 
 
-# What a script can hold by itself: sizes of folders in memory, and the limits that ulimit sets.
+# Limits that a script can enforce: sizes of folders in memory, and those that ulimit sets.
 _HELD = ("tmp", "shm", "file_size", "open_files")
 
 
@@ -357,32 +357,32 @@ def _bounds(planned: Planned) -> Iterator[Ulimit]:
 # --- for programs -------------------------------------------------------------------------------------------
 
 
-def _document(stage: Stage | None, outcome: Outcome, made: _Made | None = None) -> dict[str, Any]:
+def _document(stage: Stage | None, outcome: Outcome, view: _PlanView | None = None) -> dict[str, Any]:
     full = report(stage, outcome, EXIT[outcome.code])
     shared = ("runner", "plugin", "outcome", "layers", "limits", "diagnostics")
     document = {"schema": SCHEMA, **{key: full[key] for key in shared}}
-    if made is None:
+    if view is None:
         return document
     from sandbox.plan.bare import vector
 
-    plan = made.planned.plan
-    refused = _no_bare_command(made, "json")
-    command = None if refused else _command(made, 10)
+    plan = view.planned.plan
+    refused = _no_bare_command(view, "json")
+    command = None if refused else _command(view, 10)
     return {
         **document,
         "directory": plan.directory,
-        "bwrap": made.planned.bwrap or None,
-        "argv": None if command is None else [_parts(word, made.hidden) for word in vector(command)],
+        "bwrap": view.planned.bwrap or None,
+        "argv": None if command is None else [_parts(word, view.hidden) for word in vector(command)],
         "argv_refused": refused,
         "descriptors": [] if command is None else [_file_document(each) for each in command.files],
         "env": [
-            {"name": name, "origin": origin, "value": None if value is None else _parts(value, made.hidden)}
-            for name, origin, value in made.env
+            {"name": name, "origin": origin, "value": None if value is None else _parts(value, view.hidden)}
+            for name, origin, value in view.env
         ],
         "mounts": [_mount(op) for op in plan.operations],
-        "left_out": list(_left_out(made.planned)),
-        "facts": _facts(made.facts),
-        "kept": {"path": made.stored.path or None, "reason": made.stored.why_not},
+        "left_out": list(_left_out(view.planned)),
+        "facts": _facts(view.facts),
+        "kept": {"path": view.stored.path or None, "reason": view.stored.why_not},
     }
 
 

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     known = list_states(os.environ)
     chosen: dict[str, State] = {state.path: state for state in known if args.orphaned and state.orphaned}
     for word in args.states:
-        meant = _meant(word, known)
+        meant = _find_states(word, known)
         if not meant:
             return _usage(f"{word} has no state; runner state list shows all states")
         if len(meant) > 1:
@@ -70,8 +70,8 @@ def _usage(message: str) -> int:
     return USAGE_ERROR
 
 
-def _meant(word: str, known: Sequence[State]) -> list[State]:
-    """By name; else by the directory itself; else by the manifest, which may be gone."""
+def _find_states(word: str, known: Sequence[State]) -> list[State]:
+    """The states that a word names: a name, else a directory, else a manifest, which may be deleted."""
     path = os.path.realpath(word)
     for named in (
         [state for state in known if state.name == word],
@@ -83,15 +83,15 @@ def _meant(word: str, known: Sequence[State]) -> list[State]:
         manifest = os.path.realpath(find(word).path)
     except DocumentError:
         manifest = path
-    # By where it was: a manifest in a folder that is gone has no name but its own.
+    # A manifest in a deleted folder is found by its path.
     recorded = [
         state for state in known if state.manifest and state.manifest in (manifest, os.path.abspath(word))
     ]
-    return recorded or _unrecorded(manifest, known)
+    return recorded or _find_unrecorded(manifest, known)
 
 
-def _unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
-    """States an older version made, which knew no manifests: found by the name it gives them."""
+def _find_unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
+    """States of an older version, which recorded no manifest: found by the name that version gave them."""
     from runner.launch.prepare import state_name
 
     names = {state_name(each.plugin) for each in load_all(manifest) if each.plugin is not None}
@@ -99,7 +99,7 @@ def _unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
 
 
 def _remove(states: Sequence[State], args: argparse.Namespace) -> int:
-    """All that can be; the worst of what went wrong is the exit status."""
+    """Remove as many as possible. Returns the exit status of the worst failure."""
     removed: list[State] = []
     kept: list[tuple[State, str]] = []
     status = EXIT["ok"]

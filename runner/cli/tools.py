@@ -1,4 +1,4 @@
-"""runner tools: start a plugin and list what it says it exposes."""
+"""runner tools: start a plugin and list what it exposes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_command_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def advice(message: str) -> str:
-    """For a command line that also names a tool, as `call` does."""
+    """A hint for a command line that also names a tool, as `call` takes it."""
     if message.startswith("unrecognized arguments: ") and " -" not in message:
         return "tools lists everything; to call one, use runner call MANIFEST NAME"
     return ""
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_all(args: argparse.Namespace, folders: Sequence[str]) -> int:
-    """Every plugin of a folder. One that cannot be listed says why, and does not hide the others. The status
-    is 0 if one could be listed."""
+    """List every plugin of a folder. A plugin that fails is reported, and the others are still listed.
+    Returns 0 if at least one could be listed."""
     statuses = []
     for folder in folders:
         [read, *_] = load_all(folder, contract=args.contract)
@@ -105,8 +105,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _list_declared(args: argparse.Namespace, invocation: Invocation, sink: ReportFile) -> int | None:
-    """List what the manifest declares, if it declares everything. None: the plugin has to be started, or the
-    launch will say what is wrong with the manifest."""
+    """List from the manifest, if it declares everything. None: the plugin has to be started, also if the
+    manifest has a fault, which the launch reports."""
     read = read_invocation(invocation)
     calls = None if read.plugin is None else find_contract(read.plugin.contract).prepared_calls
     if read.plugin is None or calls is None:
@@ -119,6 +119,6 @@ def _list_declared(args: argparse.Namespace, invocation: Invocation, sink: Repor
     output = Output("tools", as_json=args.json, events=args.events)
     tell_declared(read.plugin, calls.catalogue(read.plugin), output)
     if sink.wanted:
-        outcome = Outcome("ok", "manifest", "the manifest says it all; nothing was started")
+        outcome = Outcome("ok", "manifest", "the manifest lists everything; nothing was started")
         sink.write(report(Loaded(invocation, read.plugin, read.diagnostics), outcome, EXIT["ok"]))
     return EXIT["ok"]

@@ -1,4 +1,4 @@
-"""What the rest of the runner knows about a plugin contract, and all it knows.
+"""The interface of a plugin contract. The rest of the runner knows nothing else about contracts.
 
 Each folder of runner/contracts/ exposes one `CONTRACT` in its `__init__.py`. That file must be cheap to
 import, because every launch imports it. A method imports the heavy modules (pydantic models, the dialect)
@@ -58,7 +58,7 @@ class ContractOption(NamedTuple):
     # The value is the name of a file. The file is read once, before the launch: `options` has its text, and
     # its name under the option's name with "_file" behind it.
     reads_file: bool = False
-    secret: bool = False  # its value is a secret: it reaches `prepare`, and nothing that is kept or shown
+    secret: bool = False  # its value is a secret: only `prepare` gets it, and it is never stored or shown
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class ContractOption(NamedTuple):
 
 
 class ContractVerb(NamedTuple):
-    """A verb of the command line that this contract brings along."""
+    """A verb that this contract adds to the command line."""
 
     name: str
     module: str  # "runner.contracts.NAME.VERB", a `Verb`
@@ -92,7 +92,7 @@ class Example(NamedTuple):
 
     call: str = "greet"  # a call that succeeds. Its name may contain the id
     input: str = '{"name": "world"}'  # JSON. With {} in its place the call fails
-    namespace: str = ""  # how the id begins, and those of the plugins that `runner new` makes of it
+    namespace: str = ""  # prefix of the id, also for plugins that `runner new` makes
 
 
 class Prepared(NamedTuple):
@@ -101,7 +101,7 @@ class Prepared(NamedTuple):
     call: Call  # completed: what the dialect sends
     options: Mapping[str, str]  # of the contract, for `read` and the dialect
     contents: Mapping[str, bytes]  # of the memory files, by their path in the cage
-    secrets: Mapping[str, str]  # all that must not be shown: also what the call itself carries
+    secrets: Mapping[str, str]  # texts that must not be shown, including those in the call itself
     delegation: DelegationRequest | None = None  # credentials that the host's own service has to make
 
 
@@ -114,7 +114,7 @@ class LaunchFault(NamedTuple):
 
 
 class WrappedCommand(NamedTuple):
-    """What a host starts in the place of a plugin's own program, with all filled in."""
+    """The command that a host starts in place of a plugin's own program, with placeholders filled in."""
 
     options: tuple[str, ...]  # of `runner run`
     argv: tuple[str, ...]
@@ -123,27 +123,27 @@ class WrappedCommand(NamedTuple):
 
 
 class WrappedEntry(NamedTuple):
-    """What a command line says about the entry that it came from. Whoever wrote it may have said anything."""
+    """What a command line claims about the configuration entry it came from. Untrusted."""
 
     manifest: str
     id: str
     scope: str
-    options: tuple[str, ...]  # of `runner run`, as the host filled them in
+    options: tuple[str, ...]  # of `runner run`, after the host filled in placeholders
     argv: tuple[str, ...]  # the plugin's
     outdated: bool = False  # an earlier version wrote it: its variables have their own names
 
 
 class EntryFound(NamedTuple):
-    """The entry, as its configuration has it."""
+    """The entry as it is in its configuration file."""
 
     folder: str  # the project that the configuration came with; empty: none
-    # The variables of the host that it gives the plugin without anybody's yes: those that the entry itself
-    # has a value for, and in a user's own configuration all that it names.
+    # Variables of the host that the plugin gets without an approval: those that the entry sets itself, and in
+    # a user's own configuration all that it names.
     variables: frozenset[str] | None  # None: all
 
 
 class HostPlaces(NamedTuple):
-    """Where the hosts of a contract's plugins keep what they run. No plugin of any contract may write it."""
+    """Files and folders from which hosts run code. No plugin of any contract may write to them."""
 
     home: tuple[str, ...] = ()  # files and folders, below a home
     system: tuple[str, ...] = ()  # absolute
@@ -167,12 +167,13 @@ class HostConfigurations(Protocol):
     """
 
     def format_at(self, path: str) -> Format | None:
-        """The format of the file at this absolute path. None: its path does not say that it is one."""
+        """The format of the configuration at this absolute path. None: the path is not that of a
+        configuration."""
         ...
 
     def limits_at(self, path: str) -> tuple[int, int] | None:
-        """How many bytes and values a user's own file at this path may have, where that is more than a
-        manifest may have: its host keeps other things in it too."""
+        """Limits on bytes and values of a user's own file at this path, if they are higher than for a
+        manifest: some hosts store other data in it too."""
         ...
 
     def servers(self, document: Document) -> tuple[str, ...]:
@@ -184,17 +185,18 @@ class HostConfigurations(Protocol):
         ...
 
     def origin(self, document: Document) -> str:
-        """Whose file it is; empty: it does not say."""
+        """The name of the host that the file belongs to, or ''."""
         ...
 
     def is_users_own(self, path: str, environ: Mapping[str, str]) -> bool:
-        """Whether a file at this path is the calling user's own: no project can have brought it along."""
+        """Whether a file at this path is the calling user's own and cannot have come with a project."""
         ...
 
     def fill(
         self, plugin: Plugin, variable: Callable[[str], str | None], read_file: Callable[[str, KeyPath], str]
     ) -> tuple[Plugin, tuple[str, ...]]:
-        """A plugin whose words are a template, with these filled in, and what only a person could answer.
+        """Fill in the placeholders of a plugin. Returns the plugin, and the values only its host can ask a
+        person for.
 
         `variable`: a variable of the host; None if there is none, or it is withheld. `read_file`: the text of
         a file and where the manifest names it. It refuses the launch if the plugin may not have the file.
@@ -213,7 +215,7 @@ class HostConfigurations(Protocol):
         ...
 
     def places(self) -> HostPlaces:
-        """Asked for every launch with a writable folder, whatever the plugin's contract."""
+        """Called for every launch with a writable folder, for plugins of all contracts."""
         ...
 
 
@@ -224,7 +226,7 @@ class Choice(Protocol):
     def shape(
         self, plugin: Plugin, options: Mapping[str, str]
     ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-        """What `Contract.read` with these options gives, from what it gives without any."""
+        """Apply the options to a plugin that `Contract.read` returned without options."""
         ...
 
     def check_options(self, plugin: Plugin, options: Mapping[str, str]) -> tuple[Diagnostic, ...]:
@@ -233,24 +235,24 @@ class Choice(Protocol):
         ...
 
     def choice_fault(self, plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:
-        """Why `runner exec` makes no cage by these options: one has to choose and was not given, or what one
-        names may be looked at, and not be run."""
+        """Returns why `runner exec` refuses these options: a required choice is missing, or the choice may be
+        explained but not run."""
         ...
 
 
 class PreparedCalls(Protocol):
-    """A contract whose cages depend on the call: on the export that is called, on files the call brings
-    along. Every call is prepared before its launch, and its process serves only calls that were prepared
-    alike. A module, imported when it is asked for."""
+    """A contract whose cages depend on the call: on the export that is called, and on files of the call.
+    Every call is prepared before its launch, and its process serves only calls that were prepared alike. A
+    module, imported when it is asked for."""
 
     @property
     def CALLER_KEYS(self) -> tuple[str, ...]:  # noqa: N802 -- a constant of the module
-        """Keys of a call's context that tell callers apart. No two of them share a process."""
+        """Keys of a call's context that identify the caller. Different callers never share a process."""
         ...
 
     @property
     def OPTIONS_OF_ONE_CALL(self) -> tuple[str, ...]:  # noqa: N802
-        """Names of options that differ from call to call, and say nothing about a cage that serves many."""
+        """Names of options that differ from call to call and do not affect the cage."""
         ...
 
     def prepare(
@@ -276,8 +278,8 @@ class PreparedCalls(Protocol):
         ...
 
     def reuses(self, plugin: Plugin) -> int:
-        """How many processes may live at once and serve one prepared call after the other; 0: each process
-        serves one call."""
+        """How many processes may run at once if each serves one prepared call after the other; 0: each
+        process serves one call."""
         ...
 
     def concurrent(self, plugin: Plugin) -> int:
@@ -291,8 +293,8 @@ class PreparedCalls(Protocol):
         ...
 
     def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
-        """All that the plugin exposes, by kind ("tools"), from the manifest and the files beside it. There is
-        no cage before there is a call, so `runner tools` starts nothing."""
+        """All that the plugin exposes, by kind ("tools"), from the manifest and the files beside it. `runner
+        tools` starts nothing, because the cage depends on a call."""
         ...
 
 
@@ -301,14 +303,14 @@ class CommandCalls(Protocol):
     input is {"argv": ARGS}), and not to the program."""
 
     def output(self, call: Call, value: Any) -> CommandOutput | None:
-        """The answer as the output of a command, which `runner call` makes its own; None: it is a value to
-        print."""
+        """The answer as the output of a command, which `runner call` copies to its own streams; None: it is a
+        value to print."""
         ...
 
 
 class Contract(Protocol):
-    """What a contract has to say is without a value here. The rest has the answer of a contract that has none
-    of it."""
+    """Members without a value are required. The others have the default of a contract without that
+    feature."""
 
     # --- its manifests ------------------------------------------------------------------------------------
 
@@ -346,19 +348,19 @@ class Contract(Protocol):
         return found
 
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """What the manifest promises about the files beside it and is not so. Only `runner check` asks."""
+        """Faults of the files that the manifest refers to. Only `runner check` asks."""
         return ()
 
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """What is allowed and unwise, for `runner package lint`."""
+        """Warnings for `runner package lint`."""
         return ()
 
     def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
-        """Why the plugin cannot run on this machine, as far as the manifest says it."""
+        """Returns why the plugin cannot run on this machine, judged by the manifest alone."""
         return None
 
     def switches(self, environ: Mapping[str, str]) -> Switches:
-        """What the operator says through the contract's own environment variables."""
+        """The operator's settings in the contract's own environment variables."""
         return Switches()
 
     # --- its conversations --------------------------------------------------------------------------------
@@ -374,13 +376,13 @@ class Contract(Protocol):
     policy_answers_hooks: bool = False
 
     def dialect(self, setting: Setting) -> Dialect:
-        """What `make` in dialect.py makes."""
+        """A new dialect: `make` in dialect.py."""
         made: Dialect = self._module("dialect").make(setting)
         return made
 
     def inspector(self, setting: Setting) -> Inspector:
-        """What `make` in inspector.py makes. For `runner exec --inspect`: checks what plugin and host say to
-        each other."""
+        """A new inspector: `make` in inspector.py. It checks the messages of plugin and host for `exec
+        --inspect`."""
         made: Inspector = self._module("inspector").make(setting)
         return made
 
@@ -399,8 +401,8 @@ class Contract(Protocol):
         return services
 
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
-        """What the manifest says that the plugin may ask of its host, for `explain`: a word, and what it
-        covers."""
+        """What the plugin may ask of its host by its manifest, for `explain`: name and description of each
+        right."""
         return ()
 
     # --- its command line ---------------------------------------------------------------------------------

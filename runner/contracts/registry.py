@@ -1,4 +1,4 @@
-"""The contracts there are. Each is a folder of runner/contracts/, found by looking: no list names them."""
+"""Finds the contracts: each folder of runner/contracts/ is one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def all_contracts() -> tuple[Contract, ...]:
 
 
 def all_host_places() -> HostPlaces:
-    """Of the hosts of all contracts together."""
+    """The places of all contracts together."""
     each = [hosts.places() for contract in all_contracts() if (hosts := contract.configurations) is not None]
     return HostPlaces(
         tuple(place for places in each for place in places.home),
@@ -82,7 +82,7 @@ def all_kinds() -> tuple[str, ...]:
 
 
 def contract_verbs() -> dict[str, ContractVerb]:
-    """By name. The first contract that brings a verb of some name along has it."""
+    """The verbs of contracts by name. If two contracts have the same name, the first counts."""
     found: dict[str, ContractVerb] = {}
     for contract in all_contracts():
         for verb in contract.verbs:
@@ -100,11 +100,11 @@ def contract_options(verb: str) -> dict[str, ContractOption]:
             if verb in option.verbs:
                 known = found.get(option.flag)
                 helped = option._replace(help=f"{contract.name}: {option.help}")
-                found[option.flag] = helped if known is None else _joined(known, helped)
+                found[option.flag] = helped if known is None else _join_help(known, helped)
     return found
 
 
-def _joined(one: ContractOption, other: ContractOption) -> ContractOption:
+def _join_help(one: ContractOption, other: ContractOption) -> ContractOption:
     return one._replace(help=f"{one.help}; {other.help}", names_file=one.names_file or other.names_file)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord, asked_of, key_of, with_program
-from runner.approvals.store import find_approval, is_any, is_told, passed_over
+from runner.approvals.store import find_approval, find_inapplicable, has_any_approval, was_notified
 from runner.launch.command import command_approval
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
@@ -81,7 +81,9 @@ class Approved(NamedTuple):
             found.append(Note("wrapped", message, f"write it anew: {_wrap_command(loaded)}"))
         other, key = self.passed_over, self.key
         is_old = other is not None and key is not None and other.version != VERSION
-        if (why := _why_passed_over(self)) and not (is_old and key is not None and is_told(key, environ)):
+        if (why := _why_passed_over(self)) and not (
+            is_old and key is not None and was_notified(key, environ)
+        ):
             found.append(Note("approval", why, f"to allow it again: {allow_command(loaded)}"))
         return tuple(found)
 
@@ -95,10 +97,10 @@ def approval_of(
     plugin = loaded.plugin
     key = key_of(plugin)
     other = None
-    if record is None and key is not None and is_any(key, environ):
+    if record is None and key is not None and has_any_approval(key, environ):
         key, code = with_program(key, plugin, environ)
         record = find_approval(key, environ, code)
-        other = passed_over(key, environ) if record is None else None
+        other = find_inapplicable(key, environ) if record is None else None
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
         said = join_approvals(said, command_approval(loaded.invocation.command))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from runner.launch.inspect.inspection import Inspection
     from runner.launch.stdio import Plumbing
     from runner.launch.wait import Clocks, End
-    from runner.package.signature import Signed
+    from runner.package.signature import VerifiedPackage
     from runner.plugin import Plugin
     from sandbox.cell.cell import Cell
     from sandbox.document.diagnostic import Diagnostic
@@ -99,9 +99,9 @@ class Decided(NamedTuple):
     homes: tuple[str, ...] = ()  # home directories, which no plugin gets
     limits: AssignedLimits = AssignedLimits()  # empty until the machine was surveyed
     timings: Timings = ()
-    # If the policy requires a signature: what was found, the copy of the package that was checked and is
-    # mounted, and the original folder. A rehearsal makes no copy.
-    signed: Signed | None = None
+    # Where the policy requires a signature: what was found, the copy of the package that was checked and is
+    # mounted, and the folder it is a copy of. A rehearsal makes no copy.
+    signed: VerifiedPackage | None = None
     copy: str = ""
     original: str = ""
     # The part of a person's approvals that the policy admits. `policy` above has its ceilings raised by it.
@@ -277,7 +277,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     """Every class that can occur in a Planned."""
     from runner.launch.command import Command
     from runner.manifest.cache import PLUGIN_CLASSES
-    from runner.package.signature import Signed
+    from runner.package.signature import VerifiedPackage
     from sandbox import spec
     from sandbox.identity.accounts import Account
     from sandbox.limits.assigned import AssignedLimit, Shares
@@ -290,7 +290,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.policy import policy
 
     return (
-        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, Signed),
+        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, VerifiedPackage),
         *PLUGIN_CLASSES,
         *(policy.Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
         *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule, policy.ApprovalRule, Approval),

@@ -62,7 +62,7 @@ def _optional(text: str | None) -> str:
 
 
 def load(name: str) -> tuple[Plugin, tuple[Diagnostic, ...]] | None:
-    """The entry of that name; None if there is none, or none that can be trusted."""
+    """Returns the entry, or None if there is none that can be trusted."""
     raw = cache.load(name)
     if raw is None:
         return None

@@ -33,11 +33,11 @@ class Faults:
 
     @property
     def full(self) -> bool:
-        """Further faults are only counted, so their hints need not be made."""
+        """Whether further faults are only counted. Then no hints need to be made."""
         return len(self._found) >= MOST_SHOWN
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """In the order of the text, each once."""
+        """All diagnostics in the order of the text, without duplicates."""
         ordered = sorted(dict.fromkeys(self._found), key=lambda d: (d.line, d.column))
         if self._left_out:
             severity: Severity = "error" if self.failed else "warning"

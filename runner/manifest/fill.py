@@ -1,4 +1,4 @@
-"""A plugin's words with the host's variables and files filled in, as far as the policy gives them.
+"""Fills the host's variables and files into the placeholders of a manifest, as far as the policy allows.
 
 A manifest may have come with a project that somebody else wrote. So a variable is filled in only if the
 plugin could have it passed on, and a file is read only if the manifest is below the same folder, is the
@@ -28,10 +28,10 @@ FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
 _OUTSIDE_HINT = "move it into the project, or allow it: runner allow --read FILE MANIFEST"
 
 
-class Filled(NamedTuple):
+class FilledPlugin(NamedTuple):
     plugin: Plugin
     withheld: tuple[str, ...] = ()  # names of variables that are set, and that the plugin may not have
-    questions: tuple[str, ...] = ()  # what only a person could answer
+    questions: tuple[str, ...] = ()  # values that only its host can ask its user for
 
 
 class FillRefused(Exception):
@@ -48,11 +48,11 @@ def fill(
     overrides: Overrides,
     environ: Mapping[str, str],
     homes: Sequence[str],
-) -> Filled:
-    """Raises FillRefused."""
+) -> FilledPlugin:
+    """Fill in all placeholders. Raises FillRefused."""
     given = dict(overrides.env)
     hosts = find_contract(plugin.contract).configurations
-    assert hosts is not None  # only their words are templates
+    assert hosts is not None  # other contracts have no placeholders
     withheld: dict[str, None] = {}
 
     def variable(name: str) -> str | None:
@@ -84,19 +84,19 @@ def fill(
     for request in plugin.spec.env:
         if request.value is None and not request.required and not request.fills:
             variable(request.name)
-    return Filled(filled, tuple(name for name in withheld if name not in given), questions)
+    return FilledPlugin(filled, tuple(name for name in withheld if name not in given), questions)
 
 
 def text_of(path: str) -> str:
-    """Of a file that is filled in, to tell one text from another; empty if there is none to fill in."""
+    """Returns the text of a file that is filled in, or '' if it cannot be read. Used to notice changes."""
     try:
         return os.fsdecode(read_bounded(path, limit=FILE_LIMIT))
     except DocumentError:
         return ""
 
 
-def notes(filled: Filled, policy: str, command: str) -> tuple[Note, ...]:
-    """One line about what was not filled in. `command`: by which a person allows it."""
+def notes(filled: FilledPlugin, policy: str, command: str) -> tuple[Note, ...]:
+    """One note about values that were not filled in. `command`: allows them."""
     said: list[str] = []
     hint = ""
     if filled.withheld:
@@ -131,19 +131,19 @@ def read_named(
     look.doubt(f"{path} may hold secrets")
     _require_allowed(path, denied, homes)
     base = look.realpath(base)
-    opened = _opened(path, base, own or may_read(look.realpath(path)))
+    opened = _open_file(path, base, own or may_read(look.realpath(path)))
     try:
-        # What was opened, whatever the names say by now.
+        # The path of the opened file: the name may lead to another one by now.
         real = os.readlink(f"/proc/self/fd/{opened}")
         _require_allowed(real, denied, homes)
         if not own and not contains(base, real) and not may_read(real):
-            # A link on the way was changed after the question whether its target may be read.
+            # A link on the path was changed after the check.
             raise _leads_out(base)
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
             raise NamedFileRefused("it is not a regular file", "name a file of text")
         if status.st_nlink > 1 and not own and not may_read(real):
-            # A second name of it may be in a place that nobody may read.
+            # Another name of it may be in a denied place.
             raise NamedFileRefused("the file has several names (hard links)", "make it a file of its own")
         return _text(f"/proc/self/fd/{opened}")
     finally:
@@ -156,7 +156,7 @@ def _require_allowed(path: str, denied: Sequence[str], homes: Sequence[str]) -> 
         raise NamedFileRefused(f"it {hit.clause()}", hit.hint())
 
 
-def _opened(path: str, base: str, anywhere: bool) -> int:
+def _open_file(path: str, base: str, anywhere: bool) -> int:
     """An O_PATH descriptor of the file."""
     flags = os.O_PATH | os.O_CLOEXEC
     if anywhere:

@@ -37,9 +37,9 @@ _ENDINGS: Mapping[str, Format] = {
 }
 
 
-class Found(NamedTuple):
+class FoundManifest(NamedTuple):
     path: str  # absolute
-    contract: str | None  # None: the file name does not tell it, the content has to
+    contract: str | None  # None: the file name does not say it, so the content decides
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings
 
 
@@ -52,7 +52,7 @@ class ManifestRead(NamedTuple):
 # --- finding -----------------------------------------------------------------------------------------
 
 
-def find(path: str, contract: str | None = None) -> Found:
+def find(path: str, contract: str | None = None) -> FoundManifest:
     """The manifest at a path: the file itself, or the one in the directory. Raises DocumentError."""
     if contract is not None and contract not in contract_names():
         known = ", ".join(contract_names())
@@ -74,7 +74,7 @@ def find(path: str, contract: str | None = None) -> Found:
         is_directory = False  # reading the file reports what is wrong
     if is_directory:
         return _find_in(look.realpath(absolute), contract)
-    return Found(absolute, contract or _by_path(absolute))
+    return FoundManifest(absolute, contract or _by_path(absolute))
 
 
 def _by_path(path: str) -> str | None:
@@ -89,13 +89,13 @@ def _by_path(path: str) -> str | None:
     return owners[0] if len(owners) == 1 else None
 
 
-def _find_in(directory: str, chosen: str | None) -> Found:
+def _find_in(directory: str, chosen: str | None) -> FoundManifest:
     contracts = all_contracts() if chosen is None else (find_contract(chosen),)
-    present = {contract.name: _present(directory, contract.file_names) for contract in contracts}
+    present = {contract.name: _existing_files(directory, contract.file_names) for contract in contracts}
     for contract in contracts:
         if not any(present.values()) and contract.layout == "archive":
             inner = _only_directory(directory)
-            present[contract.name] = _present(inner, contract.file_names) if inner else []
+            present[contract.name] = _existing_files(inner, contract.file_names) if inner else []
     candidates = {name: files for name, files in present.items() if files}
     if not candidates and not look.access(directory, os.X_OK, effective_ids=True):
         message = "the folder cannot be entered: Permission denied"
@@ -117,7 +117,7 @@ def _find_in(directory: str, chosen: str | None) -> Found:
     [(name, files)] = candidates.items()
     real = look.realpath(files[0])
     if look.islink(files[0]) and not contains(os.path.dirname(files[0]), real):
-        # A stranger's folder: what `check` says about the file repeats parts of it.
+        # The folder may be a stranger's, and messages about a manifest repeat parts of it.
         message = f"the manifest is a link that leads out of its folder, to {real}"
         raise _refusal(files[0], "manifest_link", message, f"give the path of the file itself: {real}")
     kept = os.path.basename(files[0])
@@ -125,28 +125,28 @@ def _find_in(directory: str, chosen: str | None) -> Found:
         Diagnostic(other, 0, 0, "manifest_shadowed", f"ignored: {kept} is read instead", "", "warning")
         for other in files[1:]
     )
-    return Found(files[0], name, warnings)
+    return FoundManifest(files[0], name, warnings)
 
 
 def plugins_in(path: str, chosen: str | None = None) -> tuple[str, ...]:
-    """The folders of the plugins that lie side by side in a folder; empty if it is none. Only real folders
-    count: a link may lead anywhere."""
+    """The folders of plugins that lie side by side in a folder; empty if it is not such a folder. Links are
+    skipped: they may lead anywhere."""
     if chosen is not None and chosen not in contract_names():
         return ()
     contracts = all_contracts() if chosen is None else (find_contract(chosen),)
     names = [name for contract in contracts if contract.layout == "root" for name in contract.file_names]
     own = [name for contract in contracts for name in contract.file_names]
-    if not names or _present(path, tuple(own)):
+    if not names or _existing_files(path, tuple(own)):
         return ()
     try:
         with look.scandir(path) as entries:
             folders = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return ()
-    return tuple(folder for folder in folders if _present(folder, tuple(names)))
+    return tuple(folder for folder in folders if _existing_files(folder, tuple(names)))
 
 
-def _present(directory: str, names: tuple[str, ...]) -> list[str]:
+def _existing_files(directory: str, names: tuple[str, ...]) -> list[str]:
     return [path for name in names if look.lexists(path := os.path.join(directory, name))]
 
 
@@ -285,7 +285,7 @@ def load_all(
 
 
 def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
-    """As `load_all`, with what is allowed and unwise by the rules of the contract."""
+    """`load_all`, with the warnings of the contract's lint rules."""
     reads = load_all(path, contract=contract)
     if any(read.plugin is None for read in reads):
         return reads
@@ -293,7 +293,7 @@ def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
         found = find(path, contract)
         name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError:
-        return reads  # which have the same fault, or it is a folder of plugins
+        return reads  # they report the same fault, or it is a folder of plugins
     return tuple(
         read._replace(diagnostics=read.diagnostics + find_contract(name).lint(document, read.plugin))
         for read in reads
@@ -311,7 +311,7 @@ def _read(
         message = f"the cage of a {name} plugin does not depend on its configuration"
         hint = "leave --config out here; runner call sends a configuration to plugins that take one"
         return ManifestRead(None, (document.diagnostic((), "config_foreign", message, hint),))
-    value = _parsed(config) if config else None
+    value = _parse_config(config) if config else None
     if server is not None and contract.configurations is None:
         _, diagnostics = contract.read(document, server=None, home=home, options=options, config=value)
         message = f"a {name} manifest has no servers to choose from"
@@ -334,7 +334,7 @@ def _foreign_option(contract: Contract, options: Mapping[str, str]) -> tuple[str
     return None
 
 
-def _parsed(config: str) -> object:
+def _parse_config(config: str) -> object:
     import json
 
     return json.loads(config)
@@ -363,7 +363,7 @@ def position(plugin: Plugin, keys: KeyPath) -> tuple[int, int]:
     try:
         raw = _bytes_of(plugin.manifest)
         if _positioned is None or (_positioned.path, _positioned.raw) != (plugin.manifest, raw):
-            _positioned = _recognise(Found(plugin.manifest, plugin.contract), raw)[1]
+            _positioned = _recognise(FoundManifest(plugin.manifest, plugin.contract), raw)[1]
         return _positioned.where(keys)
     except DocumentError:
         return 0, 0
@@ -393,7 +393,7 @@ def _larger_limits(path: str) -> tuple[int, int] | None:
     return next((limits for limits in found if limits is not None), None)
 
 
-def _recognise(found: Found, raw: bytes) -> tuple[str, Document]:
+def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
     limit, most_values = _larger_limits(found.path) or (SIZE_LIMIT, None)
     if found.contract is not None:
         syntax = _format_for(find_contract(found.contract), found.path)

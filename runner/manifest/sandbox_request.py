@@ -63,7 +63,7 @@ def check_vector(
 
 
 def own_state(words: Iterable[Item]) -> tuple[PathRequest, ...]:
-    """The request for ${state_dir} that an argument or a variable makes by naming it."""
+    """The request for ${state_dir}, if an argument or a variable names it."""
     found = next((item for item in words if STATE_DIR_TOKEN in item.text), None)
     return () if found is None else (PathRequest(STATE_DIR_TOKEN, "write", where=found.keys),)
 
@@ -129,8 +129,8 @@ FEWER_PORTS = "name fewer ports, or * for every port of a host"  # a hint, for p
 
 
 def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tuple[str, ...]:
-    """An allowlist, as sandbox/network/rules.py reads it but without ranges of addresses and without a rule
-    for every name. An empty one is no network. `none`: this contract's spelling of that."""
+    """Check an allowlist: the rules of sandbox/network/rules.py, without ranges of addresses and without a
+    rule for every name. An empty list means no network. `none`: how this contract spells that."""
     if not items:
         message = "the allowlist is empty, so there is no network"
         faults.warn(keys, "network_allowlist", message, f"to say so, write {none}")
@@ -167,7 +167,7 @@ def parse_host(text: str) -> str:
 
 
 def _parse_readable(text: str, default_ports: Sequence[int]) -> HostRule:
-    """A manifest is read by people before they trust it. So it has to spell a name as it is looked up."""
+    """Parse a host whose name is spelled as it is looked up: people read a manifest before they trust it."""
     if not text.isascii():
         raise ValueError("has a name outside ASCII; write its xn-- form")
     if text.endswith(".") or text.rpartition(":")[0].endswith("."):

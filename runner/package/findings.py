@@ -1,4 +1,4 @@
-"""What is wrong or unwise about the files of a package, whatever its contract: for `runner package lint`.
+"""Faults and warnings about the files of a package of any contract, for `runner package lint`.
 
 Unlike listing.py this does not stop at the first fault.
 """
@@ -35,7 +35,7 @@ _DER_KEY = re.compile(
 
 
 def find_faults(root: str) -> tuple[Diagnostic, ...]:
-    """Errors keep a package from being signed. Warnings do not."""
+    """All findings. A package with an error is not signed."""
     search = _Search(root)
     found: list[Diagnostic] = []
     for finding in search.folder(None, root, "", 0):

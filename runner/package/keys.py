@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.package.fault import PackageFault
-from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
+from sandbox.document.diagnostic import Diagnostic, DocumentError, printable, quoted
 from sandbox.document.read import read_bounded
 from sandbox.files import write_all
 from sandbox.policy.load import trust_fault
@@ -81,7 +81,7 @@ def derive_key_id(public: bytes) -> str:
 
 
 def decode_base64(text: str, size: int) -> bytes | None:
-    """The bytes, if there are exactly `size` of them and this is the only way to write them."""
+    """Returns the bytes, or None unless there are exactly `size` of them in canonical base64."""
     try:
         raw = base64.b64decode(text.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):
@@ -129,7 +129,7 @@ def _write_new(path: str, content: bytes, mode: int) -> None:
         raise PackageFault("key_exists", f"{path} exists already", hint) from None
     try:
         try:
-            os.fchmod(fd, mode)  # whatever the umask says
+            os.fchmod(fd, mode)  # independent of the umask
             write_all(fd, content)
         finally:
             os.close(fd)
@@ -195,7 +195,7 @@ def _read_private(path: str) -> bytes:
 
 
 def _id_beside(path: str, public: bytes) -> str:
-    """The id in the file that `make_key` wrote beside the key, if it is still that key's."""
+    """The id in the .pub file beside the key, if that file belongs to this key."""
     try:
         trusted = parse_keys(f"{path}.pub", read_bounded(f"{path}.pub", limit=_KEY_FILE_BYTES))
     except DocumentError:
@@ -252,3 +252,38 @@ def parse_keys(path: str, raw: bytes) -> Mapping[str, TrustedKey]:
     if faults:
         raise DocumentError(*faults)
     return found
+
+
+# --- the private key inside of a package
+# ---------------------------------------------------------------------
+
+
+class KeySearch:
+    """Finds the private key in the files of a package while they are listed: a copy, a hard link, or its
+    bytes in another file. A `FileSink` (listing.py)."""
+
+    def __init__(self, key: SigningKey) -> None:
+        secret = key.secret()
+        # In DER the 32 bytes stand behind 16 others. PEM is base64 of that, and 18 bytes are 24 characters.
+        texts = (base64.b64encode(secret[2:]), base64.b64encode(secret)[:-2], secret.hex().encode())
+        self._traces = (secret, *texts, secret.hex().upper().encode())
+        self._longest = max(map(len, self._traces))
+        self._path = ""
+        self._tail = b""
+
+    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...]) -> None:
+        self._path, self._tail = path, b""
+
+    def write(self, data: bytes) -> None:
+        """Raises PackageFault."""
+        window = self._tail + data
+        if any(trace in window for trace in self._traces):
+            message = (
+                f"{printable(self._path)} holds the private key: everybody who has the package could sign"
+            )
+            hint = "remove the file, and make another key with runner keygen FILE if somebody has the package"
+            raise PackageFault("key_exposed", message, hint)
+        self._tail = window[1 - self._longest :]
+
+    def close_file(self) -> None:
+        self._tail = b""

@@ -1,9 +1,9 @@
 """The files of a package with their SHA-256: what a signature covers.
 
-Each file is read once, through one descriptor, and `Keeper` gets the bytes that were hashed. Folders count
+Each file is read once, through one descriptor, and `FileSink` gets the bytes that were hashed. Folders count
 only as part of the names of files: an empty folder is not listed. A name that is not UTF-8 or has a control
 character is refused, because a line break in a name could forge a line of the list. Links, sockets, devices
-and FIFOs are refused too: the list has no word for what they are.
+and FIFOs are refused too: the list cannot describe them.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class FileList(NamedTuple):
         return sum(file.size for file in self.files)
 
 
-class Keeper(Protocol):
-    """Gets the package while it is listed."""
+class FileSink(Protocol):
+    """Receives the files of a package while they are listed."""
 
     def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...]) -> None:
-        """The file that the next bytes belong to. `folder_modes`: of the package's folder and of each folder
-        on the way."""
+        """Begin a file: the next bytes are its content. `folder_modes`: of the package's folder and of each
+        folder down to the file."""
         ...
 
     def write(self, data: bytes) -> None: ...
@@ -72,14 +72,14 @@ class Keeper(Protocol):
     def close_file(self) -> None: ...
 
 
-def list_package(root: str, keeper: Keeper | None = None) -> FileList:
-    """Read every file of the package in the folder `root`. Raises PackageFault, and OSError of the keeper."""
+def list_package(root: str, sink: FileSink | None = None) -> FileList:
+    """Read every file of the package in the folder `root`. Raises PackageFault, and OSError of the sink."""
     try:
         fd = os.open(root, _FOLDER)
     except OSError as error:
         raise _unreadable(root, error) from None
     try:
-        return _Walk(root, keeper).listing(fd)
+        return _Walk(root, sink).listing(fd)
     finally:
         os.close(fd)
 
@@ -97,14 +97,14 @@ def name_fault(path: str) -> tuple[str, str] | None:
 
 
 def kind_of(mode: int) -> str:
-    """What a file is that is neither a regular file nor a folder."""
+    """Words for a file that is neither a regular file nor a folder."""
     return _KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
 class _Walk:
-    def __init__(self, root: str, keeper: Keeper | None) -> None:
+    def __init__(self, root: str, sink: FileSink | None) -> None:
         self._root = root
-        self._keeper = keeper
+        self._sink = sink
         self._files: list[ListedFile] = []
         self._entries = 0
         self._bytes = 0
@@ -128,7 +128,7 @@ class _Walk:
                 else:
                     self._refuse_kind(path, status.st_mode)
             except FileNotFoundError:
-                raise self._changed(path) from None
+                raise self._change_fault(path) from None
 
     def _names(self, fd: int, prefix: str) -> list[str]:
         found = []
@@ -155,7 +155,7 @@ class _Walk:
         try:
             below = os.open(name, _FOLDER, dir_fd=fd)
         except OSError as error:
-            raise self._unopened(path, error) from None
+            raise self._open_fault(path, error) from None
         try:
             self._folder(below, path + "/", (*modes, os.fstat(below).st_mode))
         finally:
@@ -165,23 +165,23 @@ class _Walk:
         try:
             file = os.open(name, _FILE, dir_fd=fd)
         except OSError as error:
-            raise self._unopened(path, error) from None
+            raise self._open_fault(path, error) from None
         try:
             before = os.fstat(file)
             if not stat.S_ISREG(before.st_mode):
                 self._refuse_kind(path, before.st_mode)
             if self._bytes + before.st_size > MOST_BYTES:  # before anything of it is read: it may be sparse
                 raise self._too_large()
-            if self._keeper is not None:
-                self._keeper.open_file(path, before.st_mode, modes)
+            if self._sink is not None:
+                self._sink.open_file(path, before.st_mode, modes)
             try:
                 sha256, size = self._content(file, path)
             finally:
-                if self._keeper is not None:
-                    self._keeper.close_file()
+                if self._sink is not None:
+                    self._sink.close_file()
             after = os.fstat(file)
             if (before.st_size, before.st_mtime_ns) != (size, after.st_mtime_ns):
-                raise self._changed(path)
+                raise self._change_fault(path)
         finally:
             os.close(file)
         if path != SIGNATURE_NAME:
@@ -201,8 +201,8 @@ class _Walk:
             if self._bytes > MOST_BYTES:
                 raise self._too_large()
             digest.update(data)
-            if self._keeper is not None:
-                self._keeper.write(data)
+            if self._sink is not None:
+                self._sink.write(data)
 
     def _too_large(self) -> PackageFault:
         message = f"the files of {self._root} are larger than {MOST_BYTES >> 20} MiB together"
@@ -212,13 +212,13 @@ class _Walk:
         message = f"{self._shown(path)} is {kind_of(mode)}, which a signature cannot cover"
         raise PackageFault("package_kind", message, "put a copy of the file in its place, or remove it")
 
-    def _unopened(self, path: str, error: OSError) -> PackageFault:
+    def _open_fault(self, path: str, error: OSError) -> PackageFault:
         # It was no link and no file when it was looked at.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT):
-            return self._changed(path)
+            return self._change_fault(path)
         return _unreadable(self._shown(path), error)
 
-    def _changed(self, path: str) -> PackageFault:
+    def _change_fault(self, path: str) -> PackageFault:
         message = f"{self._shown(path)} changed while it was read"
         return PackageFault("package_changed", message, "try again when nothing writes to the package")
 

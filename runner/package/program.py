@@ -1,8 +1,8 @@
-"""What a launch of a signed package starts: files of the package, and of the system.
+"""Checks that a launch of a signed package starts only files of the package and of the system.
 
-A signature covers the files of its package. Which interpreter a `#!` line or a bare command means is decided
-by the caller's PATH, and a path may lead anywhere. So the plan of a launch is looked at once more: what it
-starts lies in the package or below one of RUNTIME_PATHS, under the name that is used and under its real name.
+A signature covers the files of its package. But the caller's PATH decides which interpreter a `#!` line or a
+bare command means, and a path may lead anywhere. So the plan of a launch is checked: every program that it
+starts lies in the package or below one of RUNTIME_PATHS, by the name that is used and by its real path.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class CodePlaces(NamedTuple):
         return os.path.normpath(os.path.join(self.directory, path))
 
     def has(self, path: str) -> bool:
-        """Of a real path, or of a name in the cage."""
+        """Whether the package or the system has it. `path`: real, or a name in the cage."""
         return self.packs(path) or any(contains(place, path) for place in RUNTIME_PATHS)
 
     def packs(self, path: str) -> bool:
         return contains(self.package, path) or contains(self.inside, path)
 
     def holds(self, path: str) -> bool:
-        """Whether a path as somebody wrote it is one of the package's files or folders."""
+        """Whether a path, as written, is a file or folder of the package."""
         path = self.absolute(path)
         if contains(self.inside, path):
             path = join(self.package, relative(path, self.inside))
         return contains(self.package, path) and os.path.lexists(path)
 
     def leads_out(self, path: str) -> bool:
-        """Of a path as somebody wrote it. A package has no links."""
+        """Whether a path, as written, leads out of the package. A package has no links."""
         path = self.absolute(path)
         if self.packs(path):
             return False
@@ -93,7 +93,7 @@ def require_own_program(plan: LaunchPlan, places: CodePlaces, *, links: bool = T
 
 
 def _trees(plan: LaunchPlan) -> Iterator[str]:
-    """Installations and other folders that are shown because the program needs them."""
+    """Folders that the cage shows because the program needs them, such as installations."""
     return (path.path for path in plan.shown if path.origin == "the program")
 
 
@@ -116,7 +116,7 @@ def _shebang_paths(file: str) -> Iterator[str]:
         with open(file, "rb") as script:
             line = script.read(_SHEBANG_BYTES).split(b"\n", 1)[0]
     except OSError:
-        return  # it could not be started either
+        return  # then it cannot be started
     if line.startswith(b"#!"):
         for word in os.fsdecode(line[2:]).split():
             yield from _paths_in(word)
@@ -135,7 +135,7 @@ def _paths_in(word: str) -> Iterator[str]:
 
 
 def _run_paths(plan: LaunchPlan, places: CodePlaces) -> Iterator[str]:
-    """What exists of the paths that stand before a file of the package. Behind it, they are for that file."""
+    """Existing paths among the arguments before a file of the package. Later arguments are for that file."""
     names = {os.path.basename(path).rstrip("0123456789.") for path in (plan.argv[0], plan.program_files[0])}
     if names.isdisjoint(_RUN_FILES):
         return

@@ -59,8 +59,8 @@ class Signature(NamedTuple):
         return canonical_json({name: value for name, value in self._asdict().items() if name != "signature"})
 
 
-class Signed(NamedTuple):
-    """A package whose signature was found valid."""
+class VerifiedPackage(NamedTuple):
+    """A package whose signature is valid."""
 
     package_id: str
     version: str
@@ -87,7 +87,7 @@ def sign(listing: FileList, package_id: str, version: str, key: SigningKey, now:
 
 
 def write_signature(root: str, signature: Signature) -> None:
-    """Into the package, in one step: a reader sees the old file or the new one. Raises OSError."""
+    """Write it into the package atomically. Raises OSError."""
     text = json.dumps(signature._asdict(), indent=2, ensure_ascii=False) + "\n"
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     temporary = f".{SIGNATURE_NAME}.{os.urandom(8).hex()}"
@@ -120,7 +120,7 @@ def verify(
     trust_file: str,
     now: float,
     make_listing: Callable[[], FileList],
-) -> Signed:
+) -> VerifiedPackage:
     """Raises PackageFault at the first check that fails, in this order: the document, its key, whose package
     it is, the files, the signature itself. `make_listing` is called only when the first three are right."""
     signature = parse_signature(raw)
@@ -148,7 +148,7 @@ def verify(
         message = f"the signature was not made with the key {quoted(key.key_id)} that {trust_file} has"
         hint = "the package was forged, or the trust file has another key under this id; " + SIGN_AGAIN
         raise PackageFault("signature_invalid", message, hint)
-    return Signed(
+    return VerifiedPackage(
         package_id,
         version,
         key.key_id,
@@ -185,7 +185,7 @@ def parse_signature(raw: bytes) -> Signature:
         raise _malformed(error.diagnostics[0].message) from None
     fields = Signature._fields
     schema = data.get("schema")
-    if type(schema) is not int or schema != SCHEMA:  # 1.0 and true are equal to 1, and are not it
+    if type(schema) is not int or schema != SCHEMA:  # in Python 1.0 and True equal 1
         raise _malformed(f"its schema is not {SCHEMA}, the only one that this runner knows")
     for name in (*fields, *data):
         if name not in fields:
@@ -227,7 +227,7 @@ def _seconds(time: str) -> float | None:
 
 
 def _future_warning(signed_at: str, now: float) -> str:
-    """A clock may be wrong, and a signature does not become invalid by that."""
+    """Returns a warning if the signature is from the future, or ''. It stays valid: a clock may be wrong."""
     if (_seconds(signed_at) or 0.0) <= now + _CLOCK_SKEW_SECONDS:
         return ""
     return f"the package says that it was signed at {signed_at}, which is in the future: check both clocks"

@@ -1,4 +1,4 @@
-"""A copy of a package in a folder of the runner's own: what was checked is what is mounted.
+"""A checked copy of a package in a folder of the runner. The copy is mounted, not the original.
 
 The copy is made of the bytes that were hashed, for one launch, and removed at its end. Nobody but root (or
 the user who runs the runner) can write to it, and no plugin is shown the folder of the copies. The holder of
@@ -8,7 +8,7 @@ next one that makes a copy removes it.
     PACKAGES/copy.RANDOM/           held by a lock
     PACKAGES/copy.RANDOM/package/   the copy
 
-Only folders with such a name are removed: whatever else is there belongs to somebody.
+Only folders with such a name are removed.
 Folders and files keep the permissions that reading and executing need, and lose those for writing and
 the set-id bits. The list that is signed has no permissions, so these are the ones of the original.
 """
@@ -55,15 +55,15 @@ def packages_folder(environ: Mapping[str, str]) -> str:
 
 
 def _go_on() -> None:
-    """There is no reason to stop."""
+    """The default for `look`: never stops the copy."""
 
 
 @contextmanager
 def take_snapshot(
     root: str, environ: Mapping[str, str], look: Callable[[], None] = _go_on
 ) -> Iterator[PackageCopy]:
-    """A copy of the package in the folder `root`. Raises PackageFault. `look` is called before each piece of
-    the copy, and may raise."""
+    """Copy the package in the folder `root`. Raises PackageFault. `look` is called before each piece is
+    copied, and may raise to stop."""
     folder = packages_folder(environ)
     try:
         place, parent = _open_parent(folder)
@@ -77,9 +77,9 @@ def take_snapshot(
             raise _no_place(folder, error) from None
         try:
             try:
-                with _Copy(held, look) as keeper:
-                    listing = list_package(root, keeper)
-                    keeper.finish()
+                with _Copy(held, look) as sink:
+                    listing = list_package(root, sink)
+                    sink.finish()
             except OSError as error:
                 raise _no_place(folder, error) from None
             yield PackageCopy(os.path.join(place, name, _PACKAGE), listing)
@@ -101,7 +101,7 @@ def _no_place(folder: str, error: Exception) -> PackageFault:
 
 def _open_parent(folder: str) -> tuple[str, int]:
     """The folder of all copies, made where it is missing: its path without links, and a descriptor."""
-    # The folder itself is no link: what is behind one may be anything, and this is where folders are removed.
+    # The folder itself must not be a link: folders in it are removed, and a link may lead anywhere.
     above, name = os.path.split(folder)
     real = os.path.join(resolve(above, follow="own"), name)
     if os.path.islink(real):
@@ -110,7 +110,7 @@ def _open_parent(folder: str) -> tuple[str, int]:
         )
         message = f"{real}, where checked copies of packages are made, is a symbolic link"
         raise PackageFault("package_copy", message, hint)
-    # A dropped uid walks through root's folders. Those of other users are closed.
+    # The plugin's uid has to pass through root's folders. Folders of other users stay closed.
     mode = 0o711 if os.geteuid() == 0 else 0o700
     steps = walk(real, follow="none", make=mode)
     try:
@@ -125,7 +125,7 @@ def _open_parent(folder: str) -> tuple[str, int]:
             f"{real}, where checked copies of packages are made, can be changed by others",
             f"chown {os.geteuid()} {real} && chmod {mode:o} {real}",
         )
-    # The copy is mounted by its path: nobody else may be able to put another tree in its place.
+    # The copy is mounted by its path, so no other user may be able to replace it.
     fault = trust_fault(real, f"{real}, where checked copies of packages are made,")
     if fault is not None:
         os.close(fd)

@@ -1,10 +1,10 @@
-"""The bus of one host process: plugins and the host publish on topics, and others get what was published.
+"""The bus of one host process: plugins and the host publish on topics, and subscribers get each publication.
 
-A topic keeps its last payload only. Every publication goes to all who are subscribed to its topic at that
-moment, in the order of publication, and never back to its publisher. Several sessions share a bus if they
-are given the same one (Services.bus).
+A topic holds its last payload only. A publication goes to all current subscribers of its topic, in the order
+of publication, and never back to its publisher. Several sessions share a bus if they are given the same one
+(Services.bus).
 
-Plugins decide what they publish, so everything is bounded. The values that topics keep are counted by
+Plugins decide what they publish, so everything is bounded. The values that topics hold are counted by
 publisher and together. What waits for a plugin is bounded by its session (session/outbox.py), and what waits
 for a reader in the host by its Subscription. A publisher never waits for a reader.
 """
@@ -24,7 +24,7 @@ HOST = "host"  # the publisher's id of the host's own publications. No plugin ma
 # Bytes of one payload: as base64, with its topic and the rest of the message, it fits into a frame of 16 MiB.
 PAYLOAD_MOST_BYTES = (12 << 20) - (64 << 10)
 TOPIC_MOST_BYTES = 1024
-# What the topics of a bus keep, of one publisher and of all together. An empty payload costs its topic.
+# Bytes that the topics of a bus hold: of one publisher, and together. The topic itself counts too.
 KEPT_MOST_BYTES_EACH = 64 << 20
 KEPT_MOST_BYTES = 256 << 20
 TOPICS_MOST_EACH = 1024
@@ -45,7 +45,7 @@ class Snapshot(NamedTuple):
 
 
 class BusRefused(Exception):
-    """What was asked of the bus is beyond its bounds. The text is a whole sentence."""
+    """A request exceeds a limit of the bus. The text is a whole sentence."""
 
 
 Deliver = Callable[[Snapshot], None]
@@ -63,11 +63,11 @@ class Member:
         self._bus = bus
 
     def publish(self, topic: str, payload: bytes) -> int:
-        """The publication's version. Raises BusRefused."""
+        """Publish, and return the version. Raises BusRefused."""
         return self._bus._store(topic, payload, self.id, self)
 
     def subscribe(self, topic: str) -> None:
-        """From now on; what is there already is not delivered. Raises BusRefused."""
+        """Subscribe to future publications. The current value is not delivered. Raises BusRefused."""
         _check_topic(topic)
         if topic not in self.topics and len(self.topics) >= SUBSCRIPTIONS_MOST:
             raise BusRefused(f"there are {SUBSCRIPTIONS_MOST} subscriptions already, which is the most")
@@ -82,12 +82,12 @@ class Member:
             self._bus._readers.pop(topic, None)
 
     def withdraw(self, topic: str) -> None:
-        """Forget the topic's value, if it is from this member."""
+        """Drop the topic's value, if it is from this member."""
         if self._bus._owners.get(topic) is self:
             self._bus.forget(topic)
 
     def leave(self) -> None:
-        """What it published stays. Nothing more is delivered to it."""
+        """End the connection. Its published values stay."""
         for topic in tuple(self.topics):
             self.unsubscribe(topic)
         self._bus._members.pop(self, None)
@@ -129,7 +129,7 @@ class Subscription(AsyncIterator[Snapshot]):
         return snapshot
 
     def close(self) -> None:
-        """What is there can still be read."""
+        """Stop the subscription. Publications that are waiting can still be read."""
         self._member.leave()
         self._closed = True
         self._changed.set()
@@ -146,11 +146,11 @@ class Subscription(AsyncIterator[Snapshot]):
 class SnapshotBus:
     def __init__(self) -> None:
         self.version = 0  # of the last publication on any topic
-        self.held = 0  # bytes of all values that are kept
+        self.held = 0  # bytes of all values
         # The screen that the host shows in front. Only its owner may ask the host to close it.
         self.focused_screen = ""
         self._kept: dict[str, Snapshot] = {}
-        self._owners: dict[str, Member | None] = {}  # of what is kept; None: the host
+        self._owners: dict[str, Member | None] = {}  # topic -> who published its value; None: the host
         self._held_by: dict[str, int] = {}  # bytes by publisher
         self._topics_of: dict[str, int] = {}  # number of topics by publisher
         self._readers: dict[str, dict[Member, None]] = {}  # by topic, in the order of subscription
@@ -164,7 +164,7 @@ class SnapshotBus:
         return self._store(topic, payload, HOST, None)
 
     def get(self, topic: str) -> Snapshot | None:
-        """What was published last on the topic."""
+        """The last publication on the topic, or None."""
         return self._kept.get(topic)
 
     def subscribe(self, topic: str) -> Subscription:
@@ -172,7 +172,7 @@ class SnapshotBus:
         return Subscription(self, topic)
 
     def forget(self, topic: str) -> None:
-        """Drop the topic's value. Its version counts no further, and nobody is told."""
+        """Drop the topic's value. Subscribers are not told."""
         kept = self._kept.pop(topic, None)
         if kept is not None:
             self._owners.pop(topic, None)
@@ -195,7 +195,7 @@ class SnapshotBus:
         return member
 
     def find_action(self, name: str) -> tuple[Handler, Member | None] | None:
-        """Who does it: the host (None), or the first plugin that offered it."""
+        """The handler of an action, and the member that offers it; None: the host does."""
         if name in self._actions:
             return self._actions[name], None
         for member in self._members:

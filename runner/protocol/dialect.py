@@ -32,7 +32,7 @@ Lane = Literal["reply", "key", "mouse", "delivery", "request", "event"]
 AHEAD_OF_REQUESTS: tuple[Lane, ...] = ("key", "mouse", "delivery")
 
 
-NEVER_SENT = "never sent"  # the reason for a cancellation of a request that the plugin has not got
+NEVER_SENT = "never sent"  # reason for cancelling a request that was not sent to the plugin
 
 
 NO_CONTEXT: Mapping[str, Any] = {}
@@ -50,8 +50,8 @@ class Call(NamedTuple):
 def stray_context(
     call: Call, known: Mapping[str, Sequence[str]], flags: Mapping[str, str] | None = None
 ) -> str:
-    """The fault of a call's context; empty if it has none. A key that would not be sent is refused. `flags`:
-    the contract's own options, by name."""
+    """Returns the fault of a call's context, or ''. A key that the contract does not send is a fault.
+    `flags`: the contract's own options, by name."""
     if not call.context:
         return ""
     keys = known.get(call.kind, ())
@@ -66,7 +66,7 @@ def stray_context(
 
 
 class Setting(NamedTuple):
-    """The surroundings of a conversation."""
+    """The settings of one conversation."""
 
     plugin: Plugin
     limits: Limits = Limits()  # as granted; a dialect looks at `handshake` and `call`
@@ -107,7 +107,7 @@ class Ready(NamedTuple):
 class Reply(NamedTuple):
     call: int
     value: Any
-    failure: str = ""  # why the plugin gave no answer; the value is then the contract's substitute
+    failure: str = ""  # why the plugin did not answer; the value is then the contract's substitute
 
 
 class Refusal(NamedTuple):
@@ -147,14 +147,14 @@ class Notice(NamedTuple):
     value: Any
 
 
-class Farewelled(NamedTuple):
+class ShutdownAnswered(NamedTuple):
     """The plugin has answered the request to shut down."""
 
     error: str = ""
 
 
 class Alive(NamedTuple):
-    """The plugin has answered the question whether it is alive (Dialect.beat)."""
+    """The plugin has answered a health check."""
 
 
 class LateAnswer(NamedTuple):
@@ -183,7 +183,7 @@ Event = (
     | HostCall
     | HostCallCancelled
     | Notice
-    | Farewelled
+    | ShutdownAnswered
     | Alive
     | LateAnswer
     | Violation
@@ -198,36 +198,39 @@ class Answer(NamedTuple):
     error: tuple[int, str, Any] | None = None  # code, message, data
 
 
-class Farewell(NamedTuple):
+class ShutdownSteps(NamedTuple):
     """How a plugin is shut down: send the frames, close stdin, then signals. The waits are in seconds."""
 
     frames: Events = ()
-    answer: float = 0.0  # wait for Farewelled before stdin is closed
+    answer: float = 0.0  # wait for ShutdownAnswered before stdin is closed
     exit: float = 2.0  # wait for the exit after stdin was closed
     terminate: float = 0.0  # wait after SIGTERM; 0: none is sent. Then every process is killed
-    whole: float = 0.0  # for the answer and the exit: what the answer leaves of it is added to `exit`
+    whole: float = (
+        0.0  # for answer and exit together: the time that the answer did not use is added to `exit`
+    )
     # Whether the exit belongs to the answer: a one-shot plugin has to exit with 0 in time.
     counts: bool = False
 
 
-class Pulse(NamedTuple):
-    """How a plugin is asked whether it is alive while nothing else is asked of it."""
+class HealthCheck(NamedTuple):
+    """The clocks of health checks, which are sent while no call is open."""
 
     method: str  # for messages
-    interval: float  # seconds from one question to the next
-    answer: float  # seconds within which any answer has to come
-    # Seconds from the beginning of a call that was given up. Until then, or until its LateAnswer, the plugin
-    # may be working on it, and is not asked.
+    interval: float  # seconds from one check to the next
+    answer: float  # seconds for the answer; an error counts as one
+    # Seconds from the beginning of a call that was given up. Until then, or until its LateAnswer, no check is
+    # sent: the plugin may still be working on the call.
     busy: float
 
 
 class CallRefused(Exception):
-    """A call that is not sent, because it cannot succeed. The caller gets `event` instead."""
+    """A call that is not sent because it cannot succeed. `event` is the result of the call."""
 
     def __init__(self, event: Refusal | Violation) -> None:
         super().__init__(event.message)
         self.event = event
-        # The context of the call as far as it was completed, for its record. None: as its caller gave it.
+        # The context of the call with the ids that were added so far, for its record. None: as the caller
+        # gave it.
         self.context: Mapping[str, Any] | None = None
 
 
@@ -255,9 +258,9 @@ class CallEnd(NamedTuple):
 
     outcome: Outcome
     value: Any = None  # the answer, if the outcome is ok
-    refusal: Refusal | None = None  # the plugin's "no", or the runner's own before anything was sent
+    refusal: Refusal | None = None  # the plugin's error, or the runner's own before anything was sent
     written: bool = False  # whether a byte of the request may have reached the plugin
-    late: Any = None  # what the plugin answered after its time was up, if it did; it counts for no success
+    late: Any = None  # an answer after the deadline, if there was one; it is no success
     began: float = 0.0  # seconds since 1970
     ended: float = 0.0
     events: int = 0  # about the call, passed on
@@ -267,7 +270,8 @@ class CallEnd(NamedTuple):
 class Dialect(Protocol):
     """One conversation. `token` is the session's number for a call, unique in the conversation.
 
-    A contract's dialect inherits from it, and so gets what few contracts have: at the end of the class.
+    A contract's dialect inherits from it. The members at the end of the class have defaults, because few
+    contracts need them.
     """
 
     @property
@@ -295,10 +299,11 @@ class Dialect(Protocol):
         ...
 
     def cancel(self, token: int, reason: str) -> Events:
-        """The caller no longer waits: a late answer is dropped and counted.
+        """Cancel a call. A late answer is dropped and counted.
 
-        A call with a `grace` is still awaited: its answer, a Reply or a Refusal to `token`, is passed on.
-        `reason` is then "deadline_exceeded", "user_cancelled" or "shutdown". The plugin ends with the call.
+        With a `grace` period the session still waits: an answer, a Reply or a Refusal to `token`, is passed
+        on. `reason` is then "deadline_exceeded", "user_cancelled" or "shutdown". The plugin ends with the
+        call.
         """
         ...
 
@@ -308,7 +313,7 @@ class Dialect(Protocol):
 
     def answer(self, ticket: int, answer: Answer) -> Events: ...
 
-    def farewell(self) -> Farewell: ...
+    def shutdown_steps(self) -> ShutdownSteps: ...
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -319,7 +324,8 @@ class Dialect(Protocol):
 
     @property
     def one_shot(self) -> bool:
-        """The process serves one call: Setting.call, which the session sends with `call` after Ready."""
+        """Whether the process serves one call: Setting.call, which the session sends with `call` after
+        Ready."""
         return False
 
     @property
@@ -341,25 +347,25 @@ class Dialect(Protocol):
         return ()
 
     def emit(self, ticket: int, value: Any) -> Iterable[Event]:
-        """Part of an unfinished answer to the plugin. An iterator: each frame waits for room in the queue
-        before the next one is made."""
+        """Send part of an unfinished answer to the plugin. An iterator, because each frame waits for room in
+        the queue before the next one is made."""
         return ()
 
     @property
     def noise(self) -> str:
-        """What the plugin sent that was dropped, for a call that times out: its answer may be among it."""
+        """Shown when a call times out: frames that were dropped, among which the answer may be."""
         return ""
 
     @property
-    def pulse(self) -> Pulse | None:
-        """None: the contract has no such question."""
+    def health_check(self) -> HealthCheck | None:
+        """None: the contract has no health checks."""
         return None
 
-    def beat(self) -> Events:
-        """Ask whether the plugin is alive. Its answer is the event Alive."""
+    def send_health_check(self) -> Events:
+        """Send a health check. The plugin's answer becomes the event Alive."""
         return ()
 
     def grace(self, call: Call) -> float:
-        """Seconds for the plugin to answer a call that was cancelled, before it is killed (see `cancel`). 0:
-        the call is given up at once, and the plugin lives on."""
+        """Seconds for the plugin to answer a cancelled call before it is killed (see `cancel`). 0: the call
+        is dropped at once, and the plugin keeps running."""
         return 0.0

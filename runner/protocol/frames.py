@@ -23,7 +23,7 @@ class FrameFault(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """A frame, with the bytes around it that belong to it. Together they are what stood in the stream."""
+    """A frame with its header or newline. Together they are the bytes of the stream."""
 
     frame: bytes
     before: bytes = b""  # a header
@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 class Framer(Protocol):
     @property
     def fault(self) -> FrameFault | None:
-        """Once it is set, no more frames come out. All frames that were complete before it have come out."""
+        """The fault after which no more frames are returned, or None. Frames before it have been returned."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Framer(Protocol):
 
 
 class Cutter(Framer, Protocol):
-    """A framer for somebody who passes the stream on. `cut` is used instead of `feed`, or not at all."""
+    """A framer for relaying: `cut` also returns the bytes around each frame. Use either `cut` or `feed`."""
 
     def cut(self, data: bytes) -> list[Cut]: ...
     def finish_cut(self) -> list[Cut]: ...
@@ -68,8 +68,8 @@ def line(payload: bytes) -> bytes:
     return payload + b"\n"
 
 
-# A piece that is held as it came. Shorter ones are put together, so that what is held for each of them does
-# not count.
+# Bytes from which a piece is stored by itself. Shorter ones are joined, so that the cost of each object does
+# not matter.
 _LONG_PIECE = 16 << 10
 
 

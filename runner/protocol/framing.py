@@ -1,7 +1,7 @@
-"""How an inspection reads the two directions of a contract's stream.
+"""How `exec --inspect` reads the two directions of a contract's stream.
 
-The plugin's frames are cut out, to be judged and then passed on as they stood in the stream. The host's
-stream is passed on at once and only skimmed: a frame that cannot be read is skipped.
+The plugin's frames are cut out, checked, and then passed on byte for byte. The host's stream is passed on at
+once and only skimmed: a frame that cannot be read is skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from runner.protocol.frames import Cutter, LineFramer
 from runner.protocol.header_frames import HeaderFramer, HeaderRules
 from sandbox.speed.value import NamedTuple
 
-# A frame, and where it ends in the stream. None: it is too long, or nobody can tell where it ends.
+# A frame, and where it ends in the stream. None: it is too long, or its end is unknown.
 Skimmed = tuple[bytes | None, int]
 
 

@@ -1,4 +1,4 @@
-"""A plugin's requests to its host: one gate in front of the services that a library user supplies.
+"""A plugin's requests to its host: a guard in front of the services that a library user supplies.
 
 The policy decides whether a plugin may ask. The library user's Services decide whether there is an answer.
 The contract defines requests and their answers on the wire (HostMethods). It judges each request by what was
@@ -45,8 +45,8 @@ class HostError(Exception):
 
 
 class Granted(NamedTuple):
-    """Who asks a service, and what it was granted. The request has passed the contract's gate already; with
-    this a service can be stricter."""
+    """The plugin that asks a service, and what it was granted. The contract has checked the request already;
+    a service can use this to be stricter."""
 
     plugin: Plugin  # what its manifest says
     method: str = ""  # what it asks for; empty for a Gateway, which the host asks
@@ -55,7 +55,8 @@ class Granted(NamedTuple):
 
     @staticmethod
     def current() -> Granted:
-        """Of the request that this task, or its thread, serves. Raises LookupError outside of a service."""
+        """The grant of the request that this task or thread serves. Raises LookupError outside of a
+        service."""
         try:
             return _current.get()
         except LookupError:
@@ -68,7 +69,7 @@ _current: ContextVar[Granted] = ContextVar("granted")
 
 @contextmanager
 def granting(value: Granted) -> Iterator[None]:
-    """Let services that are called in the body find it as the current one."""
+    """Make it the current one for services that are called in the body."""
     token = _current.set(value)
     try:
         yield
@@ -243,21 +244,21 @@ class HostMethods(Protocol):
 
 @runtime_checkable
 class LiveMethods(Protocol):
-    """What a HostMethods may also have: services that tell the plugin something unasked, at any time. Neither
-    may raise."""
+    """What a HostMethods may also have: services that send the plugin notifications at any time. Neither
+    method may raise."""
 
     def attach(self, tell: Tell) -> None:
-        """The session was made. The plugin gets what it is told before the handshake after it."""
+        """Called when the session is made. Notifications before the handshake are sent after it."""
         ...
 
     def detach(self) -> None:
-        """The session is over, also if it failed. Called once after `attach`."""
+        """Called once when the session is over, also if it failed."""
         ...
 
 
 @runtime_checkable
 class ConnectedMethods(Protocol):
-    """What LiveMethods may also have: services that act while the plugin asks nothing."""
+    """What LiveMethods may also have: services that act without a request of the plugin."""
 
     def connect(self, services: Services, allows: Callable[[str], bool], ask: Ask) -> None:
         """Called before `attach`. `allows`: whether the policy allows a method."""
@@ -280,11 +281,11 @@ class NotedMethods(Protocol):
     which they came. Requests, and notifications of other contracts, are served by tasks of their own."""
 
     def note(self, method: str, params: Any, services: Services) -> Sequence[Notice]:
-        """Serve it, and return what the host should be told. Raises HostError if it is refused."""
+        """Serve it, and return notices for the host. Raises HostError if it is refused."""
         ...
 
     def ignored(self, method: str, why: Why, reason: str = "") -> Sequence[Notice]:
-        """What the host should be told about a notification that is not served. `reason`: of `note`."""
+        """Notices for the host about a notification that is not served. `reason`: the HostError of `note`."""
         ...
 
 
@@ -300,7 +301,7 @@ class NoHostMethods:
         return Answer(error=(-32601, "method not found", None))
 
 
-class Gate:
+class ServiceGuard:
     """Lets the requests of one plugin through to the services, or refuses them."""
 
     def __init__(
@@ -310,7 +311,7 @@ class Gate:
         allowed: Sequence[str],
         plugin: Plugin | None = None,
     ) -> None:
-        """`plugin`: for services that want to know who asks."""
+        """`plugin`: what services find as `Granted.current().plugin`."""
         self._contract = contract
         self._granted = None if plugin is None else Granted(plugin)
         self._services = services
@@ -340,13 +341,14 @@ class Gate:
             self._attached.attach(tell)
 
     def detach(self) -> None:
-        """Once is enough; further calls do nothing."""
+        """May be called more than once."""
         attached, self._attached = self._attached, None
         if attached is not None:
             attached.detach()
 
     async def answer(self, call: HostCall, emit: Emit) -> Answer:
-        """Never raises for any act of the plugin or a service; a cancellation passes through."""
+        """Serve or refuse a request. Never raises because of the plugin or a service; a cancellation passes
+        through."""
         why = self._why_not(call)
         return await self._serve(call, emit) if why is None else self._refuse(call, why)
 
@@ -354,8 +356,9 @@ class Gate:
     async def answered(
         self, call: HostCall, emit: Emit, is_wanted: Callable[[], bool] = lambda: True
     ) -> AsyncIterator[Answer]:
-        """The same, until the answer has been posted. Of long ones only a few are made before: each waits for
-        the plugin to read what was posted, and holds its bytes. `is_wanted`: whether answers still are."""
+        """Like `answer`, as a context that lasts until the answer has been posted. Only a few long answers
+        are made at a time, because each is held until the plugin has read those before. `is_wanted`: whether
+        the plugin still gets answers."""
         contract = self._contract
         lane = contract.LONG.get(call.method) if isinstance(contract, LongMethods) else None
         if lane is None or self._why_not(call) is not None:
@@ -394,9 +397,9 @@ class Gate:
             self._open -= 1
 
     def take(self, call: HostCall) -> Sequence[Notice] | None:
-        """Serve a notification at once. Returns what the host should be told; None: `answer` has to serve it.
+        """Serve a notification at once. Returns notices for the host; None: `answer` has to serve it.
 
-        It is over when this returns, so it is never refused as busy.
+        It is served when this returns, so it is never refused as busy.
         """
         contract = self._contract
         if call.expects_answer or not isinstance(contract, NotedMethods):

@@ -80,13 +80,13 @@ class HandshakeInspector:
         if heard.error is not None:
             return None  # the host sees the error itself
         try:
-            self._welcomed(heard.result)
+            self._check_handshake_answer(heard.result)
         except HandshakeFault as fault:
             return fault.violation
         self.handshaken = True
         return None
 
-    def _welcomed(self, result: Any) -> None:
+    def _check_handshake_answer(self, result: Any) -> None:
         """The plugin's answer to the handshake. Raises HandshakeFault."""
         raise NotImplementedError
 

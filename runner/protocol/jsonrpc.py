@@ -24,7 +24,7 @@ MOST_TICKETS = 1024
 # Bytes of the ids of those requests together. An id can be as long as a frame, and is kept until the answer.
 MOST_IDS = 4 * 1024 * 1024
 
-# Our last errors. A plugin that sends one of them back as an answer is an echo.
+# How many of our last errors are remembered. A plugin that returns one of them as an answer is an echo.
 MOST_ERRORS = 64
 
 # Keys that decide the kind of a message. A message with one of them twice is ambiguous.
@@ -88,8 +88,8 @@ class Peer:
     # ValueError: the value is not JSON. Then a request is not made, but the ticket of an answer is closed.
 
     def request(self, token: Hashable, method: str, params: Any = None, members: bytes = b"") -> bytes:
-        """`members`: further ones of params, which is then an object or None: JSON, without braces. For what
-        is the same in every request, and so is encoded once."""
+        """`members`: further members of params as JSON without braces, for what is the same in every request
+        and is encoded once. `params` is then an object or None."""
         number = self._next
         message = {"jsonrpc": "2.0", "id": number, "method": method}
         if params is not None:
@@ -125,7 +125,7 @@ class Peer:
         return wire.encode({"jsonrpc": "2.0", "id": plugin_id, kind: value})
 
     def reply(self, ticket: int, answer: Answer, most: int, limit: str) -> bytes | None:
-        """As `result` or `error`. In place of an answer that is not JSON or has more than `most` bytes, an
+        """The frame of an answer. In place of an answer that is not JSON or has more than `most` bytes, an
         error whose text ends with `limit`. The plugin's own id may make that too long as well."""
         plugin_id = self.asked_as(ticket)
         try:

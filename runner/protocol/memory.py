@@ -1,4 +1,4 @@
-"""The memory of its host that a plugin can fill: one limit for a session, in fixed shares.
+"""Limits on the host memory that a plugin can fill: one limit for each session, in fixed shares.
 
 A plugin decides how long its messages are, what they hold, and whether it waits for an answer. JSON takes up
 to fifty times as much memory as bytes on the wire. So values are counted not by their length but by their
@@ -16,7 +16,7 @@ size in memory, which runner/protocol/wire.py estimates for each frame.
                      (session/outbox.py)
       IDS            the ids of open requests, a second time, as bytes (jsonrpc.py); more is a fault
 
-A session also holds what others said to its plugin:
+A session also holds messages of others to its plugin:
 
     DELIVERIES       notifications that wait until the plugin may be told, and as much again that waits until
                      it reads; further ones are dropped and counted
@@ -100,8 +100,8 @@ class Charge:
         self._share.give_back(self._each if self._holders else self.weight + self._each)
 
 
-class Shelf(Generic[_T]):
-    """Values that can be made again: the oldest are dropped when there is no room for a new one."""
+class BoundedCache(Generic[_T]):
+    """A cache of values that can be made again, bounded in bytes. The oldest are dropped first."""
 
     def __init__(self, most: int) -> None:
         self._share = Share(most)

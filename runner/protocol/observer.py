@@ -3,8 +3,8 @@
 A line of the plugin is one of three things: JSON with a fault, which must not reach the host; text outside
 the protocol, which hosts ignore and which is counted; or messages.
 
-We do not know the host, nor how it reads JSON. So a line that two readers could understand differently is a
-fault too. Otherwise a plugin could show us one message and its host another.
+The host's JSON parser is unknown. So a line that two parsers could read differently is a fault too. Otherwise
+a plugin could show us one message and its host another.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Observer:
     `messages_only`: a line that is no object of JSON-RPC 2.0 is a fault. `handshakes`: the methods whose
     answer completes the handshake; None: each of `methods` does.
 
-    Until the handshake is complete, an answer to no question of the host is a fault. The host may be about to
-    ask, and would take that answer as one to its question, which nobody has judged."""
+    Until the handshake is complete, an answer without a request of the host is a fault. The host could take
+    it for the answer to a request that it is about to send, and that answer would be unchecked."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Observer:
         self._words = words
         self._methods = methods
         self._open: dict[tuple[type, Any], str] = {}
-        self._again: set[tuple[type, Any]] = set()  # those of them that the host has asked twice
-        self._unknown = 0  # requests of the host, perhaps, whose ids we do not know
+        self._again: set[tuple[type, Any]] = set()  # ids that the host used for two open requests
+        self._unknown = 0  # frames of the host that could not be read, and may have been requests
         self._strays: dict[str, int] = {}
 
     @property
@@ -151,7 +151,7 @@ class Observer:
         if self._messages_only and (cause is not None or not _is_rpc(value)):
             text = f"a line that is no message of JSON-RPC 2.0: {detail}".removesuffix(": ")
             return Violation("malformed_response", text, cause or "not_rpc")
-        if hides(raw, is_json=cause is None, is_message=_is_message):
+        if hides_message(raw, is_json=cause is None, is_message=_is_message):
             return _ambiguous("some hosts would read this line as more than one")
         if cause is not None:
             if _is_lenient_message(raw):
@@ -184,7 +184,8 @@ class Observer:
         return list(self._from_plugin(said, is_stray=is_stray))
 
     def _is_forged(self, message: Any) -> bool:
-        """Whether a message is an answer to no request of the host. An error is none that it could use."""
+        """Whether a message is an answer without a request of the host. Errors do not count: a host cannot
+        use them."""
         if not _is_answer(message) or message.get("error") not in (None, ""):
             return False
         number = message["id"]
@@ -227,7 +228,7 @@ class Observer:
                 number = message["id"]
                 asked = None if is_stray else self._close(number)
                 error = message.get("error")
-                if error == "":  # hosts that ask whether it is true find none
+                if error == "":  # hosts that test it for truth see no error
                     error = None
                 if asked is not None and error is None and asked in self._handshakes:
                     self.settled = True
@@ -244,7 +245,7 @@ class Observer:
         return (type(number), number) if type(number) in (int, str) else None
 
     def _close(self, number: Any) -> str | None:
-        """The method of the request that this answers, which is open no more unless it was sent twice."""
+        """Close the request that this answers, and return its method. It stays open if it was sent twice."""
         key = self._key(number)
         if key is None or key not in self._open:
             return None
@@ -267,9 +268,9 @@ class Observer:
         return self._open.get((int, whole)) or self._open.get((str, str(whole)))
 
 
-def hides(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
-    """Whether a reader that ends lines at other characters, or reads one value after another, finds a message
-    in the line. A line with too many pieces to search counts as if it had one."""
+def hides_message(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
+    """Whether a parser that ends lines at other characters, or reads one value after another, would find a
+    message in the line. True also if the line has too many pieces to search."""
     if not is_json:
         if b"{" not in raw:
             return False
@@ -364,7 +365,7 @@ def _is_answer(message: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _double_meaning(message: Mapping[str, Any]) -> str:
-    """The fault of a message that hosts could read differently; empty if it has none."""
+    """Returns why hosts could read a message differently, or ''."""
     kinds = [key for key in ("method", "result", "error") if message.get(key) not in (None, "")]
     if len(kinds) > 1:
         return f"a message with both {kinds[0]} and {kinds[1]}"
@@ -374,8 +375,7 @@ def _double_meaning(message: Mapping[str, Any]) -> str:
 
 
 def odd_key(table: Any, words: frozenset[str]) -> str:
-    """The fault of an object in which hosts could find different values; empty if it has none, or if it is
-    not an object."""
+    """Returns why hosts could find different values in an object, or ''."""
     if not isinstance(table, dict):
         return ""
     spelled = {word.casefold(): word for word in words}

@@ -55,7 +55,7 @@ class Schema:
         """Raises SchemaFault."""
         measured = measure(document, MOST_NODES, MOST_TEXT, "the schema")
         patterns, self._data = _contents(document)
-        # Bytes of memory it takes, for callers that keep several.
+        # Bytes of memory it takes, for callers that hold several.
         self.size = (
             NODE_BYTES * measured.nodes + CHARACTER_BYTES * measured.text + PATTERN_BYTES * len(patterns)
         )
@@ -71,24 +71,24 @@ class Schema:
         keyword = "id" if _draft(document) == "Draft4Validator" else "$id"
         self._graph = SchemaGraph(document, id_keyword=keyword)
         self.unchecked, document = self._graph.without_patterns(lambda pattern: not _is_linear(pattern))
-        self._validator = _guarded(lambda: _compiled(document))
+        self._validator = _run_guarded(lambda: _compile(document))
 
     def faults(self, value: Any) -> tuple[str, ...]:
         """The faults of a value: a sentence with a JSON pointer each, at most MOST_FAULTS. Empty: it fits."""
         try:
             size = measure(value, MOST_STEPS, MOST_STEPS * 10, "the value")
             applied = self._graph.applied(value)
-            if _guarded(lambda: self._validator.is_valid(value)):
+            if _run_guarded(lambda: self._validator.is_valid(value)):
                 return ()
             if applied * (size.bytes + self._data) > MOST_COPIED:
                 return ("(the value): it does not fit its schema; it is too large to say where",)
-            found = _guarded(lambda: list(self._validator.iter_errors(value)))
+            found = _run_guarded(lambda: list(self._validator.iter_errors(value)))
         except SchemaFault as fault:
             return (f"(the value): it cannot be checked: {fault}",)
         return tuple(_sentence(fault) for fault in found[:MOST_FAULTS])
 
 
-def _compiled(document: Any) -> Any:
+def _compile(document: Any) -> Any:
     import jsonschema_rs
 
     return getattr(jsonschema_rs, _draft(document))(
@@ -108,7 +108,7 @@ def _draft(document: Any) -> str:
 
 def _is_linear(pattern: str) -> bool:
     try:
-        _guarded(lambda: _compiled({"pattern": pattern}))
+        _run_guarded(lambda: _compile({"pattern": pattern}))
     except SchemaFault:
         return False
     return True
@@ -118,7 +118,7 @@ def _refuse_to_fetch(uri: str) -> Any:
     raise ValueError("references lead nowhere outside of the schema")
 
 
-def _guarded(act: Callable[[], _T]) -> _T:
+def _run_guarded(act: Callable[[], _T]) -> _T:
     try:
         return act()
     except ValueError as error:

@@ -180,7 +180,7 @@ class SchemaGraph:
                     "look-around, back references and large repetitions are not supported"
                 )
         bare = {id(self._schemas[number]) for number in found}
-        return tuple(found.values()), _copied(self._document, bare)
+        return tuple(found.values()), _copy_without(self._document, bare)
 
     def _number(self, schema: Any) -> int:
         number = self._numbers.get(id(schema)) if isinstance(schema, dict) else None
@@ -202,7 +202,7 @@ class SchemaGraph:
         if isinstance(schema.get("$ref"), str):
             node.in_place.append(self._number(self._target(schema["$ref"])))
         for keyword in _IN_PLACE_LISTS:
-            node.in_place.extend(map(self._number, _listed(schema.get(keyword))))
+            node.in_place.extend(map(self._number, _as_list(schema.get(keyword))))
         node.in_place.extend(self._number(schema[keyword]) for keyword in _IN_PLACE if keyword in schema)
         for keyword in _IN_PLACE_MAPS:
             # A list there holds names of members; it is not a schema.
@@ -215,7 +215,7 @@ class SchemaGraph:
         node.members.extend(self._number(schema[keyword]) for keyword in _MEMBERS if keyword in schema)
         if "propertyNames" in schema:
             node.names.append(self._number(schema["propertyNames"]))
-        node.placed.extend(map(self._number, _listed(schema.get("prefixItems"))))
+        node.placed.extend(map(self._number, _as_list(schema.get("prefixItems"))))
         for keyword in _ELEMENTS:
             inner = schema.get(keyword)
             if isinstance(inner, list):
@@ -267,7 +267,8 @@ class SchemaGraph:
     # --- the count ----------------------------------------------------------------------------------------
 
     def applied(self, value: Any) -> int:
-        """How often a schema object is applied to a place of `value`. SchemaFault: it takes too many steps.
+        """How many times schema objects are applied to places of `value`. Raises SchemaFault if that takes
+        too many steps.
 
         Values to which the same objects apply are counted together: all elements of an array, and all members
         whose names the schema does not tell apart. So a long array costs no more than a short one.
@@ -316,7 +317,7 @@ class _Group:
         self._elements: _Times = {}
 
     def steps(self, node: _Node) -> int:
-        """To apply a node once to each value."""
+        """Steps to apply a node once to each value."""
         text = self._text * node.per_character + self._key_text * node.per_name_character
         return len(self.values) * node.steps + text
 
@@ -396,14 +397,18 @@ def _anchors(document: Any) -> Mapping[str, Any]:
     return found
 
 
-def _copied(document: Any, bare: set[int]) -> Any:
+def _copy_without(document: Any, bare: set[int]) -> Any:
     if isinstance(document, dict):
         left_out = "pattern" if id(document) in bare else None
-        return {key: _copied(inner, bare) for key, inner in document.items() if key != left_out}
-    return [_copied(inner, bare) for inner in document] if isinstance(document, (list, tuple)) else document
+        return {key: _copy_without(inner, bare) for key, inner in document.items() if key != left_out}
+    return (
+        [_copy_without(inner, bare) for inner in document]
+        if isinstance(document, (list, tuple))
+        else document
+    )
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
@@ -412,6 +417,6 @@ def mapped(value: Any) -> dict[str, Any]:
 
 
 def shown(text: str) -> str:
-    """In one line, without characters that a terminal interprets."""
+    """The text in one line, without control characters."""
     plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:300])
     return plain if len(text) <= 300 else plain + "…"

@@ -1,8 +1,8 @@
-"""The operator's secrets for one plugin, and how they are kept out of everything that is shown or kept.
+"""The operator's secrets for one plugin, and how they are hidden in everything that is shown or stored.
 
 A plugin has its secrets and may repeat them: in an error, in a notice, on its stderr. There the texts of the
 secrets are replaced. That catches honest plugins; a plugin that wants to betray a secret can encode it in
-ways that nobody foresees.
+ways that are not recognised.
 
 A text that was escaped is recognised as JSON, as Python prints it, and as our own messages show it; in
 base64, also in the middle of a longer text; in hex; and with percent signs, whichever of its characters are
@@ -33,14 +33,14 @@ _TEXT = re.compile(rb"[^\xff]+")  # what is not BETWEEN
 
 
 class Secrets(Mapping[str, Any]):
-    """JSON by name, or bytes. Its text, in a traceback or a log, shows none of them."""
+    """Secrets by name, each JSON or bytes. Its repr shows no values, so tracebacks and logs do not either."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values = dict(values or {})
         # None: there are no secrets, as for most plugins. Those do not pay for the rules about disguises.
         self._finder: SecretFinder | None = None
         if isinstance(values, Secrets):
-            self._finder = values._finder  # secrets are often handed on, and seldom looked for
+            self._finder = values._finder  # shared: building it is slow
         elif self._values:
             from runner.protocol.disguise.finder import SecretFinder
 
@@ -60,7 +60,7 @@ class Secrets(Mapping[str, Any]):
 
     @property
     def longest(self) -> int:
-        """Bytes that have to be seen together to find a text: a longer one is found in parts."""
+        """Bytes that have to be searched together to find any secret. Longer secrets are found in parts."""
         return 0 if self._finder is None else self._finder.longest
 
     def hide(self, text: str) -> str:
@@ -69,19 +69,19 @@ class Secrets(Mapping[str, Any]):
         return _decode(self.hide_in_bytes(text.encode("utf-8", "surrogatepass")))
 
     def hide_in_bytes(self, data: bytes) -> bytes:
-        return data if self._finder is None else _replaced(data, self._finder.find(data))
+        return data if self._finder is None else _replace_spans(data, self._finder.find(data))
 
     def hide_in_tail(self, data: bytes, *, cut: bool) -> bytes:
-        """The same for the end of a longer text. `cut`: something stood before it, perhaps the beginning of a
-        secret; as many bytes as the longest one has are left out then. What the text breaks off in is hidden
-        too: its writer may have been ended there."""
+        """Hide secrets in the end of a longer text. `cut`: text before it is missing, perhaps the beginning
+        of a secret, so `longest` bytes are left out at the start. A secret that breaks off at the end is
+        hidden too: its writer may have been killed there."""
         if self._finder is None:
             return data
-        data = _replaced(data, self._finder.find(data, at_end=True))
+        data = _replace_spans(data, self._finder.find(data, at_end=True))
         return data[self.longest :] if cut else data
 
     def hide_in(self, value: Any) -> Any:
-        """The same for JSON, with its keys."""
+        """Hide secrets in JSON, keys included."""
         if self._finder is None:
             return value
         if isinstance(value, str):
@@ -96,11 +96,11 @@ class Secrets(Mapping[str, Any]):
         spans = [part.span() for span in self._finder.find(data) for part in _TEXT.finditer(data, *span)]
         if not spans:
             return value
-        hidden = map(_decode, _replaced(data, spans).split(BETWEEN))
-        return _rebuilt(value, dict(zip(texts, hidden, strict=True)))
+        hidden = map(_decode, _replace_spans(data, spans).split(BETWEEN))
+        return _rebuild(value, dict(zip(texts, hidden, strict=True)))
 
 
-def _replaced(data: bytes, spans: list[Span]) -> bytes:
+def _replace_spans(data: bytes, spans: list[Span]) -> bytes:
     parts: list[bytes] = []
     done = 0
     for start, end in sorted(spans):
@@ -130,14 +130,14 @@ def _texts_of(value: Any) -> Iterator[str]:
             yield from number_texts(each)
 
 
-def _rebuilt(value: Any, shown: Mapping[str, str]) -> Any:
-    """The value with what is shown of each text."""
+def _rebuild(value: Any, shown: Mapping[str, str]) -> Any:
+    """The value with each text replaced by its entry in `shown`."""
     if isinstance(value, str):
         return shown.get(value, value)
     if isinstance(value, Mapping):
-        return {_rebuilt(key, shown): _rebuilt(each, shown) for key, each in value.items()}
+        return {_rebuild(key, shown): _rebuild(each, shown) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_rebuilt(each, shown) for each in value]
+        return [_rebuild(each, shown) for each in value]
     if isinstance(value, int | float) and not isinstance(value, bool):
         from runner.protocol.disguise.forms import number_texts
 

@@ -60,10 +60,10 @@ def decode(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool =
     counts. Keys of `identity` decide the kind of a message and may be in the outermost object only once.
     `unique`: no object at any depth may have a key twice.
     """
-    return _decoded(raw, identity, unique).value
+    return _decode(raw, identity, unique).value
 
 
-def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
+def _decode(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
     if raw.startswith(b"\xef\xbb\xbf"):
         raise WireFault("bom", "it begins with a byte order mark; JSON on a stream has none")
     outline = _outline(raw)
@@ -73,7 +73,7 @@ def _decoded(raw: bytes, identity: frozenset[str], unique: bool) -> Reading:
     if len(raw) <= _SHORT_BYTES:
         weight, meanwhile = len(raw) * _MOST_MEMORY_PER_BYTE, 0
     else:
-        weight, meanwhile = _weighed(raw, outline, keys)
+        weight, meanwhile = _weigh(raw, outline, keys)
     if weight + meanwhile > MOST_MEMORY:
         raise WireFault("too_many_values", f"its values take more than {MOST_MEMORY >> 20} MiB of memory")
     if _too_deep(outline.rest):
@@ -106,9 +106,9 @@ def message(raw: bytes, *, identity: frozenset[str] = frozenset(), unique: bool 
             if end == len(text) and not (type(value) is dict and _may_have_twice(raw, value, identity)):
                 return Reading._make((value, None, "", len(raw) * _MOST_MEMORY_PER_BYTE))
         except (ValueError, StopIteration, RecursionError):
-            pass  # what is wrong with it is found out below
+            pass  # `decode` below finds the fault
     try:
-        return _decoded(raw, identity, unique)
+        return _decode(raw, identity, unique)
     except WireFault as fault:
         return Reading(None, fault.cause, fault.detail)
 
@@ -120,7 +120,7 @@ def encode(value: Any) -> bytes:
             return "".join(_chunks(value, 0)).encode()
         # KeyError: another thread, which met a circle, has cleared what is shared.
         except (TypeError, ValueError, RecursionError, KeyError):
-            _open.clear()  # what is wrong with it is said below
+            _open.clear()  # the slow path below says what is wrong
     try:
         return _ENCODER.encode(value).encode()
     except (TypeError, RecursionError) as error:
@@ -137,7 +137,8 @@ _open: dict[int, Any] = {}
 
 
 def _chunk_maker() -> Callable[[Any, int], tuple[str, ...]] | None:
-    """What JSONEncoder makes anew for each value, made once: that is a third of the time for a short one."""
+    """The C encoder that JSONEncoder makes again for each value. Making it once saves a third of the time for
+    a short value."""
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return None
@@ -193,20 +194,20 @@ class _Hooks:
         # A long one is not converted: that takes time quadratic in its length, and CPython refuses it.
         number = int(digits) if len(digits) <= 20 else MOST_INTEGER + 1
         if not LEAST_INTEGER <= number <= MOST_INTEGER:
-            self._refuse(f"an integer beyond 64 bit: {_shortened(digits)}")
+            self._refuse(f"an integer beyond 64 bit: {_shorten(digits)}")
         return number
 
     def _float(self, digits: str) -> float:
         number = float(digits)
         if math.isinf(number):
-            self._refuse(f"a number too large for a double: {_shortened(digits)}")
+            self._refuse(f"a number too large for a double: {_shorten(digits)}")
         return number
 
     def _refuse(self, why: str) -> None:
         self.bad_number = self.bad_number or why
 
 
-def _shortened(digits: str) -> str:
+def _shorten(digits: str) -> str:
     return digits if len(digits) <= 40 else f"{digits[:40]}… ({len(digits)} characters)"
 
 
@@ -286,7 +287,7 @@ def _outline(raw: bytes) -> _Outline:
 
 
 def _long_outline(raw: bytes, escapes: bool) -> _Outline:
-    """The same without a copy of long strings. No key that is looked for is one."""
+    """`_outline` without a copy of long strings. They cannot be keys of `identity`, which are short."""
     outside: list[bytes] = []
     strings: list[bytes] = []
     end = -1
@@ -348,7 +349,7 @@ _SHORT_BYTES, _MOST_MEMORY_PER_BYTE = 1024, 64
 _BEYOND_16_BIT = tuple(bytes((lead,)) for lead in range(0xF0, 0xF5))
 
 
-def _weighed(raw: bytes, outline: _Outline, pairs: bool) -> tuple[int, int]:
+def _weigh(raw: bytes, outline: _Outline, pairs: bool) -> tuple[int, int]:
     """Bytes of the values, and bytes needed only while they are parsed."""
     rest = outline.rest
     width = _width(raw, outline.escapes)
@@ -420,10 +421,10 @@ def _without_lone_surrogates(raw: bytes) -> bytes:
     if b"\x01" in raw:
         return raw  # not JSON, which never contains this byte. Otherwise the byte can serve as a mark
     marked = raw.replace(b"\\\\", b"\x01")  # an escaped backslash, which escapes nothing after it
-    return _mended(marked).replace(b"\x01", b"\\\\")
+    return _mend_surrogates(marked).replace(b"\x01", b"\\\\")
 
 
-def _mended(text: bytes) -> bytes:
+def _mend_surrogates(text: bytes) -> bytes:
     """Like _LONE.sub(_MENDED, text), which would make two objects for each match at once."""
     if len(text) <= _CHUNK_BYTES:
         return _LONE.sub(_MENDED, text)

@@ -18,8 +18,8 @@ class Backlog(AsyncIterator[Notice | Progress]):
     """For one reader, which may stop at any time. Ends when it is closed and empty."""
 
     def __init__(self, whole: Backlog | None = None) -> None:
-        """`whole`: where all events are read, if this is one process of several. What the process says is
-        counted here."""
+        """`whole`: the backlog that is read instead, if this is one process of several. Bytes are still
+        counted per process, here."""
         self.share = Share(EVENTS)
         self.dropped = 0
         self._last: Notice | None = None
@@ -37,7 +37,7 @@ class Backlog(AsyncIterator[Notice | Progress]):
         """`frame`: the charge of the frame the event came in. None: the event is our own."""
         charge = self._charge_of(event, frame)
         if self._send.statistics().tasks_waiting_receive:
-            # A reader takes it at once, whatever its size. So nothing else is waiting.
+            # A reader is waiting, so nothing else is held, and the size does not matter.
             charge = self.charge(0)
         if not charge.hold():
             self.dropped += 1
@@ -59,7 +59,7 @@ class Backlog(AsyncIterator[Notice | Progress]):
 
     def close(self, last: Notice | None = None) -> None:
         """Take no more events. What is there can still be read. `last`: read after all others, and never
-        dropped; only the first one given counts. Of one process of several, it is an event like others."""
+        dropped; only the first call with one has an effect. With `whole`, it is an ordinary event."""
         if self._whole is not None and self._last is None and last is not None:
             self.tell(last, None)
         self._last = self._last or last

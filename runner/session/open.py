@@ -1,4 +1,4 @@
-"""How a session begins and ends: the cell is launched, the handshake done; then everything is ended."""
+"""Opens and closes a session: launches the cell, does the handshake, and at the end shuts everything down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.launch.remote.remote_cell import open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
-from runner.protocol.host_services import Gate, Services
+from runner.protocol.host_services import ServiceGuard, Services
 from runner.protocol.secrets import Secrets
 from runner.session.pending import Deadline
 from runner.session.prepared import PreparedCall, cage_contents
@@ -39,7 +39,7 @@ async def open_session(
     deadline: Deadline | None = None,
     on_made: Callable[[Session], None] | None = None,
 ) -> AsyncIterator[Session]:
-    """A plugin that is launched and ready. Raises PluginFailure.
+    """Launch a plugin and wait until it is ready. Raises PluginFailure.
 
     `call`, `seconds`: for contracts of one call per process, that call, and the time for everything together.
     `contents`: of the cage's memory files; with `sent`, the ticket has them.
@@ -64,7 +64,7 @@ async def open_session(
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
             services = contract.provide(plugin, services, terms.allowance)
-            gate = Gate(contract.services(plugin, terms.allowance), services, terms.host, plugin)
+            guard = ServiceGuard(contract.services(plugin, terms.allowance), services, terms.host, plugin)
             hidden = Secrets(secrets)
             if hidden:
                 # A long one takes a second, in which other sessions go on. The tail of stderr needs it.
@@ -76,19 +76,19 @@ async def open_session(
                 terms.declare,
                 call,
                 config,
-                gate.offered,
+                guard.offered,
                 terms.on_hook_failure,
                 dict(invocation.options),
                 hidden,
             )
             dialect = contract.dialect(setting)
-            session = Session(cell, terms, dialect, gate, _one_shot_seconds(dialect, setting, seconds))
+            session = Session(cell, terms, dialect, guard, _one_shot_seconds(dialect, setting, seconds))
             session.state.record.secrets = hidden
             cell.on_audit = session.see_audit
             session.deadline = deadline
             if on_made is not None:
                 on_made(session)
-            gate.attach(session.tell, session.ask)
+            guard.attach(session.tell, session.ask)
             try:
                 # What the body raises is kept until after the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:
@@ -104,12 +104,13 @@ async def open_session(
                         failure = error
                     session.tasks.stop()
             except BaseExceptionGroup as group:
-                # The tasks raise nothing. It is ^C, or our caller's cancellation, while the nursery is left.
+                # The tasks raise nothing. This is ^C, or the cancellation of our caller, while the nursery is
+                # left.
                 failure = group.exceptions[0]
             finally:  # also if our caller is cancelled: then the nursery raises Cancelled again
-                gate.detach()
+                guard.detach()
                 session.settle(cell.has_ended, lambda outcome: bare_report(invocation, outcome))
-    except Failure as failed:  # the fork server took no order
+    except Failure as failed:  # the fork server did not accept the launch
         raise _unprepared(invocation, failed, None) from None
     if failure is not None:
         assert session is not None
@@ -151,7 +152,7 @@ async def open_prepared(
 
 
 def _leaves(failure: BaseException) -> list[PluginError | PluginFailure]:
-    """Our own exceptions in it: a caller's nursery puts them into a group."""
+    """The exceptions of ours in a group: a caller's nursery may have put them there."""
     if isinstance(failure, PluginError | PluginFailure):
         return [failure]
     if isinstance(failure, BaseExceptionGroup):
@@ -179,7 +180,7 @@ def _unprepared(invocation: Invocation, failed: Failure, ended: MonitorEnd | Non
 
 
 def bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
-    """A report where the monitor wrote none: what was asked, and what is known of the end."""
+    """The report of a launch for which the monitor wrote none."""
     from runner.launch.report import report
 
     return report(None, outcome, EXIT[outcome.code])

@@ -7,7 +7,7 @@
     request     our requests, in order
     event       notifications of other contracts. The newest are dropped
 
-What is dropped is counted: a publisher must not be delayed by one slow reader, and the queue must not grow.
+Dropped frames are counted: a slow reader must not delay a publisher, and the queue must not grow.
 Within a lane the order is kept. When nothing waits, a short frame goes straight into the pipe. That saves two
 turns of the scheduler per call.
 """
@@ -37,8 +37,8 @@ MOST_REPLIES = 256
 MOST_REPLY_BYTES = 4 << 20
 
 
-class Letter:
-    """A frame on its way to the plugin."""
+class QueuedFrame:
+    """A frame that waits to be written, or was written."""
 
     __slots__ = ("frame", "written")
 
@@ -50,22 +50,22 @@ class Letter:
 class Outbox:
     def __init__(self) -> None:
         # In the order in which they are written.
-        self._lanes: dict[Lane, deque[Letter]] = {lane: deque() for lane in get_args(Lane)}
+        self._lanes: dict[Lane, deque[QueuedFrame]] = {lane: deque() for lane in get_args(Lane)}
         self._changed = trio.Event()
         self._room = trio.Event()
         self._bytes: dict[Lane, int] = {"reply": 0, "delivery": 0}  # in those lanes
-        self._at_once: Callable[[bytes], bool] | None = None  # set while the writer has nothing to do
-        self.closed = False  # nothing more is taken
+        self._at_once: Callable[[bytes], bool] | None = None  # set while the writer is idle
+        self.closed = False  # no more frames are accepted
         self.is_full = False  # there is no room for replies
         self.dropped = 0
 
-    def post(self, send: Send) -> Letter | None:
+    def post(self, send: Send) -> QueuedFrame | None:
         """Returns None if the frame was dropped."""
-        letter = Letter(send.frame)
+        queued_frame = QueuedFrame(send.frame)
         if self._at_once is not None:  # nothing waits, so there is room
-            if self._at_once(letter.frame):
-                letter.written = True
-                return letter
+            if self._at_once(queued_frame.frame):
+                queued_frame.written = True
+                return queued_frame
             self._at_once = None
         if self.closed or not self._has_room(send):
             self.dropped += 1
@@ -74,12 +74,12 @@ class Outbox:
         if send.lane in ("key", "mouse") and len(lane) >= MOST_KEYS:
             lane.popleft()
             self.dropped += 1
-        lane.append(letter)
+        lane.append(queued_frame)
         if send.lane in self._bytes:
-            self._bytes[send.lane] += len(letter.frame)
+            self._bytes[send.lane] += len(queued_frame.frame)
             self.is_full = self._fills()
         self._changed.set()
-        return letter
+        return queued_frame
 
     def _has_room(self, send: Send) -> bool:
         waiting = len(self._lanes[send.lane])
@@ -89,12 +89,12 @@ class Outbox:
             return waiting < MOST_DELIVERIES and self._bytes["delivery"] + len(send.frame) <= DELIVERIES
         return True
 
-    def withdraw(self, letter: Letter) -> bool:
-        """Take a request back. Returns False if it was begun: then it is written to its end."""
+    def withdraw(self, queued_frame: QueuedFrame) -> bool:
+        """Remove a request from the queue. Returns False if writing has begun: then all of it is written."""
         lane = self._lanes["request"]
-        if letter not in lane:
+        if queued_frame not in lane:
             return False
-        lane.remove(letter)
+        lane.remove(queued_frame)
         return True
 
     async def room(self) -> None:
@@ -118,24 +118,24 @@ class Outbox:
         """Write until it is closed and empty. Raises what the stream raises: then nothing more is written."""
         at_once = _writer(stream) if isinstance(stream, trio.lowlevel.FdStream) else None
         try:
-            while (letter := await self._next(at_once)) is not None:
-                # Whole: a caller that gives up waiting for its answer does not cut its request short.
-                await stream.send_all(letter.frame)
-                letter.written = True
+            while (queued_frame := await self._next(at_once)) is not None:
+                # Shielded: a caller that stops waiting must not leave half a request in the pipe.
+                await stream.send_all(queued_frame.frame)
+                queued_frame.written = True
         finally:
             self.close()
 
-    async def _next(self, at_once: Callable[[bytes], bool] | None) -> Letter | None:
+    async def _next(self, at_once: Callable[[bytes], bool] | None) -> QueuedFrame | None:
         while True:
             for name, lane in self._lanes.items():
                 if lane:
-                    letter = lane.popleft()
+                    queued_frame = lane.popleft()
                     if name in self._bytes:
-                        self._bytes[name] -= len(letter.frame)
+                        self._bytes[name] -= len(queued_frame.frame)
                         self.is_full = self._fills()
                     if name == "reply" and not self.is_full:
                         self._room.set()
-                    return letter
+                    return queued_frame
             if self.closed:
                 return None
             self._changed = trio.Event()

@@ -14,7 +14,7 @@ import trio
 
 from runner.outcome import Outcome, Phase
 from runner.protocol.dialect import Refusal, Reply, Violation
-from runner.session.outbox import Letter
+from runner.session.outbox import QueuedFrame
 from sandbox.speed.value import NamedTuple
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -23,15 +23,15 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 class Waiter:
     """One call that waits for its answer."""
 
-    __slots__ = ("_on_progress", "answer", "events", "fault", "grace", "late", "letters", "told", "woken")
+    __slots__ = ("_on_progress", "answer", "events", "fault", "grace", "late", "queued", "told", "woken")
 
     def __init__(self, on_progress: OnProgress | None, grace: float = 0.0) -> None:
         """`grace`: seconds that the plugin has to answer after the call was cancelled."""
         self.grace = grace
-        self.letters: list[Letter] = []  # the request, on its way
-        self.told = False  # the plugin knows that the call was cancelled
-        self.late: Any = None  # what was answered after the time was up
-        self.events = 0  # that came about the call
+        self.queued: list[QueuedFrame] = []  # the frames of the request
+        self.told = False  # the plugin was told that the call is cancelled
+        self.late: Any = None  # an answer that came after the deadline
+        self.events = 0  # number of events about the call
         self.answer: Reply | Refusal | Violation | None = None
         self.fault: Exception | None = None  # raised by the caller's own callback
         self.woken = trio.Event()
@@ -89,7 +89,7 @@ class Deadline(NamedTuple):
         return Outcome("timeout", phase, f"{what} within the {amount} that the call has", CAUSE, hint)
 
 
-_SPARE = 64  # deadlines of calls that have ended, before they are looked for and dropped
+_SPARE = 64  # entries of ended calls that the heap may hold before it is cleaned
 
 
 class CallClock:
@@ -99,11 +99,11 @@ class CallClock:
     def __init__(self, calls: Mapping[int, Waiter]) -> None:
         """`calls`: the open ones, by token."""
         self._calls = calls
-        self._deadlines: list[tuple[float, int]] = []  # a heap; with those of some calls that have ended
+        self._deadlines: list[tuple[float, int]] = []  # a heap; calls that have ended may still be in it
         self._sleep = trio.CancelScope()
 
     def set(self, token: int, at: float) -> None:
-        """An open call is woken at `at`."""
+        """Wake an open call at the time `at`."""
         if len(self._deadlines) > 2 * len(self._calls) + _SPARE:
             self._deadlines = [each for each in self._deadlines if each[1] in self._calls]
             heapq.heapify(self._deadlines)
@@ -111,9 +111,9 @@ class CallClock:
         if at < self._sleep.deadline:
             self._sleep.deadline = at
 
-    @trio.lowlevel.enable_ki_protection  # KeyboardInterrupt belongs to the caller that waits for the plugin
+    @trio.lowlevel.enable_ki_protection  # KeyboardInterrupt goes to the caller that waits for the plugin
     async def run(self) -> None:
-        """Sleeps until the earliest deadline that it knows. After the last call it wakes once for nothing."""
+        """Sleep until the earliest deadline, wake the calls that are due, and repeat."""
         while True:
             with self._sleep:
                 await trio.sleep_forever()

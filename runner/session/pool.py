@@ -1,10 +1,10 @@
 """The processes of one open plugin whose contract prepares calls, each for one call or for one at a time.
 
 Each process has a task of its own, which opens its session and ends it. A caller gets the session of a
-process that is its alone until its call is over. A process serves a further call only if both calls were
-prepared alike, for the same caller and with the same secrets, and the last one succeeded. Processes end with
-the pool, or when others need their place. One that waits for a call costs nothing: its task waits for two
-events.
+process that no other call uses until this call is over. A process serves a further call only if both calls
+were prepared alike, for the same caller and with the same secrets, and the last one succeeded. Processes end
+with the pool, or when others need their place. One that waits for a call costs nothing: its task waits for
+two events.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ OpenPrepared = Callable[[PreparedCall, Callable[[Session], None]], AbstractAsync
 Key = tuple[tuple[str, str], ...]
 
 
-class Keys(NamedTuple):
-    """What a call was prepared for."""
+class PoolKeys(NamedTuple):
+    """The keys by which prepared calls share limits and processes."""
 
-    share: Key  # calls with the same one have a number of processes together
-    worker: Key  # calls with the same one may have the same process
+    share: Key  # calls with the same key share one limit on the number of processes
+    worker: Key  # calls with the same key may use the same process
 
 
-class Invoked(NamedTuple):
-    """How one prepared call ended that has an answer."""
+class PreparedResult(NamedTuple):
+    """The answer of a prepared call, and what is known about the call."""
 
     value: Any
     identity: Identity
@@ -51,8 +51,8 @@ class Invoked(NamedTuple):
     stderr: str
 
 
-class Sharing(NamedTuple):
-    """What calls that are prepared alike may use."""
+class SharingRules(NamedTuple):
+    """How calls that are prepared alike share processes."""
 
     reuses: bool  # a process serves one call after the other
     most: int  # processes at once
@@ -61,17 +61,17 @@ class Sharing(NamedTuple):
 class Worker:
     """One process of the pool."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: PoolKeys) -> None:
         self.keys = keys
         self.session: Session | None = None
         self.failure: Exception | None = None  # of its launch
         self.record: dict[str, Any] | None = None  # of its last call that succeeded
-        self.is_busy = True  # it belongs to a caller
+        self.is_busy = True  # a call uses it
         self.scope = trio.CancelScope()  # of its launch
-        self.ready = trio.Event()  # or its launch has failed
-        self.leave = trio.Event()  # no further call is wanted
-        self.done = trio.Event()  # nothing of it is left
-        self.refused: PluginError | None = None  # its last call's, whose report is still to come
+        self.ready = trio.Event()  # launched, or failed to
+        self.leave = trio.Event()  # it should end: no further call uses it
+        self.done = trio.Event()  # the process and its session have ended
+        self.refused: PluginError | None = None  # the error of its last call, which still lacks its report
 
     @property
     def is_idle(self) -> bool:
@@ -93,39 +93,39 @@ class Pool:
     def __init__(self, nursery: trio.Nursery, open_prepared: OpenPrepared, events: Backlog) -> None:
         self._nursery = nursery
         self._open = open_prepared
-        self._shares: dict[Key, Sharing] = {}
+        self._shares: dict[Key, SharingRules] = {}
         self._workers: list[Worker] = []
         self._closed = False
-        self._salt = os.urandom(32)  # of what stands for secrets in keys
+        self._salt = os.urandom(32)  # for the digests of secrets in keys
         self.events = events  # of all processes
         self.invocation: dict[str, Any] | None = None  # the record of the call that ended last
         self.report: dict[str, Any] | None = None  # of the process that ended last
 
-    async def call(self, prepared: PreparedCall, on_progress: OnProgress | None = None) -> Invoked:
+    async def call(self, prepared: PreparedCall, on_progress: OnProgress | None = None) -> PreparedResult:
         """Raises PluginError and PluginFailure, with the record of the call."""
         worker: Worker | None = None
         try:
             worker = await self._acquire(prepared)
-            session = await _opened(worker)
+            session = await _wait_until_open(worker)
             value = await session.call(prepared.call, deadline=prepared.deadline, on_progress=on_progress)
         except BaseException as error:
             if worker is not None:
-                await _ended(worker, error, told_early=self._shares[worker.keys.share].reuses)
+                await _end_worker(worker, error, early=self._shares[worker.keys.share].reuses)
             self.invocation = _complete(prepared, worker, error)
             raise
         end = session.end or CallEnd(Outcome("ok", "call", "the plugin answered"), value, written=True)
         self.invocation = worker.record = record = prepared.record(end)
-        session.end = None  # nor what it answered last
+        session.end = None  # an idle process does not hold its last answer
         identity = session.identity
         assert identity is not None
-        shared = self._shares[worker.keys.share].reuses and _is_like_others(prepared)
+        shared = self._shares[worker.keys.share].reuses and _may_share(prepared)
         if shared and not worker.is_leaving:
             worker.is_busy = False
-            return Invoked(value, identity, record, None, session.stderr)
+            return PreparedResult(value, identity, record, None, session.stderr)
         worker.end()
         if not shared:
             await worker.done.wait()
-        return Invoked(value, identity, record, _with_record(session.report, record), session.stderr)
+        return PreparedResult(value, identity, record, _with_record(session.report, record), session.stderr)
 
     # --- processes ----------------------------------------------------------------------------------------
 
@@ -134,13 +134,13 @@ class Pool:
         if keys.share not in self._shares:
             plugin = await _read(prepared.invocation)
             reuses = prepared.calls.reuses(plugin)
-            self._shares[keys.share] = Sharing(reuses > 0, reuses or prepared.calls.concurrent(plugin))
+            self._shares[keys.share] = SharingRules(reuses > 0, reuses or prepared.calls.concurrent(plugin))
         share = self._shares[keys.share]
         while not self._closed:
             sharing = [worker for worker in self._workers if worker.keys.share == keys.share]
             idle = [worker for worker in sharing if worker.is_idle]
             alike = next((worker for worker in idle if worker.keys.worker == keys.worker), None)
-            if alike is not None and _is_like_others(prepared):
+            if alike is not None and _may_share(prepared):
                 alike.is_busy = True
                 return alike
             if not share.most or len(sharing) < share.most:
@@ -148,29 +148,29 @@ class Pool:
             leaving = next((worker for worker in sharing if worker.is_leaving), next(iter(idle), None))
             if leaving is None:
                 raise PluginFailure(_overloaded(share.most))
-            leaving.end()  # an idle one, if this call cannot use it
+            leaving.end()  # an idle process that this call cannot use
             with trio.move_on_at(prepared.deadline.at) as clock:
                 await leaving.done.wait()
             if clock.cancelled_caught:
                 raise PluginFailure(prepared.deadline.passed("launch"))
         raise PluginFailure(CLOSED)
 
-    def _start(self, keys: Keys, prepared: PreparedCall) -> Worker:
+    def _start(self, keys: PoolKeys, prepared: PreparedCall) -> Worker:
         worker = Worker(keys)
         self._workers.append(worker)
-        self._nursery.start_soon(self._keep, worker, prepared)
+        self._nursery.start_soon(self._run_worker, worker, prepared)
         return worker
 
-    async def _keep(self, worker: Worker, prepared: PreparedCall) -> None:
-        """Open a session, and end it when it is not wanted any more or its plugin has ended."""
+    async def _run_worker(self, worker: Worker, prepared: PreparedCall) -> None:
+        """Open a session, and end it when the worker should leave or its plugin has ended."""
 
-        def made(session: Session) -> None:
+        def on_made(session: Session) -> None:
             worker.session = session
-            session.tell_events_to(self.events)
-            session.state.ends_if_chatty = self._shares[worker.keys.share].reuses
+            session.forward_events_to(self.events)
+            session.state.ends_if_talkative = self._shares[worker.keys.share].reuses
 
-        opening = self._open(prepared, made)
-        del prepared  # a process that waits does not hold what its first call said
+        opening = self._open(prepared, on_made)
+        del prepared  # an idle process does not hold the input of its first call
         try:
             with worker.scope:
                 async with opening as session:
@@ -190,14 +190,14 @@ class Pool:
             worker.done.set()
 
     def close(self) -> None:
-        """End all processes. Plugins that work on a call are told, and have their grace."""
+        """End all processes. A plugin that works on a call is told first and gets its grace period."""
         self._closed = True
         for worker in self._workers:
             worker.end()
 
 
-def _is_like_others(prepared: PreparedCall) -> bool:
-    """Files that one call brings along are in its cage only."""
+def _may_share(prepared: PreparedCall) -> bool:
+    """Whether other calls may use the same process: not if the call has files of its own in the cage."""
     return not prepared.prepared.contents
 
 
@@ -205,7 +205,7 @@ async def _read(invocation: Invocation) -> Plugin:
     return await trio.to_thread.run_sync(read_plugin, invocation)
 
 
-async def _opened(worker: Worker) -> Session:
+async def _wait_until_open(worker: Worker) -> Session:
     if not worker.ready.is_set():
         await worker.ready.wait()
     if worker.failure is not None:
@@ -215,12 +215,13 @@ async def _opened(worker: Worker) -> Session:
     return worker.session
 
 
-async def _ended(worker: Worker, error: BaseException, *, told_early: bool) -> None:
-    """A call that did not succeed ends its process, and is told when nothing is left of it: then there is a
-    report. `told_early`: not so if it is the plugin's "no", which the plugin may say often. That gets its
-    report when the process has ended, and so before it leaves the pool."""
+async def _end_worker(worker: Worker, error: BaseException, *, early: bool) -> None:
+    """End the process of a failed call and wait for its end, so that the error has a report.
+
+    `early`: do not wait if the plugin returned an error, which may happen often. The report is added to that
+    error when the process has ended."""
     worker.end()
-    if told_early and isinstance(error, PluginError):
+    if early and isinstance(error, PluginError):
         worker.refused = error
     else:
         with trio.CancelScope(shield=True):
@@ -228,7 +229,7 @@ async def _ended(worker: Worker, error: BaseException, *, told_early: bool) -> N
 
 
 def _complete(prepared: PreparedCall, worker: Worker | None, error: BaseException) -> dict[str, Any] | None:
-    """Complete an error with what its caller should know. Returns the record of the call."""
+    """Add record, report and stderr to an error. Returns the record of the call."""
     session = None if worker is None else worker.session
     end = None if session is None else session.end
     if not isinstance(error, PluginError | PluginFailure):
@@ -253,17 +254,18 @@ def _with_record(report: dict[str, Any] | None, record: dict[str, Any] | None) -
     return report if report is None or record is None else {**report, "invocation": record}
 
 
-def _keys(prepared: PreparedCall, salt: bytes) -> Keys:
+def _keys(prepared: PreparedCall, salt: bytes) -> PoolKeys:
     calls, context = prepared.calls, prepared.call.context
     own = calls.OPTIONS_OF_ONE_CALL
     options = {name: text for name, text in prepared.prepared.options.items() if name not in own}
     callers = ((f"caller {name}", str(context.get(name, ""))) for name in calls.CALLER_KEYS)
     alike = (("", prepared.call.kind), *sorted(options.items()))
-    return Keys(alike, (*alike, *callers, ("secrets", _digest(prepared, salt))))
+    return PoolKeys(alike, (*alike, *callers, ("secrets", _digest(prepared, salt))))
 
 
 def _digest(prepared: PreparedCall, salt: bytes) -> str:
-    """What stands for the secrets of a call. Secrets that are no JSON are like no others."""
+    """A digest of the secrets of a call. Secrets that are not JSON get a random one, so they match no
+    others."""
     try:
         text = json.dumps(dict(prepared.secrets), sort_keys=True, default=_hex)
     except (TypeError, ValueError, RecursionError):

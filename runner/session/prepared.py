@@ -42,7 +42,7 @@ GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up
 class PreparedCall(NamedTuple):
     invocation: Invocation  # with the options of this call
     call: Call  # completed: what the dialect sends
-    plugin: Plugin  # by its manifest alone, with nothing chosen
+    plugin: Plugin  # as in the manifest, before the options chose an export
     prepared: Prepared
     secrets: Secrets  # none of these texts may be shown
     began: float  # when the call was accepted: seconds since 1970
@@ -59,16 +59,16 @@ class PreparedCall(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its time limit, from its acceptance on."""
+        """Its time limit, counted from its acceptance."""
         return float(self.prepared.options.get("timeout", math.inf))
 
     def with_deadline(self, now: float) -> PreparedCall:
-        """The same on trio's clock, on which the session waits. `now`: what that clock shows."""
+        """The call with its deadline on trio's clock. `now`: the current time of that clock."""
         left = self.seconds - (time.monotonic() - self.accepted)
         return self._replace(deadline=Deadline(now + left, self.seconds))
 
     def refuse(self, event: Refusal | Violation, secrets: Secrets) -> PluginError | PluginFailure:
-        """What the caller gets instead of an answer, although the call was complete."""
+        """The exception for a call that was complete and is refused later."""
         options = self.prepared.options
         return _refused(self.plugin, self.call, options, secrets, self.began, CallRefused(event))
 
@@ -102,8 +102,8 @@ def complete_call(
     secrets: Mapping[str, Any] | None = None,
     config: Any = None,
 ) -> PreparedCall:
-    """Prepare a call, in no event loop. It reads files. Raises InvalidCall, and PluginFailure if the manifest
-    has a fault.
+    """Prepare a call. Reads files, so it must not run in an event loop. Raises InvalidCall, and PluginFailure
+    if the manifest has a fault.
 
     `secrets`: the operator's, by name, and values of secret options, by their flag.
     """
@@ -164,7 +164,7 @@ def _refused(
     began: float,
     refused: CallRefused,
 ) -> PluginError | PluginFailure:
-    """What its caller gets, with the record of a call for which nothing was started."""
+    """The exception for a refused call, with its record. Nothing was started."""
     event = refused.event
     error: PluginError | PluginFailure
     if isinstance(event, Refusal):
@@ -180,8 +180,8 @@ def _refused(
 
 
 def cage_contents(prepared: PreparedCall) -> Contents:
-    """What its cage gets in memory: the files of the call, and those secrets that the cage has a file for. It
-    reads the manifest. Raises PluginFailure."""
+    """The memory files of the cage: files of the call, and the secrets that the cage has a file for. Reads
+    the manifest. Raises PluginFailure."""
     from runner.launch.read import secret_contents  # most contracts prepare no calls
 
     wanted = {file.secret for file in read_plugin(prepared.invocation).spec.memory_files if file.secret}
@@ -224,8 +224,8 @@ async def prepare_call(
     services: Services | None = None,
     on_given_up: Callable[[dict[str, Any] | None], None] | None = None,
 ) -> PreparedCall:
-    """`complete_call` in a thread, and the credentials. Raises InvalidCall and PluginFailure: then nothing
-    was started.
+    """Run `complete_call` in a thread, and get the credentials. Raises InvalidCall and PluginFailure; nothing
+    was started then.
 
     `on_given_up`: called with the record of a call whose caller was cancelled meanwhile.
     """

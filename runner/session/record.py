@@ -43,14 +43,14 @@ class SessionRecord:
 
     @property
     def stderr(self) -> str:
-        """The end of what it wrote there."""
-        tail = bytes(self._tail[-self._kept :])
+        """The end of the plugin's stderr, without secrets."""
+        tail = bytes(self._tail[-self._tail_bytes :])
         tail = self.secrets.hide_in_tail(tail, cut=len(tail) < self.bytes["stderr"])
         return tail[-_STDERR_TAIL_BYTES:].decode("utf-8", "replace")
 
     @property
-    def _kept(self) -> int:
-        """So much of stderr that no secret is cut in what is shown."""
+    def _tail_bytes(self) -> int:
+        """Bytes of stderr to hold, so that no secret is cut in the part that is shown."""
         return _STDERR_TAIL_BYTES + self.secrets.longest
 
     @property
@@ -58,17 +58,17 @@ class SessionRecord:
         """Shown when a call times out."""
         return f"its stdout had lines that are no messages, such as {self.stray}" if self.stray else ""
 
-    def strayed(self, value: object) -> None:
+    def note_stray(self, value: object) -> None:
         self.stray = cut(repr(value), _STRAY_CHARACTERS)
 
-    def wrote(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
+    def count_output(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         self.bytes[stream] += len(data)
         if _NEWLINE in data:  # ten times faster than counting; most of a long answer has none
             self.lines += data.count(b"\n")
         if stream == "stderr":
             self._tail += data
-            if len(self._tail) > 2 * self._kept:
-                del self._tail[: -self._kept]
+            if len(self._tail) > 2 * self._tail_bytes:
+                del self._tail[: -self._tail_bytes]
 
     def exceeded(self, limits: Limits) -> str | None:
         """The output limit that has just been exceeded. Both streams count together."""
@@ -82,7 +82,7 @@ class SessionRecord:
             return "output_lines"
         return None
 
-    def took(self, phase: Phase, seconds: float) -> None:
+    def note_seconds(self, phase: Phase, seconds: float) -> None:
         self.timings[phase] = self.timings.get(phase, 0.0) + seconds
 
     def complete(self, report: dict[str, Any], identity: Identity | None, **more: Mapping[str, Any]) -> None:
@@ -123,7 +123,7 @@ def without_verdict(left: Outcome | None, ready: bool, phase: Phase) -> Outcome:
     return Outcome("cancelled", phase, message, "given_up")
 
 
-def told_exit(exit: Mapping[str, Any], verdict: Outcome | None, given_up: bool) -> dict[str, Any]:  # noqa: A002
+def exit_section(exit: Mapping[str, Any], verdict: Outcome | None, given_up: bool) -> dict[str, Any]:  # noqa: A002
     """The `exit` of a report. A plugin that the session ended has the session's reason, not "signal".
     `given_up`: by the caller that opened the session."""
     if exit.get("ended_by") != "signal":

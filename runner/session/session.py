@@ -27,23 +27,23 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
     Identity,
     Notice,
     Progress,
     Refusal,
     Reply,
     Send,
+    ShutdownSteps,
     Violation,
 )
-from runner.protocol.host_services import Gate, HostError
+from runner.protocol.host_services import HostError, ServiceGuard
 from runner.protocol.jsonrpc import INTERNAL_ERROR
 from runner.session import verdict
 from runner.session.backlog import Backlog
-from runner.session.outbox import Letter
+from runner.session.outbox import QueuedFrame
 from runner.session.pending import Deadline, OnProgress, Waiter
 from runner.session.prepared import GIVEN_UP
-from runner.session.record import told_exit, without_verdict
+from runner.session.record import exit_section, without_verdict
 from runner.session.shutdown import Shutdown, await_answer
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
@@ -57,7 +57,7 @@ class Session:
     """Made by `open_session` (open.py)."""
 
     def __init__(
-        self, cell: RemoteCell, terms: Terms, dialect: Dialect, gate: Gate, seconds: float | None
+        self, cell: RemoteCell, terms: Terms, dialect: Dialect, guard: ServiceGuard, seconds: float | None
     ) -> None:
         """`seconds`: for everything a one-shot plugin does."""
         self.report: dict[str, Any] | None = None  # when it is over
@@ -65,29 +65,29 @@ class Session:
         self.substituted = ""
         self.deadline: Deadline | None = None  # of the call that it was opened for
         self.end: CallEnd | None = None  # how the last call ended, if the plugin was asked
-        self.state = SessionState(cell, terms, dialect, gate)
+        self.state = SessionState(cell, terms, dialect, guard)
         self.tasks = SessionTasks(self.state, seconds)
         self.shutdown = Shutdown(self.state)
         self._tokens = 0
 
     @property
     def terms(self) -> Terms:
-        """What the plugin runs under: its limits, and what the policy lets it say."""
+        """The limits of the plugin, and what the policy lets it declare and ask."""
         return self.state.terms
 
     @property
     def identity(self) -> Identity | None:
-        """Who the plugin says it is, once it is ready."""
+        """The plugin's identity from the handshake; None before it is ready."""
         return self.state.identity
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether the process is for one call, and how it ends is part of the answer."""
+        """Whether the process serves one call, whose success depends on how the process ends."""
         return self.state.dialect.one_shot
 
     @property
     def phase(self) -> Phase:
-        """How far it has come."""
+        """The current phase."""
         return self.state.phase
 
     @property
@@ -97,7 +97,7 @@ class Session:
 
     @property
     def stderr(self) -> str:
-        """The end of what the plugin wrote there."""
+        """The end of the plugin's stderr."""
         return self.state.record.stderr
 
     # --- calls ------------------------------------------------------------------------------------------
@@ -110,7 +110,8 @@ class Session:
         deadline: Deadline | None = None,
         on_progress: OnProgress | None = None,
     ) -> Any:
-        """The plugin's answer. Raises PluginError if that is "no", PluginFailure if there is none.
+        """Call the plugin and return its answer. Raises PluginError if it returns an error, PluginFailure if
+        there is no answer.
 
         `deadline`: of a call that was accepted before its session was opened, instead of `seconds`.
         """
@@ -143,25 +144,25 @@ class Session:
                     self.end = self._end_of(waiter, dropped)
             if most < math.inf:
                 state.clock.set(token, began + most)
-            waiter.letters = state.act_all(events)
+            waiter.queued = state.act_all(events)
             await waiter.woken.wait()
             if waiter.fault is not None:
                 raise waiter.fault
             if waiter.answer is None:
-                self._expire(token, waiter, waiter.letters, most)
+                self._expire(token, waiter, waiter.queued, most)
             return self._result(waiter)
         finally:
             state.last_active = state.now()
-            state.record.took("call", state.last_active - began)
+            state.record.note_seconds("call", state.last_active - began)
             del state.waiters[token]
             state.note_quiet()
             if not state.waiters and state.phase == "call":
                 state.phase = "run"
             if waiter.answer is None and not state.over.is_set():
                 # Our caller was cancelled. The plugin is told, and nothing else changes.
-                withdrawn = [state.outbox.withdraw(letter) for letter in waiter.letters]
+                withdrawn = [state.outbox.withdraw(frame) for frame in waiter.queued]
                 if not any(withdrawn):
-                    state.owe(token, began)
+                    state.note_given_up(token, began)
                 reason = NEVER_SENT if any(withdrawn) else "cancelled by the host"
                 events = state.dialect.cancel(token, reason)
                 state.act_all(_uncancelled(events) if any(withdrawn) else events)
@@ -177,7 +178,7 @@ class Session:
             raise HostError(INTERNAL_ERROR, f"the plugin failed: {failure.outcome.code}") from None
 
     def _substitute(self, token: int, call: Call) -> Any:
-        """Some contracts have an answer for a plugin that has ended: for a hook, what the policy says."""
+        """The contract's substitute for the answer of a plugin that has ended, if it has one (hooks)."""
         state = self.state
         outcome = self._ended_outcome
         state.record.calls["failed"] += 1
@@ -233,7 +234,7 @@ class Session:
                 return end._replace(outcome=self._outcome_of(waiter.answer))
         return end
 
-    def _expire(self, token: int, waiter: Waiter, letters: list[Letter], seconds: float) -> None:
+    def _expire(self, token: int, waiter: Waiter, queued: list[QueuedFrame], seconds: float) -> None:
         """The call's time is up."""
         state = self.state
         state.owes_answer = True
@@ -241,16 +242,16 @@ class Session:
         if limited:
             state.record.limits_hit.append("call")
         # A request that only waited in the queue did not stall: other calls may have more time.
-        unsent = [state.outbox.withdraw(letter) for letter in letters if not letter.written]
+        unsent = [state.outbox.withdraw(frame) for frame in queued if not frame.written]
         if not unsent:
-            state.owe(token, trio.current_time() - seconds)
+            state.note_given_up(token, trio.current_time() - seconds)
         if not all(unsent):
             outcome = verdict.stalled(seconds)
         else:
             outcome = verdict.expired("call", seconds, hint=state.noise, limited=limited)
         state.give_up_call(token, waiter, outcome)
         if outcome.cause == "write_stalled":
-            state.fail(outcome)  # half a frame is in the pipe: nothing more can be said
+            state.fail(outcome)  # half a frame is in the pipe: nothing more can be sent
         if state.verdict is None:
             events = state.dialect.cancel(token, "no answer in time")
             state.act_all(_uncancelled(events) if unsent else events)
@@ -281,9 +282,9 @@ class Session:
 
     # --- without an answer ------------------------------------------------------------------------------
 
-    def notify(self, method: str, params: Any) -> list[Letter]:
-        """Tell the plugin something it does not answer. Returns the frames, which are on their way. Raises
-        InvalidCall if the contract knows no such thing."""
+    def notify(self, method: str, params: Any) -> list[QueuedFrame]:
+        """Send a notification. Returns its queued frames. Raises InvalidCall if the contract has no such
+        notification."""
         if self.is_over:
             raise PluginFailure(self._ended_outcome)
         try:
@@ -301,16 +302,16 @@ class Session:
             state.outbox.dropped += 1
 
     def events(self) -> AsyncIterator[Notice | Progress]:
-        """What the plugin says unasked, until it ends. For one reader; what is not read is dropped."""
+        """Notifications and progress of the plugin, until it ends. For one reader; the backlog is bounded."""
         return self.state.backlog
 
-    def tell_events_to(self, whole: Backlog) -> None:
-        """Its events are read there, with those of other processes. Called before there are any."""
+    def forward_events_to(self, whole: Backlog) -> None:
+        """Send its events to a backlog that several processes share. Called before the first event."""
         self.state.backlog.close()
         self.state.backlog = Backlog(whole)
 
     def see_audit(self, line: AuditLine) -> None:
-        """A connection or a DNS question of the plugin has ended."""
+        """Called when a connection or a DNS question of the plugin has ended."""
         self.state.act(Notice("network", line._asdict()))
 
     # --- the end ----------------------------------------------------------------------------------------
@@ -328,20 +329,20 @@ class Session:
     async def conclude(self) -> None:
         """Close it. Raises PluginFailure if the way it ended invalidates its answer."""
         state = self.state
-        farewell = state.dialect.farewell()  # before the dialect knows that it is over
+        steps = state.dialect.shutdown_steps()  # before the dialect knows that it is over
         await self.close()
         ended = state.cell.has_ended
         if state.verdict is None and ended is not None and is_lifted(ended.outcome):
             state.verdict = ended.outcome
-        elif state.verdict is None and farewell.counts and ended is not None:
-            outcome = verdict.after_answer(ended.outcome, state.record.forced, self._exit_seconds(farewell))
+        elif state.verdict is None and steps.counts and ended is not None:
+            outcome = verdict.after_answer(ended.outcome, state.record.forced, self._exit_seconds(steps))
             state.verdict = outcome if outcome.code != "ok" else None
         if state.verdict is not None:
             raise PluginFailure(state.verdict)
 
-    def _exit_seconds(self, farewell: Farewell) -> float:
+    def _exit_seconds(self, steps: ShutdownSteps) -> float:
         granted = self.terms.limits.teardown
-        return farewell.exit if granted is None else min(granted, farewell.exit)
+        return steps.exit if granted is None else min(granted, steps.exit)
 
     def kill(self) -> None:
         """Kill it at once, without a shutdown. The session is over when its context ends."""
@@ -354,8 +355,8 @@ class Session:
         return verdict.ended_early(state.verdict or state.left or CLOSED, "call", state.record.stderr)
 
     def settle(self, ended: MonitorEnd | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
-        """Make the report, when everything has ended: the monitor's, completed by what only the session
-        knows. `bare` makes one where the monitor could not report."""
+        """Make the report when everything has ended: the monitor's report, completed by what the session
+        knows. `bare` makes one if the monitor wrote none."""
         state = self.state
         if ended is None and state.verdict is None:
             message = "the plugin's monitor did not report the end"
@@ -367,7 +368,7 @@ class Session:
         outcome = state.verdict or without_verdict(state.left, state.ready.is_set(), state.phase)
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
-        self.report["exit"] = told_exit(self.report["exit"], state.verdict, state.given_up)
+        self.report["exit"] = exit_section(self.report["exit"], state.verdict, state.given_up)
         self.report["advice"] = [each._asdict() for each in self._advice(ended, outcome)]
         if state.record.secrets:
             # The monitor knows no secrets, and a plugin can ask for a host of any name.
@@ -379,15 +380,15 @@ class Session:
             dropped={"events": state.outbox.dropped, "notices": state.backlog.dropped},
             counters=dict(state.dialect.counters),
             host_calls={
-                "served": dict(state.gate.served),
-                "refused": dict(state.gate.refused),
-                "busy": dict(state.gate.busy),
+                "served": dict(state.guard.served),
+                "refused": dict(state.guard.refused),
+                "busy": dict(state.guard.busy),
             },
         )
 
     def _advice(self, ended: MonitorEnd | None, outcome: Outcome) -> tuple[Advice, ...]:
-        """What the cage has to do with a failure, of the plugin or of a call. Each failure takes what fits it
-        (`with_outcome`)."""
+        """Advice about what the plugin lacked in its cage. `with_outcome` chooses what applies to each
+        failure."""
         record = self.state.record
         failed = has_failed(outcome) or bool(record.calls["failed"])
         if not failed and not record.calls["refused"]:
@@ -402,6 +403,6 @@ class Session:
 
 
 def _uncancelled(events: Events) -> Events:
-    """A request that was not sent needs no cancellation: a caller that gives up leaves nothing of it behind
-    to be written. Notifications that waited for its end are sent."""
+    """The events without frames that cancel a request. Used if the request itself was never sent.
+    Notifications that waited for its end stay."""
     return [event for event in events if not isinstance(event, Send) or event.lane in AHEAD_OF_REQUESTS]

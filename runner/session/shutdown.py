@@ -1,8 +1,8 @@
-"""How calls and sessions end before their time.
+"""Cancels calls and shuts sessions down.
 
-A call of a plugin that has a grace: the plugin is told, may still answer, and its process ends. Other plugins
-lose the call at once, and live on (session.py). A session: a graceful shutdown, step by step, then SIGKILL.
-Every wait is bounded.
+In contracts with a grace period, a cancelled plugin is told, may still answer, and its process ends. In other
+contracts the call is dropped at once, and the plugin keeps running (session.py). A session ends by a graceful
+shutdown, step by step, then SIGKILL. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import trio
 
 from runner.outcome import Outcome
-from runner.protocol.dialect import Events, Farewell, Refusal, Reply, Violation
+from runner.protocol.dialect import Events, Refusal, Reply, ShutdownSteps, Violation
 from runner.session.pending import Deadline, Waiter, first_of
 from runner.session.prepared import GIVEN_UP
 from runner.session.state import CLOSED, SessionState
@@ -28,12 +28,13 @@ SHUTDOWN = "shutdown"
 async def await_answer(
     state: SessionState, token: int, waiter: Waiter, events: Events, deadline: Deadline, passed: Outcome
 ) -> None:
-    """Send a request, and wait until its waiter has an answer. What is answered after the deadline is kept as
-    `waiter.late` only. So is a success that comes when the caller has given up: nobody gets it, and the
-    outcome is that of the caller. `passed`: the outcome if the deadline passes."""
+    """Send a request and wait for its answer. `passed`: the outcome if the deadline passes.
+
+    An answer after the deadline is stored in `waiter.late` only. So is a success that comes after the caller
+    has given up: the outcome stays "cancelled"."""
     try:
         with trio.move_on_at(deadline.at):
-            waiter.letters = state.act_all(events)
+            waiter.queued = state.act_all(events)
             await waiter.woken.wait()
         if waiter.fault is not None:
             raise waiter.fault
@@ -42,16 +43,17 @@ async def await_answer(
         if waiter.answer is None:
             await _cancel(state, token, waiter, USER_CANCELLED, GIVEN_UP)
         if isinstance(waiter.answer, Reply) or trio.current_time() >= deadline.at:
-            keep_late(waiter)
+            move_to_late(waiter)
         raise
     if waiter.answer is None:
         await _cancel(state, token, waiter, DEADLINE_EXCEEDED, passed)
-        keep_late(waiter)
+        move_to_late(waiter)
         waiter.answer = Violation(passed.code, passed.message, passed.cause, passed.hint, token)
 
 
 async def _cancel(state: SessionState, token: int, waiter: Waiter, reason: str, outcome: Outcome) -> None:
-    """Tell the plugin, wait for its grace, and end it. Shielded: at most the grace is waited."""
+    """Tell the plugin that the call is cancelled, wait for its grace period, and end it. Shielded: the wait
+    is bounded by the grace period."""
     if state.over.is_set():
         return
     state.doom = state.doom or outcome
@@ -78,8 +80,8 @@ async def tell_and_wait(state: SessionState, waiters: dict[int, Waiter], reason:
             await waiter.woken.wait()
 
 
-def keep_late(waiter: Waiter) -> None:
-    """What was answered is no answer any more."""
+def move_to_late(waiter: Waiter) -> None:
+    """Move an answer that came too late from `answer` to `late`."""
     answer, waiter.answer = waiter.answer, None
     if isinstance(answer, Reply):
         waiter.late = answer.value
@@ -90,7 +92,7 @@ def keep_late(waiter: Waiter) -> None:
 _SIGTERM = 15
 # For what is still to be written when a session is closed.
 _FLUSH_SECONDS = 1.0
-# For each step with a plugin that owes an answer: its caller has already waited for the whole timeout.
+# For each step with a plugin whose last call timed out: its caller has already waited for the whole timeout.
 _SHORT_SECONDS = 0.5
 # Until the monitor reports the end. It takes less, unless somebody has stopped the monitor itself.
 _END_SECONDS = KILL_SECONDS + 5.0
@@ -114,7 +116,7 @@ class Shutdown:
                 if state.ready.is_set() and not state.over.is_set() and state.cell.has_ended is None:
                     if await self._ends_open_calls():
                         state.phase = "teardown"
-                        await self._end_gracefully(state.dialect.farewell())
+                        await self._end_gracefully(state.dialect.shutdown_steps())
                     elif state.cell.has_ended is None:
                         state.record.forced = True
                         state.cell.kill()
@@ -126,7 +128,7 @@ class Shutdown:
                     with trio.move_on_after(LINGER_SECONDS):
                         await state.stdout_eof.wait()
         finally:  # also after KeyboardInterrupt: other callers of close() must not wait for ever
-            state.record.took("teardown", trio.current_time() - began)
+            state.record.note_seconds("teardown", trio.current_time() - began)
             state.end_waiting()
             self._done.set()
 
@@ -143,34 +145,34 @@ class Shutdown:
             await tell_and_wait(state, waiting, SHUTDOWN)  # no second time, if its caller has given it up
         return all(waiter.answer is not None for waiter in waiting.values())
 
-    async def _end_gracefully(self, farewell: Farewell) -> None:
-        """The contract's own goodbye, then stdin is closed, then SIGTERM, then SIGKILL."""
+    async def _end_gracefully(self, steps: ShutdownSteps) -> None:
+        """Send the contract's shutdown request, close stdin, send SIGTERM, then SIGKILL."""
         state = self._state
         if state.owes_answer:
-            farewell = farewell._replace(
-                answer=min(farewell.answer, _SHORT_SECONDS),
-                exit=min(farewell.exit, _SHORT_SECONDS),
-                terminate=min(farewell.terminate, _SHORT_SECONDS),
+            steps = steps._replace(
+                answer=min(steps.answer, _SHORT_SECONDS),
+                exit=min(steps.exit, _SHORT_SECONDS),
+                terminate=min(steps.terminate, _SHORT_SECONDS),
                 whole=0.0,
             )
         began = trio.current_time()
         granted = state.terms.limits.teardown  # for all steps together
         with trio.move_on_after(math.inf if granted is None else granted) as clock:
-            if farewell.frames and not state.outbox.closed:
-                with trio.move_on_after(farewell.answer):
-                    state.act_all(farewell.frames)
-                    await first_of(state.farewelled, state.over, state.stdout_eof)
+            if steps.frames and not state.outbox.closed:
+                with trio.move_on_after(steps.answer):
+                    state.act_all(steps.frames)
+                    await first_of(state.shutdown_answered, state.over, state.stdout_eof)
             state.outbox.close()
             with trio.move_on_after(_SHORT_SECONDS if state.owes_answer else _FLUSH_SECONDS):
                 await state.flushed.wait()
-            # If the writer still has something that the plugin does not read, this interrupts it.
+            # Interrupts the writer if the plugin does not read.
             await state.cell.stdin.aclose()
-            left = farewell.whole - (trio.current_time() - began)
-            if await self._has_ended_within(max(farewell.exit, left)):
+            left = steps.whole - (trio.current_time() - began)
+            if await self._has_ended_within(max(steps.exit, left)):
                 return
-            if farewell.terminate and not state.over.is_set():
+            if steps.terminate and not state.over.is_set():
                 state.cell.signal(_SIGTERM)
-                if await self._has_ended_within(farewell.terminate):
+                if await self._has_ended_within(steps.terminate):
                     return
         if state.over.is_set() or state.cell.has_ended is not None:
             return

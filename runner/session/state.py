@@ -1,4 +1,4 @@
-"""What the parts of one session share: the cell, the dialect, what is known so far, and what events change.
+"""The shared state of one session: the cell, the dialect, open calls, and what events change.
 
 session.py is what callers use, tasks.py reads, writes and watches, shutdown.py ends it. All of them act
 through this state, so that the first cause of a failure stays the cause.
@@ -19,7 +19,6 @@ from runner.protocol.dialect import (
     Dialect,
     Event,
     Events,
-    Farewelled,
     HostCall,
     HostCallCancelled,
     Identity,
@@ -30,13 +29,14 @@ from runner.protocol.dialect import (
     Refusal,
     Reply,
     Send,
+    ShutdownAnswered,
     Violation,
 )
-from runner.protocol.host_services import Gate
+from runner.protocol.host_services import ServiceGuard
 from runner.protocol.memory import QUESTIONS, Charge, Share
 from runner.protocol.secrets import Secrets
 from runner.session.backlog import Backlog
-from runner.session.outbox import Letter, Outbox
+from runner.session.outbox import Outbox, QueuedFrame
 from runner.session.pending import CallClock, Waiter
 from runner.session.record import SessionRecord
 
@@ -45,7 +45,7 @@ CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
 
 
 def without_secrets(event: Event, secrets: Secrets) -> Event:
-    """What is shown of an event. The answer to a call is its caller's, and stays as it is."""
+    """The event without secrets. The answer to a call stays unchanged: it is for its caller."""
     hide, hide_in = secrets.hide, secrets.hide_in
     match event:
         case Refusal():
@@ -59,7 +59,7 @@ def without_secrets(event: Event, secrets: Secrets) -> Event:
             return event._replace(value=hide_in(event.value))
         case Reply(failure=str(failure)) if failure:
             return event._replace(failure=hide(failure))
-        case Farewelled(error):
+        case ShutdownAnswered(error):
             return event._replace(error=hide(error))
         case Ready(identity):
             shown = identity._replace(version=hide(identity.version), details=hide_in(identity.details))
@@ -68,11 +68,11 @@ def without_secrets(event: Event, secrets: Secrets) -> Event:
 
 
 class SessionState:
-    def __init__(self, cell: RemoteCell, terms: Terms, dialect: Dialect, gate: Gate) -> None:
+    def __init__(self, cell: RemoteCell, terms: Terms, dialect: Dialect, guard: ServiceGuard) -> None:
         self.cell = cell
         self.terms = terms
         self.dialect = dialect
-        self.gate = gate
+        self.guard = guard
         self.identity: Identity | None = None
         self.outbox = Outbox()
         self.backlog = Backlog()
@@ -85,27 +85,27 @@ class SessionState:
         self._weight: int | None = None  # the weight of that frame. None: no frame is being handled
         self.phase: Phase = "launch"
         self.verdict: Outcome | None = None
-        # The verdict to come: a call was cancelled, and the plugin has a moment to answer before it is ended.
+        # The verdict that follows the grace period of a cancelled call.
         self.doom: Outcome | None = None
         self.left: Outcome | None = None  # how a one-shot plugin ended by itself
         self.owes_answer = False  # the last call timed out
         self.closing = False
-        self.given_up = False  # by the caller that opened it
-        self.ends_if_chatty = False  # it waits for calls, and is ended if it says much meanwhile
+        self.given_up = False  # the caller that opened it was cancelled
+        self.ends_if_talkative = False  # the plugin is ended if it sends much while no call is open
         self.ready = trio.Event()
         self.over = trio.Event()  # nothing more can be asked
         self.stdout_eof = trio.Event()
         self.stderr_eof = trio.Event()
         self.frame_read = trio.Event()  # replaced with each frame
-        self.farewelled = trio.Event()
+        self.shutdown_answered = trio.Event()
         self.flushed = trio.Event()  # nothing more is written
-        self.alive = trio.Event()  # replaced with each question whether the plugin is
+        self.alive = trio.Event()  # replaced with each health check
         self.went_quiet = trio.Event()  # replaced by the task that waits until nothing is in flight
-        # Calls that were given up while the plugin may work on them: by token, until when that is assumed.
+        # Calls that were given up: token -> until when the plugin may still work on it.
         self._owed: dict[int, float] = {}
         # trio.current_time, in a third of the time.
         self.now: Callable[[], float] = trio.lowlevel.current_clock().current_time
-        # When either side last said something. Whether the plugin is alive does not count.
+        # When either side last sent a message. Health checks do not count.
         self.last_active = self.now()
 
     @property
@@ -115,7 +115,7 @@ class SessionState:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for the plugin. A caller that already has its answer does not count, even
+        """Whether a caller waits for the plugin. A caller that already has its answer does not count, even
         if its task has not run yet."""
         return not self.ready.is_set() or any(each.answer is None for each in self.waiters.values())
 
@@ -131,35 +131,36 @@ class SessionState:
 
     @property
     def busy_until(self) -> float:
-        """Until when the plugin may be working on something. Something that is in flight has no such time."""
+        """Until when the plugin may be working on a call that was given up; infinite while something is
+        open."""
         return max(self._owed.values(), default=-math.inf) if self.is_quiet else math.inf
 
-    def owe(self, token: int, began: float) -> None:
-        """Nobody waits for this call any longer, but the plugin has got it."""
-        pulse, now = self.dialect.pulse, trio.current_time()
-        if pulse is not None:
+    def note_given_up(self, token: int, began: float) -> None:
+        """The caller stopped waiting for a call that the plugin has received."""
+        health_check, now = self.dialect.health_check, trio.current_time()
+        if health_check is not None:
             self._owed = {call: until for call, until in self._owed.items() if until > now}
-            self._owed[token] = began + pulse.busy
+            self._owed[token] = began + health_check.busy
 
     def note_quiet(self) -> None:
-        """Called where something that was in flight has ended."""
+        """Called when a call or a request of the plugin has ended."""
         if not self.waiters and not self.serving:
             self.went_quiet.set()
 
     # --- events -----------------------------------------------------------------------------------------
 
-    def act_all(self, events: Events) -> list[Letter]:
-        """Do what the events say. Returns the frames among them, which are on their way."""
-        letters: list[Letter] = []
+    def act_all(self, events: Events) -> list[QueuedFrame]:
+        """Carry out the events. Returns the queued frames."""
+        queued: list[QueuedFrame] = []
         for event in events:
             if not isinstance(event, Send):
                 self.act(event)
                 continue
             self.last_active = self.now()
-            letter = self.outbox.post(event)
-            if letter is not None:
-                letters.append(letter)
-        return letters
+            queued_frame = self.outbox.post(event)
+            if queued_frame is not None:
+                queued.append(queued_frame)
+        return queued
 
     def begin_frame(self, weight: int) -> None:
         """The events that follow are those of one frame. `weight`: bytes that it takes in memory."""
@@ -174,7 +175,7 @@ class SessionState:
         self.backlog.tell(event, self._frame)
 
     def hidden(self, events: Events) -> Events:
-        """The events without secrets. It uses nothing else: those of a long frame are made in a thread."""
+        """The events without secrets. Uses no other state: for a long frame it runs in a thread."""
         secrets = self.record.secrets
         return [without_secrets(event, secrets) for event in events] if secrets else events
 
@@ -183,7 +184,7 @@ class SessionState:
             self.act_hidden(each)
 
     def act_hidden(self, event: Event) -> None:
-        """Do what an event of `hidden` says."""
+        """Carry out an event that `hidden` returned."""
         match event:
             case Reply() | Refusal():
                 self.wake(event.call, event)
@@ -208,16 +209,16 @@ class SessionState:
                     self.serving[ticket][1].cancel()
             case Notice():
                 if event.kind == "stdout":
-                    self.record.strayed(event.value)
+                    self.record.note_stray(event.value)
                 self._tell(event)
             case Alive():
                 self.alive.set()
             case LateAnswer(call):
                 self._owed.pop(call, None)
                 self.note_quiet()
-            case Farewelled(error):
+            case ShutdownAnswered(error):
                 self.record.farewell_error = error
-                self.farewelled.set()
+                self.shutdown_answered.set()
             case HostCall():
                 raise AssertionError("a HostCall comes only from a frame that was read (tasks.py)")
 
@@ -228,9 +229,9 @@ class SessionState:
             waiter.woken.set()
 
     def has_sent(self, waiter: Waiter) -> bool:
-        """Whether a byte of its request may have reached the plugin. If not, it will not be sent."""
-        waiter.letters = [letter for letter in waiter.letters if not self.outbox.withdraw(letter)]
-        return bool(waiter.letters)
+        """Whether a byte of its request may have reached the plugin. Otherwise the request is withdrawn."""
+        waiter.queued = [frame for frame in waiter.queued if not self.outbox.withdraw(frame)]
+        return bool(waiter.queued)
 
     # --- the end ----------------------------------------------------------------------------------------
 
@@ -242,17 +243,18 @@ class SessionState:
             self.verdict = self.doom or outcome
             self.cell.kill()
             self.end_waiting()
-            # Answers to the plugin would go nowhere, so their services stop. Publications are completed.
+            # The plugin gets no more answers, so the services that make them stop. Publications are
+            # completed.
             for call, scope in self.serving.values():
                 if call.expects_answer:
                     scope.cancel()
 
     def end_waiting(self) -> None:
         self.over.set()
-        self.gate.detach()
+        self.guard.detach()
         self.outbox.close()
         for token, waiter in self.waiters.items():
-            # Before the backlog is closed: what becomes of a call may itself be an event.
+            # Before the backlog is closed: the end of a call may itself be an event.
             if waiter.answer is None:
                 self.give_up_call(token, waiter, self.verdict or CLOSED)
             waiter.woken.set()
@@ -260,7 +262,7 @@ class SessionState:
         self.backlog.close(ended)
 
     def give_up_call(self, token: int, waiter: Waiter, outcome: Outcome) -> None:
-        """The call has failed, unless its contract has an answer for that."""
+        """Fail a call, unless its contract has a substitute answer."""
         for event in self.dialect.expired(token, outcome.message):
             self.act(event)
         if waiter.answer is None:

@@ -1,6 +1,6 @@
 """The tasks of a session: they read stdout and stderr, write stdin, serve the plugin's questions, and watch.
 
-The dialect says what bytes mean, the cell says what becomes of the process. Here is time: every wait is
+The dialect parses bytes, and the cell reports the end of the process. The clocks are here: every wait is
 bounded.
 """
 
@@ -16,7 +16,7 @@ import trio
 from runner.exceptions import PluginFailure
 from runner.outcome import Failure, Outcome
 from runner.protocol import wire
-from runner.protocol.dialect import Alive, Answer, Events, HostCall, Message, Pulse
+from runner.protocol.dialect import Alive, Answer, Events, HealthCheck, HostCall, Message
 from runner.protocol.memory import QUESTION, Charge
 from runner.session import verdict
 from runner.session.pending import Deadline, first_of
@@ -33,13 +33,13 @@ _THREAD_BYTES = 256 << 10  # a longer frame is decoded in a thread: it would hol
 _SEARCH_BYTES = 16 << 10
 _PIPE_SECONDS = 0.2  # for an answer that has arrived, and was not read yet
 _TURN_SECONDS = 0.005  # for the frames of one plugin, before other tasks run
-# What a plugin may say between two calls if it is ended for more (state.ends_if_chatty). An event or a second
-# answer may come after the end of a call; a flood would use a whole core of its host.
+# What a plugin may say between two calls if it is ended for more (state.ends_if_talkative). An event or a
+# second answer may come after the end of a call; a flood would use a whole core of its host.
 _UNASKED_FRAMES = 100
 _UNASKED_BYTES = 1 << 20
 
-# KeyboardInterrupt belongs to the caller that waits for the plugin. In one of these tasks it would end the
-# session's reading and its clocks before the shutdown.
+# KeyboardInterrupt goes to the caller that waits for the plugin. In one of these tasks it would stop reading
+# and the clocks before the shutdown.
 _uninterrupted = trio.lowlevel.enable_ki_protection
 
 
@@ -89,8 +89,8 @@ class SessionTasks:
             self._require_no_verdict()
         if state.terms.limits.idle is not None:
             nursery.start_soon(self._watch_idleness, state.terms.limits.idle)
-        if state.dialect.pulse is not None:
-            nursery.start_soon(self._watch_health, state.dialect.pulse)
+        if state.dialect.health_check is not None:
+            nursery.start_soon(self._watch_health, state.dialect.health_check)
 
     # --- opening ----------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class SessionTasks:
         with trio.move_on_after(seconds) as clock:
             state.act_all(state.dialect.opening())
             await first_of(state.ready, state.over)
-        state.record.took("handshake", trio.current_time() - began)
+        state.record.note_seconds("handshake", trio.current_time() - began)
         if clock.cancelled_caught and not state.ready.is_set():
             limited = granted is not None and granted <= contract
             if limited:
@@ -140,10 +140,10 @@ class SessionTasks:
         try:
             most = _READ_BYTES
             while data := await state.cell.stdout.receive_some(most):
-                if state.phase == "launch":  # it runs, and may be faster than the monitor's word of it
+                if state.phase == "launch":  # its output may come before the monitor's message that it runs
                     state.phase = "handshake"
                 self._count("stdout", data)
-                if state.ends_if_chatty:
+                if state.ends_if_talkative:
                     self._note_unasked("bytes", len(data), _UNASKED_BYTES)
                 if frames := framer.feed(data):
                     await self._take(frames, nursery)
@@ -160,11 +160,11 @@ class SessionTasks:
             and not state.closing
             and await self._was_killed()
         ):
-            fault = None  # it was killed while it wrote a frame: its end is judged, and not the frame
+            fault = None  # it was killed while it wrote a frame: its end is the fault, not the frame
         if fault is not None and not state.closing:
             state.fail(Outcome("malformed_response", state.phase, fault.message, fault.cause))
         state.stdout_eof.set()
-        # Nobody uses what it writes from now on. But it must not block on a full pipe during shutdown.
+        # Its output is not used any more, but it must not block on a full pipe during shutdown.
         try:
             while data := await state.cell.stdout.receive_some(_READ_BYTES):
                 self._count("stdout", data)
@@ -172,7 +172,7 @@ class SessionTasks:
             pass
 
     async def _was_killed(self) -> bool:
-        """Whether the process ends about now, and not with status 0."""
+        """Whether the process ends within a moment, with a status other than 0."""
         with trio.move_on_after(LINGER_SECONDS):
             return (await self._state.cell.ended()).outcome.code != "ok"
         return False
@@ -188,7 +188,7 @@ class SessionTasks:
             if state.verdict is not None:
                 return  # it arrived together with the frame that ended the session, and is too late
             state.record.frames += 1
-            if state.ends_if_chatty:
+            if state.ends_if_talkative:
                 self._note_unasked("frames", 1, _UNASKED_FRAMES)
             if len(frame) > _THREAD_BYTES:
                 message = await trio.to_thread.run_sync(state.dialect.read, frame)
@@ -206,16 +206,16 @@ class SessionTasks:
             asked = self._handle(message, events, nursery)
             del message, events  # else they are held while we wait below for the plugin to read its answers
             if asked or len(frame) > _READ_BYTES:
-                # Let other tasks run. A question is then taken up before more is read, if only to be answered
-                # "busy": else a plugin with many questions in one write would look like one that never waits
-                # for an answer. The caller of a long answer takes it before the next one is read.
+                # Let other tasks run. They start to serve this request, or refuse it as busy, before more is
+                # read. Otherwise a plugin that sends many requests in one write would look like one that
+                # never waits for an answer. The caller of a long answer takes it before the next one is read.
                 await trio.lowlevel.checkpoint()
                 turn = state.now()
             if state.outbox.is_full:
                 await state.outbox.room()
 
     def _handle(self, message: Message, events: Events, nursery: trio.Nursery) -> bool:
-        """Do what the message says: its events. Returns whether it asked something of the host."""
+        """Carry out the events of a message. Returns whether one is a request to the host."""
         state = self._state
         questions: Charge | None = None
         for event in events:
@@ -244,7 +244,7 @@ class SessionTasks:
 
     def _count(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         state = self._state
-        state.record.wrote(stream, data)
+        state.record.count_output(stream, data)
         exceeded = state.record.exceeded(state.terms.limits)
         if exceeded is not None:
             state.fail(verdict.output_exceeded(exceeded, state.terms.limits, state.phase))
@@ -257,18 +257,18 @@ class SessionTasks:
             return
         self._unasked[what] = self._unasked.get(what, 0) + count
         if self._unasked[what] > most:
-            state.fail(verdict.chatty(f"{most} {what}"))
+            state.fail(verdict.sent_too_much_unasked(f"{most} {what}"))
 
     # --- the plugin's questions -------------------------------------------------------------------------
 
     def _begin_serving(self, call: HostCall, frame: Charge, nursery: trio.Nursery) -> None:
         state = self._state
-        taken = state.gate.take(call)
+        taken = state.guard.take(call)
         if taken is not None:
             state.act_all([*taken, *state.dialect.answer(call.ticket, Answer())])
             return
         if not frame.hold():
-            state.act_all(state.dialect.answer(call.ticket, state.gate.turn_away(call)))
+            state.act_all(state.dialect.answer(call.ticket, state.guard.turn_away(call)))
             return
         # The plugin may cancel it before its task has run for the first time.
         scope = trio.CancelScope()
@@ -287,7 +287,7 @@ class SessionTasks:
 
         try:
             with scope:
-                async with state.gate.answered(call, emit, lambda: not state.outbox.closed) as answer:
+                async with state.guard.answered(call, emit, lambda: not state.outbox.closed) as answer:
                     await state.outbox.room()
                     state.begin_frame(frame.weight)
                     try:
@@ -367,8 +367,8 @@ class SessionTasks:
 
     @_uninterrupted
     async def _watch_silence(self) -> None:
-        """Tells the dialect that its patience is over. Frames that change nothing for the dialect (noise on
-        stdout) do not restart the clock."""
+        """Call `silence` of the dialect when nothing came for the seconds of `patience`. Noise on stdout does
+        not restart the clock."""
         state = self._state
         patience, until = None, math.inf
         while not state.ready.is_set() and not state.over.is_set():
@@ -400,34 +400,34 @@ class SessionTasks:
             await trio.sleep(left)
 
     @_uninterrupted
-    async def _watch_health(self, pulse: Pulse) -> None:
+    async def _watch_health(self, health_check: HealthCheck) -> None:
         """Asks whether the plugin is alive, from time to time and never while it may work on a call."""
         state = self._state
         while not state.over.is_set():
-            await trio.sleep(pulse.interval)
+            await trio.sleep(health_check.interval)
             while trio.current_time() < state.busy_until:
                 state.went_quiet = trio.Event()
                 with trio.move_on_at(state.busy_until):
                     await state.went_quiet.wait()
-            if not state.is_over and not await self._is_alive(pulse):
+            if not state.is_over and not await self._is_alive(health_check):
                 state.phase = "idle"
-                state.fail(verdict.lifeless(pulse.method, pulse.answer))
+                state.fail(verdict.no_health_answer(health_check.method, health_check.answer))
 
-    async def _is_alive(self, pulse: Pulse) -> bool:
+    async def _is_alive(self, health_check: HealthCheck) -> bool:
         state = self._state
         state.alive = trio.Event()
         active = state.last_active
-        state.act_all(state.dialect.beat())
+        state.act_all(state.dialect.send_health_check())
         state.last_active = active
         # If the whole machine was stopped meanwhile, the answer may be in the pipe when the time is up.
-        for seconds in (pulse.answer, _PIPE_SECONDS):
+        for seconds in (health_check.answer, _PIPE_SECONDS):
             with trio.move_on_after(seconds):
                 await first_of(state.alive, state.over)
-        return state.alive.is_set() or state.is_over  # a plugin that is being ended owes no answer
+        return state.alive.is_set() or state.is_over  # a plugin that is being ended need not answer
 
 
 def _sendable(answer: Answer) -> Answer:
-    """A service is the host's own code: what it returns may not be JSON."""
+    """The answer, or an error if it is not JSON: a service is the host's own code and may return anything."""
     if answer.error is None and _is_plain(answer.result):
         return answer
     try:
@@ -439,7 +439,7 @@ def _sendable(answer: Answer) -> Answer:
 
 
 def _is_plain(result: Any) -> bool:
-    """Whether it is JSON for sure, at the first glance: the base64 of a file may have 16 MiB."""
+    """Whether a quick look shows that it is JSON. Saves encoding a file of 16 MiB twice."""
     return type(result) is dict and all(
         type(name) is str
         and name.isascii()

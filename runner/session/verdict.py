@@ -1,6 +1,6 @@
-"""What a session saw of a plugin, beside its ending: the Outcome of each.
+"""The Outcome of each failure that a session notices while the plugin runs.
 
-The first cause wins: what a session has found stays the outcome, however the process ends that it then kills.
+The first cause wins: the session's outcome stays, however the process ends that it then kills.
 A process that ended by itself is judged by its ending (runner/launch/verdict.py), and the session adds when
 that was. `stderr` is what the plugin wrote there.
 """
@@ -19,7 +19,7 @@ def ended_early(ended: Outcome, phase: Phase, stderr: str) -> Outcome:
 
 
 def ended_unasked(ended: Outcome, stderr: str) -> Outcome:
-    """The plugin ended while no call was pending and nobody had asked it to end."""
+    """The plugin ended while no call was open, before it was asked to end."""
     return _early(ended, "idle", "although it was not asked to end", stderr)
 
 
@@ -28,7 +28,7 @@ def _early(ended: Outcome, phase: Phase, when: str, stderr: str) -> Outcome:
         message = f"the plugin ended with status 0, {when}"
         return Outcome("crashed", phase, message, "exit:0", _stderr_hint(stderr))
     if ended.code != "crashed" or ended.phase != "run":
-        return ended  # the moment is in it already, or does not matter
+        return ended  # its message says already when it ended, or that does not matter
     hint = ended.hint or _stderr_hint(stderr)
     return ended._replace(phase=phase, message=f"{ended.message}, {when}", hint=hint)
 
@@ -72,15 +72,15 @@ def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = Fal
     return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)
 
 
-def lifeless(method: str, seconds: float) -> Outcome:
-    """The plugin did not answer the question whether it is alive, which was asked between calls."""
+def no_health_answer(method: str, seconds: float) -> Outcome:
+    """The plugin did not answer a health check, which is sent between calls."""
     message = f"there was no answer to {method} within {_words('deadline', seconds)}"
     hint = "this is the contract's limit: the plugin has to answer whenever it works on no call"
     return Outcome("timeout", "idle", message, "health", hint)
 
 
-def chatty(most: str) -> Outcome:
-    """The plugin said too much between calls."""
+def sent_too_much_unasked(most: str) -> Outcome:
+    """The plugin sent too much between calls."""
     message = f"the plugin sent more than {most} while it worked on no call"
     hint = "a process that waits for its next call has nothing to send: the plugin has to answer a call once"
     return Outcome("crashed", "idle", message, "unasked", hint)
@@ -98,7 +98,7 @@ def output_exceeded(name: str, limits: Limits, phase: Phase) -> Outcome:
 
 
 def after_answer(ended: Outcome, forced: bool, seconds: float) -> Outcome:
-    """For contracts in which the plugin has to end after its answer."""
+    """The outcome of a plugin that has to end after its answer."""
     if forced:
         message = f"the plugin answered, but did not end within {_words('teardown', seconds)}"
         hint = "the plugin has to exit when its stdin is closed"

@@ -18,7 +18,7 @@ _NAMES = {
         sandbox.spawn.launcher sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper
         sandbox.speed.libc sandbox.spawn.init sandbox.spawn.spawner sandbox.cell.launch runner.launch.start
         runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts
-        sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored sandbox.paths
+        sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths
         sandbox.paths.file_identity sandbox.cell.reopened sandbox.identity.uid_range sandbox.identity.leases
         sandbox.limits.socket_meter
     """,

@@ -118,8 +118,7 @@ def _warm(caller: Caller, taken: Mapping[str, list[list[float]]]) -> Table:
 
 
 def _flights(caller: Caller, taken: Mapping[str, list[list[float]]]) -> list[Table]:
-    """Calls that do not wait for the answers to others. `taken`: seconds of a call, and those of the host's
-    processor."""
+    """Concurrent calls. `taken`: seconds of a call, and processor seconds of the host."""
     over = {SESSION: (Against(TRIO, (TRIO,)),)}
     tables = []
     for column, (title, headline) in enumerate(

@@ -20,7 +20,7 @@ RUNNER = str(Path(sys.executable).with_name("runner"))
 
 
 class Unable(Exception):
-    """Something that has to work before it can be measured did not work."""
+    """Something cannot be measured, because it does not work here."""
 
 
 class Caller(NamedTuple):
@@ -76,7 +76,7 @@ class Caller(NamedTuple):
 
 
 def reason(fault: Unable) -> str:
-    """The last line of it, without the whole command and its traceback."""
+    """The last line of the message, without the command and its traceback."""
     lines = [line.strip(" |+-") for line in str(fault).splitlines()]  # drawn around a group of exceptions
     return [line for line in lines if line][-1]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """By nearest rank, so the result is always one of the samples."""
+    """The percentile by nearest rank, so the result is always one of the samples."""
     return sorted(samples)[max(0, math.ceil(len(samples) * percent / 100) - 1)]
 
 

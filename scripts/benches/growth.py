@@ -11,15 +11,15 @@ from scripts.benches.hosting import go_on, hosting, live_host, read_document
 from scripts.benches.machine import available_bytes
 from scripts.benches.rows import Against, Row, Table
 
-# Of one session with its plugin, more than was ever measured; and the part of free memory that may be used.
+# An upper estimate for one session with its plugin, and the part of free memory that may be used.
 SESSION_BYTES = 20 << 20
 MOST_OF_MEMORY = 0.6
 WARM_UP_CALLS = 10
-HEADLINE = 100  # the page shows the memory of so many in short, or of the most below that
+HEADLINE = 100  # sessions of the headline about memory, or the most that were opened below that
 
 
 def affordable(counts: tuple[int, ...], available: int) -> tuple[tuple[int, ...], str]:
-    """Which of the counts fit into memory, and a sentence about those that do not."""
+    """The counts that fit into memory, and a sentence about those that do not."""
     most = int(available * MOST_OF_MEMORY) // SESSION_BYTES
     fitting = tuple(count for count in counts if count <= most) or counts[:1]
     without = [str(count) for count in counts if count not in fitting]
@@ -34,7 +34,7 @@ def affordable(counts: tuple[int, ...], available: int) -> tuple[tuple[int, ...]
 def bench(caller: Caller, counts: tuple[int, ...], calls: int, starts: int) -> list[Table]:
     fitting, note = affordable(counts, available_bytes())
     speech = next(each for each in talker.SPEECHES if each.contract == "mcp")
-    told = talks.given(caller, speech)
+    told = talks.describe_plugin(caller, speech)
     told |= {"counts": fitting, "calls": calls, "starts": starts, "warm_up": WARM_UP_CALLS}
     told["raw"] = told["others"][talks.RAW]
     notes = [note] if note else []
@@ -57,7 +57,7 @@ def bench(caller: Caller, counts: tuple[int, ...], calls: int, starts: int) -> l
 
 def _memory(caller: Caller, stops: list[Any], notes: tuple[str, ...]) -> Table:
     rows = []
-    # The same for every caller, if it got so far: not all can open as many.
+    # The same number for every caller, if possible: not all can open as many.
     shown = max((opened["count"] for opened, _, _ in stops if opened["count"] <= HEADLINE), default=0)
     for opened, sizes, _ in stops:
         count = opened["count"]

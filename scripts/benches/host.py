@@ -20,7 +20,7 @@ import trio
 
 import runner
 
-IN_FLIGHT, IN_A_ROW = 32, 10  # tasks that call at once, where they do, and calls of each
+IN_FLIGHT, IN_A_ROW = 32, 10  # concurrent tasks, and calls of each
 BLOCK = 50  # calls in a row, before the next alternative's turn
 WARM_UP = 2
 TURNS = 4
@@ -56,7 +56,7 @@ class Pipes:
 
 
 class Streams:
-    """The same pipes, read by trio. No host on trio can be faster than this."""
+    """The same pipes, read by trio: the lower bound for a host on trio."""
 
     def __init__(self, stdin: int, stdout: int) -> None:
         self._in, self._out = trio.lowlevel.FdStream(stdin), trio.lowlevel.FdStream(stdout)
@@ -88,7 +88,7 @@ class Streams:
 
 
 class Frames:
-    """What a session writes to the plugin, as the plugin reports it. The plain pipes carry the same bytes."""
+    """The frames that a session wrote, as the plugin received them. They are sent over plain pipes too."""
 
     def __init__(self, lines: list[str]) -> None:
         *opening, echo, large, _ = (line.encode() for line in lines)

@@ -30,8 +30,8 @@ command = "{command}"
 args = {arguments}
 """
 
-# Both ignore SIGTERM and SIGINT, so that SIGKILL is needed. Both end by themselves after LIFETIME_SECONDS, in
-# case the runner fails. The last argument is a mark by which they are found.
+# Both plugins ignore SIGTERM and SIGINT, so that SIGKILL is needed. Both end by themselves after
+# LIFETIME_SECONDS, in case the runner fails. The last argument is a mark by which they are found.
 IDLE = """trap "" TERM INT; echo ready; exec sleep "$0" """
 
 BOMB = f"""\
@@ -123,7 +123,7 @@ def end(caller: Caller, manifest: str) -> float:
         except BaseException:
             process.kill()
             raise
-    left = marked(mark)
+    left = find_marked(mark)
     groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/runner-{process.pid}-*[0-9]")]
     if not over or left or groups:
         raise Unable(f"{manifest} was not killed: processes {left} and cgroups {groups} are left")
@@ -137,7 +137,7 @@ def _readable(fd: int) -> bool:
     return bool(select.select([fd], [], [], LIFETIME_SECONDS)[0])
 
 
-def marked(mark: str) -> list[int]:
+def find_marked(mark: str) -> list[int]:
     """The living processes with `mark` among their arguments. A fork has its parent's arguments.
 
     Not for a living fork bomb, which makes processes faster than /proc can be listed.

@@ -63,9 +63,9 @@ NONE, USUAL, ALL, RELAYED = (
     "runner exec, full limits",
     "runner exec, full, and of stderr",
 )
-# The default policy too: with a plan that does not hold, and by the script that pip makes for a command.
+# Also with the default policy: without a valid stored plan, and through the script that pip makes.
 ANEW, CONSOLE = "runner exec, decided anew", "runner-console exec"
-_LAUNCH_NUMBER = "TZ"  # plugins get this variable, so a plan with another value of it does not hold
+_LAUNCH_NUMBER = "TZ"  # plugins get this variable, so a new value of it invalidates a stored plan
 
 # What `runner exec` has to start at the least: bubblewrap, and an interpreter that imports nothing.
 OVER_RAW = Against("raw bwrap", (RAW,))
@@ -75,7 +75,7 @@ OVER_SUM = Against("raw bwrap + python -I -S", (RAW, PYTHON))
 class Command(NamedTuple):
     argv: list[str]
     files: dict[int, str]  # descriptor number -> the file to open as it
-    is_new: bool = False  # whether each launch has another environment than all before
+    is_new: bool = False  # each launch gets a new environment, so that no stored plan holds
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -133,12 +133,12 @@ def tables(
     headlines: Mapping[str, str] = MappingProxyType({}),
     notes: tuple[str, ...] = (),
 ) -> list[Table]:
-    """Two of them: by the clock, and by processor time."""
+    """Two tables: elapsed time and processor time."""
     wall = [
         Row(name, "ms", [each.wall for each in samples], over.get(name, ()), headlines.get(name, ""))
         for name, samples in taken.items()
     ]
-    # Not compared: bubblewrap does not wait for its own child, whose time the kernel then adds to nobody.
+    # Not compared: bubblewrap does not wait for its own child, so the kernel does not count the child's time.
     cpu = [Row(name, "ms", [each.cpu for each in samples]) for name, samples in taken.items()]
     return [
         Table(part, title, caller.name, about, wall, notes),
@@ -174,9 +174,9 @@ def _commands(caller: Caller) -> Mapping[str, Command]:
         commands[name] = Command(argv, {})
     commands[RAW] = raw(caller, commands[USUAL].argv)
     commands[CONSOLE] = Command([f"{RUNNER}-console", *words(USUAL)], {})
-    # Its policy has another name, so it does not replace the plan of the others.
+    # Its policy has another name, so it does not replace the stored plan of the others.
     commands[ANEW] = Command([RUNNER, *words(USUAL)], {}, True)
-    time.sleep(SETTLED_SECONDS + 0.2)  # a plan that rests on what changed later is not kept
+    time.sleep(SETTLED_SECONDS + 0.2)  # a plan that rests on files that changed just now is not stored
     return commands
 
 

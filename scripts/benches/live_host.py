@@ -112,7 +112,7 @@ def body_of(frame: bytes) -> bytes:
     return frame.partition(b"\r\n\r\n")[2] if frame.startswith(b"Content-Length") else frame
 
 
-def reworded(frame: bytes, text: str) -> bytes:
+def reword_frame(frame: bytes, text: str) -> bytes:
     """The frame that asks for `text`, made from the one that asked for "heard"."""
     body = body_of(frame).replace(b'"heard"', json.dumps(text).encode())
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body) if body_of(frame) != frame else body
@@ -132,19 +132,19 @@ async def talk(given: dict[str, Any]) -> None:
     """Calls of an open session, of raw bwrap and of `runner exec`, by turns, for each size of the answer."""
     async with runner.open_plugin(given["manifest"], state_dir=given["state"]) as plugin:
         *opening, heard = await record(plugin, given)
-        # What is caged, and what is compared with it, speaks the same frames.
+        # The session and the raw plugin exchange the same frames.
         others = {name: Raw(start(*started), given["framing"]) for name, started in given["others"].items()}
         for other in others.values():
             await other.open(opening)
         for size, calls in given["sizes"]:
             asked = json.loads(json.dumps(given["heard"]).replace("heard", str(size)))
-            frame = reworded(heard, str(size))
+            frame = reword_frame(heard, str(size))
             asks: dict[str, Ask] = {name: partial(other.ask, frame) for name, other in others.items()}
             asks["session"] = partial(plugin.call, given["call"], asked)
             block = min(BLOCK, calls)
             tell({"size": size, "taken": await in_turns(asks, -(-calls // block), block)})
         if given["pipelined"]:
-            frame, raw = reworded(heard, str(SMALL)), others["raw bwrap"]
+            frame, raw = reword_frame(heard, str(SMALL)), others["raw bwrap"]
             asked = json.loads(json.dumps(given["heard"]).replace("heard", str(SMALL)))
             once: Ask = partial(plugin.call, given["call"], asked)
             many: dict[str, Ask] = {
@@ -167,7 +167,7 @@ async def once(given: dict[str, Any]) -> None:
     async with runner.open_plugin(given["manifest"], state_dir=given["state"]) as plugin:
         *opening, heard = await record(plugin, given)
         asked = json.loads(json.dumps(given["heard"]).replace("heard", str(SMALL)))
-        frame = reworded(heard, str(SMALL))
+        frame = reword_frame(heard, str(SMALL))
 
         async def by_raw() -> None:
             raw = Raw(start(*given["others"]["raw bwrap"]), given["framing"])
@@ -227,7 +227,7 @@ def why(fault: BaseException) -> str:
 
 
 async def _call_each(plugins: Sequence[runner.OpenPlugin], given: dict[str, Any], asked: Any) -> list[float]:
-    """One call after the other, each of another session if there are so many."""
+    """Calls in a row, each in another session if there are enough."""
     taken = []
     for number in range(given["warm_up"] + given["calls"]):
         plugin = plugins[number % len(plugins)]

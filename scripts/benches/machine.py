@@ -1,4 +1,4 @@
-"""What a run was made on, and what else the machine did meanwhile."""
+"""The machine of a run, and its load meanwhile."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def available_bytes() -> int:
 
 
 class Load(NamedTuple):
-    """Of the whole machine, from the first sample to the last."""
+    """The load of the whole machine, from the first sample to the last."""
 
     seconds: float
     processors: int
@@ -111,7 +111,7 @@ class Load(NamedTuple):
 
 
 class Watch:
-    """Watches the load from its making on."""
+    """Watches the load from its creation on."""
 
     def __init__(self, stat: Callable[[], str] = lambda: _read("/proc/stat")) -> None:
         self._stat = stat

@@ -232,7 +232,8 @@ def _exec(caller: Caller, folder: str, network: Any, *command: str) -> list[str]
 
 
 def find_gate(pid: int) -> int:
-    """Of the children of `runner exec`, the one that is in its network namespace, and not in the cage's."""
+    """The pid of the gate: the child of `runner exec` in the host's network namespace, and not in the
+    cage's."""
     theirs = os.readlink(f"/proc/{pid}/ns/net")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     found = [int(child) for child in children if os.readlink(f"/proc/{child}/ns/net") == theirs]
@@ -242,7 +243,7 @@ def find_gate(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """What the process alone has in memory: what would be free without it."""
+    """The private memory of a process, in bytes."""
     fields = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     )

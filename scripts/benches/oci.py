@@ -1,7 +1,7 @@
 """A bundle for runc and crun that confines as a bwrap command line does: the same namespaces, mounts, limits
 and system calls.
 
-It is made from that command line and not from a plan, so that what is compared is what bubblewrap was told.
+It is made from that command line and not from a plan, so that both confine in the same way.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _make_target(root: Path, path: str, folder: bool) -> None:
 
 
 def _rlimits() -> list[dict[str, Any]]:
-    """Those that bwrap inherits from us, set anew as the runner does."""
+    """The rlimits that bwrap inherits, as the runner sets them."""
     names = ("NOFILE", "CORE", "MEMLOCK", "MSGQUEUE")
     found = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in names}
     return [

@@ -35,7 +35,7 @@ class Run(NamedTuple):
 
 
 def figure(number: float) -> str:
-    """Three digits, and whole numbers from a thousand on: more would claim what nobody measured."""
+    """Three significant digits, and whole numbers from a thousand on: more would suggest false precision."""
     if abs(number) >= 1000:
         return f"{number:.0f}"
     text = f"{number:.{_DIGITS}g}"
@@ -43,7 +43,7 @@ def figure(number: float) -> str:
 
 
 def cells(row: Row) -> list[str]:
-    """The unit and the figures of a row. A single sample is its own best and worst, and stands there once."""
+    """The unit and the figures of a row. A single sample is shown once, not as best and worst too."""
     if len(row.samples) == 1:
         return [row.unit, figure(row.median), "", *("" for _ in SLOW)]
     numbers = (row.median, row.best, *(row.worse_than(percent) for percent in SLOW))
@@ -51,7 +51,7 @@ def cells(row: Row) -> list[str]:
 
 
 def ratios(table: Table, row: Row, labels: Sequence[str]) -> list[str]:
-    """By median and by best sample, for each label; empty where a row is not compared with it."""
+    """The ratios by median and by best sample, for each label; empty if the row is not compared with it."""
     mine = {against.label: against for against in row.against}
     return [_ratio(table, row, mine.get(label)) for label in labels]
 
@@ -184,7 +184,7 @@ def _beside_each_other(document: Document, name: Callable[[Document, Document], 
 
 
 def _median_and_p99(row: Document) -> tuple[str, str]:
-    """The second is empty if a single sample, or none, says what the first does."""
+    """Median and p99. The second is empty if there is at most one sample."""
     parts = [f"{figure(row['median'])} {row['unit']}"]
     for against in row["against"]:
         if against["ratio"] is not None:
@@ -193,7 +193,7 @@ def _median_and_p99(row: Document) -> tuple[str, str]:
 
 
 def _notes(document: Document, title: str) -> list[str]:
-    """What the tables of this title have to say, each sentence once."""
+    """The notes of the tables with this title, without duplicates."""
     tables = [table for table in document["tables"] if table["title"] == title]
     return list(dict.fromkeys(note for table in tables for note in table["notes"]))
 
@@ -257,5 +257,5 @@ def _row(table: Table, row: Row) -> Document:
 
 
 def _rounded(number: float) -> float:
-    """To five digits: clocks are no better, and the file with every sample stays small."""
+    """Round to five digits: clocks are no better, and the file stays small."""
     return float(f"{number:.5g}")

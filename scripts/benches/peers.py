@@ -37,10 +37,10 @@ class Peer(NamedTuple):
     packages: tuple[str, ...]  # of the system, that bring them
     from_npm: bool
     command: Callable[[Caller, Command], Command]  # the second: raw bwrap with the runner's arguments
-    how: str  # what it was told
+    how: str  # how it was configured
 
 
-class Found(NamedTuple):
+class FoundPeers(NamedTuple):
     """The peers of one run."""
 
     peers: tuple[Peer, ...]
@@ -132,7 +132,7 @@ def _path(program: str) -> str:
 # --- finding and installing ---------------------------------------------------------------------------------
 
 
-def find(install: bool, peers: tuple[Peer, ...] = PEERS) -> Found:
+def find(install: bool, peers: tuple[Peer, ...] = PEERS) -> FoundPeers:
     """`install`: get what is missing. Otherwise a peer that is missing is only named."""
     present, versions, missing = [], [], []
     for peer in peers:
@@ -145,7 +145,7 @@ def find(install: bool, peers: tuple[Peer, ...] = PEERS) -> Found:
         present.append(peer)
         if peer.programs:
             versions.append((peer.name, _version(peer)))
-    return Found(tuple(present), tuple(versions), tuple(missing))
+    return FoundPeers(tuple(present), tuple(versions), tuple(missing))
 
 
 def _lacks(peer: Peer) -> str:
@@ -165,7 +165,7 @@ def _version(peer: Peer) -> str:
 
 
 def _install(peer: Peer) -> str:
-    """Why it failed; empty if it is there now."""
+    """Install a peer. Returns why it failed, or ''."""
     pairs = zip(peer.programs, peer.packages, strict=True)
     wanted = [package for program, package in pairs if shutil.which(program, path=PATH) is None]
     if wanted:
@@ -200,7 +200,7 @@ def _run(*argv: str) -> str:
 # --- measuring ----------------------------------------------------------------------------------------------
 
 
-def bench(caller: Caller, rounds: int, found: Found) -> list[Table]:
+def bench(caller: Caller, rounds: int, found: FoundPeers) -> list[Table]:
     manifest = caller.write("peers/nexo-plugin.toml", MANIFEST.replace('"bench"', '"peers"'))
     argv = [RUNNER, "exec", "--state-dir", f"{caller.own('state-peers')}/own", manifest]
     caller.output_of(argv)  # makes the state directory; fills the caches
@@ -218,7 +218,7 @@ def bench(caller: Caller, rounds: int, found: Found) -> list[Table]:
     return launch.tables("peers", "peers", caller, about, taken, over, headlines, notes)
 
 
-def usable(caller: Caller, bare: Command, found: Found) -> tuple[dict[str, Command], tuple[str, ...]]:
+def usable(caller: Caller, bare: Command, found: FoundPeers) -> tuple[dict[str, Command], tuple[str, ...]]:
     """The peers that start here, and a sentence about each, also about those that do not."""
     commands: dict[str, Command] = {}
     notes = list(found.missing)

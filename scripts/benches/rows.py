@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def best(self) -> float:
-        """The sample that other programs on the machine disturbed least."""
+        """The best sample: the one least disturbed by other programs."""
         return max(self.samples) if self.more_is_better else min(self.samples)
 
     def worse_than(self, percent: float) -> float:
@@ -70,5 +70,5 @@ class Table(NamedTuple):
 
 
 def left_out(part: str, caller: str, *reasons: str) -> Table:
-    """A part that could not be measured. It is named all the same."""
+    """A table for a part that could not be measured, with the reasons."""
     return Table(part, part, caller, "not measured", (), reasons)

@@ -174,7 +174,7 @@ MCP = json.dumps({"mcpServers": {"talker": {"command": "./talker", "args": ["lin
 
 
 class Speech(NamedTuple):
-    """How a contract is spoken."""
+    """The plugin of one contract, and how it is called."""
 
     contract: str
     framing: str  # lines or headers

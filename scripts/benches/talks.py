@@ -17,13 +17,13 @@ SMALL_BYTES = 5
 SIZES = {1 << 10: "1 KiB", 64 << 10: "64 KiB", 4 << 20: "4 MiB"}
 
 
-def started(command: Command) -> tuple[list[str], dict[str, str]]:
-    """As live_host.py starts it."""
+def command_for_host(command: Command) -> tuple[list[str], dict[str, str]]:
+    """The command line and files in the form that live_host.py takes."""
     return command.argv, {str(number): path for number, path in command.files.items()}
 
 
-def given(caller: Caller, speech: talker.Speech) -> dict[str, Any]:
-    """What live_host.py has to know of a plugin, which is written."""
+def describe_plugin(caller: Caller, speech: talker.Speech) -> dict[str, Any]:
+    """Write a plugin, and return its description for live_host.py."""
     manifest = talker.install(caller, speech)
     # Not in the default state directory, where nothing should be left.
     state = caller.own(f"states-{speech.contract}")
@@ -36,12 +36,13 @@ def given(caller: Caller, speech: talker.Speech) -> dict[str, Any]:
         "call": speech.call,
         "heard": speech.asked("heard"),
         "framing": speech.framing,
-        "others": {RAW: started(_without_state(bare, state))},
+        "others": {RAW: command_for_host(_without_state(bare, state))},
     }
 
 
 def _without_state(command: Command, state: str) -> Command:
-    """With an empty folder in place of the state directory: root's bubblewrap may not enter a plugin's."""
+    """The command with an empty folder in place of the state directory, which raw bwrap may not enter as
+    root."""
     words = list(command.argv)
     for at, word in enumerate(words):
         if word == "--bind" and words[at + 1].startswith(state):
@@ -58,12 +59,16 @@ def bench_framings(caller: Caller, calls: int, onces: int) -> list[Table]:
     at_once: list[Row] = []
     for speech in talker.SPEECHES:
         if speech.once:
-            told = {**given(caller, speech), "calls": onces}
+            told = {**describe_plugin(caller, speech), "calls": onces}
             with hosting(caller, live_host(caller, "once", told)) as process:
                 taken = read_document(process)["taken"]
             one_by_one += _rates(f"{_title(speech)}, a process for each call", taken, 1)
             continue
-        told = {**given(caller, speech), "sizes": [[SMALL_BYTES, calls]], "pipelined": max(2, calls // 4)}
+        told = {
+            **describe_plugin(caller, speech),
+            "sizes": [[SMALL_BYTES, calls]],
+            "pipelined": max(2, calls // 4),
+        }
         with hosting(caller, live_host(caller, "talk", told)) as process:
             taken, many = read_document(process)["taken"], read_document(process)
         headline = "calls of an open session, one by one" if speech.contract == "mcp" else ""
@@ -91,7 +96,7 @@ def _title(speech: talker.Speech) -> str:
 
 
 def _rates(title: str, taken: Mapping[str, list[list[float]]], each: int, headline: str = "") -> list[Row]:
-    """One sample for each block: a call alone is shorter than what disturbs it."""
+    """One sample for each block of calls: a single call is too short to measure."""
     raw = f"{title}, {RAW}"
     rates = {name: [each * len(block) / sum(block) for block in blocks] for name, blocks in taken.items()}
     return [
@@ -106,11 +111,11 @@ def _rates(title: str, taken: Mapping[str, list[list[float]]], each: int, headli
 def bench_answers(caller: Caller, counts: Mapping[int, int]) -> list[Table]:
     """`counts`: how many of each size."""
     speech = next(each for each in talker.SPEECHES if each.contract == "mcp")
-    told = given(caller, speech)
+    told = describe_plugin(caller, speech)
     argv = told["exec"]
     told["others"] |= {
-        DIRECT: started(Command(argv, {})),
-        INSPECTED: started(Command([*argv[:2], "--inspect", *argv[2:]], {})),
+        DIRECT: command_for_host(Command(argv, {})),
+        INSPECTED: command_for_host(Command([*argv[:2], "--inspect", *argv[2:]], {})),
     }
     told |= {"sizes": [[SMALL_BYTES, counts[min(counts)]], *map(list, counts.items())], "pipelined": 0}
     with hosting(caller, live_host(caller, "talk", told)) as process:

@@ -91,7 +91,7 @@ class Spent(NamedTuple):
     parts: tuple[float, ...]
 
 
-def below(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -102,7 +102,7 @@ def tree(pid: int) -> list[int]:
     found, ends = [], [pid]
     while ends:
         found.append(ends.pop())
-        ends += below(found[-1])
+        ends += child_pids(found[-1])
     return found
 
 
@@ -123,7 +123,7 @@ def seconds_of(pid: int) -> float | None:
 
 
 def spent_below(pid: int, seconds: float) -> Spent:
-    """Read twice, with so many seconds between."""
+    """The processor time that a process and its descendants use within `seconds`."""
     before = {each: seconds_of(each) for each in tree(pid)}
     began = time.monotonic()
     time.sleep(seconds)
@@ -160,7 +160,7 @@ def has_silent_plugin(pid: int) -> bool:
 
 
 def measure_all(starts: Mapping[str, Start], seconds: float = WINDOW_SECONDS) -> dict[str, Spent]:
-    """All of them wait at once."""
+    """Measure all states at once."""
 
     def measure(start: Start) -> Spent:
         return measure_quiet(start(), has_silent_plugin, seconds)
@@ -209,7 +209,7 @@ SESSIONS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "silent after its patience": ("silence", "wait", {"limits": {"handshake": 30}}),
     "call pending": ("tool.invoke", "call", {}),
     "open and idle": ("idle", "wait", {"limits": {"idle": 1000, "memory": 64 << 20, "cpu_time": 900}}),
-    "farewell pending": ("shutdown", "leave", {}),
+    "shutdown pending": ("shutdown", "leave", {}),
     "events unread": ("unread", "wait", {}),
     "plugin does not read": ("deaf", "call", {"bytes": 900_000}),
 }

@@ -199,7 +199,7 @@ def test_libraries_in_c_see_no_variable_either(host: Host, library: tuple[Path, 
         return found
 
     assert run(use)  # the control
-    assert not run(f"from runner.cli import leave_environment; leave_environment(); {use}")
+    assert not run(f"from runner.cli import drop_environment; drop_environment(); {use}")
 
 
 # --- where the runner looks ---------------------------------------------------------------------------------

@@ -55,15 +55,15 @@ OF_OS_PATH = {"realpath", "exists", "lexists", "isdir", "isfile", "islink", "ism
 # Functions that ask by themselves and note nothing, and why that is right.
 EXEMPT = {
     "runner/approvals/files.py:write_record": "the verb `allow`, which launches nothing",
-    "runner/approvals/files.py:_opened": "the verb `allow`, which launches nothing",
-    "runner/manifest/fill.py:_opened": "read_named has said that nothing may be kept",
+    "runner/approvals/files.py:_open_folder": "the verb `allow`, which launches nothing",
+    "runner/manifest/fill.py:_open_file": "read_named has said that nothing may be kept",
     "runner/manifest/fill.py:_text": "read_named has said that nothing may be kept",
     "sandbox/files.py:kernel_text": "who calls it asks, and is found",
     "sandbox/files.py:write_once": "it writes",
     "sandbox/files.py:text_at": "look.stat has noted the file, with the time of its last change",
     "sandbox/identity/uid_range.py:in_use": "asked when a uid is leased, at every launch",
     "sandbox/identity/uid_range.py:_running": "asked when a uid is leased, at every launch",
-    "runner/approvals/store.py:is_told": "it makes a mark; look.lexists has noted whether it was there",
+    "runner/approvals/store.py:was_notified": "it makes a mark; look.lexists has noted whether it was there",
     "sandbox/limits/cgroup_survey.py:_read": "its callers note the content, or who is in the group",
     "sandbox/limits/cgroup_survey.py:_named": "for a message",
     "sandbox/paths/beneath.py:walk_beneath": "its callers note the whole path",

@@ -1,4 +1,4 @@
-"""One call. If what was asked for does not exist, the message lists what does."""
+"""One call. If there is no such tool, the message lists those that exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADVICE_NAMES = 20
 
 
 def call_once(request: SessionRequest, output: Output) -> int:
-    statuses: list[int] = []  # of a call that stands for a command
+    statuses: list[int] = []  # the exit status, if the call runs a command
 
     async def work(session: Session) -> None:
         try:
@@ -37,7 +37,7 @@ def call_once(request: SessionRequest, output: Output) -> int:
         except PluginFailure as error:
             if error.outcome.code == "timeout" and not session.is_over:
                 error.stderr = session.stderr
-                # Now, and not after the shutdown, which takes a moment.
+                # Before the shutdown, which takes a moment.
                 output.failure(error, session.terms.notes)
             raise
         if session.is_one_shot:
@@ -63,12 +63,12 @@ def _with_schema_hint(error: PluginError) -> PluginError:
 
 
 async def _with_names(session: Session, call: Call, error: PluginError) -> PluginError | PluginFailure:
-    """A "no" may mean that there is no such thing: then the hint lists what there is."""
+    """Add a hint that lists the existing names, if the error may mean that this one does not exist."""
     _with_schema_hint(error)
     lists = find_contract(session.terms.plugin.contract).lists
     listing = next((each for each in lists if each.kind == call.kind), None)
     if listing is None:
-        return error  # its handshake or its manifest was checked before it was asked
+        return error  # the name was checked against handshake or manifest before the call
     try:
         found = await session.call(Call("list", listing.what), seconds=_ADVICE_SECONDS)
     except (PluginError, PluginFailure):
@@ -103,10 +103,10 @@ def send_event(request: SessionRequest, output: Output) -> int:
         granted = session.terms.limits.call
         seconds = seconds if granted is None else min(granted, seconds)
         method = find_contract(session.terms.plugin.contract).event_method
-        letters = session.notify(method, {"topic": request.call.name, "payload": request.call.input})
+        queued = session.notify(method, {"topic": request.call.name, "payload": request.call.input})
         with trio.move_on_after(seconds):
             await session.ended()
-        if not all(letter.written for letter in letters):
+        if not all(frame.written for frame in queued):
             raise PluginFailure(verdict.stalled(seconds))
 
     return run_session(request, output, f"event {request.call.name}", work)

@@ -37,7 +37,7 @@ def list_all(request: SessionRequest, output: Output) -> int:
 
 
 def tell_declared(plugin: Plugin, found: Mapping[str, list[dict[str, Any]]], output: Output) -> None:
-    """What the manifest says, without a session."""
+    """Print what the manifest declares, without a session."""
     if output.as_json:
         about = {"id": plugin.id, "version": plugin.version, "contract": plugin.contract}
         output.result({"plugin": about, **found})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # How much of the plugin's stderr is shown with a failure: lines, and characters of each.
 _STDERR_LINES, _STDERR_WIDTH = 12, 500
-# After this a terminal shows that something is still going on, and then again as often.
+# After this time a terminal shows a progress line, which is redrawn as often.
 _PROGRESS_AFTER_SECONDS = 1.0
 _NOTICE_CHARACTERS = 2000
 _PROGRESS_CHARACTERS = 500  # of a plugin's own progress message
@@ -48,7 +48,7 @@ class Output:
         self.verb = verb
         self.as_json = as_json
         self._events = events
-        self._mixed = events is not None and events.is_stderr  # nothing is said twice there
+        self._mixed = events is not None and events.is_stderr  # then events have no second line for people
         self._terminal = sys.stderr.isatty() and events is None and not as_json
         self._line = ""
         self._sink = sink_for(2)
@@ -57,7 +57,7 @@ class Output:
         self._advised = False
         self.has_told = False
         self.unwritten: OSError | None = None  # why the result could not be written
-        self.shows_published = False  # what the plugin publishes is the result, line by line
+        self.shows_published = False  # published events are the result, one per line
         self.lines = 0
 
     def result(self, value: Any) -> None:
@@ -68,8 +68,8 @@ class Output:
             self.tell(json.dumps(value, ensure_ascii=False))
 
     def command(self, command: CommandOutput) -> None:
-        """The output of a command that the plugin stands for, on our own streams and byte for byte. A
-        terminal gets colours, and no other control sequences."""
+        """Write the output of a plugin's command to our own streams, byte for byte. A terminal gets colours,
+        and no other control sequences."""
         self.hush()
         try:
             write_all(1, _for_terminal(command.stdout) if sys.stdout.isatty() else command.stdout)
@@ -79,7 +79,7 @@ class Output:
         self.has_told = True
 
     def line(self, value: Any) -> None:
-        """One of several results. They end when the time for them is up."""
+        """Print one of several results."""
         told = self.has_told
         text = json.dumps(value, ensure_ascii=False)
         self.tell(_shown(text) if sys.stdout.isatty() else text)
@@ -100,7 +100,7 @@ class Output:
         kind = "progress" if isinstance(event, Progress) else event.kind
         self._tell_event(kind, event.value)
         if kind in ("progress", "ended", "network"):
-            return  # the answer, or the failure in its place, says the same; the report has all connections
+            return  # the answer or the failure says the same; the report has all connections
         if kind == "hook_failed":
             if self.as_json and not self._mixed:
                 self._say(_compact({"event": kind, "value": event.value}))
@@ -126,7 +126,7 @@ class Output:
             self._say(_compact({"event": "invocation", "value": record}), last=True)
 
     def drain_events(self) -> None:
-        """When nothing runs any more: it may wait for a reader."""
+        """Write waiting events after the plugin has ended. May wait for their reader."""
         if self._events is not None:
             self._events.drain()
 
@@ -159,14 +159,15 @@ class Output:
         self.stderr_tail(error.stderr)
         told = (error.report or {}).get("notes", ())
         for note in notes or (Note(**document) for document in told):
-            # Urgent ones were printed at the start. A plugin that says no may do so for lack of a host.
+            # Urgent ones were printed at the start. A plugin may return an error because it could not reach a
+            # host.
             if not note.urgent and (isinstance(error, PluginFailure) or note.rule == "network"):
                 self.note(note)
         self._advise(error)
 
     def _advise(self, error: PluginError | PluginFailure) -> None:
-        """What the cage has to do with the failure. It is known when the plugin has ended, which may be after
-        the failure was printed."""
+        """Print advice about the cage. It is known when the plugin has ended, which may be after the failure
+        was printed."""
         if self.as_json or self._advised or error.report is None:
             return
         self._advised = True
@@ -186,7 +187,7 @@ class Output:
             self._events.write(kind, value)
 
     def _say_text(self, text: str) -> None:
-        """What an event says too, for people."""
+        """Print a line for people that an event has too."""
         if not self.as_json and not self._mixed:
             self._say(f"runner: {printable(text)}")
 
@@ -196,9 +197,9 @@ class Output:
         self._write(f"{shown}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace"), last=last)
 
     def _write(self, data: bytes, *, last: bool = False) -> None:
-        """Write to stderr. A reader that does not keep up must not delay the clocks: after a bounded wait
-        nothing more is written there. `last`: there are no clocks any more, and the line may be long. Then
-        the wait is bounded for each part."""
+        """Write to stderr. A slow reader must not delay the clocks: after a bounded wait nothing more is
+        written there. `last`: the plugin has ended, so there are no clocks, and the wait is bounded for each
+        part of a long line."""
         until = time.monotonic() + _STDERR_WRITE_SECONDS
         left = memoryview(data)  # a slice of it copies nothing
         try:

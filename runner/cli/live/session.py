@@ -110,7 +110,7 @@ def run_session(request: SessionRequest, output: Output, what: str, work: Any) -
 def tell_refused(
     invocation: Invocation, error: PluginError | PluginFailure, output: Output, sink: ReportFile
 ) -> int:
-    """A call for which nothing was started. Its report has its record."""
+    """Print and report a call that was refused before anything was started."""
     error.report = bare_report(invocation, error.outcome)
     if error.invocation is not None:
         error.report["invocation"] = error.invocation
@@ -137,9 +137,9 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
 
     def on_signal(first: bool) -> None:
         nonlocal phase
-        if first and seen:  # between the answer and the shutdown, the call is what gets interrupted
+        if first and seen:  # a signal between answer and shutdown still interrupts the call
             phase = "call" if seen[0].phase == "run" else seen[0].phase
-        if output.has_told or not first:  # only the shutdown is left, and the caller does not want to wait
+        if output.has_told or not first:  # only the shutdown is left, or the caller does not want to wait
             for session in seen:
                 session.kill()
 
@@ -162,13 +162,13 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
     report = (failed.report if failed is not None else None) or (seen[0].report if seen else None)
     told = (report or {}).get("session") if output.shows_published else None
     lost = told["dropped"]["notices"] if told else 0
-    outcome = _answered(seen, output, lost) if failed is None else failed.outcome
+    outcome = _answer_outcome(seen, output, lost) if failed is None else failed.outcome
     if lost:
         output.warn(f"{lost} events were lost: they came faster than they could be written to stdout")
     if report is not None and numbers:
         report = with_signal(report, numbers[0])
     if failed is None and outcome.cause == "hook_failed" and report and report["outcome"]["code"] != "ok":
-        output.stderr_tail(seen[0].stderr)  # the plugin died of the hook
+        output.stderr_tail(seen[0].stderr)  # the plugin ended during the hook
     report = with_outcome(report or bare_report(request.invocation, outcome), outcome)
     record = _record(request.prepared, seen, outcome)
     if record is not None:
@@ -180,7 +180,7 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
 
 
 def _ended_before(seen: list[Session]) -> PluginFailure | None:
-    """A call whose time was up, or whose plugin had failed, before a signal came. First cause wins."""
+    """The failure of a call that had failed before a signal came: the first cause wins."""
     end = seen[0].end if seen else None
     if end is None or end.outcome.code in ("ok", "cancelled", "plugin_error"):
         return None
@@ -195,7 +195,7 @@ def _record(prepared: PreparedCall | None, seen: list[Session], outcome: Outcome
     return prepared.record(asked or CallEnd(outcome))
 
 
-def _answered(seen: list[Session], output: Output, lost: int) -> Outcome:
+def _answer_outcome(seen: list[Session], output: Output, lost: int) -> Outcome:
     """The outcome of a call that has an answer: the plugin's, or a substitute."""
     if output.shows_published:
         also = f", {lost} more were lost" if lost else ""

@@ -30,7 +30,7 @@ _LONGEST = 128
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
-    """The options of a command. They are the caller's own words: the policy may let them count, or not."""
+    """The options of a command. The policy decides whether what they allow is granted."""
     group = parser.add_argument_group(
         "what the command may have",
         "Beyond its own files and the system's, as far as [approvals] in the policy lets you allow it.",
@@ -73,9 +73,9 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 def command_of(
     args: argparse.Namespace, *, directory: str = "", environ: Mapping[str, str] | None = None
 ) -> Command:
-    """`directory` and `environ`: where and with which variables the command line is to be read; this
-    process's own if they are not given. ValueError says what is wrong with the options."""
-    # Where a host has set them: the runner has left its own environment by then.
+    """The command of the options. `directory` and `environ`: by default those of this process. Raises
+    ValueError if the options are wrong."""
+    # The variables that a host has set. The runner has dropped its own environment by then.
     given = getattr(args, "host_environ", None) if environ is None else environ
     environ = os.environ if given is None else given
     if not args.arguments:
@@ -166,7 +166,7 @@ def _here(cwd: str | None, directory: str) -> str:
 
 
 def path_of(option: str, word: str, directory: str = "") -> str:
-    """A path of the command line, absolute. Links are followed when the plan is made, and judged there."""
+    """A path of the command line, made absolute. Links are resolved and checked when the plan is made."""
     if not word:
         raise ValueError(f"{option}: its value is empty; is a variable unset?")
     path = os.path.normpath(os.path.join(directory or os.getcwd(), os.path.expanduser(word)))
@@ -177,14 +177,14 @@ def path_of(option: str, word: str, directory: str = "") -> str:
 
 
 def network_of(words: list[str]) -> Network | None:
-    """What --net asks for. ValueError says what is wrong with it."""
+    """The network that --net asks for. Raises ValueError if it is wrong."""
     if not words:
         return None
     if "host" in words:
         if len(words) > 1:
             raise ValueError("--net host: it covers every host; leave the others out")
         return Network("host")
-    from sandbox.network.rules import parse_rule, ports_fault  # not every launch pays for it
+    from sandbox.network.rules import parse_rule, ports_fault  # most launches do not need it
 
     hosts: dict[str, None] = {}
     for word in words:
@@ -203,7 +203,8 @@ def network_of(words: list[str]) -> Network | None:
 def _variables(
     words: list[str], environ: Mapping[str, str], entry: EntryFound | None
 ) -> dict[str, EnvRequest]:
-    """`entry`: of a configuration. What it asks of the host's variables then needs a yes, but for its own."""
+    """The variables of --env. `entry`: of a configuration; then variables of the host that the entry does not
+    set itself need an approval."""
     found: dict[str, EnvRequest] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -213,7 +214,7 @@ def _variables(
             found[name] = EnvRequest(name, value)
         elif name in environ and entry is not None:
             is_own = entry.variables is None or name in entry.variables
-            # One that steers is as good as an argument.
+            # A variable that decides which code runs is treated like an argument.
             found[name] = EnvRequest(name, environ[name] if is_own or steers(name) else None, required=False)
         elif name in environ:
             found[name] = EnvRequest(name)
@@ -225,8 +226,8 @@ def _variables(
 
 
 def wrapped_record(text: str | None) -> tuple[str, str, bool]:
-    """The configuration file that an entry came from, as `runner wrap` wrote it, the project that it is for
-    if that file has entries of several, and whether an earlier version wrote it."""
+    """Parse --wrapped: the configuration file of the entry, its project if that file has entries of several,
+    and whether an earlier version wrote it."""
     if text is None:
         return "", "", False
     import json

@@ -19,8 +19,8 @@ _LAST_SECONDS = 2.0
 
 
 class EventsFile:
-    """No line waits for a reader while a plugin runs, and each is written whole or not at all. Only the last
-    one may be cut, if its reader stops reading and the plugin ends."""
+    """Never blocks while a plugin runs. Each line is written whole or not at all; only the last one may be
+    cut, if its reader stops reading and the plugin ends."""
 
     def __init__(self, target: str) -> None:
         """Raises ReportFileError."""
@@ -46,8 +46,8 @@ class EventsFile:
         self._send()
 
     def drain(self) -> None:
-        """Write what waits, when nothing runs: only now is a reader waited for. What it does not take is left
-        out."""
+        """Write the waiting lines after the plugin has ended. Waits for the reader for a bounded time, then
+        drops the rest."""
         until = time.monotonic() + _LAST_SECONDS
         poll = select.poll()
         poll.register(self._sink.fd, select.POLLOUT)

@@ -11,8 +11,8 @@ _MOST_BYTES = 64 << 20
 
 
 def read_json_option(option: str, word: str | None) -> Any:
-    """The value, by the same rules as for plugins; None if the option was not given. ValueError says what is
-    wrong with it."""
+    """Returns the value, parsed by the rules for plugins' JSON; None if the option was not given. Raises
+    ValueError."""
     if word is None:
         return None
     from runner.protocol import wire
@@ -35,11 +35,11 @@ def read_json_option(option: str, word: str | None) -> Any:
     except wire.WireFault as fault:
         if fault.cause != "bad_json":
             raise ValueError(f"{option}: this JSON cannot be used: {fault.detail}") from None
-        raise ValueError(f"{option}: this is not JSON: {fault.detail}{_meant(option, word)}") from None
+        raise ValueError(f"{option}: this is not JSON: {fault.detail}{_json_hint(option, word)}") from None
 
 
-def _meant(option: str, word: str) -> str:
-    """What the caller most likely meant by a word that is not JSON."""
+def _json_hint(option: str, word: str) -> str:
+    """A hint for a value that is not JSON."""
     if word == "-" or word.startswith("@"):
         return ""
     if len(word) < 4096 and "\0" not in word and os.path.exists(word):

@@ -1,6 +1,6 @@
-"""What every launch of the command line does, whether its plan was made now or kept: `exec` and `run`.
+"""What every launch by `exec` and `run` does, whether its plan was made now or stored.
 
-A good end needs little of the runner. What only a failure, a report or a message needs is imported then.
+A successful launch needs few modules. Those for failures, reports and messages are imported when needed.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class CommandLineHost:
         if secrets:
             from runner.protocol.secrets import Secrets
 
-            self.secrets = Secrets(secrets)  # once: what is looked for is made of them when it is first used
+            self.secrets = Secrets(secrets)  # made once: it builds its search when it is first used
         self._inspect = inspect
         self._tty = tty
         self.events = events
-        # A plugin of `exec` gets the caller's own stderr: a host may rely on what stands there when it has an
-        # answer from stdout. `run` keeps its end, for people whose program fails.
+        # A plugin of `exec` gets the caller's own stderr: a host may rely on reading stderr before an answer
+        # on stdout. `run` relays it and holds its end, for advice if the program fails.
         self._keep_tail = keep_tail
-        # A plan that was kept has been judged before, and it is known whether there is something to say.
+        # A stored plan was checked when it was made, and says whether there are notes to print.
         self._is_new = is_new
         self._tells = tells
 
@@ -77,7 +77,8 @@ class CommandLineHost:
             if fault is not None:
                 outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
                 raise Failure(outcome, EXEC_REFUSED)
-        # What is kept may turn out otherwise: a group that cannot be made is replaced by something weaker.
+        # A launch from a stored plan may still differ: a cgroup that cannot be made is replaced by a weaker
+        # means.
         if has_start_notes(planned) if self._tells is None else self._tells or planned.limits.told:
             _print_notes(planned, self.secrets, urgent=True)
 
@@ -108,7 +109,7 @@ class CommandLineHost:
 
 
 def _refuse_writable(planned: Planned, path: str) -> None:
-    """--events is written while the plugin runs: where that may write, it could forge the file."""
+    """Raises Failure if the plugin could replace the file of --events, which is written while it runs."""
     from sandbox.paths.mounts import contains
     from sandbox.plan.plan import Bind
 
@@ -126,7 +127,7 @@ def launch(
     host: CommandLineHost,
     report_file: ReportFile | None,
 ) -> int:
-    """Run a plugin and tell how it ended. The answer is the exit status of `runner`."""
+    """Run a plugin, report how it ended, and return the exit status of `runner`."""
     stage: Stage | None = None
     secrets = host.secrets
     try:
@@ -150,7 +151,7 @@ def launch(
         outcome = diagnose(outcome, stage)
     if secrets:
         outcome = outcome._replace(**_without(secrets, {"message": outcome.message, "hint": outcome.hint}))
-    # The report first: nobody may be reading stderr, and that must cost neither the report nor the status.
+    # The report first: if nobody reads stderr, writing there may block.
     if report_file is not None and report_file.wanted:
         with suppress(OSError):
             _write_report(report_file, verb, stage, outcome, status, secrets)
@@ -183,7 +184,7 @@ def _write_report(
 
 
 def _without(secrets: Mapping[str, bytes], document: dict[str, Any]) -> dict[str, Any]:
-    """The report without secrets that the plugin repeated in something of it."""
+    """The report without secrets that the plugin may have repeated."""
     if not secrets:
         return document
     from runner.protocol.secrets import Secrets
@@ -228,8 +229,8 @@ def _print_advice(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, b
 
 
 def _print_outcome(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
-    """A plugin that failed by itself has said so itself. Only the runner knows that a limit ended it, and
-    which paths it may have missed."""
+    """Print the outcome, unless the plugin failed by itself: then its own stderr says why. Only the runner
+    knows that a limit ended it, and which paths it may have missed."""
     ended = ended_of(stage)
     by_limit = ended is not None and (_is_limit(ended.end, outcome) or outcome.cause == "seccomp")
     if outcome.code not in ("ok", "crashed", "cancelled") or by_limit:
@@ -253,7 +254,7 @@ def _is_limit(end: End, outcome: Outcome) -> bool:
 
 
 def refuse_directories() -> None:
-    """A directory as stdin would lead out of the cage: openat(2) works through any directory descriptor."""
+    """Raises Failure if a standard stream is a directory: openat(2) through it would lead out of the cage."""
     for fd in (0, 1, 2):
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             outcome = Outcome(

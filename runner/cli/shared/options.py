@@ -37,7 +37,7 @@ def add_invocation(parser: argparse.ArgumentParser, *, launching: bool) -> None:
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """What a launch needs, whether there is a manifest or not."""
+    """The options of a launch of a manifest or of a command."""
     parser.add_argument(
         "--policy",
         metavar="NAME|FILE",
@@ -107,7 +107,13 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     for name, metavar, about in _OPTIONS:
         option = "--" + name.replace("_", "-")
         limits.add_argument(
-            option, metavar=metavar, help=about, dest="limits", action="append", default=[], type=_named(name)
+            option,
+            metavar=metavar,
+            help=about,
+            dest="limits",
+            action="append",
+            default=[],
+            type=_limit_parser(name),
         )
     have_one = [name for name, _, _ in _OPTIONS]
     others = ", ".join(name for name in Limits._fields if name not in have_one)
@@ -135,7 +141,7 @@ class _LimitOption(NamedTuple):
         return cls(f"--limit {word}", name, value if equals else None)
 
 
-def _named(name: str) -> Callable[[str], _LimitOption]:
+def _limit_parser(name: str) -> Callable[[str], _LimitOption]:
     return lambda value: _LimitOption(f"--{name.replace('_', '-')} {value}", name, value)
 
 
@@ -169,16 +175,16 @@ def add_contract_options(parser: argparse.ArgumentParser, verb: str = "") -> Non
 _CONTRACT_DEST = "contract_option_"
 
 _MOST_FILE_BYTES = 1 << 20  # of a file that an option of a contract names
-_WRITER_SECONDS = 5.0  # for which a FIFO may be without anybody who writes to it
+_WRITER_SECONDS = 5.0  # to wait for a writer to open a FIFO
 _WRITER_POLL_SECONDS = 0.1
 _MOST_SECRET_BYTES = 1 << 20  # the limit of all secrets together (sandbox/cell/contents.py)
 
 
 def contract_options_of(args: argparse.Namespace) -> tuple[tuple[str, str], ...]:
     """The values given for options of contracts, by name. ValueError: one is empty, or names a file that
-    cannot be read. Secrets are not among them: a launch keeps and passes on what is."""
+    cannot be read. Secrets are left out: a launch stores and passes on these values."""
     found: list[tuple[str, str]] = []
-    for name, value, option in _given(args):
+    for name, value, option in _given_options(args):
         if option is not None and option.secret:
             continue
         if option is None or not option.reads_file:
@@ -188,9 +194,9 @@ def contract_options_of(args: argparse.Namespace) -> tuple[tuple[str, str], ...]
     return tuple(found)
 
 
-def _given(args: argparse.Namespace) -> Iterator[tuple[str, str, ContractOption | None]]:
+def _given_options(args: argparse.Namespace) -> Iterator[tuple[str, str, ContractOption | None]]:
     """The options of contracts that were given, with their values. Contracts may share a flag: then the
-    plugin's own contract says what its value is. None: it has no such option, and `load` refuses it."""
+    plugin's own contract decides. None: that contract has no such option, and `load` refuses it."""
     for dest, value in vars(args).items():
         if not dest.startswith(_CONTRACT_DEST) or value is None:
             continue
@@ -233,8 +239,8 @@ class _NobodyWrites(Exception):
 
 
 def _read_pipe(pipe: int, most: int) -> bytes:
-    """Until all who write to it have ended, or `most` bytes. Raises _NobodyWrites. The descriptor is not
-    blocking. Opening a FIFO otherwise would wait for ever for somebody who writes to it."""
+    """Read a non-blocking pipe until all writers have closed it, or up to `most` bytes. Raises _NobodyWrites
+    if no writer opens it in time. A blocking open would wait for ever."""
     import select
     import time
 
@@ -247,13 +253,13 @@ def _read_pipe(pipe: int, most: int) -> bytes:
             data = os.read(pipe, most - len(found))
         except BlockingIOError:
             has_writer = True
-            poll.poll()  # who writes may take their time: perhaps a person is asked for a password
+            poll.poll()  # without a limit: the writer may ask a person for a password
             continue
         if not data and (found or has_writer):
             break
         found += data
         if not data:
-            # Nothing is said about somebody who opens it and writes nothing: reading tells.
+            # poll() does not report a writer that has written nothing: the next read finds out.
             has_writer = bool(poll.poll(_WRITER_POLL_SECONDS * 1000))
             if not has_writer and time.monotonic() >= until:
                 raise _NobodyWrites
@@ -299,7 +305,7 @@ def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
         if contract is not None and (by := find_contract(contract).secrets_by) != "files":
             other = "; use --secrets" if by == "dialect" else "; leave it out"
             raise ValueError(f"--secret: the contract {contract} has no secrets in files{other}")
-    for name, value, option in _given(args):
+    for name, value, option in _given_options(args):
         if option is not None and option.secret:
             _require_own(args, name, option)
             # A line end behind a token in a file is not part of it.
@@ -308,7 +314,8 @@ def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
 
 
 def _require_own(args: argparse.Namespace, name: str, option: ContractOption) -> None:
-    """`load` does this for options that are no secret."""
+    """Raises ValueError if the option belongs to another contract. `load` checks options that are no
+    secrets."""
     contract, owners = contract_at_args(args), option_owners(name)
     if contract is not None and contract not in owners:
         belongs = f"{option.flag} belongs to {' and '.join(owners)}, and this is a manifest of {contract}"
@@ -316,7 +323,7 @@ def _require_own(args: argparse.Namespace, name: str, option: ContractOption) ->
 
 
 def read_secret(flag: str, source: str) -> bytes:
-    """What @FILE or env:NAME stands for, as it is. ValueError says what is wrong, and shows no secret."""
+    """Returns the bytes that @FILE or env:NAME stands for. Raises ValueError, whose text has no secret."""
     if source.startswith("@"):
         raw = _read_file(flag, source[1:], source, _MOST_SECRET_BYTES)
         if not raw:
@@ -391,7 +398,7 @@ def open_events(target: str | None) -> EventsFile | None:
 
 
 def is_command(args: argparse.Namespace) -> bool:
-    """Whether what follows -- is a command, and not the arguments of a manifest's."""
+    """Whether what follows -- is a command, and not arguments for a manifest's command."""
     return getattr(args, "manifest", None) is None
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReportFileError(Exception):
-    """It cannot be written there. The message says why."""
+    """A report or events cannot be written there. The message says why."""
 
 
 # Names of our own descriptors. The file may have no path, or its path may belong to another file by now.
@@ -25,14 +25,14 @@ _NUMBERED = ("/dev/fd/", "/proc/self/fd/")
 
 
 class ReportFile:
-    """What is opened now is what is written to at the end. A plugin that can write to the folder cannot lead
-    the report elsewhere meanwhile. Nor can another user before: links that others than root could change are
-    refused, as for the sources of a cage."""
+    """Opens the place before the launch and writes to that descriptor at the end. So a plugin that can write
+    to the folder cannot redirect the report. Links that others than root could change are refused, as for the
+    sources of a cage."""
 
     def __init__(self, target: str | None, option: str = "--report") -> None:
         self._option = option
-        self._fd: int | None = None  # written to as it is
-        self._folder: int | None = None  # in which the report replaces `_name`
+        self._fd: int | None = None  # a descriptor, a terminal or a FIFO to write to
+        self._folder: int | None = None  # the folder in which the report replaces the file `_name`
         self._name = ""
         if target is None:
             return
@@ -94,7 +94,7 @@ class ReportFile:
         return self._fd is not None or self._folder is not None
 
     def open(self) -> int:
-        """A descriptor to write to from now on. A path is a new file then, also if there was one."""
+        """A descriptor for writing. For a path, a new file replaces an existing one."""
         if self._fd is not None:
             return self._fd
         assert self._folder is not None
@@ -174,7 +174,8 @@ def _open_special(target: str, step: Step, option: str) -> int:
 
 
 def _replace(folder: int, name: str, text: bytes) -> None:
-    """All or nothing: a draft under a name that nobody can guess, for its owner alone, then a rename."""
+    """Replace a file atomically: write a draft under a random name, readable by its owner alone, and rename
+    it."""
     draft, fd = _make_draft(folder)
     try:
         write_all(fd, text)

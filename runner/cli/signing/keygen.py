@@ -44,6 +44,6 @@ def run(args: argparse.Namespace) -> int:
         return _NOT_WRITTEN
     file = printable(args.file)
     print(f"{file}: the private key; keep it secret, it signs with: runner package sign DIR --key {file}")
-    print(f"{file}.pub: for trust files; who trusts the key adds this line to theirs:")
+    print(f"{file}.pub: for trust files; to trust the key, add this line to a trust file:")
     print(format_line(key))
     return EXIT["ok"]

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         elif args.action == "verify":
             lines = _verify(args, plugin, found, document)
         else:
-            lines = [f"{printable(args.folder)}: ok: {_named(plugin)}"]
+            lines = [f"{printable(args.folder)}: ok: {_plugin_name(plugin)}"]
     except _Refused as refused:
         status = refused.status
         document |= {"ok": False, "rule": refused.rule, "message": str(refused), "hint": refused.hint}
@@ -136,8 +136,7 @@ def _require_package(plugin: Plugin | None, found: tuple[Diagnostic, ...]) -> tu
 
 
 def _sign(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:
-    from runner.package.key_search import KeySearch
-    from runner.package.keys import load_key
+    from runner.package.keys import KeySearch, load_key
     from runner.package.listing import list_package
     from runner.package.signature import sign, write_signature
 
@@ -163,7 +162,7 @@ def _sign(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, A
         ) from None
     document |= {"signature": signature._asdict(), "files": len(listing.files), "bytes": listing.size}
     return [
-        f"{printable(args.folder)}: signed: {_named(plugin)}",
+        f"{printable(args.folder)}: signed: {_plugin_name(plugin)}",
         f"  files      {len(listing.files)}, {listing.size} bytes",
         f"  digest     {signature.digest}",
         f"  key        {signature.key_id}",
@@ -205,7 +204,7 @@ def _verify(
     document |= {"signed": signed._asdict()}
     comment = f" ({printable(signed.comment)})" if signed.comment else ""
     return [
-        f"{printable(args.folder)}: ok: {_named(plugin)}",
+        f"{printable(args.folder)}: ok: {_plugin_name(plugin)}",
         "  signature  present, schema 1",
         f"  key        {signed.key_id}{comment}, trusted by {printable(args.trust)}",
         "  identity   the manifest's",
@@ -214,6 +213,6 @@ def _verify(
     ]
 
 
-def _named(plugin: Plugin | None) -> str:
+def _plugin_name(plugin: Plugin | None) -> str:
     assert plugin is not None  # or there would be an error
     return printable(f"{plugin.id} {plugin.version}".rstrip() + f" ({plugin.contract})")

@@ -218,10 +218,10 @@ def show_bytes(data: bytes) -> str | dict[str, str]:
 
 
 def take_bytes(value: Any) -> bytes:
-    """The bytes that show_bytes was given."""
+    """The inverse of show_bytes."""
     return value.encode() if isinstance(value, str) else payload.decode(value["base64"])
 
 
 def exit_status(code: int) -> int:
-    """What a shell sees of it. A code that a shell cannot see is a failure all the same."""
+    """The exit status of a shell for this code. A code outside of 0 to 255 is never 0 there."""
     return code if 0 <= code <= _MOST_STATUS else (code & _MOST_STATUS) or 1

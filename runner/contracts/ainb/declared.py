@@ -1,4 +1,4 @@
-"""What a manifest declares beside its cage, kept in the exports of the Plugin. Only this module writes and
+"""What a manifest declares beside its cage, stored in the exports of the Plugin. Only this module writes and
 reads them.
 
 An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.

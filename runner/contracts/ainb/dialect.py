@@ -34,8 +34,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
-    Farewelled,
     HandshakeFault,
     HostCall,
     Lane,
@@ -46,6 +44,8 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
@@ -89,7 +89,7 @@ class OpenCall(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the plugin must be told nothing while this is open."""
+        """Whether notifications have to wait while this call is open."""
         return self.kind != "action"
 
 
@@ -107,11 +107,11 @@ class AinbDialect(Dialect):
         self._peer = jsonrpc.Peer(passes_errors=True)
         self._stage: Stage = "new"
         self._open: dict[int, OpenCall] = {}  # by token
-        self._given_up = 0  # calls that nobody waits for, and that the plugin may still be working on
-        self._held = notifications.Held()
+        self._given_up = 0  # cancelled calls that the plugin may still be working on
+        self._held = notifications.HeldNotifications()
         self._generation = 0
         self._notified = 0  # notifications of the plugin
-        self._last_drop = ""  # why its last frame was dropped that was
+        self._last_drop = ""  # why the last dropped frame was dropped
         self._counters: dict[str, int] = {}
 
     # --- the Dialect interface ------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class AinbDialect(Dialect):
 
     def _initialised(self, result: Any) -> Events:
         try:
-            welcome = handshake.read_welcome(result, self._plugin)
+            welcome = handshake.read_handshake_answer(result, self._plugin)
         except HandshakeFault as fault:
             return self._end(fault.violation)
         self._stage = "ready"
@@ -212,7 +212,7 @@ class AinbDialect(Dialect):
         if token == _INIT:
             return self._initialised(calls.undrawn(value))
         if token == _SHUTDOWN:
-            return (Farewelled(),)
+            return (ShutdownAnswered(),)
         if not isinstance(token, int):
             return ()
         call = self._open.pop(token)
@@ -236,7 +236,7 @@ class AinbDialect(Dialect):
             said = f"{text} ({error.code})".strip()
             return self._end(Violation("handshake_failed", f"it refuses {handshake.INIT}: {said}", "refused"))
         if error.token == _SHUTDOWN:
-            return (Farewelled(f"{text} ({error.code})".strip()),)
+            return (ShutdownAnswered(f"{text} ({error.code})".strip()),)
         if not isinstance(error.token, int):
             return ()
         del self._open[error.token]
@@ -273,8 +273,8 @@ class AinbDialect(Dialect):
         return (_send(raw),)
 
     def cancel(self, token: int, reason: str) -> Events:
-        """The contract cannot cancel a call: the plugin goes on, and its answer is dropped. Until that comes,
-        or the answer to a later call, it may still be in the call: what it is told waits."""
+        """The contract cannot cancel a call: the plugin goes on, and its answer is dropped. Until that answer
+        or the answer to a later call comes, the plugin may still work on the call, so notifications wait."""
         self._peer.forget(token)
         call = self._open.pop(token, None)
         if call is not None and call.holds and reason != NEVER_SENT:
@@ -283,7 +283,7 @@ class AinbDialect(Dialect):
         return self._release() if call is not None else ()
 
     def expired(self, token: int, why: str) -> Events:
-        """The call's time is up: what waits for its end waits no longer."""
+        """The call timed out: send the notifications that waited for its end."""
         self._peer.forget(token)
         return self._release() if self._open.pop(token, None) is not None else ()
 
@@ -325,14 +325,16 @@ class AinbDialect(Dialect):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         if self._stage != "ready":
-            return Farewell(exit=SHUTDOWN_SECONDS, terminate=TERMINATE_SECONDS)
+            return ShutdownSteps(exit=SHUTDOWN_SECONDS, terminate=TERMINATE_SECONDS)
         self._stage = "leaving"
         self._held.clear()
         half = SHUTDOWN_SECONDS / 2
         frame = _send(self._peer.request(_SHUTDOWN, SHUTDOWN, {}))
-        return Farewell((frame,), answer=half, exit=half, terminate=TERMINATE_SECONDS, whole=SHUTDOWN_SECONDS)
+        return ShutdownSteps(
+            (frame,), answer=half, exit=half, terminate=TERMINATE_SECONDS, whole=SHUTDOWN_SECONDS
+        )
 
     def _count(self, name: str) -> int:
         count = self._counters[name] = self._counters.get(name, 0) + 1

@@ -1,4 +1,4 @@
-"""plugin/init: what the plugin is told, and whether its answer fits its manifest.
+"""plugin/init: its params, and checks of the answer against the manifest.
 
 The contract's text wants the manifest in the answer. Every plugin in use sends its name and version instead,
 so these are read, and further keys are ignored. Another version than the manifest's is only a warning.
@@ -16,13 +16,13 @@ from sandbox.speed.value import NamedTuple
 
 INIT = "plugin/init"
 
-# The host's id is for plugins that watch whether their host lives. In the cage's namespace 1 is the process
-# that ends together with the host; the host's own id is nobody there.
+# The host's pid is for plugins that watch whether their host runs. In the cage's pid namespace, pid 1 ends
+# together with the host; the host's own pid does not exist there.
 _HOST = {"kind": "cli", "pid": 1}
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 
 
-class Welcome(NamedTuple):
+class HandshakeAnswer(NamedTuple):
     identity: Identity
     notices: tuple[Notice, ...] = ()
 
@@ -37,7 +37,7 @@ def make_params(setting: Setting) -> dict[str, Any]:
     }
 
 
-def read_welcome(result: Any, plugin: Plugin) -> Welcome:
+def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
     """Raises HandshakeFault."""
     if not isinstance(result, dict):
         raise _malformed("it is not an object")
@@ -61,9 +61,9 @@ def read_welcome(result: Any, plugin: Plugin) -> Welcome:
         tools=dict(plugin.exports).get("tools", ()),
     )
     if result["version"] == plugin.version:
-        return Welcome(identity)
+        return HandshakeAnswer(identity)
     versions = {"manifest": plugin.version, "plugin": version}
-    return Welcome(identity, (Notice("version_differs", versions),))
+    return HandshakeAnswer(identity, (Notice("version_differs", versions),))
 
 
 def _malformed(why: str) -> HandshakeFault:

@@ -33,5 +33,5 @@ class Inspector(HandshakeInspector):
         super().__init__(Observer(_WORDS, frozenset((handshake.INIT,))), handshake.INIT)
         self._plugin = setting.plugin
 
-    def _welcomed(self, result: Any) -> None:
-        handshake.read_welcome(result, self._plugin)
+    def _check_handshake_answer(self, result: Any) -> None:
+        handshake.read_handshake_answer(result, self._plugin)

@@ -139,7 +139,7 @@ _RESTARTS: tuple[tuple[str, float], ...] = (
 
 
 def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-    """The plugin (None if there is an error), and everything to say about its manifest."""
+    """The plugin (None if there is an error), and all diagnostics."""
     faults = Faults(document)
     model.check(faults, Manifest, document.data, (), _strict)
     manifest = Table(document.data)
@@ -255,7 +255,7 @@ def _grants(faults: Faults, table: Table) -> tuple[tuple[str, ...], dict[str, tu
 
 def _fs_roots(granted: Iterable[str], lists: Mapping[str, tuple[str, ...]], home: str) -> tuple[str, ...]:
     flags = [f"{home}/{READ_ROOTS[name]}" for name in granted if name in READ_ROOTS and home]
-    return (*flags, *(_expanded(path, home) for path in lists.get("read_paths", ())))
+    return (*flags, *(_expand_home(path, home) for path in lists.get("read_paths", ())))
 
 
 def _own_files(
@@ -270,22 +270,22 @@ def _own_files(
         env += [EnvRequest(name, STATE_DIR_TOKEN, where=at) for name in ("AINB_HOME", "XDG_DATA_HOME")]
     flags = [name for name in READ_ROOTS if declared.allows(name)]
     if flags and home:
-        # Missing folders are as good as empty ones to these plugins.
+        # These plugins treat a missing folder like an empty one.
         paths += [
             PathRequest(f"{home}/{READ_ROOTS[name]}", "read", required=False, where=table.at(name))
             for name in flags
         ]
         env.append(EnvRequest("HOME", home, where=table.at(flags[0])))
     for item in table.strings("read_paths"):
-        path = _expanded(item.text, home)
+        path = _expand_home(item.text, home)
         sandbox_request.check_path(faults, Item(item.keys, item.text), path, home, write=False)
         paths.append(PathRequest(path, "read", required=False, where=item.keys))
     return paths, env
 
 
 def _network(faults: Faults, table: Table, declared: Declared) -> Network:
-    """`network` is the right to ask the host, which fetches, and to reach the same hosts by itself. Not
-    required: a plugin that only asks its host needs no network of its own."""
+    """`network` lets the plugin ask the host to fetch, and reach the same hosts itself. The request is
+    optional: a plugin that only asks its host needs no network of its own."""
     at = table.at("network")
     if not declared.allows("network"):
         return Network("none", where=("plugin",))
@@ -309,7 +309,7 @@ def _network(faults: Faults, table: Table, declared: Declared) -> Network:
     return Network("allowlist" if hosts else "none", tuple(map(str, hosts)), at, required=False)
 
 
-def _expanded(path: str, home: str) -> str:
+def _expand_home(path: str, home: str) -> str:
     return home + path[1:] if home and (path == "~" or path.startswith("~/")) else path
 
 

@@ -30,7 +30,7 @@ def read_json(raw: bytes) -> wire.Reading:
 
 
 def fault_of(value: Any) -> str:
-    """Why a value is no message of this contract; empty if it is one."""
+    """Returns why a value is no message of this contract, or ''."""
     if not isinstance(value, dict):
         return "it is not an object"
     if value.get("jsonrpc") != "2.0":

@@ -1,4 +1,4 @@
-"""What the plugin is told without being asked: events, keys, the mouse, actions.
+"""Notifications to the plugin: events, keys, the mouse, actions.
 
     plugin/handle_key      screen_id, key, generation
     plugin/handle_mouse    screen_id, mouse, generation
@@ -36,10 +36,10 @@ LANES: Mapping[str, Lane] = {
     HANDLE_EVENT: "delivery",
 }
 
-# What waits while a request is open. Of keys and of the mouse the oldest is dropped when there are more: the
-# newest is what a person wants. Of the rest the newest is dropped: a publication in chunks loses its tail and
-# not its first chunk, without which the others are worthless. The order is kept, and the number that is
-# missing is counted. All bytes of the rest together are at most DELIVERIES.
+# How many wait while a request is open. Of keys and mouse events the oldest is dropped: a person wants the
+# newest. Of the rest the newest is dropped: a publication in chunks then loses its tail and not its first
+# chunk, without which the others are worthless. The order stays, and drops are counted. The rest has at most
+# DELIVERIES bytes.
 MOST_KEYS = 64
 MOST_MOUSE = 64
 MOST_DELIVERIES = 256
@@ -55,7 +55,7 @@ _PRESSED = ("down", "up", "drag")
 _UNPRESSED = ("moved", "scroll_up", "scroll_down", "scroll_left", "scroll_right")
 
 
-class Held:
+class HeldNotifications:
     """Notifications that wait, as whole frames."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ def make_params(method: str, given: Any, generation: int) -> dict[str, Any]:
         raise CallRefused(Refusal(0, "-32601", message, "unsupported"))
     try:
         return _MAKERS[method](_table(given, "the params"), generation)
-    except _Misfit as misfit:
+    except _ParamsFault as misfit:
         raise CallRefused(Refusal(0, "-32602", f"{method}: {misfit}", "invalid_params")) from None
 
 
@@ -146,7 +146,7 @@ def make_payload(value: Any) -> str:
     return payload.encode(payload.decode(value))
 
 
-class _Misfit(Exception):
+class _ParamsFault(Exception):
     """What is wrong with the params."""
 
 
@@ -155,7 +155,7 @@ def _event(given: Mapping[str, Any], generation: int) -> dict[str, Any]:
     try:
         data = make_payload(given.get("payload"))
     except payload.BadPayload as fault:
-        raise _Misfit(f"payload {fault}") from None
+        raise _ParamsFault(f"payload {fault}") from None
     return {"topic": _text(given, "topic"), "payload": data}
 
 
@@ -170,7 +170,7 @@ def _key(given: Mapping[str, Any], generation: int) -> dict[str, Any]:
     _known(key, ("code", "mods", "kind"))
     kind = key.get("kind", "press")
     if kind not in _KEY_KINDS:
-        raise _Misfit(f"key.kind is none of {', '.join(_KEY_KINDS)}")
+        raise _ParamsFault(f"key.kind is none of {', '.join(_KEY_KINDS)}")
     return {
         "screen_id": _text(given, "screen_id"),
         "key": {
@@ -188,18 +188,18 @@ def _key_code(code: Mapping[str, Any]) -> dict[str, Any]:
         _known(code, ("type", "ch"))
         character = code.get("ch")
         if not isinstance(character, str) or len(character) != 1 or "\ud800" <= character <= "\udfff":
-            raise _Misfit("key.code.ch is not one character")
+            raise _ParamsFault("key.code.ch is not one character")
         return {"type": "char", "ch": character}
     if kind == "f":
         _known(code, ("type", "n"))
         if "n" not in code:
-            raise _Misfit("key.code.n is missing: the number of the function key")
+            raise _ParamsFault("key.code.n is missing: the number of the function key")
         return {"type": "f", "n": _number(code, "n", _MOST_U8)}
     _known(code, ("type",))
     if kind == "insert":
-        raise _Misfit("key.code.type is insert, which plugins of ABI 2 do not know")
+        raise _ParamsFault("key.code.type is insert, which plugins of ABI 2 do not know")
     if kind not in _PLAIN_KEYS:
-        raise _Misfit(f"key.code.type is none of char, f, {', '.join(_PLAIN_KEYS)}")
+        raise _ParamsFault(f"key.code.type is none of char, f, {', '.join(_PLAIN_KEYS)}")
     return {"type": kind}
 
 
@@ -209,7 +209,7 @@ def _mouse(given: Mapping[str, Any], generation: int) -> dict[str, Any]:
     _known(mouse, ("kind", "col", "row", "mods"))
     for place in ("col", "row"):
         if place not in mouse:
-            raise _Misfit(f"mouse.{place} is missing")
+            raise _ParamsFault(f"mouse.{place} is missing")
     return {
         "screen_id": _text(given, "screen_id"),
         "mouse": {
@@ -228,12 +228,12 @@ def _mouse_kind(given: Mapping[str, Any]) -> dict[str, Any]:
         _known(given, ("type",))
         return {"type": kind}
     if kind not in _PRESSED:
-        raise _Misfit(f"mouse.kind.type is none of {', '.join((*_PRESSED, *_UNPRESSED))}")
+        raise _ParamsFault(f"mouse.kind.type is none of {', '.join((*_PRESSED, *_UNPRESSED))}")
     _known(given, ("type", "button"))
     button = _table(given.get("button"), "mouse.kind.button")
     _known(button, ("type",))
     if button.get("type") not in _MOUSE_BUTTONS:
-        raise _Misfit(f"mouse.kind.button.type is none of {', '.join(_MOUSE_BUTTONS)}")
+        raise _ParamsFault(f"mouse.kind.button.type is none of {', '.join(_MOUSE_BUTTONS)}")
     return {"type": kind, "button": {"type": button["type"]}}
 
 
@@ -247,25 +247,25 @@ _MAKERS: Mapping[str, Callable[[Mapping[str, Any], int], dict[str, Any]]] = {
 
 def _table(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise _Misfit(f"{name} is missing or not an object")
+        raise _ParamsFault(f"{name} is missing or not an object")
     return value
 
 
 def _known(given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
     stray = next((key for key in given if key not in keys), None)
     if stray is not None:
-        raise _Misfit(f"{quoted(str(stray))} is not a key here; known are {', '.join(keys)}")
+        raise _ParamsFault(f"{quoted(str(stray))} is not a key here; known are {', '.join(keys)}")
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:
     value = given.get(name)
     if not isinstance(value, str):
-        raise _Misfit(f"{name} is missing or not a string")
+        raise _ParamsFault(f"{name} is missing or not a string")
     return value
 
 
 def _number(given: Mapping[str, Any], name: str, most: int, default: int = 0) -> int:
     value = given.get(name, default)
     if type(value) is not int or not 0 <= value <= most:
-        raise _Misfit(f"{name} is not an integer from 0 to {most}")
+        raise _ParamsFault(f"{name} is not an integer from 0 to {most}")
     return value

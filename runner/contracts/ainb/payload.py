@@ -12,7 +12,7 @@ _QUANTUM = 4  # characters that stand for three bytes
 
 
 class BadPayload(ValueError):
-    """Its text is half a sentence: what is wrong with the value."""
+    """What is wrong with a value: the second half of a sentence."""
 
 
 def encode(data: bytes) -> str:

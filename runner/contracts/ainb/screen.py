@@ -121,7 +121,7 @@ _KNOWN = "its answer to plugin/render cannot be drawn"
 
 
 class RenderFault(ValueError):
-    """Why an answer is no picture: a sentence that names the place in the answer."""
+    """Why an answer cannot be drawn: a sentence that names the place in the answer."""
 
 
 class Size(NamedTuple):
@@ -138,7 +138,7 @@ class Color(NamedTuple):
 class Style(NamedTuple):
     fg: Color | None = None  # None: the terminal's own
     bg: Color | None = None
-    modifier: int = 0  # bits; runner/contracts/ainb/screen.py has their meanings
+    modifier: int = 0  # bits: BOLD, DIM, …
 
 
 class Cell(NamedTuple):
@@ -339,7 +339,7 @@ def draw_lines(buffer: Buffer) -> list[str]:
 
 
 def describe_rendering(rendering: Rendering) -> dict[str, Any]:
-    """As JSON: cells as on the wire, but clipped, in the order of reading, and each place once."""
+    """The rendering as JSON: cells as on the wire, clipped, row by row, without duplicates."""
     buffer = rendering.buffer
     cells = [
         [{"x": x, "y": y}, _describe_cell(cell)] for (y, x), cell in sorted(buffer.cells.items(), key=_place)
@@ -384,7 +384,7 @@ def _rows(buffer: Buffer, columns: int | None) -> Iterator[list[Cell]]:
 
 
 def _row(painted: Mapping[int, Cell], width: int) -> list[Cell]:
-    """Its length is the number of painted cells, however far apart they are: a gap is one cell of blanks."""
+    """The cells of one row. A gap is one cell of blanks, so the length depends only on the painted cells."""
     cells: list[Cell] = []
     end = 0
     for x in sorted(painted):

@@ -19,7 +19,7 @@ from typing import Any
 from runner.contracts.kaged import CONTEXT, hooks
 from runner.contracts.kaged.declared import Declared, DeclaredTool
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
-from runner.protocol.memory import COMPILED, Shelf
+from runner.protocol.memory import COMPILED, BoundedCache
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
@@ -45,7 +45,7 @@ class CallBook:
     def __init__(self, plugin_id: str, declared: Declared) -> None:
         self._plugin_id = plugin_id
         self._declared = declared
-        self._schemas = Shelf[Schema](COMPILED)  # compiled when a tool is first called
+        self._schemas = BoundedCache[Schema](COMPILED)  # compiled when a tool is first called
 
     def list(self, token: int, name: str) -> Any:
         """Raises CallRefused."""
@@ -82,7 +82,7 @@ class CallBook:
         tools = self._declared.tools
         found = tools.get(name) or tools.get(f"{self._plugin_id}.{name}")
         if found is None:
-            # A caller who writes the short name is helped with the short names.
+            # If the caller wrote a short name, the suggestions are short names.
             known = [each if "." in name else each.rpartition(".")[2] for each in tools]
             raise _unknown(token, "tool", name, known)
         return found
@@ -104,7 +104,7 @@ class CallBook:
 
 
 def make_context(token: int, call: Call, declared: Declared, session_id: str, ids: Ids) -> dict[str, str]:
-    """All fields, as strings. Raises CallRefused."""
+    """All fields of `_context`, as strings. Raises CallRefused."""
     if fault := context_fault(call.context):
         raise CallRefused(Refusal(token, _INVALID_PARAMS, fault, "invalid_context"))
     context: dict[str, str] = {
@@ -122,7 +122,7 @@ def make_context(token: int, call: Call, declared: Declared, session_id: str, id
 
 
 def context_fault(given: Mapping[str, Any]) -> str:
-    """The fault of the fields that a caller sets; empty if there is none. Unknown ones: `stray_context`."""
+    """Returns the fault of the fields that a caller sets, or ''. `stray_context` checks unknown ones."""
     for name in CONTEXT:
         if name in given and not isinstance(given[name], str):
             return f"{name} in the context is not a string"

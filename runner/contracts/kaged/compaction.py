@@ -29,7 +29,7 @@ from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
 
 _HOOK_SECONDS = 10.0  # where the manifest's number is not known
-# A member keeps the clock itself. This is the extra time after which it is not waited for any longer.
+# The member has its own time limit. This is the extra time before we stop waiting for it.
 _GRACE_SECONDS = 1.0
 
 
@@ -41,7 +41,7 @@ class Member(Protocol):
 
     @property
     def substituted(self) -> str:
-        """Why the last call's answer was not the plugin's own; empty if it was."""
+        """Reason why the last answer was a substitute, or ''."""
         ...
 
     async def call(
@@ -113,7 +113,7 @@ async def compact(
         "strategy": strategy,
         "trigger": trigger,
     }
-    asking = _Asking(params, {**(context or {}), "agent_path": agent_path})
+    asking = _HookCalls(params, {**(context or {}), "agent_path": agent_path})
     asking.require_valid()
     observers = [member for place, member in enumerate(members) if place != compactor]
     await asking.ask_all(PRE_COMPACT, observers)
@@ -145,7 +145,7 @@ def find_compactor(plugins: Sequence[Plugin]) -> int | None:
 _NOTHING = object()  # there is no answer: it was not asked, or it failed
 
 
-class _Asking:
+class _HookCalls:
     """The hooks of one compaction, and what failed."""
 
     def __init__(self, params: Mapping[str, str], context: Mapping[str, str]) -> None:
@@ -154,7 +154,8 @@ class _Asking:
         self.failures: list[HookFailure] = []
 
     def require_valid(self) -> None:
-        """Raise ValueError for a mistake of the caller, which each plugin would seem to fail for."""
+        """Raise ValueError for a mistake of the caller. Otherwise it would look like a failure of each
+        plugin."""
         fault = (
             params_fault(POST_COMPACT, self._params)
             or stray_context(Call("hook", POST_COMPACT, None, self._context), {"hook": CONTEXT})
@@ -179,7 +180,7 @@ class _Asking:
         return answers
 
     async def ask_compactor(self, member: Member) -> Mapping[str, Any] | None:
-        """What it makes of the messages; None if that is no object."""
+        """The compactor's replacement for the messages; None if its answer is not an object."""
         answer, why = await self._ask(PRE_COMPACT, member)
         if answer is not _NOTHING and not isinstance(answer, Mapping):
             why = "it answered with no object, so the built-in strategy is used"
@@ -197,7 +198,7 @@ class _Asking:
         return Contribution(member.plugin.id, answer.get("inject") or "", tuple(answer.get("retain") or ()))
 
     async def _ask(self, hook: str, member: Member) -> tuple[Any, str]:
-        """The answer, and why there is none. A cancellation passes through."""
+        """The answer, or _NOTHING and the reason. A cancellation passes through."""
         if hook not in declared_by(member.plugin).hooks:
             return _NOTHING, ""
         seconds = dict(member.plugin.timeouts).get("hook", _HOOK_SECONDS)
@@ -206,7 +207,7 @@ class _Asking:
                 answer = await member.call(
                     hook, dict(self._params), kind="hook", seconds=seconds, context=dict(self._context)
                 )
-                why = member.substituted  # read before anybody else calls it
+                why = member.substituted  # read before another task calls the plugin
         except trio.TooSlowError:
             return _NOTHING, f"there was no answer within {seconds:g} s (hook_timeout_sec in its manifest)"
         except Exception as error:  # noqa: BLE001 -- of the plugin or its session; the others go on

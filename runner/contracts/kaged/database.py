@@ -1,10 +1,10 @@
-"""The file in which a plugin's storage is kept: one SQLite database in a folder that no cage shows.
+"""The file of a plugin's storage: one SQLite database in a folder that no cage shows.
 
-The folder lies beside the plugin's state directory (sandbox/identity/host_side.py). An ordinary user's
-plugins have the user's own uid, so what is in the folder is not trusted all the same. No link is followed.
-Each file must be a regular one of ours with one name. SQLite obeys the files that it finds beside the
-database, so a journal that this module cannot have left is refused. A database is opened for one operation,
-and nothing stays open in between.
+The folder lies beside the plugin's state directory (sandbox/identity/host_side.py). Plugins of an ordinary
+user have the user's own uid, so the content of the folder is still untrusted. No link is followed. Each file
+must be a regular one of ours with one name. SQLite obeys the files that it finds beside the database, so a
+journal that this module cannot have left is refused. A database is opened for one operation, and nothing
+stays open in between.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Unusable(Exception):
 
 
 class Busy(Exception):
-    """Somebody else uses it at this moment."""
+    """Another session uses it at this moment."""
 
 
 class Full(Exception):
@@ -222,7 +222,7 @@ _opened_lock = threading.Lock()
 
 @contextmanager
 def _alone(identity: tuple[int, int]) -> Iterator[None]:
-    """Nobody else in this process has the file open. Raises Busy."""
+    """Hold the only open handle of this process on the file. Raises Busy."""
     with _opened_lock:
         if identity in _opened:
             raise Busy

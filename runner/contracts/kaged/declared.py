@@ -1,5 +1,5 @@
-"""What a manifest declares about the conversation, kept in the exports of the Plugin. Only this module writes
-and reads them.
+"""What a manifest declares about the conversation, stored in the exports of the Plugin. Only this module
+writes and reads them.
 
 An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.
 """
@@ -76,12 +76,12 @@ def declared_by(plugin: Plugin) -> Declared:
         tools=tools,
         notifications=tuple(found.get("notifications", ())),
         roles=tuple(found.get("roles", ())),
-        config_schema=_parsed(found.get(_CONFIG)),
-        system_config_schema=_parsed(found.get(_SYSTEM_CONFIG)),
+        config_schema=_parse_row(found.get(_CONFIG)),
+        system_config_schema=_parse_row(found.get(_SYSTEM_CONFIG)),
         project_id=project_id,
         project_root=project_root,
     )
 
 
-def _parsed(row: Sequence[str] | None) -> Any:
+def _parse_row(row: Sequence[str] | None) -> Any:
     return None if row is None else json.loads(row[0])

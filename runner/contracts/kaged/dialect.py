@@ -2,7 +2,7 @@
 
     opening   initialize (id 1), its answer, the notification initialized, then Ready
     calls     PLUGIN.TOOL, a declared method, or kaged.hook.HOOK, each with `_context`
-    health    health.check while no call runs, also none that was given up; any answer is life, also an error
+    health    health.check while no call runs, not even one that was given up; an error counts as an answer
     end       shutdown, then stdin is closed: some plugins exit only then
 
 Stdout carries messages and nothing else. A line that is none ends the plugin. Every number that the manifest
@@ -28,20 +28,20 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
-    Farewelled,
     HandshakeFault,
+    HealthCheck,
     HostCall,
     Lane,
     LateAnswer,
     Message,
     Notice,
-    Pulse,
     Ready,
     Refusal,
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
@@ -62,7 +62,7 @@ _MOST_OWED = 1024  # calls that were given up and whose answers are recognised
 
 _SHOWN_BYTES = 200  # of a faulty line
 _SHOWN_CHARACTERS = 200  # of an error that answers nothing of ours
-_INITIALIZE, _SHUTDOWN, _BEAT = "initialize", "shutdown", "beat"  # tokens of our own requests
+_INITIALIZE, _SHUTDOWN, _HEALTH = "initialize", "shutdown", "health"  # tokens of our own requests
 _NOT_YET = (jsonrpc.INVALID_REQUEST, "the answer to initialize comes before any request", None)
 
 Stage = Literal["new", "initialize", "ready", "leaving", "over"]
@@ -138,7 +138,7 @@ class KagedDialect(Dialect):
             text = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
             return self._end(Violation("handshake_failed", text, "too_large", "list fewer methods"))
         try:
-            welcome = handshake.read_welcome(result, self._plugin)
+            welcome = handshake.read_handshake_answer(result, self._plugin)
         except HandshakeFault as fault:
             return self._end(fault.violation)
         self._stage = "ready"
@@ -192,8 +192,8 @@ class KagedDialect(Dialect):
         if token == _INITIALIZE:
             return self._initialized(value, weight)
         if token == _SHUTDOWN:
-            return (Farewelled(),)
-        if token == _BEAT:
+            return (ShutdownAnswered(),)
+        if token == _HEALTH:
             return (Alive(),)
         if not isinstance(token, int):
             return ()
@@ -201,7 +201,7 @@ class KagedDialect(Dialect):
         if not hook:
             return (Reply(token, value),)
         if fault := hooks.result_fault(hook, value, self._declared.roles):
-            return self._stood_in(token, hook, fault)
+            return self._substitute(token, hook, fault)
         return (Reply(token, hooks.contribution(hook, value)),)
 
     def _refused(self, error: jsonrpc.RpcError) -> Events:
@@ -211,14 +211,14 @@ class KagedDialect(Dialect):
                 Violation("handshake_failed", f"it refuses to be initialized: {said}", "refused")
             )
         if error.token == _SHUTDOWN:
-            return (Farewelled(said),)
-        if error.token == _BEAT:
+            return (ShutdownAnswered(said),)
+        if error.token == _HEALTH:
             return (Alive(),)
         if not isinstance(error.token, int):
             return ()
         hook = self._open.pop(error.token)
         if hook:
-            return self._stood_in(error.token, hook, f"it answered with an error: {said}")
+            return self._substitute(error.token, hook, f"it answered with an error: {said}")
         return (make_refusal(error.token, error.code, error.message, error.data),)
 
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
@@ -260,7 +260,7 @@ class KagedDialect(Dialect):
         if not hook:
             return ()
         self._give_up(token)
-        return self._stood_in(token, hook, why)
+        return self._substitute(token, hook, why)
 
     def _give_up(self, token: int) -> None:
         self._open.pop(token, None)
@@ -270,9 +270,9 @@ class KagedDialect(Dialect):
             if len(self._owed) > _MOST_OWED:
                 del self._owed[next(iter(self._owed))]
 
-    def _stood_in(self, token: int, hook: str, why: str) -> Events:
+    def _substitute(self, token: int, hook: str, why: str) -> Events:
         self._count("hooks_failed")
-        return hooks.stand_in(token, hook, why)
+        return hooks.substitute_answer(token, hook, why)
 
     def notify(self, method: str, params: Any) -> Events:
         message = f"there is no notification {quoted(method)} to send to this plugin"
@@ -292,28 +292,30 @@ class KagedDialect(Dialect):
     # --- health and the end ---------------------------------------------------------------------------------
 
     @property
-    def pulse(self) -> Pulse:
+    def health_check(self) -> HealthCheck:
         lifecycle = dict(self._plugin.lifecycle)
-        return Pulse(
+        return HealthCheck(
             HEALTH_CHECK,
             float(lifecycle.get("health_interval", HEALTH_INTERVAL_SECONDS)),
             float(lifecycle.get("health_answer", HEALTH_ANSWER_SECONDS)),
             busy=self._timeouts.get("call", CALL_SECONDS),
         )
 
-    def beat(self) -> Events:
+    def send_health_check(self) -> Events:
         if self._stage != "ready":
             return ()
         self._count("health_checks")
-        return (self._send(self._peer.request(_BEAT, HEALTH_CHECK, {})),)
+        return (self._send(self._peer.request(_HEALTH, HEALTH_CHECK, {})),)
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         if self._stage != "ready":
-            return Farewell(terminate=TERMINATE_SECONDS)
+            return ShutdownSteps(terminate=TERMINATE_SECONDS)
         self._stage = "leaving"
         whole = self._timeouts.get("shutdown", SHUTDOWN_SECONDS)
         frame = self._send(self._peer.request(_SHUTDOWN, "shutdown", {}))
-        return Farewell((frame,), answer=whole / 2, exit=whole / 2, terminate=TERMINATE_SECONDS, whole=whole)
+        return ShutdownSteps(
+            (frame,), answer=whole / 2, exit=whole / 2, terminate=TERMINATE_SECONDS, whole=whole
+        )
 
     def _send(self, raw: bytes, lane: Lane = "request") -> Send:
         return Send(frames.line(raw), lane)
@@ -361,7 +363,7 @@ def judge_unreadable(cause: str, detail: str) -> Violation:
 
 
 def judge_stray(why: str, detail: str, *, ready: bool) -> Violation | None:
-    """The fault of a message that is neither question nor answer. None: it is dropped and counted."""
+    """Returns the fault of a message that is neither request nor answer. None: it is dropped and counted."""
     if why == "not_rpc":
         return Violation("malformed_response", f"a line on its stdout is no message: {detail}", "not_rpc")
     if why == "echo":

@@ -1,4 +1,4 @@
-"""The handshake: what the plugin is told, and whether its answer fits its manifest.
+"""The handshake: the params of initialize, and checks of the answer against the manifest.
 
 The checks have an order, and the first that fails decides: shape, name, API version, methods, notifications,
 capabilities. Another version than the manifest's is only a warning: plugins in use differ from theirs.
@@ -26,7 +26,7 @@ _MOST_FAULTS = 5
 _LISTS = ("methods", "notifications", "capabilities_used")
 
 
-class Welcome(NamedTuple):
+class HandshakeAnswer(NamedTuple):
     identity: Identity
     notices: tuple[Notice, ...] = ()
 
@@ -82,7 +82,7 @@ def _fault(message: str, cause: str, hint: str = "") -> HandshakeFault:
 # --- what it answers --------------------------------------------------------------------------------------
 
 
-def read_welcome(result: Any, plugin: Plugin) -> Welcome:
+def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
     """Raises HandshakeFault."""
     said = _shape(result)
     declared = declared_by(plugin)
@@ -116,7 +116,7 @@ def read_welcome(result: Any, plugin: Plugin) -> Welcome:
         tools=tuple(declared.tools),
         details={name: said[name] for name in _LISTS},
     )
-    return Welcome(identity, tuple(_warnings(said, plugin, declared)))
+    return HandshakeAnswer(identity, tuple(_warnings(said, plugin, declared)))
 
 
 def _warnings(said: Mapping[str, Any], plugin: Plugin, declared: Declared) -> list[Notice]:

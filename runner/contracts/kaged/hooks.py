@@ -1,4 +1,4 @@
-"""Hooks: what is sent with each, which answers are valid, and what becomes of an invalid one."""
+"""Hooks: the params of each, which answers are valid, and the substitute for an invalid one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARAMS: Mapping[str, tuple[str, ...] | None] = {
     POST_COMPACT: ("messages_being_compacted", "messages_remaining", "strategy", "trigger"),
 }
 
-# What an observer adds to the agent's context with its answer. There is nothing to retain at a beginning.
+# Keys of an observer's answer that are added to the agent's context. A session start retains nothing.
 _CONTRIBUTED: Mapping[str, tuple[str, ...]] = {
     SESSION_START: ("inject",),
     POST_COMPACT: ("retain", "inject"),
@@ -65,11 +65,11 @@ def _compaction_fault(value: Any, roles: Collection[str]) -> str:
 
 
 def contribution(hook: str, value: Any) -> Any:
-    """What of a valid answer counts: the keys of _CONTRIBUTED, where the hook has some."""
+    """The part of a valid answer that is used: the keys of _CONTRIBUTED, if the hook has some."""
     names = _CONTRIBUTED.get(hook)
     return value if names is None else {name: value[name] for name in names if name in value}
 
 
-def stand_in(token: int, hook: str, why: str) -> Events:
+def substitute_answer(token: int, hook: str, why: str) -> Events:
     """A hook that failed contributes nothing, and the session goes on."""
     return (Notice("hook_failed", {"hook": hook, "why": why}), Reply(token, None, why))

@@ -39,8 +39,8 @@ class Inspector(HandshakeInspector):
     def handshake_seconds(self) -> float:
         return dict(self._plugin.timeouts).get("handshake", HANDSHAKE_SECONDS)
 
-    def _welcomed(self, result: Any) -> None:
-        handshake.read_welcome(result, self._plugin)
+    def _check_handshake_answer(self, result: Any) -> None:
+        handshake.read_handshake_answer(result, self._plugin)
 
     def _asked(self, question: Question) -> Violation | None:
         if not question.is_question and question.method not in self._notifications:

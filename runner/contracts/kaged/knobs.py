@@ -1,8 +1,8 @@
 """Knobs, and the folders that follow from the configuration.
 
 A knob is a control for one field of the configuration. A `path` knob, and every value of the form `config:/…`
-or `project:/…`, names a folder that the plugin writes to, although no capability says so: the host builds the
-cage from the configuration. A write that is not bound to a folder of the host would vanish with the cage.
+or `project:/…`, names a folder that the plugin writes to, although no capability says so: the host derives
+the cage from the configuration. Files outside of such a folder would be lost with the cage.
 
     config:/P     <config root>/P/<project id>. The config root is the plugin's own, so nothing more is asked
     project:/P    <project root>/P, which has to exist: --project names the root

@@ -124,7 +124,7 @@ _RESTARTS: tuple[tuple[str, float], ...] = (
 def read(
     document: Document, *, home: str = "", options: Mapping[str, str] | None = None, config: Any = None
 ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-    """The plugin (None if there is an error), and everything to say about its manifest."""
+    """The plugin (None if there is an error), and all diagnostics."""
     faults = Faults(document)
     model.check(faults, Manifest, document.data, (), lambda _: None)
     manifest = Table(document.data)
@@ -277,7 +277,7 @@ def _tools(faults: Faults, manifest: Table) -> dict[str, DeclaredTool]:
 
 
 def _check_schemas(faults: Faults, manifest: Table) -> None:
-    """All schemas can be used, and no field is both a setting and a secret."""
+    """Check that all schemas can be used, and that no field is both a setting and a secret."""
     places = [(manifest, "config_schema"), (manifest, "system_config_schema")]
     places += [(tool, "parameters_schema") for tool in manifest.tables("tools")]
     for table, key in places:

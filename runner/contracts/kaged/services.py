@@ -32,7 +32,7 @@ PAGE_DEFAULT, PAGE_MOST = 100, 1000  # keys in one answer
 
 
 class StorageMethods:
-    """For a plugin with these capabilities in its manifest."""
+    """The storage requests of a plugin with these capabilities in its manifest."""
 
     METHODS: Mapping[str, str] = dict.fromkeys(NEEDED, "storage")
 
@@ -45,7 +45,7 @@ class StorageMethods:
             error = self.refused(method, "absent").error
             assert error is not None
             raise HostError(*error)
-        return await _serve(method, _checked(method, params), store)
+        return await _serve(method, _check_params(method, params), store)
 
     def refused(self, method: str, why: Why) -> Answer:
         needed = NEEDED.get(method)
@@ -65,8 +65,8 @@ class StorageMethods:
 
 
 def provide(plugin: Plugin, services: Services, state_dir: str | None) -> Services:
-    """The services with the storage for this plugin: the caller's own, else one beside the state directory.
-    None for a plugin that may not use it, so that it is not told of any."""
+    """Add the storage to the services: the caller's own, else one beside the state directory. No storage for
+    a plugin that may not use it, so that it is not offered."""
     if not {STORAGE_READ, STORAGE_WRITE} & set(plugin.capabilities):
         return services._replace(storage=None)
     if services.storage is not None or state_dir is None:
@@ -78,7 +78,7 @@ def _denied(data: Mapping[str, str]) -> Answer:
     return Answer(error=(DENIED, "capability_denied", dict(data)))
 
 
-def _checked(method: str, params: Any) -> Mapping[str, Any]:
+def _check_params(method: str, params: Any) -> Mapping[str, Any]:
     """The parameters of a request, without faults. Raises HostError."""
     known = PARAMS[method]
     given = {} if params is None else params

@@ -1,4 +1,5 @@
-"""A plugin's keys and values, kept beside its state directory. Our extension of the contract: docs/kaged.md.
+"""A plugin's keys and values, stored beside its state directory. Our extension of the contract:
+docs/kaged.md.
 
 Every operation opens the database in a thread and closes it again. Waiting for another process is done
 between the tries, on trio's clock, so it holds no thread and ends when it is cancelled.
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 
 def key_fault(key: Any, name: str = "key", *, may_be_empty: bool = False) -> str:
-    """What is wrong with a key, or with the beginning of one; empty: nothing."""
+    """Returns the fault of a key or of a prefix, or ''."""
     if not isinstance(key, str):
         return f"{name} must be a string"
     if not key and not may_be_empty:
@@ -146,8 +147,8 @@ def _write(database: sqlite3.Connection, key: str, text: str) -> None:
     except sqlite3.OperationalError as error:
         if error_code(error) != sqlite3.SQLITE_FULL:
             raise
-        # The entries are within their limit, so there is room between them. Making it usable rewrites the
-        # file. That it is needed again takes as many changes as fill the difference.
+        # The entries are within their limit, so the file has unused space. VACUUM rewrites the file without
+        # it. It is needed again only after as many changes as fill the difference.
         if database.in_transaction:
             database.execute("ROLLBACK")
         database.execute("VACUUM")
@@ -191,7 +192,7 @@ def _totals(database: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _entry_bytes(database: sqlite3.Connection, key: str) -> int:
-    """What the entry counts; 0: there is none."""
+    """The bytes that an entry counts; 0 if there is none."""
     order = "SELECT 2 * length(CAST(key AS BLOB)) + length(CAST(value AS BLOB)) FROM entries WHERE key = ?"
     row = database.execute(order, (key,)).fetchone()
     return 0 if row is None else int(row[0]) + ENTRY_EXTRA_BYTES

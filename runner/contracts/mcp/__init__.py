@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FILE_NAMES = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
 
-# How the names of programs begin that may start another one. Only for these launchers.py is imported, which
-# costs a launch a millisecond.
+# Prefixes of programs that may start another program. launchers.py, which takes a millisecond to import, is
+# needed only for these.
 _MAY_LAUNCH = (
     *("npx", "npm", "pnp", "yarn", "bun", "uv", "pipx", "docker", "podman", "nerdctl", "cmd", "powershell"),
     *("env", "sh", "bash", "dash", "zsh", "ksh", "ash", "fish"),
@@ -75,7 +75,7 @@ class McpConfigurations(HostConfigurations):
 
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import remarks
-        from runner.contracts.mcp.wrap.growth import warnings
+        from runner.contracts.mcp.wrap.entry_warnings import warnings
 
         return (*remarks(document), *warnings(document))
 
@@ -88,7 +88,7 @@ class McpConfigurations(HostConfigurations):
     def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
         if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
             return None
-        from runner.contracts.mcp.hosts.expand import as_host_starts
+        from runner.contracts.mcp.hosts.expand import expand_as_host
         from runner.manifest.fill import text_of
 
         # The host fills its words in before it starts the runner.
@@ -100,7 +100,7 @@ class McpConfigurations(HostConfigurations):
             return text_of(os.path.join(base, os.path.expanduser(path))).strip()
 
         def text(word: str) -> str:
-            return as_host_starts(word, rules, folder, home, environ, file)
+            return expand_as_host(word, rules, folder, home, environ, file)
 
         words = (plugin.entrypoint.command, *plugin.entrypoint.args)
         return WrappedCommand(

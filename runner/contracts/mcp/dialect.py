@@ -21,7 +21,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Event,
-    Farewell,
     HostCall,
     HostCallCancelled,
     Lane,
@@ -32,6 +31,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
@@ -125,8 +125,8 @@ class McpDialect(Dialect):
             return Message(fault=cause, detail=detail, raw=raw[:SHOWN])
         return Message._make((value, "", "", b"", weight, 0.0))
 
-    def farewell(self) -> Farewell:
-        return Farewell(exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
+    def shutdown_steps(self) -> ShutdownSteps:
+        return ShutdownSteps(exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -253,7 +253,7 @@ class McpDialect(Dialect):
         match self._peer.receive(value):
             case RpcResult() | RpcError() as incoming:
                 if incoming.token in (DISCOVER, INITIALIZE):
-                    return self._shaken(incoming, weight)
+                    return self._handshake_answered(incoming, weight)
                 return self._answered(incoming, weight)
             case RpcRequest() as request:
                 return self._asked(request)
@@ -284,7 +284,7 @@ class McpDialect(Dialect):
 
     # --- answers ------------------------------------------------------------------------------------------
 
-    def _shaken(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
+    def _handshake_answered(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
         """The answer is kept while the server runs, so it counts towards the memory of the session."""
         if self._standing.take(weight):
             return self._handshake.feed(incoming)

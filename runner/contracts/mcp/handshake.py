@@ -3,7 +3,7 @@
 A modern server answers `server/discover`, and the conversation is modern from then on. A legacy server
 answers with some error (-32601, -32602 and others occur) or not at all.
 
-Asking both too early does no harm. A server that starts slowly finds both requests in its pipe and answers
+Sending both too early does no harm. A server that starts slowly finds both requests in its pipe and answers
 both in order; one answer counts, and the other is dropped. So a DiscoverResult is accepted until a version
 is agreed on, even after `initialize` was sent. A server that has answered in the modern era refuses
 `initialize`.

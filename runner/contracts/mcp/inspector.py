@@ -60,12 +60,12 @@ class Inspector:
             return heard
         for one in heard:
             if isinstance(one, Answered) and one.method in (DISCOVER, INITIALIZE):
-                fault = self._shaken(one)
+                fault = self._handshake_answered(one)
                 if fault is not None:
                     return fault
         return None
 
-    def _shaken(self, answer: Answered) -> Violation | None:
+    def _handshake_answered(self, answer: Answered) -> Violation | None:
         if answer.method == INITIALIZE:
             self.awaiting = False
         if answer.error is not None:

@@ -1,4 +1,4 @@
-"""Commands that start a server by way of something else: `npx`, `uvx`, `docker run`.
+"""Commands that start a server through another program: `npx`, `uvx`, `docker run`.
 
 A launcher such as npx asks its registry at every start. In a cage it retries for 72 seconds and then fails,
 so such a command is refused before anything starts, with the command that installs the server for good.
@@ -19,7 +19,7 @@ FETCHES = "launcher_needs_network"
 CONTAINER = "launcher_is_container"
 WINDOWS = "launcher_is_windows"
 
-_MOST_WRAPPERS = 8  # env in sh in env: more is nobody's command line
+_MOST_WRAPPERS = 8  # such as env in sh in env
 _LONGEST_SHOWN = 200
 _LONGEST_SCRIPT = 8192
 _SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"))
@@ -44,7 +44,7 @@ _SCRIPT_OF_NPM = re.compile(r"/np(x|m)-cli\.js$")
 
 
 class _Words(NamedTuple):
-    """The words behind a launcher's name, as far as they matter."""
+    """The arguments of a launcher that matter here."""
 
     packages: tuple[str, ...]  # named by an option: --package, --from, --spec
     extra: tuple[str, ...]  # named by --with
@@ -122,7 +122,7 @@ NAMES = _MANAGERS | _SHELLS | _WINDOWS_SHELLS | set(_CONTAINERS) | {"env"} | set
 
 
 def launcher_fault(argv: Sequence[str], network: Network | None = None) -> LaunchFault | None:
-    """Why a command that starts a server in this way is not launched; None: it names a program of its own.
+    """Returns why a command that starts a server through a launcher is refused, or None.
 
     `network`: what is asked for the command. A launcher that can reach its registry is not refused.
     """

@@ -15,7 +15,7 @@ from runner.contracts.mcp.hosts.expand import OURS, references, with_folders
 from runner.contracts.mcp.hosts.fill import argument_files
 from runner.contracts.mcp.hosts.find import host_of, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
-from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run_name, unwrapped
+from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run_name, split_wrapped
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
@@ -192,17 +192,17 @@ def read(
 
 
 class _Site(NamedTuple):
-    """Where a server is at home."""
+    """The folder and project of a server."""
 
-    folder: str  # its working directory, if its entry names none, and what relative paths are relative to
+    folder: str  # the base of relative paths, and the working directory if the entry names none
     project: str  # the project that it belongs to; empty: it is a user's own
     within: str  # a folder that it works on has to be below this one; empty: anywhere
-    own: bool = False  # a user's own file: nobody else's project brought it along
+    own: bool = False  # the file is the user's own and did not come with a project
 
 
 def _site(path: str, server: HostServer, host: Host | None, home: str) -> _Site:
-    """Most of these files can come with a project. Then the project's author wrote the file, and must not
-    choose a folder outside the project."""
+    """Where a server belongs. Most of these files can come with a project. Then the project's author wrote
+    the file, and must not choose a folder outside the project."""
     folder, name = os.path.split(path)
     place = place_of(path, home)
     own = name == OPERATORS_FILE or (place is not None and place.own)
@@ -223,7 +223,7 @@ class _Words(NamedTuple):
 
 
 def _words(server: HostServer) -> _Words:
-    inner = unwrapped(server.argv) if server.argv else None
+    inner = split_wrapped(server.argv) if server.argv else None
     if inner is not None:
         argv = [Item(server.command_keys, word) for word in inner.argv]
     else:
@@ -280,10 +280,10 @@ def _project(server: HostServer, site: _Site, path: str, entrypoint: Entrypoint 
 def _template(
     server: HostServer, words: _Words, host: Host | None, site: _Site, files: tuple[str, ...]
 ) -> Template | None:
-    """What is filled in at the launch; None if nothing is."""
+    """The placeholders that are filled in at the launch, or None."""
     rules = "" if host is None else host.rules
     texts = [item.text for item in (*words.argv, *(item for _, item in words.env))]
-    inner = unwrapped(server.argv)
+    inner = split_wrapped(server.argv)
     env_file = plugin_env_file(server)
     filled = env_file or server.passed or any(next(references(text, rules), None) for text in texts)
     if not filled and inner is None:
@@ -318,7 +318,7 @@ def _entrypoint(
             message = f"{quoted(server.cwd)}: only the home and a project's own folder can be filled in here"
             faults.error(keys, "cwd_variable", message, "write the folder's path")
         # normpath keeps two slashes at the beginning.
-        directory = "/" + os.path.normpath(os.path.join(directory, _expanded(cwd, home))).lstrip("/")
+        directory = "/" + os.path.normpath(os.path.join(directory, _expand_home(cwd, home))).lstrip("/")
     if not words.argv:
         return None, []
     command, *args = words.argv
@@ -334,8 +334,8 @@ def _entrypoint(
                 env.append(EnvRequest(name, required=False, where=item.keys, fills=True))
     for name in server.passed:
         sandbox_request.check_env_name(faults, server.keys, name)
-    texts = [_expanded(item.text, home) if rules == "vscode" else item.text for item in args]
-    return Entrypoint(_expanded(command.text, home), tuple(texts), directory), env
+    texts = [_expand_home(item.text, home) if rules == "vscode" else item.text for item in args]
+    return Entrypoint(_expand_home(command.text, home), tuple(texts), directory), env
 
 
 def _warn_unexpanded(faults: Faults, items: Iterable[Item]) -> None:
@@ -346,7 +346,7 @@ def _warn_unexpanded(faults: Faults, items: Iterable[Item]) -> None:
             faults.warn(item.keys, "variable_not_expanded", message, hint)
 
 
-def _expanded(path: str, home: str) -> str:
+def _expand_home(path: str, home: str) -> str:
     if path == "~" or path.startswith("~/"):
         return home.rstrip("/") + path[1:] if home.startswith("/") else path
     return path
@@ -397,7 +397,7 @@ def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) ->
             )
             faults.error(keys, "invalid_type", message)
             continue
-        path = _expanded(entry, home)
+        path = _expand_home(entry, home)
         hint = "write it absolute, or starting with ~/"
         sandbox_request.check_path(faults, Item(keys, entry), path, home, write=access == "write", hint=hint)
         found[PathRequest(path, access, required=not optional, where=keys)] = None

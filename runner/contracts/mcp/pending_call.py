@@ -115,7 +115,7 @@ def question(token: int, call: Call, modern: bool) -> tuple[str, Mapping[str, An
 class PendingCall:
     """A call that was sent and has no answer yet."""
 
-    # Most calls are one request, and these stay as they are: setting them in each would take a while.
+    # Class attributes: most calls are one request and never change these, so an instance need not set them.
     stale = False  # the server has announced a change since the request
     weight = 0  # bytes of memory kept until the answer
     _items: Sequence[Any] = ()
@@ -173,7 +173,7 @@ class PendingCall:
             self.weight = 0
 
     def _keeps(self, weight: int) -> bool:
-        """Whether there is room for it. All calls of a session share one limit."""
+        """Take memory for it, and return whether there was room. All calls of a session share one limit."""
         if not self._standing.take(weight):
             return False
         self.weight += weight

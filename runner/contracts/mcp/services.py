@@ -47,7 +47,7 @@ async def serve(method: str, params: Any, services: Services, emit: Emit) -> Any
 
 
 def refused(method: str, why: Why) -> Answer:
-    """The error of a client without that capability, or the protocol's way to decline where there is one."""
+    """The error for a missing capability, or the protocol's own refusal if it has one."""
     if why == "busy":
         return Answer(error=(INTERNAL_ERROR, BUSY, None))
     if why == "denied" and method == "sampling/createMessage":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.protocol.dialect import Event, Notice, Reply, Violation
-from runner.protocol.memory import COMPILED, Share, Shelf
+from runner.protocol.memory import COMPILED, BoundedCache, Share
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Catalogue:
         self._standing = standing
         self._weight = 0  # bytes taken of that share
         self._tools: dict[str, Any] | None = None  # name -> outputSchema
-        self._schemas: Shelf[Schema] = Shelf(COMPILED)
+        self._schemas: BoundedCache[Schema] = BoundedCache(COMPILED)
         self._unusable: set[str] = set()  # tools whose schema cannot be used
 
     def remember(self, name: str, items: Sequence[Mapping[str, Any]], weight: int) -> None:

@@ -88,10 +88,10 @@ def _usage_fault(args: argparse.Namespace) -> str:
 
 
 def _change(args: argparse.Namespace) -> int:
-    from runner.contracts.mcp.wrap.changes import carried_out
+    from runner.contracts.mcp.wrap.changes import apply_steps
     from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
+    from runner.contracts.mcp.wrap.diff import diff
     from runner.contracts.mcp.wrap.program import runner_path
-    from runner.contracts.mcp.wrap.shown import diff
     from runner.contracts.mcp.wrap.steps import chosen, undo_step, wrap_step
 
     program = runner_path()
@@ -103,7 +103,7 @@ def _change(args: argparse.Namespace) -> int:
         before = read_configuration(file.path, raw, file.given)
         servers = chosen(before, args.server)
         steps = [undo_step(each) if args.undo else wrap_step(before, each, program) for each in servers]
-        content, done = carried_out(before, steps, program)
+        content, done = apply_steps(before, steps, program)
         after = read_configuration(file.path, content, file.given)
         if not _is_as_wanted(before, after, done):
             raise FileRefused("the change would alter more than command lines and names of variables")
@@ -145,8 +145,8 @@ def read_configuration(path: str, raw: bytes, given: str) -> Configuration:
 
 
 def _is_as_wanted(before: Configuration, after: Configuration, steps: tuple[Step, ...]) -> bool:
-    """Checked with the reader of all other verbs: the same servers, with the same command lines and
-    variables, but for the steps that were done. And nothing of a wrapped entry acts on the runner."""
+    """Whether the changed file, read by the usual reader, has the same servers with the same command lines
+    and variables, apart from the steps, and no wrapped entry can act on the runner."""
     from runner.contracts.mcp.wrap.steps import is_safe, plugin_words
 
     if [each.keys for each in before.servers] != [each.keys for each in after.servers]:
@@ -197,7 +197,7 @@ def _tell(config: Configuration, steps: tuple[Step, ...], named: bool) -> None:
 
 
 def _confirm(path: str) -> int | None:
-    """None: yes. Else the exit status."""
+    """Ask the person. Returns None for yes, else the exit status."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         say("runner wrap: there is no terminal to ask on; nothing was changed; to change the file add --yes")
         return USAGE_ERROR
@@ -268,5 +268,5 @@ def _state(server: dict[str, Any]) -> str:
 
 
 def _put(line: str) -> None:
-    """Not wrapped at the width of a terminal: a diff, JSON, a path to copy."""
+    """Print a line without wrapping it at the terminal width: a diff, JSON, a path to copy."""
     sys.stdout.write(line + "\n")

@@ -85,7 +85,7 @@ def request(token: int, call: Call, plugin: Plugin) -> MethodCall:
 
 
 def tool(call: Call, plugin: Plugin, method: str) -> MethodCall:
-    """For a tool whose name and arguments have been checked."""
+    """The request for a tool whose name and arguments have been checked."""
     params: dict[str, Any] = {
         "plugin_id": plugin.id,
         "tool_name": call.name,

@@ -35,8 +35,6 @@ from runner.protocol.dialect import (
     Dialect,
     Event,
     Events,
-    Farewell,
-    Farewelled,
     HandshakeFault,
     HostCall,
     Identity,
@@ -49,10 +47,12 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
-from runner.protocol.memory import COMPILED, STANDING, Shelf
+from runner.protocol.memory import COMPILED, STANDING, BoundedCache
 from runner.protocol.schema import Schema
 from sandbox.document.diagnostic import printable
 from sandbox.units import format_limit
@@ -87,8 +87,8 @@ class NexoDialect(Dialect):
         self._peer = jsonrpc.Peer()
         self._stage: Stage = "new"
         self._identity = Identity(setting.plugin.id)
-        self._tools: Mapping[str, tools.Tool] = tools.of_manifest(setting.plugin)
-        self._schemas = Shelf[Schema](COMPILED)
+        self._tools: Mapping[str, tools.Tool] = tools.manifest_tools(setting.plugin)
+        self._schemas = BoundedCache[Schema](COMPILED)
         self._open: dict[int, calls.OpenCall] = {}  # by token
         self._streams: dict[int, int] = {}  # id on the wire -> token
         self._questions: dict[int, str] = {}  # ticket -> method, of requests the plugin waits for
@@ -153,7 +153,7 @@ class NexoDialect(Dialect):
             message = f"its answer to initialize takes more than {STANDING >> 20} MiB of memory"
             return self._failed("too_large", message, "advertise fewer tools or smaller schemas")
         try:
-            found = handshake.read_welcome(result, self._plugin)
+            found = handshake.read_handshake_answer(result, self._plugin)
         except HandshakeFault as fault:
             self._stage = "over"
             return (fault.violation,)
@@ -218,10 +218,10 @@ class NexoDialect(Dialect):
         if isinstance(heard, jsonrpc.RpcRequest):
             return self._asked(heard)
         if isinstance(heard, jsonrpc.RpcNotification):
-            return self._told(heard.method, heard.params)
+            return self._take_notification(heard.method, heard.params)
         if heard.why == "not_rpc":
             return self._not_ours(message)
-        broken = errors.broken(heard.why, heard.detail, wired=self._wired)
+        broken = errors.judge_stray(heard.why, heard.detail, wired=self._wired)
         if broken is None:
             return ()
         self._stage = "over"
@@ -238,13 +238,13 @@ class NexoDialect(Dialect):
         if token == _CONFIGURE:
             return self._ready()
         if token == _SHUTDOWN:
-            return (Farewelled(),)
+            return (ShutdownAnswered(),)
         call = self._closed(token)
         if call is None:
             return ()
         number, known = call
         if known.hook and (why := hooks.fault(value)):
-            return self._stood_in(number, known.hook, why)
+            return self._substitute(number, known.hook, why)
         return (Reply(number, value),)
 
     def _refused(self, error: jsonrpc.RpcError) -> Events:
@@ -256,13 +256,13 @@ class NexoDialect(Dialect):
             hint = "it does not know plugin.configure: run it without a configuration" if unknown else ""
             return self._failed("configure_refused", f"it refuses its configuration: {said}", hint)
         if error.token == _SHUTDOWN:
-            return (Farewelled(said),)
+            return (ShutdownAnswered(said),)
         call = self._closed(error.token)
         if call is None:
             return ()
         number, known = call
         if known.hook:
-            return self._stood_in(number, known.hook, f"it answered with an error: {said}")
+            return self._substitute(number, known.hook, f"it answered with an error: {said}")
         return (errors.make_refusal(number, known.family, error.code, error.message, error.data),)
 
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
@@ -275,7 +275,7 @@ class NexoDialect(Dialect):
         self._questions[question.ticket] = question.method
         return (HostCall(question.ticket, question.method, question.params),)
 
-    def _told(self, method: str, params: Any) -> Events:
+    def _take_notification(self, method: str, params: Any) -> Events:
         if method == "broker.publish":
             return self._publishes(params)
         if method == "llm.chat.delta":
@@ -360,7 +360,7 @@ class NexoDialect(Dialect):
     def _unsendable(self, token: int, hook: str, why: str, kind: str) -> Events:
         self._peer.forget(token)
         if hook:
-            return self._stood_in(token, hook, why)
+            return self._substitute(token, hook, why)
         raise CallRefused(Refusal(token, "-32602", why, kind))
 
     def cancel(self, token: int, reason: str) -> Events:
@@ -375,7 +375,7 @@ class NexoDialect(Dialect):
             return ()
         self._peer.forget(token)
         self._closed(token)
-        return self._stood_in(token, call.hook, why)
+        return self._substitute(token, call.hook, why)
 
     def _closed(self, token: Hashable) -> tuple[int, calls.OpenCall] | None:
         if not isinstance(token, int):
@@ -386,9 +386,9 @@ class NexoDialect(Dialect):
         self._streams.pop(known.number, None)
         return token, known
 
-    def _stood_in(self, token: int, hook: str, why: str) -> Events:
+    def _substitute(self, token: int, hook: str, why: str) -> Events:
         self._count("hooks_failed")
-        return hooks.stand_in(token, hook, why, self._on_hook_failure)
+        return hooks.substitute_answer(token, hook, why, self._on_hook_failure)
 
     # --- answers to the plugin ------------------------------------------------------------------------------
 
@@ -423,12 +423,12 @@ class NexoDialect(Dialect):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         if self._stage != "ready":
-            return Farewell(exit=EXIT_SECONDS)
+            return ShutdownSteps(exit=EXIT_SECONDS)
         self._stage = "leaving"
         frame = self._send(self._peer.request(_SHUTDOWN, "shutdown", {"reason": SHUTDOWN_REASON}))
-        return Farewell((frame,), self._timeouts.seconds("shutdown"), EXIT_SECONDS)
+        return ShutdownSteps((frame,), self._timeouts.seconds("shutdown"), EXIT_SECONDS)
 
     def _send(self, raw: bytes, lane: Lane = "request") -> Send:
         return Send(frames.line(raw), lane)

@@ -86,8 +86,8 @@ def make_refusal(call: int, family: str, code: int, message: str, data: Any) -> 
     return Refusal(call, str(code), text, meaning.kind, data)
 
 
-def broken(why: str, detail: str, *, wired: bool) -> Violation | None:
-    """The fault of a message that is neither question nor answer. `wired`: after the handshake."""
+def judge_stray(why: str, detail: str, *, wired: bool) -> Violation | None:
+    """Returns the fault of a message that is neither request nor answer. `wired`: after the handshake."""
     if why == "echo":
         text = f"it sends our own messages back: {detail}"
         code: Code = "malformed_response" if wired else "handshake_failed"

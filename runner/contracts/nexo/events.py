@@ -12,7 +12,7 @@ from runner.protocol.dialect import CallRefused, Refusal
 from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
 
-# The SDKs' handlers never run for an event without a source.
+# The source of the host's own events. The SDKs ignore an event without a source.
 HOST = "host"
 
 

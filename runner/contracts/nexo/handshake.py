@@ -24,13 +24,13 @@ PROTOCOL = "1.10"
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 
 
-class Welcome(NamedTuple):
+class HandshakeAnswer(NamedTuple):
     identity: Identity
     tools: Mapping[str, catalogue.Tool]  # including those of the manifest
-    missing: tuple[str, ...] = ()  # declared, but not advertised
+    missing: tuple[str, ...] = ()  # tools that the manifest declares and the plugin does not advertise
 
 
-def read_welcome(result: Any, plugin: Plugin) -> Welcome:
+def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
     """Raises HandshakeFault."""
     manifest = result.get("manifest") if isinstance(result, dict) else None
     said = manifest.get("plugin") if isinstance(manifest, dict) else None
@@ -48,7 +48,7 @@ def read_welcome(result: Any, plugin: Plugin) -> Welcome:
         found = catalogue.read_advertised(result.get("tools", []), declared)
     except catalogue.CatalogueFault as fault:
         raise _fault("tool_catalogue", str(fault)) from None
-    tools = catalogue.of_manifest(plugin) | found
+    tools = catalogue.manifest_tools(plugin) | found
     identity = Identity(
         id=name,
         version=_text(said, "version"),
@@ -57,7 +57,7 @@ def read_welcome(result: Any, plugin: Plugin) -> Welcome:
         tools=tuple(tools),
         details={"server_version": _text(result, "server_version")},
     )
-    return Welcome(identity, tools, tuple(tool for tool in declared if tool not in found))
+    return HandshakeAnswer(identity, tools, tuple(tool for tool in declared if tool not in found))
 
 
 def check_config(configuration: exports.Configuration, config: Any) -> None:

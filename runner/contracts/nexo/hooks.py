@@ -12,7 +12,7 @@ from sandbox.document.diagnostic import quoted
 CONTINUE: Mapping[str, Any] = {"abort": False}
 
 
-def stand_in(token: int, hook: str, why: str, on_failure: Literal["continue", "abort"]) -> Events:
+def substitute_answer(token: int, hook: str, why: str, on_failure: Literal["continue", "abort"]) -> Events:
     """The policy's answer for a hook that failed."""
     answer: dict[str, Any] = dict(CONTINUE)
     if on_failure == "abort":

@@ -33,10 +33,10 @@ class Inspector(HandshakeInspector):
         # The host started the runner, so the host's variables are in the runner's environment.
         self.handshake_seconds = timeouts.read_timeouts(setting.environ).seconds("initialize")
 
-    def _welcomed(self, result: Any) -> None:
+    def _check_handshake_answer(self, result: Any) -> None:
         if odd := next(filter(None, (odd_key(table, _WORDS) for table in _described(result))), ""):
             raise HandshakeFault(Violation("malformed_response", odd, "ambiguous"))
-        handshake.read_welcome(result, self._plugin)
+        handshake.read_handshake_answer(result, self._plugin)
 
     def _asked(self, question: Question) -> Violation | None:
         return self._published(question.params) if question.method == PUBLISH else None

@@ -83,7 +83,7 @@ def _is_current(faults: Faults, document: Document) -> bool:
 
 
 def _port(document: Document, legacy: Sequence[str]) -> str:
-    """How to port a manifest of version 1. After all these steps it passes."""
+    """A hint with all steps that port a manifest of version 1."""
     transport = Table(document.data).table("transport")
     kind = transport.string("kind") or "stdio"
     if kind != "stdio":
@@ -204,7 +204,7 @@ def _exports(plugin: Table) -> tuple[tuple[str, tuple[str, ...]], ...]:
     # The handshake may advertise the tools of extends only; expose is another list.
     found[exports.ADVERTISABLE] = [item.text for item in extends.strings("tools")]
     broker = plugin.table("capabilities").table("broker")
-    channels = [topics.of_channel(kind) for kind in kinds]
+    channels = [topics.channel_topics(kind) for kind in kinds]
     found[topics.SUBSCRIBE] = [pattern for subscribe, _ in channels for pattern in subscribe]
     found[topics.SUBSCRIBE] += [item.text for item in broker.strings("subscribe")]
     found[topics.PUBLISH] = [pattern for _, publish in channels for pattern in publish]

@@ -36,7 +36,7 @@ def refused(method: str, why: Why) -> Answer:
     if why == "unknown":
         return Answer(error=(NOT_FOUND, f"method not found: {quoted(method)}", None))
     if why == "absent" and method == "broker.publish":
-        return Answer()  # there is no broker, but readers of the session's events get the event
+        return Answer()  # there is no broker, but the session's events have it
     if why == "denied" and method == "broker.publish":
         # A notification has no answer. The operator sees this error instead.
         return Answer(error=(INTERNAL, "the policy does not allow it: see host under [capabilities]", None))

@@ -9,7 +9,7 @@ from runner.contracts.nexo import errors, exports
 from runner.plugin import Plugin
 from runner.protocol import wire
 from runner.protocol.dialect import CallRefused, Refusal, Violation
-from runner.protocol.memory import Shelf
+from runner.protocol.memory import BoundedCache
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
@@ -36,7 +36,7 @@ class Tool:
         self.method = method
         self.seconds = seconds
 
-    def faults(self, arguments: Any, compiled: Shelf[Schema]) -> list[str]:
+    def faults(self, arguments: Any, compiled: BoundedCache[Schema]) -> list[str]:
         """The faults of the arguments. `compiled`: by the name of the tool. Raises CatalogueFault."""
         schema = compiled.get(self.name)
         if schema is None:
@@ -77,7 +77,7 @@ def read_advertised(tools: object, declared: Collection[str]) -> dict[str, Tool]
 
 
 def find_tool(
-    token: int, name: str, arguments: Any, tools: Mapping[str, Tool], compiled: Shelf[Schema]
+    token: int, name: str, arguments: Any, tools: Mapping[str, Tool], compiled: BoundedCache[Schema]
 ) -> Tool:
     """The tool of that name, if the arguments fit it. Raises CallRefused."""
     tool = tools.get(name)
@@ -97,7 +97,7 @@ def find_tool(
     return tool
 
 
-def of_manifest(plugin: Plugin) -> dict[str, Tool]:
+def manifest_tools(plugin: Plugin) -> dict[str, Tool]:
     """Tools that the manifest describes itself."""
     return {
         name: Tool(name, tool.description, _schema(tool.schema), tool.method, tool.seconds)

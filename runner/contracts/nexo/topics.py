@@ -13,7 +13,7 @@ from sandbox.speed.value import NamedTuple
 SUBSCRIBE, PUBLISH = "broker.subscribe", "broker.publish"
 
 
-def of_channel(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def channel_topics(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The patterns of a registered channel: those to subscribe to, those to publish to.
 
     Two each, because `>` stands for one segment or more and never for none.

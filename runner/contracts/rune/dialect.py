@@ -37,7 +37,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
     Identity,
     Message,
     Notice,
@@ -46,6 +45,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownSteps,
     Violation,
     stray_context,
 )
@@ -76,7 +76,7 @@ def allow_list(plugin: Plugin, patterns: Iterable[str]) -> frozenset[str]:
 
 
 def objection(setting: Setting) -> Violation | Refusal | None:
-    """What the contract refuses before it starts a process. It has no code for that.
+    """Returns why the contract refuses a plugin or call before a process is started, or None.
 
     A manifest that the runner has read passes all of it; a Plugin made by a program may not.
     """
@@ -134,13 +134,13 @@ class RuneDialect(Dialect):
     def framer(self) -> Framer:
         return self._stdout
 
-    def farewell(self) -> Farewell:
+    def shutdown_steps(self) -> ShutdownSteps:
         teardown = self._seconds("teardown")
         if self._stage == "answered":
-            return Farewell(exit=teardown, counts=True)
+            return ShutdownSteps(exit=teardown, counts=True)
         # A plugin that got no request may need a moment to notice the end of its input.
         unasked = self._stage in ("silent", "ready", "listed")
-        return Farewell(exit=teardown if unasked else 0.0)
+        return ShutdownSteps(exit=teardown if unasked else 0.0)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -273,7 +273,7 @@ class RuneDialect(Dialect):
 
 
 def _unspeakable(token: int, call: Call) -> Refusal | None:
-    """Why a call cannot be sent in this contract."""
+    """Returns the refusal of a call that this contract cannot send, or None."""
     message = ""
     code = "invalid_input"
     wrong = [key for key in CONTRACT.context["tool"] if not isinstance(call.context.get(key) or "", str)]

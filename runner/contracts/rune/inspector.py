@@ -10,7 +10,7 @@ from runner.contracts.rune.exchange import LINE_LIMIT
 from runner.protocol import wire
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import hides, odd_key
+from runner.protocol.observer import hides_message, odd_key
 
 # The keys of a handshake and of a response that are read.
 _WORDS = frozenset(
@@ -58,7 +58,7 @@ class Inspector(RuneDialect):
             self._asked = True
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
-        if hides(raw, is_json=True, is_message=lambda value: isinstance(value, dict)):
+        if hides_message(raw, is_json=True, is_message=lambda value: isinstance(value, dict)):
             text = "some hosts would read this line as more than one"
             return Violation("malformed_response", text, "ambiguous")
         message = self.read(raw)

@@ -48,7 +48,7 @@ class Binding(NamedTuple):
     org: str = ""
     project: str = ""
     config: Mapping[str, Any] = {}
-    slots: Mapping[str, str | None] = {}  # slot -> secret://ORG/NAME; None: the plugin does without
+    slots: Mapping[str, str | None] = {}  # slot -> secret://ORG/NAME; None: no secret
     active: bool = True
     traffic_percent: int = 100
     # What it narrows. None: nothing.
@@ -59,7 +59,7 @@ class Binding(NamedTuple):
 
     @property
     def inactive(self) -> str:
-        """Why nothing may run by it, whoever asks; empty: somebody may."""
+        """Reason the binding is inactive, or ''."""
         if not self.active:
             return f"the binding {quoted(self.id)} is disabled"
         if not self.traffic_percent:
@@ -87,14 +87,14 @@ def read_binding(
     return binding, faults.diagnostics()
 
 
-def effective(export: DeclaredExport, binding: Binding | None) -> DeclaredExport:
+def narrow_export(export: DeclaredExport, binding: Binding | None) -> DeclaredExport:
     """The export as its binding narrows it: permissions, timeout, max_concurrency. Slots that the binding
-    leaves empty are gone."""
+    leaves empty are removed."""
     if binding is None:
         return export
     permissions = export.permissions
     if binding.permissions is not None:
-        permissions = _narrowed(permissions, binding.permissions)
+        permissions = _narrow_permissions(permissions, binding.permissions)
     kept = tuple(slot for slot in permissions.slots if binding.slots.get(slot) is not None)
     most = binding.max_concurrency or 0
     return export._replace(
@@ -115,8 +115,8 @@ def is_selected(binding: str, context: Mapping[str, Any], percent: int) -> bool:
     return int.from_bytes(digest[:8], "big") % 100 < percent
 
 
-def _narrowed(declared: Permissions, wanted: Permissions) -> Permissions:
-    """What both allow."""
+def _narrow_permissions(declared: Permissions, wanted: Permissions) -> Permissions:
+    """The intersection of both."""
     return Permissions(
         network=declared.network if declared.network == wanted.network else "none",
         filesystem=declared.filesystem if declared.filesystem == wanted.filesystem else "none",
@@ -221,7 +221,7 @@ class _Record:
             hint = did_you_mean(slot, declared) or f"it has {', '.join(declared[:10]) or 'none'}"
             self._error(table.at(slot), f"the export has no secret slot {quoted(slot)}", hint)
         elif value is not None:
-            # The value itself is not shown: somebody may have written the secret there.
+            # The value is not shown: it may be the secret itself, written here by mistake.
             found = _SECRET.match(value) if isinstance(value, str) else None
             if found is None:
                 message = f"the slot {quoted(slot)} has no reference of the form secret://ORG/NAME"
@@ -368,8 +368,8 @@ class _Record:
 
 
 def _keys_of(fault: str) -> KeyPath:
-    """Where a fault of the configuration stands: it begins with a JSON pointer. A pointer that leads nowhere,
-    because it was cut or leads to a default, gives the place above."""
+    """The keys of a fault in the configuration, from the JSON pointer at its beginning. If the pointer leads
+    nowhere, because it was cut or names a default, the nearest place above."""
     pointer = fault.partition(": ")[0] if fault.startswith("/") else ""
     parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
     return ("config", *(int(part) if part.isdecimal() and len(part) < 9 else part for part in parts))

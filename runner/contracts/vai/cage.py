@@ -1,4 +1,4 @@
-"""From an export and its binding to its cage. It works on a Plugin alone, so a cached one will do."""
+"""Makes the cage of an export and its binding. Needs only a Plugin, which may come from the cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 ASSETS = "assets"
 _ALWAYS_SHOWN = ("bin", "schemas")
 
-# Every host that the policy lists: what an export asks for whose binding lists none.
+# All hosts that the policy lists: the request of an export whose binding lists none.
 _LISTED_BY_POLICY = ("*",)
 
 _INVOCATION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z", re.ASCII)
 _MOST_SHOWN = 20  # exports in a message
 
 
-class Misfit(Exception):
+class OptionsFault(Exception):
     """The options do not fit the package: rule, message, hint."""
 
     def __init__(self, rule: str, message: str, hint: str = "") -> None:
@@ -36,8 +36,7 @@ class Misfit(Exception):
 def shape(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin with the cage of the export that the options choose. Without a choice it asks for nothing.
 
-    The answer: None if the options are wrong, and what is to be said about them. What was chosen before does
-    not count.
+    Returns the plugin (None if the options are wrong) and diagnostics. An earlier choice is ignored.
     """
     plugin = _unchosen(plugin)
     declared = declared_by(plugin)
@@ -53,8 +52,8 @@ def shape(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tu
         export = _chosen(declared, options, binding)
         if export is None:
             return plugin, diagnostics
-        return caged(plugin, export, binding, options), diagnostics
-    except Misfit as fault:
+        return with_cage(plugin, export, binding, options), diagnostics
+    except OptionsFault as fault:
         refused = Diagnostic(plugin.manifest, 0, 0, fault.rule, fault.message, fault.hint)
         return None, (*diagnostics, refused)
 
@@ -73,7 +72,7 @@ def _chosen(declared: Declared, options: Mapping[str, str], binding: Binding | N
     named = options.get("export", "")
     if named and binding is not None and binding.export != named:
         message = f"--export names {quoted(named)}, and the binding is for {quoted(binding.export)}"
-        raise Misfit("export_mismatch", message, "leave --export out, or give a binding of that export")
+        raise OptionsFault("export_mismatch", message, "leave --export out, or give a binding of that export")
     name = named or (binding.export if binding is not None else "")
     if not name:
         return declared.exports[0] if len(declared.exports) == 1 else None
@@ -81,7 +80,7 @@ def _chosen(declared: Declared, options: Mapping[str, str], binding: Binding | N
     if found is None:
         known = [export.id for export in declared.exports]
         hint = did_you_mean(name, known) or f"there are {listed(declared)}"
-        raise Misfit("export_unknown", f"the package has no export {quoted(name)}", hint)
+        raise OptionsFault("export_unknown", f"the package has no export {quoted(name)}", hint)
     return found
 
 
@@ -91,15 +90,15 @@ def listed(declared: Declared) -> str:
     return shown + (", …" if len(declared.exports) > _MOST_SHOWN else "")
 
 
-def caged(
+def with_cage(
     plugin: Plugin, export: DeclaredExport, binding: Binding | None, options: Mapping[str, str]
 ) -> Plugin:
-    """The plugin with the cage of this export, as far as its binding allows. Raises Misfit."""
+    """The plugin with the cage of this export, as far as its binding allows. Raises OptionsFault."""
     narrowed = export
     if binding is not None:
-        from runner.contracts.vai.binding import effective
+        from runner.contracts.vai.binding import narrow_export
 
-        narrowed = effective(export, binding)
+        narrowed = narrow_export(export, binding)
     declared = declared_by(plugin)
     place: KeyPath = ("exports", declared.exports.index(export), "permissions")
     parts = plugin.root_parts  # never with assets: no program is there
@@ -116,8 +115,7 @@ def caged(
 
 
 def package_parts(program: str, manifest: str) -> tuple[str, ...]:
-    """What every cage shows of the package: names in its folder. Those that do not exist are left out at the
-    launch."""
+    """Names in the package folder that every cage shows. Missing ones are skipped at the launch."""
     first = program.removeprefix("./").partition("/")[0]
     return tuple(dict.fromkeys((*_ALWAYS_SHOWN, manifest, first)))
 
@@ -146,24 +144,26 @@ def _spec(
 
 
 def _artifacts(scratch: Scratch | None, path: str) -> tuple[MemoryFile, ...]:
-    """The file that a call brings along, which is in its scratch folder. Raises Misfit."""
+    """The file that a call brings along, which is in its scratch folder. Raises OptionsFault."""
     if not path:
         return ()
     folder, _, name = path.rpartition("/")
     if scratch is None or folder != scratch.dest or name in ("", ".", ".."):
         message = f"the file {quoted(path)} of the call is not in the scratch folder of the export"
-        raise Misfit("artifact", message, "only the runner itself names this file: leave the option out")
+        raise OptionsFault(
+            "artifact", message, "only the runner itself names this file: leave the option out"
+        )
     return (MemoryFile(path, 0o600),)
 
 
 def scratch_dir(invocation_id: str) -> str:
-    """The scratch folder of an invocation, in the cage. Raises Misfit."""
+    """The scratch folder of an invocation, in the cage. Raises OptionsFault."""
     if not invocation_id:
         return SCRATCH
     if not _INVOCATION_ID.match(invocation_id):
         message = f"{quoted(invocation_id)} cannot be the id of an invocation: it names a folder"
         hint = "letters, digits, '.', '_' and '-', 128 at most, beginning with a letter or a digit"
-        raise Misfit("invocation_id", message, hint)
+        raise OptionsFault("invocation_id", message, hint)
     return f"{SCRATCH}/{invocation_id}"
 
 
@@ -179,7 +179,7 @@ def _network(export: DeclaredExport, place: KeyPath, hosts: tuple[str, ...] | No
 
 
 def _gateway_host(url: str) -> str:
-    """HOST:PORT of a gateway's URL. Raises Misfit."""
+    """HOST:PORT of a gateway's URL. Raises OptionsFault."""
     # Imported here: few launches have a gateway.
     from runner.contracts.vai.gateway import gateway_host
 
@@ -187,7 +187,7 @@ def _gateway_host(url: str) -> str:
         return gateway_host(url)
     except ValueError as error:
         hint = "give --gateway-url https://HOST"
-        raise Misfit("gateway_url", f"the gateway's URL {error}", hint) from None
+        raise OptionsFault("gateway_url", f"the gateway's URL {error}", hint) from None
 
 
 def choice_fault(plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | None:
@@ -218,7 +218,7 @@ def check_options(plugin: Plugin, options: Mapping[str, str]) -> tuple[Diagnosti
 
 
 def exports_asked(plugin: Plugin) -> tuple[tuple[str, str], ...]:
-    """What each export declares that it needs, in words, for `explain`."""
+    """The permissions that each export declares, in words, for `explain`."""
     rows = []
     for export in declared_by(plugin).exports:
         asked = export.permissions

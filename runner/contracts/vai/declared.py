@@ -1,5 +1,5 @@
-"""What a manifest declares about its exports, kept in the exports of the Plugin. Only this module writes and
-reads them.
+"""What a manifest declares about its exports, stored in the exports of the Plugin. Only this module writes
+and reads them.
 
 An export of a Plugin is a kind and a tuple of strings, so the cache of manifests needs no code of this
 contract.
@@ -29,7 +29,7 @@ _PLURAL = {"tool": "tools", "hook": "hooks", "compactor": "compactors", "harness
 
 
 class Permissions(NamedTuple):
-    """As declared: an upper bound."""
+    """Permissions as declared: the operator may grant fewer."""
 
     network: Literal["none", "egress"] = "none"
     filesystem: Literal["none", "scratch", "assets_ro"] = "none"
@@ -67,7 +67,7 @@ class Declared(NamedTuple):
     effective: DeclaredExport | None = None
     os: tuple[str, ...] = ()  # systems it was built for; empty: any
     arch: tuple[str, ...] = ()  # machines it was built for; empty: any
-    inactive: str = ""  # why the binding of the chosen export lets nothing run; empty: it does
+    inactive: str = ""  # reason the binding of the chosen export is inactive, or ''
 
     def find(self, name: str) -> DeclaredExport | None:
         return next((export for export in self.exports if export.id == name), None)
@@ -76,9 +76,9 @@ class Declared(NamedTuple):
 def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return (
         *((_PLURAL[kind], tuple(e.id for e in declared.exports if e.kind == kind)) for kind in KINDS),
-        *((_EXPORT + export.id, (_encoded(export),)) for export in declared.exports),
+        *((_EXPORT + export.id, (_encode(export),)) for export in declared.exports),
         (_CHOSEN, (declared.chosen,)),
-        (_EFFECTIVE, () if declared.effective is None else (_encoded(declared.effective),)),
+        (_EFFECTIVE, () if declared.effective is None else (_encode(declared.effective),)),
         (_INACTIVE, (declared.inactive,)),
         (_OS, declared.os),
         (_ARCH, declared.arch),
@@ -87,29 +87,29 @@ def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def declared_by(plugin: Plugin) -> Declared:
     found = dict(plugin.exports)
-    exports = tuple(_decoded(row[0]) for kind, row in found.items() if kind.startswith(_EXPORT))
+    exports = tuple(_decode(row[0]) for kind, row in found.items() if kind.startswith(_EXPORT))
     narrowed = found.get(_EFFECTIVE, ())
     return Declared(
         exports,
         found.get(_CHOSEN, ("",))[0],
-        _decoded(narrowed[0]) if narrowed else None,
+        _decode(narrowed[0]) if narrowed else None,
         found.get(_OS, ()),
         found.get(_ARCH, ()),
         found.get(_INACTIVE, ("",))[0],
     )
 
 
-def _encoded(export: DeclaredExport) -> str:
+def _encode(export: DeclaredExport) -> str:
     fields = export._asdict()
     fields["permissions"] = export.permissions._asdict()
     return json.dumps(fields)
 
 
-def _decoded(text: str) -> DeclaredExport:
+def _decode(text: str) -> DeclaredExport:
     fields: dict[str, Any] = json.loads(text)
-    fields["permissions"] = Permissions(**_tupled(fields["permissions"]))
-    return DeclaredExport(**_tupled(fields))
+    fields["permissions"] = Permissions(**_with_tuples(fields["permissions"]))
+    return DeclaredExport(**_with_tuples(fields))
 
 
-def _tupled(fields: dict[str, Any]) -> dict[str, Any]:
+def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}

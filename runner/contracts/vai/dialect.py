@@ -48,7 +48,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
     HandshakeFault,
     LateAnswer,
     Message,
@@ -58,6 +57,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownSteps,
     Violation,
 )
 from runner.protocol.frames import Framer
@@ -163,7 +163,7 @@ class VaiDialect(Dialect):
 
     def opening(self) -> Events:
         if self._stage == "over":
-            return ()  # the plugin spoke first, and wrongly: it gets nothing
+            return ()  # the plugin sent a faulty frame first: it gets nothing
         self._has_greeted = True
         return (Send(handshake.make_hello()),)
 
@@ -348,10 +348,10 @@ class VaiDialect(Dialect):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def farewell(self) -> Farewell:
-        """Asked more than once: each time it is the same."""
+    def shutdown_steps(self) -> ShutdownSteps:
+        """The same steps each time."""
         frames: Events = ()
         if self._stage in ("ready", "leaving"):
             self._stage = "leaving"
             frames = (Send(make_frame("shutdown")),)
-        return Farewell(frames, exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
+        return ShutdownSteps(frames, exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)

@@ -1,4 +1,4 @@
-"""News of a plugin about an open request, within limits.
+"""Events of a plugin about an open request, and their limits.
 
     progress    what a person may read. At most MOST_PROGRESS for one request, and MOST_PER_SECOND; the rest
                 is dropped
@@ -29,7 +29,7 @@ TYPE = re.compile(r"[a-z][a-z0-9_.]{0,127}")
 
 
 def fault_of_event(value: Mapping[str, Any]) -> str:
-    """Why a frame with an event is invalid; empty if it is not."""
+    """Returns why a frame with an event is invalid, or ''."""
     if not isinstance(value.get("request_id"), str):
         return "its request_id is missing or not a string"
     event = value.get("event")
@@ -90,13 +90,13 @@ class EventCount:
         return (Notice("dropped", {"reason": reason, "why": self.last_drop, "count": self.dropped}),)
 
     def _count_one(self, at: float) -> None:
-        """Each event has a number, also one that is dropped: a reader sees that something is missing."""
+        """Number an event. Dropped events get a number too, so that a reader notices gaps."""
         if not self._sequence:
             self._began = at
         self._sequence += 1
 
     def _excess(self, event: Mapping[str, Any], at: float) -> str:
-        """Why a progress event is dropped; empty: it is not."""
+        """Returns why a progress event is dropped, or ''."""
         if not isinstance(event.get("message"), str | None):
             return "the message of a progress event is not a string"
         if self._progress >= MOST_PROGRESS:

@@ -30,7 +30,7 @@ def make_hello() -> bytes:
 
 
 def read_hello(frame: Mapping[str, Any], plugin: Plugin) -> Identity:
-    """Who the plugin is, from a frame with the right protocol. Raises HandshakeFault."""
+    """The plugin's identity, from a frame with the right protocol. Raises HandshakeFault."""
     kind = frame.get("type")
     if kind != HELLO:
         message = f"its first frame is {quoted(str(kind))}, and it has to be its hello"

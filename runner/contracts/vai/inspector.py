@@ -1,8 +1,8 @@
 """Checks the frames between a plugin and a vai host: each header and body, the plugin's hello, its responses.
 
 What the host says is not judged. It is read for its hello and for the ids of its requests: a response to a
-request that the host never sent ends the plugin. A plugin may say hello before its host does. But until both
-have, it may say nothing else: the host may be about to ask, and would take that for an answer.
+request that the host never sent ends the plugin. A plugin may say hello before its host does. Until both have
+said hello, it may send nothing else: the host could take it for the answer to its first request.
 
 Frames that a host has to drop are passed on and counted: a second response, an event after the response, an
 event beyond the limits. An event for a request that never was is a fault.
@@ -66,7 +66,7 @@ class Inspector:
         self._plugin = setting.plugin
         self._open: dict[str, str] = {}  # id of a request -> kind; empty: an operation that we do not know
         self._closed: dict[str, None] = {}  # ids of requests that were answered
-        self._unknown = 0  # requests of the host, perhaps, whose ids we do not know
+        self._unknown = 0  # frames of the host that could not be read, and may have been requests
         self._strays: dict[str, int] = {}
         self._host_greeted = False
         self.handshaken = False
@@ -174,7 +174,7 @@ class Inspector:
 
 
 def _odd_key(value: Mapping[str, Any]) -> str:
-    """What in a frame hosts could read differently; empty: nothing."""
+    """Returns what hosts could read differently in a frame, or ''."""
     body, event = value.get("body"), value.get("event")
     said = body if isinstance(body, dict) else {}
     parts = (

@@ -43,7 +43,7 @@ class _Table(BaseModel):
 
 
 def _matching(pattern: str) -> dict[str, Any]:
-    """For editors. manifest.py checks it: its message says what is possible."""
+    """A pattern for editors. `read` checks it too, with a better message."""
     return {"pattern": pattern}
 
 
@@ -185,8 +185,8 @@ _Word = TypeVar("_Word", bound=str)
 
 
 def read(document: Document, *, options: Mapping[str, str]) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-    """The plugin (None if there is an error), and everything to say about its manifest. `options`: the export
-    that the cage is for, and its binding."""
+    """The plugin (None if there is an error), and all diagnostics. `options`: the export that the cage is
+    for, and its binding."""
     faults = Faults(document)
     model.check(faults, Manifest, document.data, (), lambda _: None)
     manifest = Table(document.data)

@@ -42,7 +42,7 @@ _SHOWN_BYTES = 200  # of a faulty frame
 
 
 class LongEvent(NamedTuple):
-    """In place of a frame with an event that is too long."""
+    """Stands for a frame with an event that is too long."""
 
     protocol: Any
     request_id: Any
@@ -56,7 +56,7 @@ def encode_frame(kind: str, **fields: Any) -> bytes:
 
 
 def make_frame(kind: str, **fields: Any) -> bytes:
-    """A whole frame. For short ones: nobody compares its length with the limit."""
+    """A whole frame. For short frames only: its length is not checked."""
     return header_frame(encode_frame(kind, **fields))
 
 
@@ -87,14 +87,14 @@ def read_message(raw: bytes) -> Message:
 
 
 def unreadable(message: Message) -> Violation:
-    """For a frame whose body is not JSON."""
+    """The violation of a frame whose body is not JSON."""
     text = f"the body of a frame breaks the rules of JSON: {message.detail}"
     hint = "stdout carries only frames: print everything else to stderr"
     return Violation("malformed_response", text, message.fault, hint)
 
 
 def fault_of(value: Any, *, in_handshake: bool) -> Violation | None:
-    """What is wrong with a value as a frame of this protocol, whatever its type."""
+    """Returns the fault of a frame that does not depend on its type, or None."""
     kind: Any
     if isinstance(value, LongEvent):
         protocol, kind = value.protocol, EVENT

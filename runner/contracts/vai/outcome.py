@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from runner.contracts.vai.binding import effective, read_binding
+from runner.contracts.vai.binding import narrow_export, read_binding
 from runner.contracts.vai.call.context import is_attempt, is_id
 from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by
 from runner.plugin import Plugin
@@ -29,7 +29,7 @@ _NO_SUCCESS: Mapping[str, Status] = {
 MOST_WORKERS = 8
 MOST_ISOLATED = 64
 
-# For whoever repeats an invocation: the runner itself repeats none.
+# Advice for a caller that repeats an invocation. The runner itself repeats none.
 ATTEMPTS = 5
 BACKOFF_SECONDS = 10
 BACKOFF_FACTOR = 2
@@ -42,7 +42,7 @@ _PROTOCOL_CAUSES = (
     *("invalid_frame", "unsupported_version", "unexpected_frame"),
     *("identity_mismatch", "frame_too_large", "invalid_response"),
 )
-# They do not heal by repetition.
+# Repeating the call does not help against these.
 _LASTING = ("protocol.identity_mismatch", "protocol.unsupported_version", "protocol.invalid_response")
 _REFUSED = ("manifest_invalid", "policy_invalid", "policy_denied")
 _NOT_STARTED = ("launch_failed", "sandbox_unavailable", "quarantined")
@@ -55,10 +55,10 @@ _IDS = (
 )
 
 
-class Ending(NamedTuple):
+class InvocationEnd(NamedTuple):
     status: Status
     code: str = ""
-    unknown: bool = False  # whether the export did its work cannot be known
+    unknown: bool = False  # it is not known whether the export did its work
 
 
 # --- processes ----------------------------------------------------------------------------------------------
@@ -86,45 +86,45 @@ def _chosen(declared: Declared) -> DeclaredExport | None:
 # --- status and code ----------------------------------------------------------------------------------------
 
 
-def ending(export: DeclaredExport | None, end: CallEnd) -> Ending:
+def ending(export: DeclaredExport | None, end: CallEnd) -> InvocationEnd:
     """The terminal status of an invocation. `export`: None if the package has none of that name."""
     outcome, refusal = end.outcome, end.refusal
-    lost = end.written and not _is_repeatable(export)  # it may have done its work, or a part of it
+    lost = end.written and not _is_repeatable(export)  # it may have done some of its work
     if outcome.code == "ok":
-        return Ending("succeeded")
+        return InvocationEnd("succeeded")
     if outcome.code == "invalid_call":
-        return Ending("failed", refusal.code if refusal is not None else outcome.cause)
+        return InvocationEnd("failed", refusal.code if refusal is not None else outcome.cause)
     if outcome.code == "plugin_error" and refusal is not None:
         said = _NO_SUCCESS.get(refusal.kind)
         if said is not None:
-            return Ending(said, "" if refusal.code == said else refusal.code)
-        return _by_effect(refusal.code, end.written, lost)  # ok = false: the conversation is in trouble
+            return InvocationEnd(said, "" if refusal.code == said else refusal.code)
+        return _by_effect(refusal.code, end.written, lost)  # ok = false: a protocol error
     if outcome.code == "cancelled":
-        return Ending("cancelled", "runner.cancelled", lost)
+        return InvocationEnd("cancelled", "runner.cancelled", lost)
     if outcome.code in _REFUSED:
-        return Ending("failed", "runner.refused")
+        return InvocationEnd("failed", "runner.refused")
     if outcome.code == "tool_not_exposed":
-        return Ending("failed", "tool.not_found")
+        return InvocationEnd("failed", "tool.not_found")
     if outcome.code in _NOT_STARTED:
-        return Ending("retryable_failure", "runner.launch_failed")
+        return InvocationEnd("retryable_failure", "runner.launch_failed")
     if outcome.code == "overloaded":
-        return Ending("retryable_failure", "runner.overloaded")
+        return InvocationEnd("retryable_failure", "runner.overloaded")
     if outcome.code == "timeout":
         hello = outcome.phase == "handshake" and outcome.cause == "deadline"
         code = "runner.hello_timeout" if hello else "runner.deadline_exceeded"
         return _by_effect(code, end.written, lost)
     if outcome.code == "crashed":
         if outcome.cause in ("oom", "machine_share", *Limits._fields):
-            return Ending("failed", "runner.resource_exhausted", lost)
+            return InvocationEnd("failed", "runner.resource_exhausted", lost)
         return _by_effect("runner.crashed", end.written, lost)
     if outcome.code == "internal":
         return _by_effect("runner.internal", end.written, lost)
     return _violation(outcome.code, outcome.cause, end.written, lost)
 
 
-def _violation(code: str, cause: str, written: bool, lost: bool) -> Ending:
+def _violation(code: str, cause: str, written: bool, lost: bool) -> InvocationEnd:
     if cause == "invalid_output":
-        return Ending("failed", "tool.invalid_output")
+        return InvocationEnd("failed", "tool.invalid_output")
     word = cause if cause in _PROTOCOL_CAUSES else "invalid_frame"
     if code == "protocol_version_mismatch":
         word = "unsupported_version"
@@ -132,13 +132,13 @@ def _violation(code: str, cause: str, written: bool, lost: bool) -> Ending:
     return _by_effect(named, written, lost)
 
 
-def _by_effect(code: str, written: bool, lost: bool) -> Ending:
-    """What may be repeated is a retryable failure: all that was not sent, and all that does no harm twice."""
+def _by_effect(code: str, written: bool, lost: bool) -> InvocationEnd:
+    """A retryable failure if the request was not sent or its effect is repeatable; otherwise a failure."""
     if code in _LASTING:
-        return Ending("failed", code, lost)
+        return InvocationEnd("failed", code, lost)
     if not written and code.startswith("protocol."):
-        return Ending("failed", code)
-    return Ending("failed", code, True) if lost else Ending("retryable_failure", code)
+        return InvocationEnd("failed", code)
+    return InvocationEnd("failed", code, True) if lost else InvocationEnd("retryable_failure", code)
 
 
 def _is_repeatable(export: DeclaredExport | None) -> bool:
@@ -195,9 +195,9 @@ def record(plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str])
 
 
 def _retry(
-    export: DeclaredExport | None, end: CallEnd, found: Ending, known: Mapping[str, Any], attempt: int
+    export: DeclaredExport | None, end: CallEnd, found: InvocationEnd, known: Mapping[str, Any], attempt: int
 ) -> dict[str, Any] | None:
-    """How an invocation may be repeated without asking anybody; None: it may not."""
+    """The retry advice of a record; None: the invocation must not be repeated automatically."""
     if export is None or found.status != "retryable_failure" or attempt >= ATTEMPTS:
         return None
     if end.written and not _is_repeatable(export):
@@ -228,7 +228,7 @@ def _effective(
     if export is None or not options.get("binding"):
         return export
     binding, _ = read_binding(options["binding"], options.get("binding_file", ""), plugin)
-    return effective(export, binding) if binding is not None else None
+    return narrow_export(export, binding) if binding is not None else None
 
 
 def _permissions(export: DeclaredExport | None) -> dict[str, Any] | None:
@@ -244,7 +244,7 @@ def _permissions(export: DeclaredExport | None) -> dict[str, Any] | None:
 
 
 def _checkpoint(export: DeclaredExport | None, end: CallEnd) -> Any:
-    """What a harness saved in an answer that is no success. Its caller does not get the answer itself."""
+    """The checkpoint in a harness's unsuccessful answer. The caller does not get the answer itself."""
     if export is None or export.kind != "harness":
         return None
     for said in (end.late, end.refusal.data if end.refusal is not None else None):
@@ -255,7 +255,7 @@ def _checkpoint(export: DeclaredExport | None, end: CallEnd) -> Any:
 
 
 def _late(export: DeclaredExport | None, end: CallEnd) -> Any:
-    """What was answered when nobody waited any longer. A checkpoint in it has a place of its own."""
+    """The late answer for the record, without its checkpoint, which has its own field."""
     said = end.late
     if not isinstance(said, dict) or export is None or export.kind != "harness":
         return said

@@ -1,4 +1,4 @@
-"""What the runner asks about calls that are prepared: see PreparedCalls in runner/contracts/contract.py."""
+"""The members of PreparedCalls (runner/contracts/contract.py)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a plugin answers to a request of each kind: whether it has the shape that the contract wants, and what
-the caller gets of it.
+"""The response to a request of each kind: checks its shape, and extracts the result for the caller.
 
 A key that is null counts as absent. Keys that the contract does not have are passed on.
 """
@@ -25,14 +24,14 @@ _MOST_CODE = 200  # characters of an error's code
 
 
 class BadResponse(ValueError):
-    """Its text is half a sentence about the response."""
+    """What is wrong with a response: the second half of a sentence."""
 
 
 def read_response(
     token: int, kind: str, frame: Mapping[str, Any], schema: Schema | None
 ) -> Reply | Refusal | Violation:
-    """What comes of the call. A response with a fault ends no conversation. `schema`: what the structured
-    output of a tool has to fit."""
+    """The event for a response. A fault fails the call only. `schema`: for the structured output of a
+    tool."""
     try:
         ok = frame.get("ok")
         if not isinstance(ok, bool):
@@ -178,8 +177,8 @@ _CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
 
 
 def _misfit(result: Mapping[str, Any], schema: Schema) -> str:
-    """Why the structured output does not fit; empty: it does. A result that reports an error to the model
-    may be without it, or have another."""
+    """Returns why the structured output does not fit, or ''. A result that reports an error to the model need
+    not fit."""
     if result.get("is_error"):
         return ""
     if "structured_output" not in result:

@@ -1,4 +1,4 @@
-"""Where secrets stand in a text, however they are written."""
+"""Finds secrets in a text, in every encoding that is recognised."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _BLOCK_BYTES = 256 << 10
 
 
 class SecretFinder:
-    """What is looked for is made when it is first used."""
+    """Finds the secrets of one plugin. The needles are made when they are first used."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
     @cached_property
     def sought(self) -> tuple[Needles, Needles]:
-        """Texts, and what is looked for in hex."""
+        """Needles for texts and base64, and needles for hex."""
         return Needles(self._forms.texts, self._forms.base64), Needles(self._forms.hexes)
 
     @cached_property
@@ -34,7 +34,7 @@ class SecretFinder:
         return self._forms.longest
 
     def find(self, data: bytes, *, at_end: bool = False) -> list[Span]:
-        """Where secrets stand."""
+        """Spans of the secrets in `data`. `at_end`: the text may break off inside of one."""
         texts, hexes = self.sought
         found: list[Span] = []
         for start in range(0, len(data), _BLOCK_BYTES):
@@ -44,11 +44,11 @@ class SecretFinder:
             for view in views_of(block, at_end=is_last):
                 reads = [(view, texts)]
                 in_hex = hex_view(view)
-                if in_hex.text != digits:  # without line ends it is the same
+                if in_hex.text != digits:  # it was searched already
                     digits = in_hex.text
                     reads.append((in_hex, hexes))
                 for read, needles in reads:
                     for span in needles.find(read.text, at_end=is_last):
-                        begin, end = read.place(*span)
+                        begin, end = read.map_back(*span)
                         found.append((start + begin, start + end))
         return found

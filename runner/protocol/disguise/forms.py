@@ -1,6 +1,6 @@
-"""The texts to look for, so that a secret is found however it is written.
+"""The encodings of a secret that are searched for.
 
-A long text is looked for in parts. Then it is found in whatever place an output was cut, and the work stays
+A long text is searched for in parts. So it is found even if the output was cut anywhere, and the work stays
 small.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 from runner.protocol.disguise.needles import WINDOW
 from runner.protocol.disguise.views import readings_of
 
-# Characters. A shorter text is not looked for: it would be found in words that are no secret.
+# Characters. A shorter text is not searched for: ordinary words would contain it.
 SHORTEST = WINDOW
-# Of one text: the longest. The text as a whole is looked for too.
+# Lines of one text that are searched for: the longest ones. The whole text is searched for too.
 MOST_LINES = 256
 # Bytes of one part of a long text.
 LONGEST_PART = 4 << 10
 # Bytes of a name in the DNS.
 LONGEST_HOST_NAME = 253
-# Bytes that one byte takes at most, of what is foreseen: two digits of hex, each of them as \u0041.
+# Bytes that one byte takes at most in these encodings: two digits of hex, each of them as \u0041.
 WIDEST = 12
 # From there on, JavaScript writes a number with an exponent too.
 _MOST_WITHOUT_EXPONENT = 1e21
@@ -35,13 +35,13 @@ _ERRORS = ("replace", "ignore", "surrogateescape")
 
 
 class Forms:
-    """What is looked for as text, in base64 and in hex."""
+    """The texts, base64 and hex of all secrets in a value."""
 
     def __init__(self, value: Any) -> None:
         self.texts: set[bytes] = set()
         self.base64: set[bytes] = set()
         self.hexes: set[bytes] = set()
-        self.longest = 0  # bytes that one of them takes at most, however it is written
+        self.longest = 0  # bytes that one of them takes at most, in any encoding
         for each in _collect(value):
             self._add(each)
 
@@ -51,10 +51,10 @@ class Forms:
             for reading in readings_of(form):
                 self._add_text(reading)
                 self._add_text(reading.replace(b" ", b"+"))  # as in a query of a URL
-        if isinstance(given, bytes):  # as it is: a backslash of its own is not escaped in it
+        if isinstance(given, bytes):  # as Python shows bytes without escaping their backslashes
             self._add_text(given.decode("utf-8", "backslashreplace").encode())
         if len(raw) < 2 * SHORTEST:
-            for escaped in _escaped(given):
+            for escaped in _escaped_forms(given):
                 self._add_text(escaped.encode("utf-8", "surrogatepass"))
         for part in _parts(raw):
             self.base64.update(_base64_of(part))
@@ -62,7 +62,7 @@ class Forms:
 
     def _add_text(self, text: bytes) -> None:
         if len(text) <= LONGEST_HOST_NAME and (lower := text.lower()) != text:
-            self._add_text(lower)  # host names are shown so
+            self._add_text(lower)  # host names are shown in lower case
         if len(text) >= SHORTEST:
             parts = list(_parts(text))
             self.texts.update(parts)
@@ -70,7 +70,7 @@ class Forms:
 
 
 def forms_of(given: bytes | str) -> set[bytes]:
-    """A secret in different encodings of characters. What is escaped in one of them, a view undoes."""
+    """A secret in different character encodings. Escapes in them are undone by views (views.py)."""
     raw = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
     if raw.isascii():
         return {raw}
@@ -80,11 +80,12 @@ def forms_of(given: bytes | str) -> set[bytes]:
     if isinstance(given, bytes):
         decoded += [given.decode("utf-8", errors) for errors in _ERRORS]
     forms = {raw, *(text.encode("utf-8", "surrogatepass") for text in decoded)}
-    return forms.union(*map(_printed, shown))
+    return forms.union(*map(_python_forms, shown))
 
 
-def _printed(text: str) -> Iterator[bytes]:
-    """As a view reads what `ascii` and `repr` of Python make of it: they escape a character like a byte."""
+def _python_forms(text: str) -> Iterator[bytes]:
+    """The bytes of a view of Python's `ascii(text)` and `repr(text)`, which escape a character like a
+    byte."""
     characters = set(text)
     for shown in (str.isascii, str.isprintable):
         written = {
@@ -96,8 +97,9 @@ def _printed(text: str) -> Iterator[bytes]:
         yield b"".join(map(written.__getitem__, text))
 
 
-def _escaped(given: bytes | str) -> Iterator[str]:
-    """What a view would make too short: a short text with a line end, or with an escape of its own."""
+def _escaped_forms(given: bytes | str) -> Iterator[str]:
+    """Escaped forms of a short text. In a view, without line ends and escapes, it might be too short to
+    find."""
     text = given if isinstance(given, str) else given.decode("latin-1")
     yield json.dumps(text)[1:-1]
     yield json.dumps(text, ensure_ascii=False)[1:-1]
@@ -138,14 +140,14 @@ def _collect(value: Any) -> Iterator[bytes | str]:
 
 
 def _texts(whole: Any, nul: Any) -> list[Any]:
-    """A key of several lines may be printed line by line."""
+    """The whole text and its longest lines: a key of several lines may be printed line by line."""
     lines = {line.strip().strip(nul) for line in whole.splitlines()}
     longest = sorted(lines, key=len, reverse=True)[:MOST_LINES]
     return [text for text in (whole.strip(), *longest) if len(text) >= SHORTEST]
 
 
 def _parts(text: bytes) -> Iterator[bytes]:
-    """Of about the same length, none of them short."""
+    """Split a text into parts of about the same length, none of them short."""
     count = -(-len(text) // LONGEST_PART)
     ends = [len(text) * number // count for number in range(count + 1)]
     for start, end in pairwise(ends):
@@ -153,8 +155,8 @@ def _parts(text: bytes) -> Iterator[bytes]:
 
 
 def _base64_of(part: bytes) -> Iterator[bytes]:
-    """What of a text in base64 depends on the part alone. It may begin at any of three places in a group of
-    four letters."""
+    """The base64 characters that depend on this part alone, for each of the three offsets at which it may
+    begin in a group."""
     for offset in range(3):
         first, bits = -(-8 * offset // 6), 8 * (offset + len(part))
         yield base64.b64encode(bytes(offset) + part)[first : bits // 6]

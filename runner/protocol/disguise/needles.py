@@ -1,8 +1,7 @@
-"""Many texts, searched for at once.
+"""Searches a text for many needles at once.
 
-The work grows with the length of the text that is searched, and not with how many texts are looked for. The
-first 8 bytes of each are in one table, and each 8 bytes of the text are looked up in it once. A table of a
-thousand needles costs as much as a table of one.
+The work grows with the length of the text, not with the number of needles. The first 8 bytes of each needle
+are in one table, and each 8 bytes of the text are looked up in it once.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from itertools import compress
 
 WINDOW = 8  # bytes, of a machine word. No needle is shorter
-# Bytes of the beginning of a needle that count at the end of a text that was cut off there.
+# Bytes from which the beginning of a needle is recognised where a text was cut off.
 SHORTEST_BEGINNING = 4
-# In one text. Only a text that is made for it has more: from there on, each place where the first bytes of a
-# needle stand is taken for the longest needle that begins so.
+# Comparisons for one text. Only a text made on purpose needs more. From there on, each place with the first
+# bytes of a needle is taken for the longest needle that begins so.
 MOST_COMPARISONS = 1 << 18
-# Where one of our messages leaves out the rest of a text. A secret may break off there.
+# Marks where one of our messages leaves out the rest of a text. A secret may break off there.
 CUT = "…".encode()
 # Between texts that are searched together. UTF-8 does not have this byte.
 BETWEEN = b"\xff"
@@ -33,8 +32,8 @@ Span = tuple[int, int]
 
 
 class Needles:
-    """`texts`: found as they are. `base64`: with + and /, found in either alphabet; one letter on each side,
-    which may tell a part of the secret, and the padding belong to what is found."""
+    """`texts`: searched for byte by byte. `base64`: with + and /, found in either alphabet; the span then
+    includes the padding and one character on each side, which may hold bits of the secret."""
 
     def __init__(self, texts: Iterable[bytes], base64: Iterable[bytes] = ()) -> None:
         self._by_window: dict[int, list[tuple[bytes, bool]]] = {}
@@ -47,8 +46,8 @@ class Needles:
         return sum(map(len, self._by_window.values()))
 
     def find(self, text: bytes, *, at_end: bool = False) -> list[Span]:
-        """Where they stand; needles that touch are one span. Also the beginning of one with which the text
-        breaks off, at each CUT and, with `at_end`, at its end."""
+        """Spans of all needles; needles that touch are one span. Includes the beginning of a needle before
+        each CUT and, with `at_end`, at the end of the text."""
         plain = text.translate(_ALPHABET)
         found: list[Span] = []
         for start, end in self._matches(text, plain, at_end):
@@ -57,7 +56,7 @@ class Needles:
             else:
                 found.append((start, end))
         ends = [cut.start() for cut in _CUT.finditer(plain)] if CUT in plain else []
-        return found + list(self._begun(plain, [*ends, len(plain)] if at_end else ends))
+        return found + list(self._cut_needles(plain, [*ends, len(plain)] if at_end else ends))
 
     def _matches(self, text: bytes, plain: bytes, at_end: bool) -> Iterator[Span]:
         comparisons, size, has_cuts = 0, len(text), CUT in text
@@ -78,18 +77,18 @@ class Needles:
                     if not (0 <= cut < end and needle.startswith(memoryview(where)[at:cut])):
                         continue
                     end = cut
-                yield _widened(plain, at, end) if is_base64 else (at, end)
+                yield _widen_span(plain, at, end) if is_base64 else (at, end)
 
     def _candidates(self, plain: bytes) -> Iterator[int]:
-        """Where the first bytes of a needle stand. One look at each place, without a step of Python."""
+        """Positions of the first bytes of a needle. Each position is looked up once, in C code."""
         whole = memoryview(plain)
         for shift in range(min(WINDOW, len(plain))):
             end = shift + (len(plain) - shift) // WINDOW * WINDOW
             windows = whole[shift:end].cast("Q")
             yield from compress(range(shift, end, WINDOW), map(self._by_window.__contains__, windows))
 
-    def _begun(self, plain: bytes, ends: list[int]) -> Iterator[Span]:
-        """Less than a window of a needle, at one of these ends."""
+    def _cut_needles(self, plain: bytes, ends: list[int]) -> Iterator[Span]:
+        """Beginnings of needles, shorter than a window, before one of these ends."""
         if self._heads is None:
             words = (word.to_bytes(WINDOW, sys.byteorder) for word in self._by_window)
             self._heads = {word[:length] for word in words for length in range(SHORTEST_BEGINNING, WINDOW)}
@@ -104,6 +103,6 @@ def _window(plain: bytes, at: int = 0) -> int:
     return int.from_bytes(plain[at : at + WINDOW], sys.byteorder)
 
 
-def _widened(plain: bytes, start: int, end: int) -> Span:
+def _widen_span(plain: bytes, start: int, end: int) -> Span:
     after = _LETTER_AND_PADDING.match(plain, end)
     return start - (_LETTER.match(plain, max(start - 1, 0), start) is not None), after.end() if after else end

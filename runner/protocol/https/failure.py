@@ -1,4 +1,4 @@
-"""Why a request to a server had no answer."""
+"""The failure of a request to a server."""
 
 from __future__ import annotations
 

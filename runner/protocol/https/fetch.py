@@ -1,8 +1,8 @@
 """One HTTPS request for a plugin, to a host on its list, within a time and a size.
 
 A name is looked up once for each connection, each of its addresses is vetted, and an address that passed is
-dialled. So no second lookup can answer otherwise. Each redirect is judged as the first URL was. Proxies that
-the environment names are not used.
+dialled. So no second lookup can return another address. Each redirect is checked like the first URL. Proxies
+of the environment are not used.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ async def fetch(
 async def follow(
     request: HttpsRequest, rules: Sequence[HostRule], ask: Ask, most_request_bytes: int = MOST_BODY_BYTES
 ) -> HttpsResponse:
-    """The answer of `ask`, which follows no redirect itself: each URL is judged before it is asked for.
-    Raises FetchFailed."""
+    """Follow redirects, and return the last answer. Each URL is checked before `ask` requests it. Raises
+    FetchFailed."""
     wanted = check_request(request, most_request_bytes)
     for _ in range(MOST_REDIRECTS + 1):
         target = parse_url(wanted.url)
@@ -201,7 +201,7 @@ async def _exchange(
             while not reader.complete:
                 reader.feed(await stream.receive_some(_RECEIVE_BYTES))
         except trio.BrokenResourceError:
-            # Also the end of a connection without the end of TLS: somebody may have cut the answer.
+            # Also if the connection ends without the end of TLS: an attacker may have cut the answer.
             message = f"the connection to {target.origin} broke before the answer was complete"
             failure = FetchFailed("protocol", message)
         except FetchFailed as failed:

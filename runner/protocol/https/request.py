@@ -30,7 +30,8 @@ _RESERVED = frozenset(
         *("proxy-authorization", "proxy-authenticate", "proxy-connection"),
     )
 )
-# Sent on to another host, with those of the body. Any other header may hold a key for the first one.
+# Headers that a redirect to another host keeps, with those of the body. Others may hold a key for the first
+# host.
 _HARMLESS = frozenset(("accept", "accept-language", "cache-control", "range", "user-agent"))
 _OF_THE_BODY = frozenset(("content-type", "content-encoding", "content-language", "content-location"))
 
@@ -45,7 +46,7 @@ class HttpsRequest(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a URL leads to."""
+    """The parts of a URL."""
 
     host: Host
     port: int
@@ -57,7 +58,7 @@ class Target(NamedTuple):
 
     @property
     def url(self) -> str:
-        """In one spelling: another reader finds the same host in it."""
+        """The normalised URL, in which every parser finds the same host."""
         return f"https://{self.host if self.port == HTTPS_PORT else self.origin}{self.path}"
 
 

@@ -1,7 +1,7 @@
 """An HTTP/1.1 answer, read piece by piece by h11, with a limit on everything that a server can make long.
 
-Only what one answer on one connection needs. What can be read in two ways is refused. Content encodings are
-not undone: the body is what the server sent, and as large.
+Supports one answer on one connection. Ambiguous answers are refused. Content encodings are not decoded: the
+body is what the server sent.
 
 Some patterns of h11 0.16 take the square of a line's length: it needs 23 s to refuse a header of 64 KiB of
 blanks and a NUL, and meanwhile no session of this process goes on. So h11 gets a head as a whole, and only
@@ -44,7 +44,7 @@ class HttpsResponse(NamedTuple):
 
 
 def find_location(status: int, headers: Sequence[tuple[str, str]]) -> str | None:
-    """Where a server wants to be asked instead. Raises FetchFailed."""
+    """The target of a redirect, or None. Raises FetchFailed."""
     found = [value for name, value in headers if name.lower() == "location"] if status in REDIRECTS else []
     if len(found) > 1:
         raise FetchFailed("protocol", "the server redirects to several places at once")
@@ -52,7 +52,7 @@ def find_location(status: int, headers: Sequence[tuple[str, str]]) -> str | None
 
 
 class ResponseReader:
-    """Give it bytes until it is complete. It raises FetchFailed for what is no answer, or too large a one.
+    """Feed it bytes until it is complete. Raises FetchFailed for an invalid or too large answer.
 
     The body of a redirect is not read. `connection`: the request was sent with it.
     """
@@ -82,7 +82,7 @@ class ResponseReader:
 
     @property
     def location(self) -> str | None:
-        """Where the server wants to be asked instead."""
+        """The target of a redirect, or None."""
         return find_location(self.status, self.headers)
 
     def answer(self, url: str) -> HttpsResponse:
@@ -112,7 +112,7 @@ class ResponseReader:
             self._feed_body(self._head)
 
     def _read_head(self, head: bytes) -> None:
-        """Of the answer, or of an interim one before it."""
+        """Read the head of the answer, or of an interim answer before it."""
         if _ODD.search(head):
             raise FetchFailed("protocol", "the server's answer has a line that is not a header")
         self._connection.receive_data(head)
@@ -141,7 +141,7 @@ class ResponseReader:
             self._connection.receive_data(piece)
             self._received += len(piece)
             self._read_events()
-            # Without this, chunks of one byte would cost a server nothing, and us a step for each.
+            # Chunks of one byte would cost the server little, and us a step for each.
             if self._received > 2 * len(self.body) + MOST_HEAD_BYTES:
                 raise FetchFailed("too_large", "the server sent more bytes between its chunks than in them")
             if self.complete:

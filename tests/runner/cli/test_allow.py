@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.mcp.hosts.wrapping import unwrapped
+from runner.contracts.mcp.hosts.wrapping import split_wrapped
 from tests.conftest import USER_UID, Caller
 from tests.tables import one_case
 
@@ -322,7 +322,7 @@ def test_a_wrapped_entry_and_what_its_host_starts_are_one(server: Server) -> Non
     old = ["/bin/cat", str(server.data / "text")]
     wrapped = json.dumps({"file": str(server.file)})
     args = ["run", "--wrapped", wrapped, "--name", "one", "--env", "TOKEN", "--", *old]
-    assert unwrapped(("/opt/runner", *args)) is not None
+    assert split_wrapped(("/opt/runner", *args)) is not None
     server.write(None, args=args, command="/opt/runner")
     allowed = server.allow("--yes", "--server", "one", "--read", server.data)
     assert (allowed.returncode, allowed.stderr) == (0, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.allow import unwrapped
+from runner.cli.allow import unwrap_subject
 from runner.launch.read import load
 from runner.launch.stages import Invocation, Stopwatch
 
@@ -18,7 +18,7 @@ def _unwrap(folder: Path, *options: str) -> str:
     record = json.dumps({"file": str(file)})
     args = ["run", "--wrapped", record, "--name", "db", *options, "--", "/bin/true"]
     file.write_text(json.dumps({"mcpServers": {"db": {"command": "/opt/runner", "args": args}}}))
-    return unwrapped(load(Invocation(str(file)), Stopwatch())).loaded.plugin.name
+    return unwrap_subject(load(Invocation(str(file)), Stopwatch())).loaded.plugin.name
 
 
 def test_sound_options_are_taken(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from runner.launch.command import Command
 from runner.launch.remote import messages
 from runner.launch.stages import Planned, planned_classes
 from runner.manifest.cache import PLUGIN_CLASSES
-from runner.package.signature import Signed
+from runner.package.signature import VerifiedPackage
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.limits.site import Hierarchy, Site
@@ -33,7 +33,7 @@ NAMES: dict[str, Any] = {
         each.__name__: each
         for each in (
             *(Command, Decision, Denial, Diagnostic, EgressPlan, FileIdentity, Grant, Hierarchy, LaunchPlan),
-            *(Layer, Layers, Note, Plugin, Policy, Project, Signed, Site),
+            *(Layer, Layers, Note, Plugin, Policy, Project, VerifiedPackage, Site),
         )
     },
 }

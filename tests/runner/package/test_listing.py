@@ -184,7 +184,7 @@ def test_a_package_has_limits(
 
 
 class _Meddler:
-    """A keeper that changes the file while it is read."""
+    """A sink that changes the file while it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -16,7 +16,7 @@ from runner.package.keys import SigningKey, TrustedKey, load_key, make_key
 from runner.package.listing import SIGNATURE_NAME, FileList, list_package
 from runner.package.signature import (
     Signature,
-    Signed,
+    VerifiedPackage,
     canonical_json,
     parse_signature,
     read_signature,
@@ -46,7 +46,7 @@ class Package:
     def sign(self, package_id: str = "acme/tool", version: str = "1.0.0") -> Signature:
         return sign(list_package(str(self.folder)), package_id, version, self.key, NOW)
 
-    def verify(self, raw: bytes | None = None, now: float = NOW) -> Signed:
+    def verify(self, raw: bytes | None = None, now: float = NOW) -> VerifiedPackage:
         raw = read_signature(str(self.folder)) if raw is None else raw
         return verify(raw, "acme/tool", "1.0.0", self.trusted, TRUST, now, self.listing)
 

@@ -1,4 +1,4 @@
-"""The gate: each request of a plugin to its host is answered, refused or cut off, within fixed limits."""
+"""The guard: each request of a plugin to its host is answered, refused or cut off, within fixed limits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from runner.protocol.host_services import (
     CONCURRENT,
     WAITING,
     Emit,
-    Gate,
     HostError,
     NoHostMethods,
+    ServiceGuard,
     Services,
     Why,
 )
@@ -58,9 +58,11 @@ async def emit(value: Any) -> None:
     raise AssertionError("nobody emits here")
 
 
-def gate(act: Any = None, *, allowed: tuple[str, ...] = ("*",), services: Services | None = None) -> Gate:
+def guard(
+    act: Any = None, *, allowed: tuple[str, ...] = ("*",), services: Services | None = None
+) -> ServiceGuard:
     offered = Services(memory=Everything()) if services is None else services
-    return Gate(Words(act), offered, allowed)
+    return ServiceGuard(Words(act), offered, allowed)
 
 
 def question(method: str = "memory.recall", params: Any = None) -> HostCall:
@@ -86,7 +88,7 @@ def question(method: str = "memory.recall", params: Any = None) -> HostCall:
 async def test_policy_and_services_decide_which_requests_are_served(
     autojump_clock: trio.testing.MockClock, method: str, allowed: tuple[str, ...], why: str | None
 ) -> None:
-    found = await gate(allowed=allowed).answer(question(method, 7), emit)
+    found = await guard(allowed=allowed).answer(question(method, 7), emit)
     assert found == (Answer({"asked": 7}) if why is None else Answer(error=(-1, why, None)))
 
 
@@ -98,14 +100,14 @@ async def test_notifications_are_checked_against_the_policy_first(
     """Without a service a notification is not always refused: readers of the session's events may take
     it."""
     told = HostCall(1, "roots/list", None, expects_answer=False)
-    assert await gate(allowed=allowed).answer(told, emit) == Answer(error=(-1, why, None))
+    assert await guard(allowed=allowed).answer(told, emit) == Answer(error=(-1, why, None))
 
 
 @pytest.mark.trio
 async def test_invented_method_names_are_counted_together(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    one = gate(allowed=("memory.recall",))
+    one = guard(allowed=("memory.recall",))
     for n in range(1000):
         await one.answer(question(f"made.up.{n}"), emit)
     for method in ("memory.recall", "memory.recall", "memory.forget", "roots/list"):
@@ -116,9 +118,9 @@ async def test_invented_method_names_are_counted_together(
 
 def test_offered_services_exist_and_are_allowed() -> None:
     both = Services(memory=Everything(), roots=Everything())
-    assert gate(services=both).offered == {"memory", "roots"}
-    assert gate(services=both, allowed=("memory.forget",)).offered == {"memory"}
-    assert gate(services=Services(), allowed=("*",)).offered == frozenset()
+    assert guard(services=both).offered == {"memory", "roots"}
+    assert guard(services=both, allowed=("memory.forget",)).offered == {"memory"}
+    assert guard(services=Services(), allowed=("*",)).offered == frozenset()
 
 
 async def says_no(params: Any, emit: Emit) -> Any:
@@ -131,10 +133,10 @@ async def falls_over(params: Any, emit: Emit) -> Any:
 
 @pytest.mark.trio
 async def test_errors_become_answers(autojump_clock: trio.testing.MockClock) -> None:
-    assert await gate(says_no).answer(question(), emit) == Answer(
+    assert await guard(says_no).answer(question(), emit) == Answer(
         error=(-32602, "query is missing", {"place": 1})
     )
-    found = await gate(falls_over).answer(question(), emit)
+    found = await guard(falls_over).answer(question(), emit)
     assert found.error is not None and found.error[0] == -32603
     assert "ZeroDivisionError" in found.error[1] and "1234" not in found.error[1]
 
@@ -144,7 +146,7 @@ async def test_a_cancellation_passes_through(autojump_clock: trio.testing.MockCl
     async def hangs(params: Any, emit: Emit) -> Any:
         await trio.sleep_forever()
 
-    one = gate(hangs)
+    one = guard(hangs)
     found: list[Answer] = []
     with trio.move_on_after(10) as scope:
         found.append(await one.answer(question(), emit))
@@ -164,12 +166,12 @@ async def test_pieces_are_emitted_only_on_request(autojump_clock: trio.testing.M
     async def keep(value: Any) -> None:
         told.append(value)
 
-    assert await gate(streams).answer(question(), keep) == Answer("done")
+    assert await guard(streams).answer(question(), keep) == Answer("done")
     assert told == ["a", "b", "c"]
 
 
 def test_a_refused_request_gets_the_reason() -> None:
-    one = gate(allowed=("memory.recall",))
+    one = guard(allowed=("memory.recall",))
     for method, why in (("memory.recall", "busy"), ("memory.forget", "denied"), ("made.up", "unknown")):
         assert one.turn_away(question(method)) == Answer(error=(-1, why, None))
     assert one.refused == {"memory.recall": 1, "memory.forget": 1, "unknown": 1}
@@ -183,7 +185,7 @@ async def test_requests_served_and_waiting_are_limited(autojump_clock: trio.test
         return params
 
     words = Words(takes_its_time)
-    one = Gate(words, Services(memory=Everything()), ("*",))
+    one = ServiceGuard(words, Services(memory=Everything()), ("*",))
     answers: list[Answer] = []
 
     async def ask(n: int) -> None:
@@ -218,7 +220,7 @@ class Telling(Words):
 
 def test_services_that_tell_something_are_attached_and_detached_once() -> None:
     methods = Telling()
-    live = Gate(methods, Services(), ())
+    live = ServiceGuard(methods, Services(), ())
     live.detach()  # before it was attached: nothing
     told: list[tuple[str, Any]] = []
     live.attach(lambda method, params: told.append((method, params)))
@@ -230,7 +232,7 @@ def test_services_that_tell_something_are_attached_and_detached_once() -> None:
 
 
 def test_services_without_these_hooks_are_served_as_before() -> None:
-    plain = gate()
+    plain = guard()
     plain.attach(lambda method, params: None)
     plain.detach()
 
@@ -250,12 +252,12 @@ class LongAnswers(NoHostMethods):
 async def test_only_a_few_long_answers_are_made_before_they_are_posted(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    gate = Gate(LongAnswers(), Services(), ("*",))
+    guard = ServiceGuard(LongAnswers(), Services(), ("*",))
     held = {"long": 0, "short": 0}
     most = dict(held)
 
     async def ask(method: str) -> None:
-        async with gate.answered(HostCall(1, method, None), emit) as answer:
+        async with guard.answered(HostCall(1, method, None), emit) as answer:
             assert answer == Answer(method)
             held[method] += 1
             most[method] = max(most[method], held[method])
@@ -267,34 +269,34 @@ async def test_only_a_few_long_answers_are_made_before_they_are_posted(
             nursery.start_soon(ask, "long")
             nursery.start_soon(ask, "short")
     assert most == {"long": 2, "short": 10}
-    assert gate.served == {"long": 10, "short": 10}
+    assert guard.served == {"long": 10, "short": 10}
 
 
 @pytest.mark.trio
 async def test_long_answers_that_wait_count_as_open(autojump_clock: trio.abc.Clock) -> None:
-    gate = Gate(LongAnswers(), Services(), ("*",))
+    guard = ServiceGuard(LongAnswers(), Services(), ("*",))
     refused = 0
 
     async def ask() -> None:
         nonlocal refused
-        async with gate.answered(HostCall(1, "long", None), emit) as answer:
+        async with guard.answered(HostCall(1, "long", None), emit) as answer:
             refused += answer.error is not None
             await trio.sleep(1)
 
     async with trio.open_nursery() as nursery:
         for _ in range(CONCURRENT + WAITING + 5):
             nursery.start_soon(ask)
-    assert refused > 0 and gate.busy == {"long": refused}
-    async with gate.answered(HostCall(1, "long", None), emit) as answer:
+    assert refused > 0 and guard.busy == {"long": refused}
+    async with guard.answered(HostCall(1, "long", None), emit) as answer:
         assert answer.error is None  # nothing is left behind
 
 
 @pytest.mark.trio
 async def test_a_long_answer_that_is_cancelled_gives_its_turn_back() -> None:
-    gate = Gate(LongAnswers(), Services(), ("*",))
+    guard = ServiceGuard(LongAnswers(), Services(), ("*",))
     for _ in range(5):
         with trio.CancelScope() as scope:
-            async with gate.answered(HostCall(1, "long", None), emit):
+            async with guard.answered(HostCall(1, "long", None), emit):
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
         assert scope.cancelled_caught
@@ -302,8 +304,8 @@ async def test_a_long_answer_that_is_cancelled_gives_its_turn_back() -> None:
 
 @pytest.mark.trio
 async def test_long_answers_are_not_made_for_a_plugin_that_is_told_nothing_more() -> None:
-    gate = Gate(LongAnswers(), Services(), ("*",))
+    guard = ServiceGuard(LongAnswers(), Services(), ("*",))
     for _ in range(5):
-        async with gate.answered(HostCall(1, "long", None), emit, lambda: False) as answer:
+        async with guard.answered(HostCall(1, "long", None), emit, lambda: False) as answer:
             assert answer.error is not None
-    assert gate.served == {} and gate.busy == {"long": 5}
+    assert guard.served == {} and guard.busy == {"long": 5}

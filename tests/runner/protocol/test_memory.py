@@ -18,7 +18,7 @@ from runner.contracts.mcp import dialect as mcp_dialect
 from runner.protocol import jsonrpc, memory, schema, schema_cost, wire
 from runner.protocol.dialect import Notice
 from runner.protocol.host_services import Services
-from runner.protocol.memory import Charge, Share, Shelf, size_of
+from runner.protocol.memory import BoundedCache, Charge, Share, size_of
 from runner.session import outbox
 from runner.session.backlog import MOST_EVENTS, Backlog
 from tests import elsewhere
@@ -288,7 +288,7 @@ def test_each_request_of_a_frame_is_charged() -> None:
 
 
 def test_the_oldest_entry_makes_room() -> None:
-    shelf: Shelf[str] = Shelf(10)
+    shelf: BoundedCache[str] = BoundedCache(10)
     for name, size in (("a", 4), ("b", 4), ("c", 6), ("d", 10)):
         shelf.put(name, name.upper(), size)
         assert shelf.get(name) == name.upper()

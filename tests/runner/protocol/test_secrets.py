@@ -181,7 +181,7 @@ def test_a_line_on_stdout_that_is_cut_in_a_secret() -> None:
     secrets = Secrets({"a": TOKEN})
     for shown in range(4, len(TOKEN)):
         record = SessionRecord()
-        record.strayed("x" * (198 - shown) + TOKEN)
+        record.note_stray("x" * (198 - shown) + TOKEN)
         assert record.noise.endswith(f"x{TOKEN[:shown]}…")  # the control
         assert secrets.hide(record.noise).endswith("x[secret]…")  # as SessionState shows it
 
@@ -192,7 +192,7 @@ def test_stderr_hides_them_however_it_is_cut(pieces: int) -> None:
     record.secrets = Secrets({"a": TOKEN})
     text = f"the token is {TOKEN}\n".encode()
     for start in range(0, len(text), pieces):
-        record.wrote("stderr", text[start : start + pieces])
+        record.count_output("stderr", text[start : start + pieces])
     assert record.stderr == "the token is [secret]\n"
 
 
@@ -204,7 +204,7 @@ def test_what_is_kept_of_stderr_is_bounded() -> None:
     moved = 0
     for start in range(0, len(text), 7):
         before = len(record._tail)
-        record.wrote("stderr", text[start : start + 7])
+        record.count_output("stderr", text[start : start + 7])
         moved += len(record._tail) < before
         assert len(record._tail) <= most + 7
     assert text.decode().endswith(record.stderr) and len(record.stderr) == 8192
@@ -215,7 +215,7 @@ def test_the_tail_of_stderr_never_begins_inside_a_secret() -> None:
     for extra in range(40):
         record = SessionRecord()
         record.secrets = Secrets({"a": TOKEN})
-        record.wrote("stderr", TOKEN.encode() + b"x" * (8192 - 20 + extra))
+        record.count_output("stderr", TOKEN.encode() + b"x" * (8192 - 20 + extra))
         shown = record.stderr
         assert len(shown) <= 8192
         assert not any(shown.startswith(TOKEN[start:]) for start in range(len(TOKEN) - 1))
@@ -228,7 +228,7 @@ def test_a_secret_that_breaks_off(encode: Callable[[str], bytes]) -> None:
     whole = encode(LONG)
     for length in (4, 9, 100, len(whole) - 1):
         record = SessionRecord()
-        record.wrote("stderr", b"key: " + whole[:length])
+        record.count_output("stderr", b"key: " + whole[:length])
         assert record.stderr == f"key: {whole[:length].decode()}"  # the control
         record.secrets = Secrets({"a": LONG})
         assert record.stderr == "key: [secret]"
@@ -239,7 +239,7 @@ def test_the_tail_never_begins_inside_an_encoded_secret() -> None:
         for extra in range(0, 3 * len(LONG) + 40, 37):
             record = SessionRecord()
             record.secrets = Secrets({"a": LONG})
-            record.wrote("stderr", encoded + b"." * (8192 - 20 + extra))
+            record.count_output("stderr", encoded + b"." * (8192 - 20 + extra))
             assert set(record.stderr.replace("[secret]", "")) <= {"."}
 
 

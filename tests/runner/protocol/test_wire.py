@@ -398,7 +398,7 @@ escapes = st.lists(
 def test_chunk_borders_do_not_change_which_surrogates_are_lone(text: bytes, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "_CHUNK_BYTES", chunk)
-        assert wire._mended(text) == wire._LONE.sub(wire._MENDED, text)
+        assert wire._mend_surrogates(text) == wire._LONE.sub(wire._MENDED, text)
 
 
 @given(

@@ -22,7 +22,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Events,
-    Farewell,
     Identity,
     Message,
     Progress,
@@ -30,10 +29,11 @@ from runner.protocol.dialect import (
     Refusal,
     Reply,
     Send,
+    ShutdownSteps,
     Violation,
 )
 from runner.protocol.frames import LineFramer
-from runner.protocol.host_services import Gate, NoHostMethods, Services
+from runner.protocol.host_services import NoHostMethods, ServiceGuard, Services
 from runner.session.pending import Deadline
 from runner.session.session import Session
 from sandbox.spec import Limits, SandboxSpec
@@ -106,8 +106,8 @@ class GracedDialect(Dialect):
     def emit(self, ticket: int, value: Any) -> Events:
         return ()
 
-    def farewell(self) -> Farewell:
-        return Farewell(exit=5.0, terminate=1.0)
+    def shutdown_steps(self) -> ShutdownSteps:
+        return ShutdownSteps(exit=5.0, terminate=1.0)
 
     def grace(self, call: Call) -> float:
         return GRACE
@@ -175,8 +175,8 @@ async def graced(
 ) -> AsyncIterator[tuple[Session, GracedPlugin]]:
     cell = PipedCell()
     terms = Terms(PLUGIN, limits or Limits(), (), ("*",), "default", False)
-    gate = Gate(NoHostMethods(), Services(), ("*",))
-    session = Session(cell, terms, GracedDialect(), gate, None)  # type: ignore[arg-type]
+    guard = ServiceGuard(NoHostMethods(), Services(), ("*",))
+    session = Session(cell, terms, GracedDialect(), guard, None)  # type: ignore[arg-type]
     plugin = GracedPlugin(cell, handle)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(plugin.run)

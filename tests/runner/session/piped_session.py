@@ -15,7 +15,7 @@ from runner.launch.remote.messages import MonitorEnd, Terms
 from runner.launch.remote.pipe import PipeReader
 from runner.outcome import Outcome
 from runner.protocol.dialect import Setting
-from runner.protocol.host_services import Emit, Gate, NoHostMethods, Services
+from runner.protocol.host_services import Emit, NoHostMethods, ServiceGuard, Services
 from runner.session.session import Session
 from sandbox.spec import Limits
 from tests.runner.contracts.kaged.conversation import NOTES, WELCOME, answer, error
@@ -106,8 +106,8 @@ async def live(
     cell = PipedCell()
     limits = limits or Limits()
     terms = Terms(NOTES, limits, (), ("*",), "default", False)
-    gate = Gate(AskHost(), Services(roots=_Roots()), ("*",))
-    session = Session(cell, terms, KagedDialect(Setting(NOTES, limits)), gate, None)  # type: ignore[arg-type]
+    guard = ServiceGuard(AskHost(), Services(roots=_Roots()), ("*",))
+    session = Session(cell, terms, KagedDialect(Setting(NOTES, limits)), guard, None)  # type: ignore[arg-type]
     rig = Rig(session, cell)
     began = trio.current_time()
 

@@ -51,7 +51,7 @@ async def read_all(data: bytes, ended: Outcome | None, *, closing: bool = False)
         verdict=OK,  # whole frames are not our subject: they are too late
         stdout_eof=trio.Event(),
         fail=failed.append,
-        ends_if_chatty=False,
+        ends_if_talkative=False,
         now=trio.current_time,
     )
     async with trio.open_nursery() as nursery:

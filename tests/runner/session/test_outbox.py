@@ -19,16 +19,16 @@ from runner.session.outbox import (
     MOST_KEYS,
     MOST_REPLIES,
     MOST_REPLY_BYTES,
-    Letter,
     Outbox,
+    QueuedFrame,
 )
 
 pytestmark = pytest.mark.trio
 
 
-def is_written(letter: Letter | None) -> bool:
-    assert letter is not None, "dropped"
-    return letter.written
+def is_written(queued_frame: QueuedFrame | None) -> bool:
+    assert queued_frame is not None, "dropped"
+    return queued_frame.written
 
 
 def frame(number: int, size: int = 16) -> bytes:
@@ -74,8 +74,8 @@ async def test_a_short_frame_is_written_at_once() -> None:
     outbox = Outbox()
     with pipe() as (read, stream):
         async with writing(outbox, stream):
-            letters = [outbox.post(Send(frame(number))) for number in range(3)]
-            assert all(map(is_written, letters))
+            queued = [outbox.post(Send(frame(number))) for number in range(3)]
+            assert all(map(is_written, queued))
             assert read_all(read) == frame(0) + frame(1) + frame(2)
 
 
@@ -83,10 +83,10 @@ async def test_nothing_is_written_before_the_writer_runs() -> None:
     """Before that, the plugin may not have its end of the pipe."""
     outbox = Outbox()
     with pipe() as (read, stream):
-        letter = outbox.post(Send(frame(1)))
-        assert not is_written(letter)
+        queued_frame = outbox.post(Send(frame(1)))
+        assert not is_written(queued_frame)
         async with writing(outbox, stream):
-            assert is_written(letter) and read_all(read) == frame(1)
+            assert is_written(queued_frame) and read_all(read) == frame(1)
 
 
 @pytest.mark.parametrize("size", [16, 1000, select.PIPE_BUF, select.PIPE_BUF + 1, 1 << 16, 1 << 18])
@@ -106,8 +106,8 @@ async def test_a_slow_reader_gets_every_frame_whole_and_in_order(size: int) -> N
             assert data == expected
             # When all is read, short frames are written at once again.
             await trio.testing.wait_all_tasks_blocked()
-            letter = outbox.post(Send(frame(7)))
-            assert is_written(letter) and read_all(read) == frame(7)
+            queued_frame = outbox.post(Send(frame(7)))
+            assert is_written(queued_frame) and read_all(read) == frame(7)
 
 
 async def test_a_short_frame_is_never_written_into_a_long_one() -> None:
@@ -194,10 +194,10 @@ async def test_a_broken_pipe_raises_in_the_writer() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write_to)
             await trio.testing.wait_all_tasks_blocked()
-            letter = outbox.post(Send(frame(1)))
+            queued_frame = outbox.post(Send(frame(1)))
             with trio.fail_after(60):
                 await failed.wait()
-    assert not is_written(letter)
+    assert not is_written(queued_frame)
     assert outbox.closed and outbox.post(Send(frame(2))) is None
 
 
@@ -217,9 +217,9 @@ async def test_a_closed_stream_is_not_written_to() -> None:
             stream.close()
             os.dup2(other_stream.fileno(), number)
             try:
-                letter = outbox.post(Send(frame(1)))
+                queued_frame = outbox.post(Send(frame(1)))
                 await trio.testing.wait_all_tasks_blocked()
-                assert not is_written(letter)
+                assert not is_written(queued_frame)
                 assert read_all(other) == b"" == read_all(read)
                 assert os.write(number, b"x") == 1 and read_all(other) == b"x"  # a write would be seen
             finally:
@@ -347,8 +347,8 @@ async def test_the_oldest_keys_are_dropped(lane: Lane) -> None:
 
 async def test_the_newest_deliveries_are_dropped_by_number() -> None:
     outbox = Outbox()
-    letters = [outbox.post(Send(frame(number), "delivery")) for number in range(MOST_DELIVERIES + 1)]
-    assert [letter is None for letter in letters] == [False] * MOST_DELIVERIES + [True]
+    queued = [outbox.post(Send(frame(number), "delivery")) for number in range(MOST_DELIVERIES + 1)]
+    assert [frame is None for frame in queued] == [False] * MOST_DELIVERIES + [True]
     assert outbox.dropped == 1
     with pipe() as (read, stream):
         async with writing(outbox, stream):

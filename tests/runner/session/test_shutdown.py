@@ -29,7 +29,7 @@ FOREVER = 1000.0
 async def test_the_steps(
     autojump_clock: trio.abc.Clock,
     answer: float,
-    exit: float,  # noqa: A002 -- the word of the Farewell
+    exit: float,  # noqa: A002 -- the word of the ShutdownSteps
     closed: float | None,
     signals: list[tuple[int, float]],
 ) -> None:

@@ -19,7 +19,7 @@ from runner.exceptions import PluginFailure
 from runner.launch.remote.messages import Terms
 from runner.protocol.dialect import Answer, Call, Setting
 from runner.protocol.header_frames import HeaderFramer, header_frame
-from runner.protocol.host_services import Emit, Gate, Services, Tell, Why
+from runner.protocol.host_services import Emit, ServiceGuard, Services, Tell, Why
 from runner.protocol.wire import decode, encode
 from runner.session.session import Session
 from sandbox.spec import Limits
@@ -75,9 +75,9 @@ async def live(*early: tuple[str, Any]) -> AsyncIterator[tuple[Session, Plugin]]
     plugin = Plugin()
     plugin.reads.set()
     terms = Terms(BURNDOWN, Limits(), (), ("*",), "default", False)
-    gate = Gate(plugin.services, Services(), ("*",))
-    session = Session(cell, terms, AinbDialect(Setting(BURNDOWN)), gate, None)  # type: ignore[arg-type]
-    gate.attach(session.tell)
+    guard = ServiceGuard(plugin.services, Services(), ("*",))
+    session = Session(cell, terms, AinbDialect(Setting(BURNDOWN)), guard, None)  # type: ignore[arg-type]
+    guard.attach(session.tell)
     assert plugin.services.tell is not None
     for method, params in early:
         plugin.services.tell(method, params)

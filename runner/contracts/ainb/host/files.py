@@ -112,7 +112,7 @@ class GuardedFiles:
         except OSError as error:
             reason = f"{error.strerror} (os error {error.errno})"
             raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {reason}") from None
-        except _Unfit as unfit:
+        except _Unreadable as unfit:
             raise HostError(INVALID_PARAMS, f"{verb} {path[:_SHOWN]}: {unfit}") from None
 
     # --- by name --------------------------------------------------------------------------------------------
@@ -132,11 +132,12 @@ class GuardedFiles:
     # --- in a thread ----------------------------------------------------------------------------------------
 
     def _find(self, path: str, asked: str, act: Callable[[int], _T]) -> _T:
-        """What `act` makes of the opened file, in the first root that has it. Raises HostError, OSError."""
+        """Open the file in the first root that has it, and return the result of `act`. Raises HostError,
+        OSError."""
         denylist = self._denies()  # made with all rights that the runner has
         for root, inside in self._containing(asked):
             try:
-                with _rights_of_a_stranger():
+                with _rights_of_nobody():
                     fd = _open_in(root, inside)
                     try:
                         if _is_denied(fd, denylist, fd_path(fd)):
@@ -153,7 +154,7 @@ class GuardedFiles:
         denylist = self._denies()
         for root, inside in self._containing(asked):
             try:
-                with _rights_of_a_stranger():
+                with _rights_of_nobody():
                     fd, missing = _open_existing(root, inside)
                     try:
                         name = os.path.join(fd_path(fd), missing) if missing else fd_path(fd)
@@ -188,8 +189,8 @@ class GuardedFiles:
         return self._denylist
 
 
-class _Unfit(Exception):
-    """Why a file or directory is not read. Half a sentence."""
+class _Unreadable(Exception):
+    """Why a file or directory is not read: the second half of a sentence."""
 
 
 def common_roots(declared: Sequence[str], granted: Sequence[str]) -> tuple[str, ...]:
@@ -197,8 +198,8 @@ def common_roots(declared: Sequence[str], granted: Sequence[str]) -> tuple[str, 
 
 
 def _open_roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[_Root]:
-    """Those that are there, are reached through no link but root's, and hold nothing that is writable nor lie
-    in it."""
+    """Open the roots that exist. A root is skipped if it is reached through a link that is not root's, or
+    overlaps with something the plugin can write."""
     changing = {*map(normal, writable), *map(os.path.realpath, writable)}
     for path in paths:
         if _overlaps(path, changing):
@@ -254,7 +255,7 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _common(declared: Sequence[str], granted: Sequence[str]) -> Iterator[str]:
-    """What two lists of paths have in common."""
+    """The paths that lie in a path of both lists."""
     for one in map(normal, declared):
         for other in map(normal, granted):
             if contains(other, one):
@@ -287,15 +288,15 @@ def _is_denied(fd: int, denylist: Denylist, name: str) -> bool:
 
 
 def _kernel_devices() -> set[int]:
-    """Of procfs and sysfs: what is read there is the runner's own, or the host's."""
+    """Device numbers of procfs and sysfs: their files would tell about the runner or the host."""
     return {os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.ismount(path)}
 
 
 @contextmanager
-def _rights_of_a_stranger() -> Iterator[None]:
-    """If the runner is root, let this thread open files with nobody's rights: in its cage the plugin has a
-    uid that owns none of them. The kernel keeps these ids apart for each thread, and takes away root's right
-    to read everything meanwhile. The runner's groups do not count either."""
+def _rights_of_nobody() -> Iterator[None]:
+    """If the runner is root, let this thread open files with the rights of uid nobody: the plugin's uid in
+    the cage owns none of them either. File system ids are per thread. Meanwhile root's right to read
+    everything and the runner's groups do not apply."""
     if os.geteuid() != 0:
         yield
         return
@@ -304,7 +305,7 @@ def _rights_of_a_stranger() -> Iterator[None]:
         _set_groups_of_thread([])
         _libc.setfsgid(_NOBODY)
         _libc.setfsuid(_NOBODY)
-        # They report no error. An id that is none changes nothing, and the present one is returned.
+        # setfsuid and setfsgid report no error. Called with -1 they change nothing and return the current id.
         if (_libc.setfsuid(_NO_ID), _libc.setfsgid(_NO_ID)) != (_NOBODY, _NOBODY):
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         yield
@@ -328,7 +329,7 @@ def _set_groups_of_thread(groups: Sequence[int]) -> None:
 
 def _check_readable(fd: int) -> None:
     if stat.S_IFMT(os.fstat(fd).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-        raise _Unfit("it is not a regular file")
+        raise _Unreadable("it is not a regular file")
     os.close(_reopen(fd, _READ))
 
 
@@ -337,15 +338,15 @@ def _read_file(fd: int) -> bytes:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
-        raise _Unfit("it is not a regular file")
+        raise _Unreadable("it is not a regular file")
     if status.st_size > FILE_MOST_BYTES:
-        raise _Unfit(f"it has {status.st_size} bytes, and the most is {FILE_MOST_BYTES}")
+        raise _Unreadable(f"it has {status.st_size} bytes, and the most is {FILE_MOST_BYTES}")
     with open(_reopen(fd, _READ), "rb", buffering=0) as file:
         data = file.read(FILE_MOST_BYTES + 1) or b""
         while len(data) <= FILE_MOST_BYTES and (more := file.read(FILE_MOST_BYTES + 1 - len(data))):
             data += more
     if len(data) > FILE_MOST_BYTES:
-        raise _Unfit(f"it has more than {FILE_MOST_BYTES} bytes")
+        raise _Unreadable(f"it has more than {FILE_MOST_BYTES} bytes")
     return data
 
 
@@ -356,7 +357,7 @@ def _read_dir(fd: int) -> Sequence[DirectoryEntry]:
         with os.scandir(listed) as items:
             for item in items:
                 if len(entries) >= ENTRIES_MOST:
-                    raise _Unfit(f"it has more than {ENTRIES_MOST} entries")
+                    raise _Unreadable(f"it has more than {ENTRIES_MOST} entries")
                 try:
                     status = item.stat(follow_symlinks=False)
                 except OSError:
@@ -370,5 +371,5 @@ def _read_dir(fd: int) -> Sequence[DirectoryEntry]:
 
 
 def _reopen(fd: int, flags: int) -> int:
-    """The same file, for reading: through its descriptor and not by its name."""
+    """Open the file again for reading, through its descriptor and not by its name."""
     return os.open(f"/proc/self/fd/{fd}", flags)

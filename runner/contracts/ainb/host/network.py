@@ -56,7 +56,7 @@ def _common(asked: Sequence[HostRule], allowed: Sequence[HostRule]) -> Iterator[
 
 
 class GuardedFetcher:
-    """Asks for URLs that a rule allows, and for no others. So it does if a fetcher of the host's own asks."""
+    """Fetches only URLs that a rule allows, by itself or through a fetcher of the host."""
 
     def __init__(self, rules: Sequence[HostRule], own: Fetcher | None = None) -> None:
         self.rules = tuple(rules)
@@ -89,7 +89,8 @@ class GuardedFetcher:
 
 
 async def _ask(own: Fetcher, request: HttpsRequest, target: Target) -> HttpsResponse:
-    """Of the host's own fetcher, for a URL that was judged. Raises FetchFailed, and what the fetcher does."""
+    """Ask the host's own fetcher for a URL that was checked. Raises FetchFailed, and what the fetcher
+    raises."""
     from runner.protocol.https.failure import FetchFailed
     from runner.protocol.https.response import HttpsResponse
 

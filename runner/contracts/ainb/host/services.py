@@ -84,10 +84,10 @@ _REASON_MOST = 4096  # characters of a notice's reason
 
 
 class AinbMethods:
-    """For one session of a plugin."""
+    """The host methods of one session."""
 
     METHODS: Mapping[str, str] = {method: _FIELD_OF.get(method, "") for method in FIELDS}
-    # What is quick waits for nothing slow.
+    # Separate queues, so that quick requests do not wait for slow ones.
     LONG: Mapping[str, tuple[str, int]] = {
         **dict.fromkeys((GET, READ_DIR, READ_FILE), ("read", 1)),
         FETCH: ("fetch", 1),
@@ -180,7 +180,8 @@ class AinbMethods:
         return self._dropped(method, reason or by_policy)
 
     def _dropped(self, method: str, reason: str) -> Sequence[Notice]:
-        """Told at the first, second, fourth, eighth, … time: other events should not be lost for it."""
+        """A notice for the first, second, fourth, eighth, … drop, so that notices do not crowd out other
+        events."""
         count = self._drops[method] = self._drops.get(method, 0) + 1
         if count & (count - 1):
             return ()
@@ -240,7 +241,7 @@ class AinbMethods:
         raise HostError(ACTION_TIMEOUT, f"action timed out: {action[:_NAME_MOST]}")
 
     def _action(self, name: str, ask: Ask) -> Callable[[bytes], Any]:
-        """What others invoke when they ask this plugin for its action."""
+        """The handler that calls this plugin for an action that another member invokes."""
 
         async def handler(payload: bytes) -> Any:
             answer = await ask(Call("action", name, payload))
@@ -313,8 +314,8 @@ class AinbMethods:
 
 
 def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Services:
-    """The services with those that the runner has for plugins of this contract, where the host has none of
-    its own. Files and network of the host's own stand behind the same guards as the runner's."""
+    """Add the runner's own services where the host has none. The host's own files and network get the same
+    guards as the runner's."""
     declared = declared_by(plugin)
     fetcher = None
     if allowance.hosts:
@@ -350,7 +351,7 @@ FIELDS_MOST_BYTES = 8 << 10  # in memory; larger fields are left out
 
 
 def check_level(level: str) -> str:
-    """For Services.log_level. Raises ValueError."""
+    """Check Services.log_level. Raises ValueError."""
     if level not in (*LEVELS, "off"):
         raise ValueError(f"the log level {level!r} is none of {', '.join(LEVELS)}, off")
     return level

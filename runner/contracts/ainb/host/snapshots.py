@@ -67,8 +67,8 @@ STREAMS_MOST = 64  # of one plugin
 
 
 class SnapshotClient:
-    """From the start of a session to its end. The caller has checked that the manifest has the capability;
-    here its list of topics counts. Each method raises HostError."""
+    """The bus connection of one session. The caller has checked that the manifest has the capability; the
+    methods check its list of topics. Each raises HostError."""
 
     def __init__(self, bus: SnapshotBus, plugin_id: str, declared: Declared, tell: Tell) -> None:
         self.member = bus.join(plugin_id, self._deliver)

@@ -36,7 +36,7 @@ UNSENT_MOST_BYTES = 1 << 20  # of one stream, until the socket takes them. More 
 _PIECE_BYTES = 64  # that a piece costs beside its data
 READ_BYTES = 64 << 10  # of a stream, for one event
 
-# Never dialled, whatever the manifest lists: through one of these a program commands the host.
+# Never dialled, even if the manifest lists them: a program could control the host through these.
 _DENIED_NAMES = frozenset(
     {
         *("docker.sock", "containerd.sock", "podman.sock", "crio.sock", "cri-dockerd.sock"),
@@ -76,7 +76,7 @@ def cost(data: bytes) -> int:
 
 
 class _Handover:
-    """A descriptor on its way from a thread to a task that may be gone by then."""
+    """Passes a descriptor from a thread to a task that may have been cancelled. Then it is closed."""
 
     def __init__(self) -> None:
         self.fd = -1
@@ -98,8 +98,8 @@ class _Handover:
 
 
 class UnixSockets:
-    """Those of one session. `listed`: the manifest's list; None: it says `true`. `denied`: paths that the
-    policy denies."""
+    """The sockets of one session. `listed`: the manifest's list; None: it says `true`. `denied`: paths that
+    the policy denies."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class UnixSockets:
         except (LinkRefused, TooManyLinks):
             raise denied(CAPABILITY, path=path) from None
         except OSError as error:
-            # Whether there is such a file is nothing that a plugin may find out about other paths.
+            # A plugin must not learn whether other paths exist.
             if asked not in [self._expand(entry) for entry in self._listed or ()]:
                 raise denied(CAPABILITY, path=path) from None
             raise _failed(path, error) from None
@@ -235,7 +235,7 @@ class UnixSockets:
         )
 
     def _places(self) -> set[str]:
-        """Where the listed sockets are."""
+        """The paths of the listed sockets."""
         found = set()
         for entry in self._listed or ():
             place = self._expand(entry)

@@ -1,4 +1,4 @@
-"""Which of the servers of a configuration is meant, and what to say about the others."""
+"""Chooses the server of a configuration, and reports those that cannot be hosted."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def choose(
 
 
 def _called(servers: Sequence[HostServer], wanted: str) -> list[HostServer]:
-    """Those with this label, or if there are none with this name. `check` asks for thousands of one file, one
-    after the other, so the names of the last file are kept."""
+    """The servers with this label, or else with this name. `check` asks for thousands of one file in a row,
+    so the names of the last file are cached."""
     global _last
     if _last is None or _last[0] is not servers:
         names: dict[str, list[HostServer]] = {}
@@ -76,7 +76,7 @@ def _refuse(faults: Faults, server: HostServer) -> None:
 
 
 def _only(faults: Faults, servers: Sequence[HostServer]) -> HostServer | None:
-    """The server that is meant if nobody says which: the only one that can be hosted and is not disabled."""
+    """The server to use without --server: the only one that can be hosted and is not disabled."""
     hostable = [server for server in servers if not server.skipped]
     enabled = [server for server in hostable if not server.disabled]
     table = servers[0].keys[:-1]
@@ -101,7 +101,7 @@ def _listed(servers: Sequence[HostServer]) -> str:
 
 
 def _report_missing(faults: Faults, host: Host) -> None:
-    """There is no server in the document."""
+    """Report that the document has no server."""
     keys = host.servers[0]
     value: object = faults.document.data
     for key in keys:
@@ -116,7 +116,7 @@ def _report_missing(faults: Faults, host: Host) -> None:
 
 
 def remarks_on(document: Document, servers: Sequence[HostServer]) -> tuple[Diagnostic, ...]:
-    """A word about each server that is not hosted."""
+    """A diagnostic about each server that cannot be hosted."""
     skipped = [server for server in servers if server.skipped]
     found = tuple(
         document.diagnostic(

@@ -124,7 +124,7 @@ def _server(name: str, data: object, keys: KeyPath, host: Host, scope: str) -> H
         argv=argv,
         env=pairs,
         env_keys=program.at(env) if env in program else None,
-        passed=_passed(entry),
+        passed=_passed_names(entry),
         env_file=(entry.string("envFile") or "") if "envFile" in host.keys else "",
         cwd=entry.string("cwd") or "",
         fault=odd or fault or env_fault,
@@ -136,7 +136,8 @@ def _is_off(entry: Table) -> bool:
 
 
 def _type_fault(entry: Table, host: Host) -> str:
-    """Why it is not known what a host starts: nothing of this may be called remote, or be overlooked."""
+    """Returns why it is unclear what a host starts for an entry, or ''. Such an entry must not pass for
+    remote."""
     name = host.name or "the host"
     if helper := next((key for key in _HELPERS if entry.data.get(key)), ""):
         return f"has {quoted(helper)}, a command that {name} runs outside of every cage; remove it"
@@ -163,7 +164,7 @@ def _program_key(entry: Table) -> str:
 
 
 def _is_remote(entry: Table) -> bool:
-    """A program is never remote: _type_fault has named what speaks for both."""
+    """Whether an entry is reached over the network. One with a program is not: see _type_fault."""
     if _program_key(entry):
         return False
     kinds = [entry.data.get(each) for each in _TYPES]
@@ -171,7 +172,7 @@ def _is_remote(entry: Table) -> bool:
 
 
 def _argv(program: Table, command: str, args: str) -> tuple[tuple[str, ...], str]:
-    """The words of the command line, and what is wrong with them."""
+    """The command line, and its fault or ''."""
     value = program.data.get(command)
     if not args:
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
@@ -205,7 +206,7 @@ def _env(program: Table, key: str, host: Host) -> tuple[tuple[tuple[str, str], .
     return tuple(found.items()), fault
 
 
-def _passed(entry: Table) -> tuple[str, ...]:
+def _passed_names(entry: Table) -> tuple[str, ...]:
     """Names of variables, as strings or as objects with a name."""
     found: list[str] = []
     for key in ("env_vars", "env_keys"):

@@ -1,6 +1,6 @@
 """Variables in the words of an entry, by the rules of each host.
 
-`references` says which a word has, from the text alone. `expanded` fills them in at the launch.
+`references` says which a word has, from the text alone. `expand_text` fills them in at the launch.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def references(text: str, rules: str) -> Iterator[Reference]:
             yield _reference(found)
 
 
-def expanded(text: str, rules: str, value: Callable[[Reference], str | None]) -> str:
-    """The text with each variable replaced once: what a value holds is not read again. `value` may answer
-    None, which means that there is none."""
+def expand_text(text: str, rules: str, value: Callable[[Reference], str | None]) -> str:
+    """Replace each variable once; values are not expanded again. `value` returns None for a variable without
+    a value."""
     pattern = _PATTERNS.get(rules)
     if pattern is None:
         return text
@@ -82,7 +82,7 @@ def _reference(found: re.Match[str]) -> Reference:
 
 
 def with_folders(text: str, rules: str, folder: str, home: str) -> str:
-    """The text with only the folders filled in, as far as they are known."""
+    """The text with only the known folders filled in."""
 
     def value(reference: Reference) -> str | None:
         return folder_of(reference, folder, home)
@@ -93,7 +93,7 @@ def with_folders(text: str, rules: str, folder: str, home: str) -> str:
     return pattern.sub(lambda found: value(_reference(found)) or found[0], text)
 
 
-def as_host_starts(
+def expand_as_host(
     text: str,
     rules: str,
     folder: str,
@@ -101,7 +101,7 @@ def as_host_starts(
     environ: Mapping[str, str],
     read_file: Callable[[str], str],
 ) -> str:
-    """The text with all filled in, as far as this side of the host can know it."""
+    """The text as the host would expand it, as far as the runner can know."""
 
     def value(reference: Reference) -> str | None:
         known = folder_of(reference, folder, home)
@@ -109,11 +109,11 @@ def as_host_starts(
             return known
         return environ.get(reference.name) if reference.kind == "env" else read_file(reference.name)
 
-    return expanded(text, rules, value)
+    return expand_text(text, rules, value)
 
 
 def folder_of(reference: Reference, folder: str, home: str) -> str | None:
-    """A folder that a word names; None if it names none, or it is not known."""
+    """The folder that a reference names, or None."""
     if reference.kind == "env" and reference.name == "HOME":
         return home or None  # no secret: paths below it look the same in the cage
     if reference.kind != "folder":

@@ -1,4 +1,4 @@
-"""An entry's words as its host would fill them in, at the moment of the launch."""
+"""Fills in the placeholders of an entry at the launch, as its host would."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from runner.contracts.mcp.hosts.expand import Reference, expanded, folder_of, references
+from runner.contracts.mcp.hosts.expand import Reference, expand_text, folder_of, references
 from runner.plugin import Plugin
 from sandbox.spec import EnvRequest, KeyPath, is_variable_name
 
@@ -45,7 +45,7 @@ def fill(
                 return variable(reference.name)
             return None
 
-        return expanded(word, template.rules, value)
+        return expand_text(word, template.rules, value)
 
     env = [
         request if request.value is None else request._replace(value=text(request.value, request.where))
@@ -55,7 +55,7 @@ def fill(
         where = template.env_file_where
         path = joined(folder, text(template.env_file, where), home)
         named = {request.name for request in env if not request.fills}
-        found = dotenv(read_file(path, where))
+        found = parse_dotenv(read_file(path, where))
         env += [EnvRequest(name, value, where=where) for name, value in found.items() if name not in named]
     words = [text(word, ()) for word in (entrypoint.command, *entrypoint.args)]
     filled = plugin._replace(
@@ -68,8 +68,8 @@ def fill(
 def argument_files(
     faults: Faults, words: Iterable[Item], rules: str, manifest: str, home: str, *, own: bool
 ) -> tuple[str, ...]:
-    """Files whose text decides what runs. The author of a project could change it after a person's yes.
-    `own`: the manifest is the user's own."""
+    """Files whose text becomes part of the command line. The author of a project could change them after an
+    approval. `own`: the manifest is the user's own."""
     folder = os.path.dirname(manifest)
     found = [
         (word.keys, joined(folder, reference.name, home))
@@ -90,7 +90,7 @@ def joined(folder: str, path: str, home: str) -> str:
     return "/" + os.path.normpath(os.path.join(folder, path)).lstrip("/")
 
 
-def dotenv(text: str) -> dict[str, str]:
+def parse_dotenv(text: str) -> dict[str, str]:
     """The variables of a file of lines NAME=VALUE. Other lines mean nothing, as for the hosts."""
     found: dict[str, str] = {}
     for line in text.splitlines():

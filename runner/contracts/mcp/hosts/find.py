@@ -1,4 +1,4 @@
-"""Whose configuration a file is, by its place or by its content, and where such files are."""
+"""Finds the host that a configuration belongs to, by path or content, and the files of all hosts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROGRAM_KEYS = ("command", "url", "serverUrl")
 
 
 class Place(NamedTuple):
-    """Where a configuration is, by its path alone."""
+    """What the path of a configuration says about it."""
 
     host: Host
     # The folder of the project that it belongs to; empty for a user's own file.
@@ -47,10 +47,10 @@ class KnownFile(NamedTuple):
 
 
 def place_of(path: str, home: str = "", environ: Mapping[str, str] | None = None) -> Place | None:
-    """Which host keeps a configuration at this absolute path, or else at the one that it is a link to.
+    """The host that has its configuration at this absolute path, or at the target of the link.
 
-    A path below another user's home, or below a folder that looks like a home, has the host's name too, but
-    is nobody's own.
+    For a path below another user's home, or a folder that looks like a home, the host is returned too, but
+    `own` is False.
     """
     path = os.path.normpath(path)
     found = _place_at(path, home, environ)
@@ -84,7 +84,7 @@ def host_of(
     home: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Host | None:
-    """Whose configuration it is; None if neither its place nor its content says."""
+    """The host of a configuration, by its path or its content; None if unknown."""
     given = os.path.expanduser("~") if home is None else home
     place = place_of(path, given, os.environ if environ is None else environ)
     if place is not None and (document is None or _is_written_by(place.host, document)):
@@ -165,7 +165,7 @@ def _names(name: str, pattern: str) -> bool:
 
 
 def _folder_before(path: str, pattern: str) -> str | None:
-    """What is before a path's end that matches the pattern; None if its end does not."""
+    """The folder before the part of a path that matches the pattern; None if its end does not match."""
     mine, wanted = path.split("/"), pattern.split("/")
     at = len(mine) - len(wanted)
     if at < 1 or not all(map(_names, mine[at:], wanted)):

@@ -12,7 +12,7 @@ Syntax = Literal["json", "jsonc", "toml", "yaml"]
 # How an entry names its program. "plain": command and args. "argv": command is the whole list. "nested":
 # command is an object with path, args and env. "cmd": cmd and args, with the variables under envs.
 Shape = Literal["plain", "argv", "nested", "cmd"]
-# Whose rules say how variables in an entry are written (expand.py); empty: nothing is filled in.
+# The host whose rules for placeholders apply (expand.py); empty: nothing is filled in.
 Rules = Literal["", "claude", "vscode", "cursor", "windsurf", "roo", "gemini", "opencode", "continue"]
 
 
@@ -33,7 +33,7 @@ class Host(NamedTuple):
 
 
 class HostServer(NamedTuple):
-    """One server of a configuration, whatever the host. All is as written: nothing is filled in."""
+    """One server of a configuration of any host, as written: placeholders are not filled in."""
 
     name: str
     keys: KeyPath  # of its entry
@@ -56,5 +56,5 @@ class HostServer(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What --server takes, whatever other projects call theirs."""
+        """The value for --server, unique among all projects of the file."""
         return f"{self.scope}:{self.name}" if self.scope else self.name

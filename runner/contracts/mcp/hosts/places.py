@@ -1,6 +1,6 @@
-"""Where hosts keep what they run: the places that no plugin may write. Constants only.
+"""Places from which hosts run code, which no plugin may write to. Constants only.
 
-Each is a folder where all of a folder decides (extensions, hooks, commands, servers), or a file. The files of
+Each is a file, or a folder if everything in it counts (extensions, hooks, commands, servers). The files of
 servers are named beside their folders, because a hard link to a file is found by the file's own name.
 """
 

@@ -28,22 +28,22 @@ _ENV_FILE = "--env-file="
 # In the place of the file of variables, which the runner reads now. Some hosts start nothing without a file.
 NO_FILE = "/dev/null"
 _LONGEST_NAME = 128  # that --name takes
-# What an entry may say besides what wrapped_argv writes: a limit can only be lowered.
+# Options that an entry may have besides those of wrapped_argv: they can only lower limits.
 _LIMITS = ("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit")
 _WRITTEN = (_MARK, "--name", "--env", "--env-file")
 _ONCE = (_MARK, "--name", "--env-file")
 _LOOKS_ESCAPED = re.compile(r"%(?=[0-9A-Fa-f]{2})")
 
 
-class Unwrapped(NamedTuple):
+class WrappedLine(NamedTuple):
     program: str  # the path of the runner, as written
     options: tuple[str, ...]  # of `runner run`, as written
-    argv: tuple[str, ...]  # what stood there before: the command, then its arguments
+    argv: tuple[str, ...]  # the original command and its arguments
 
 
-def unwrapped(argv: Sequence[str]) -> Unwrapped | None:
-    """The parts of a wrapped command line. None: it is none, nothing stands behind its `--`, or it says
-    twice what can be said once: no two readers need agree on which of them counts."""
+def split_wrapped(argv: Sequence[str]) -> WrappedLine | None:
+    """The parts of a wrapped command line. None: it is not one, has nothing behind `--`, or repeats an
+    option: two parsers might disagree on which one counts."""
     words = tuple(argv)
     if words[1:2] != (_VERB,) or os.path.basename(words[0]) != _PROGRAM or _END not in words:
         return None
@@ -51,7 +51,7 @@ def unwrapped(argv: Sequence[str]) -> Unwrapped | None:
     options, old = words[2:end], words[end + 1 :]
     names = option_names(options)
     marked = _MARK in names and not any(names.count(each) > 1 for each in _ONCE)
-    return Unwrapped(words[0], options, old) if marked and old else None
+    return WrappedLine(words[0], options, old) if marked and old else None
 
 
 def option_names(options: Sequence[str]) -> list[str]:
@@ -60,9 +60,8 @@ def option_names(options: Sequence[str]) -> list[str]:
 
 
 def options_fault(options: Sequence[str]) -> str:
-    """Why `runner run` does not start with these options of an entry; empty: it does. They are the word of a
-    configuration, which may have come with a project: it gives its servers nothing, and names no place of the
-    runner's."""
+    """Returns why `runner run` refuses these options of an entry, or ''. A configuration may have come with a
+    project, so its options may not grant anything or name files of the runner."""
     names = option_names(options)
     if twice := next((each for each in _ONCE if names.count(each) > 1), ""):
         return f"{twice} is given twice"
@@ -123,7 +122,7 @@ def _escaped(character: str) -> str:
 
 
 def record_of(options: Sequence[str]) -> dict[str, str]:
-    """What --wrapped carries; empty if it cannot be read."""
+    """The parsed value of --wrapped; empty if it cannot be read."""
     words = iter(options)
     for word in words:
         text = next(words, "") if word == _MARK else word.removeprefix(_MARK + "=")
@@ -138,14 +137,14 @@ def record_of(options: Sequence[str]) -> dict[str, str]:
     return {}
 
 
-def is_outdated(old: Unwrapped) -> bool:
-    """Whether an earlier version wrapped it, which left the variables their names."""
+def is_outdated(old: WrappedLine) -> bool:
+    """Whether an earlier version wrapped it, which did not rename the variables."""
     return record_of(old.options).get("format") != WRAP_FORMAT
 
 
 def plugin_env(server: HostServer) -> tuple[tuple[str, str, str], ...]:
     """The variables that the plugin of an entry gets: the key in the table, the name, the value."""
-    old = unwrapped(server.argv)
+    old = split_wrapped(server.argv)
     if old is None or is_outdated(old):
         return tuple((name, name, value) for name, value in server.env)
     return tuple(
@@ -157,7 +156,7 @@ def plugin_env(server: HostServer) -> tuple[tuple[str, str, str], ...]:
 
 def plugin_env_file(server: HostServer) -> str:
     """The file of variables that the plugin of an entry gets; empty: none."""
-    old = unwrapped(server.argv)
+    old = split_wrapped(server.argv)
     if old is None or is_outdated(old):
         return server.env_file
     return next((word.removeprefix(_ENV_FILE) for word in old.options if word.startswith(_ENV_FILE)), "")
@@ -188,7 +187,7 @@ def _env_words(options: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def acts_on_runner(name: str) -> bool:
-    """Whether a variable says something to a runner that an entry starts without --wrapped."""
+    """Whether a variable affects a runner that an entry starts without --wrapped."""
     return acts_at_start(name) or name.startswith(("RUNNER_", "XDG_")) or name in ("HOME", "PATH", "TMPDIR")
 
 
@@ -220,7 +219,7 @@ def own_options(
 
 
 def _record(values: Mapping[str, str]) -> str:
-    """As JSON in which no host finds a variable to fill in: ${X}, $X, {env:X}."""
+    """The record as JSON, escaped so that no host expands something in it: ${X}, $X, {env:X}."""
     pairs = (f"{_literal(name)}:{_literal(value)}" for name, value in values.items())
     return "{" + ",".join(pairs) + "}"
 

@@ -1,4 +1,4 @@
-"""The steps of `runner wrap`, carried out in the text of a configuration."""
+"""Applies the steps of `runner wrap` to the text of a configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.contracts.mcp.hosts.wrapping import (
     is_outdated,
     plugin_env_file,
     record_of,
-    unwrapped,
+    split_wrapped,
     wrapped_argv,
 )
 from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
@@ -37,7 +37,7 @@ from sandbox.spec import KeyPath, is_variable_name
 _ARGS = "args"
 
 
-def carried_out(config: Configuration, steps: Sequence[Step], program: str) -> tuple[bytes, tuple[Step, ...]]:
+def apply_steps(config: Configuration, steps: Sequence[Step], program: str) -> tuple[bytes, tuple[Step, ...]]:
     """The bytes with all steps done, and the steps. One that cannot be done becomes "leave"."""
     text = config.raw.decode("utf-8")
     try:
@@ -88,7 +88,7 @@ def _undone(text: str, config: Configuration, steps: Sequence[Step]) -> str:
     try:
         return edit_text(text, config.syntax, changes)
     except EditRefused:
-        # In case --wrapped does not say the same as the entry any more.
+        # --wrapped may differ from the entry by now.
         plainly = [change for step in steps for change in undo_changes(config, step.server, None)]
         if plainly == changes:
             raise
@@ -106,7 +106,7 @@ def wrap_changes(
     """`more`: options that a person added."""
 
     def unusual(keys: KeyPath, word: str) -> str:
-        """A word as it is written, if that is not as `encode_word` does it."""
+        """A word as the file spells it, if `encode_word` would spell it differently."""
         span = spans.get(keys)
         as_written = text[span.start : span.end] if span is not None else ""
         return "" if as_written == encode_word(word, config.syntax) else as_written
@@ -154,7 +154,7 @@ def _renaming(server: HostServer, names: Sequence[tuple[str, str]]) -> RenameKey
 
 def undo_changes(config: Configuration, server: HostServer, syntax: EditSyntax | None) -> tuple[Change, ...]:
     """`syntax`: in which words are written as they were before; None: as `wrap` writes words."""
-    old = unwrapped(server.argv)
+    old = split_wrapped(server.argv)
     if old is None or (server.shape != "argv" and server.args_keys is None):
         raise EditRefused("the entry is not wrapped")
     kept = record_of(old.options)
@@ -185,8 +185,8 @@ def undo_changes(config: Configuration, server: HostServer, syntax: EditSyntax |
 
 
 def _is_only(text: str, word: str, syntax: EditSyntax) -> bool:
-    """Whether the text is the word, and nothing besides: no comment, no blank, no control character. Whoever
-    wrote the file may have written any text into --wrapped."""
+    """Whether the text is the word and nothing else: no comment, no blank, no control character. The text in
+    --wrapped is untrusted."""
     if not all(c.isprintable() or c in word for c in text):
         return False
     before, after = {"toml": ("a = ", "\n"), "yaml": ("a: ", "\n")}.get(syntax, ('{"a": ', "}"))

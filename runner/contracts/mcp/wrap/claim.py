@@ -1,4 +1,4 @@
-"""What a wrapped command line says about the entry that it came from, held against the configuration.
+"""Checks what a wrapped command line claims about its entry against the configuration.
 
 An entry's state, its approvals and the rules for its file of variables are those of the configuration that it
 is in. An entry that came with a project must not pass for one of another configuration.
@@ -19,7 +19,7 @@ from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.document.read import read_bounded
 
-# What some host fills in. Which value it had is not known here.
+# Placeholders of any host. Their values are not known here.
 _FILLED = re.compile(r"\$\{\{[^}]*+\}\}|\$\{[^}]*+\}|\{[A-Za-z]++:[^}]*+\}|\$[A-Za-z0-9_]++|^~")
 
 _REWRITING_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
@@ -55,7 +55,7 @@ def find_entry(wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
 
 
 def _read(path: str, home: str) -> Configuration:
-    """A host may write its file anew at this moment, so what cannot be read is read again for a while."""
+    """Read a configuration. Retries for a while, because a host may be rewriting it."""
     until = time.monotonic() + _REWRITING_SECONDS
     while True:
         try:
@@ -78,7 +78,7 @@ def _wrong_variable(
     wrapped: WrappedEntry,
     environ: Mapping[str, str],
 ) -> str:
-    """Which variable the host has not set as the entry says; empty: none."""
+    """Returns a message about a variable that differs from the entry, or ''."""
     if not wrapped.outdated:
         for name in environ:
             if name.startswith(PLUGIN_PREFIX) and name not in names:
@@ -91,7 +91,7 @@ def _wrong_variable(
 
 
 def _may_be(written: str, given: str) -> bool:
-    """Whether a host can have made the second word of the first."""
+    """Whether a host can have expanded `written` to `given`."""
     first, *parts = _FILLED.split(written)
     if not parts:
         return written == given

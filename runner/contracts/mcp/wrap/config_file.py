@@ -25,7 +25,8 @@ class FileRefused(Exception):
 
 
 class ConfigFile:
-    """The file behind a path, opened by its folder: a name that changes meanwhile leads nowhere else."""
+    """A configuration file, accessed through a descriptor of its folder, so that a renamed path does not
+    matter."""
 
     def __init__(self, path: str, given: str, folder: int, name: str) -> None:
         self.path = path  # real
@@ -181,7 +182,7 @@ def _write_backup(folder: str, path: str, content: bytes) -> str:
             try:
                 write_all(fd, content)
                 os.fsync(fd)
-            except BaseException:  # the disk is full: a part of the content would pass for a backup
+            except BaseException:  # such as a full disk: an incomplete backup must not stay
                 with suppress(OSError):
                     os.unlink(backup)
                 raise

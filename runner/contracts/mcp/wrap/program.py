@@ -1,4 +1,4 @@
-"""The program that hosts are to start: `runner`, by the path that people have."""
+"""The path of `runner` that is written into configurations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shutil import which
 
 
 def runner_path() -> str:
-    """A link stays a link: what it leads to changes with every update. Empty: there is none."""
+    """The path of the runner, or ''. Links are not resolved: their targets change with every update."""
     given = sys.argv[0]
     candidates = (
         given if "/" in given else which(given) or "",
@@ -25,9 +25,9 @@ def runner_path() -> str:
 
 
 def is_this_runner(command: str, program: str) -> bool:
-    """Whether an absolute path is, word for word, the one that `wrap` writes, or the real one of the same
-    file. Any other link may lead elsewhere at the next start, and whoever made it chose the folder that it is
-    in: `runner` looks for its Python there."""
+    """Whether an absolute path is exactly the one that `wrap` writes, or its real path. Any other link may
+    lead elsewhere at the next start, and its author chose the folder in which `runner` looks for its
+    Python."""
     if not program:
         return False
     real = os.path.realpath(program)

@@ -10,7 +10,7 @@ from typing import Literal
 from runner.contracts.mcp.hosts.host import HostServer
 from runner.contracts.mcp.hosts.wrapping import (
     NO_FILE,
-    Unwrapped,
+    WrappedLine,
     acting_names,
     acts_at_start,
     acts_on_runner,
@@ -21,12 +21,12 @@ from runner.contracts.mcp.hosts.wrapping import (
     own_options,
     plugin_env_file,
     record_of,
-    unwrapped,
+    split_wrapped,
 )
 from runner.contracts.mcp.launchers import launcher_fault
 from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
-from runner.contracts.mcp.wrap.hidden import shown_line
 from runner.contracts.mcp.wrap.program import is_this_runner
+from runner.contracts.mcp.wrap.redact import shown_line
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import cut, printable, quoted
 from sandbox.spec import is_variable_name
@@ -48,7 +48,7 @@ _BY_HAND = (
 
 
 class Step(NamedTuple):
-    """One server, and what becomes of it."""
+    """What `wrap` does with one server."""
 
     server: HostServer
     does: Literal["wrap", "rewrap", "undo", "leave"]
@@ -80,14 +80,15 @@ def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...
 
 
 def wrap_step(config: Configuration, server: HostServer, program: str) -> Step:
-    """`program`: the runner that is to be started; empty: nobody knows it, so no entry starts it."""
-    old = unwrapped(server.argv)
+    """The step for one server. `program`: the path of this runner; empty: unknown, so no entry counts as
+    starting it."""
+    old = split_wrapped(server.argv)
     if old is not None:
         return _step_of_wrapped(config, server, old, program)
     by_hand = _caged_by_hand(config, server, program)
     if by_hand is not None:
         return by_hand
-    reason = _uncageable(config, server)
+    reason = _no_cage_reason(config, server)
     return Step(server, "leave", reason) if reason else Step(server, "wrap", notes=_notes(config, server))
 
 
@@ -98,7 +99,7 @@ def _notes(config: Configuration, server: HostServer) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, program: str) -> Step:
+def _step_of_wrapped(config: Configuration, server: HostServer, old: WrappedLine, program: str) -> Step:
     own = _own_options(config, server, old)
     limits = only_limits(own)
     otherwise = (f"it has {_shown_options(limits)}",) if limits else ()
@@ -133,8 +134,8 @@ def _step_of_wrapped(config: Configuration, server: HostServer, old: Unwrapped, 
     return Step(server, "rewrap", "", otherwise, tuple(unsafe), notes, acting, kept, is_ours, added=added)
 
 
-def _foreign(config: Configuration, server: HostServer, old: Unwrapped) -> tuple[str, ...]:
-    """A project that was cloned may bring entries along that claim to be of another configuration."""
+def _foreign(config: Configuration, server: HostServer, old: WrappedLine) -> tuple[str, ...]:
+    """Differences that a cloned project could cause: an entry that claims to be of another configuration."""
     found: list[str] = []
     record = record_of(old.options)
     file = record.get("file", "")
@@ -145,7 +146,7 @@ def _foreign(config: Configuration, server: HostServer, old: Unwrapped) -> tuple
     return tuple(found)
 
 
-def _own_options(config: Configuration, server: HostServer, old: Unwrapped) -> tuple[str, ...]:
+def _own_options(config: Configuration, server: HostServer, old: WrappedLine) -> tuple[str, ...]:
     passed = server.passed
     if is_outdated(old):  # each variable had an option, also those of its file
         passed = (*passed, *table_names(config, server), *(env_names(old.options) if server.env_file else ()))
@@ -172,7 +173,7 @@ def _starts_this_runner(server: HostServer, command: str, program: str) -> bool:
 
 
 def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> Step | None:
-    """An entry that somebody wrote with this runner in it: a cage in a cage cannot be made. Another program
+    """The step for an entry that starts this runner by hand: a cage in a cage cannot be made. Another program
     of that name is a program like all others."""
     argv = server.argv
     if len(argv) < 2 or argv[1] not in ("run", "exec") or not _starts_this_runner(server, argv[0], program):
@@ -185,7 +186,7 @@ def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> S
     elif options:
         told += f"; it has {_shown_options(options)}"
     unsafe: list[str] = []
-    # In a file that came with a project, what an option gives was nobody's word but the project's.
+    # In a file that came with a project, its author chose the options.
     is_own = config.place is not None and config.place.own
     allowed = _BY_HAND if is_own else (*_GIVES_NOTHING, *option_names(only_limits(options)))
     if names := [name for name in dict.fromkeys(option_names(options)) if name not in allowed]:
@@ -201,13 +202,13 @@ def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> S
 
 
 def undo_step(server: HostServer) -> Step:
-    if unwrapped(server.argv) is None:
+    if split_wrapped(server.argv) is None:
         return Step(server, "leave", NOT_WRAPPED)
     return Step(server, "undo")
 
 
-def _uncageable(config: Configuration, server: HostServer) -> str:
-    """Why an entry is left as it is, as the second half of a sentence."""
+def _no_cage_reason(config: Configuration, server: HostServer) -> str:
+    """Returns why an entry cannot be wrapped, as the second half of a sentence, or ''."""
     if server.remote:
         return "is reached over the network: there is no program to run in a cage"
     if server.skipped or server.fault:
@@ -236,7 +237,7 @@ def _uncageable(config: Configuration, server: HostServer) -> str:
 
 
 def _variables_fault(config: Configuration, server: HostServer) -> str:
-    """Why its variables cannot be kept from the runner."""
+    """Returns why the entry's variables would reach the runner itself, or ''."""
     for name in table_names(config, server):
         if not name or "=" in name or "\0" in name:
             return f"has a variable {quoted(name)}, which is the name of none"
@@ -277,9 +278,9 @@ def _passed_fault(server: HostServer) -> str:
 
 
 def plugin_words(config: Configuration, server: HostServer) -> object:
-    """What its program is started with, wrapped or not: its command line, its variables and its file of them.
-    Variables count as they are written: a host may take one that is no string."""
-    old = unwrapped(server.argv)
+    """The command line, variables and variables file of a server's program, wrapped or not. Variables are
+    compared as written: some hosts accept values that are not strings."""
+    old = split_wrapped(server.argv)
     table = value_at(config.document.data, server.env_keys) if server.env_keys is not None else None
     if old is None or is_outdated(old):
         return (server.argv if old is None else old.argv), table, server.env_file
@@ -290,4 +291,4 @@ def plugin_words(config: Configuration, server: HostServer) -> object:
 
 def is_safe(config: Configuration, server: HostServer) -> bool:
     """Whether nothing of an entry acts on the runner that it starts."""
-    return unwrapped(server.argv) is not None and not acting_names(server, table_names(config, server))
+    return split_wrapped(server.argv) is not None and not acting_names(server, table_names(config, server))

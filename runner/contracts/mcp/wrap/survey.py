@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from runner.contracts.mcp.hosts.find import known_files
-from runner.contracts.mcp.hosts.wrapping import unwrapped
+from runner.contracts.mcp.hosts.wrapping import split_wrapped
 from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.program import runner_path
@@ -16,7 +16,7 @@ from sandbox.document.diagnostic import DocumentError
 
 def survey(file: str | None) -> list[dict[str, Any]]:
     """All files of known hosts, or the one that is named."""
-    return [_surveyed(path, host) for path, host in _files(file)]
+    return [_survey_file(path, host) for path, host in _files(file)]
 
 
 def _files(file: str | None) -> list[tuple[str, str]]:
@@ -30,7 +30,7 @@ def _files(file: str | None) -> list[tuple[str, str]]:
     return [(each.path, each.host.name) for each in known_files(os.environ, home, here)]
 
 
-def _surveyed(path: str, host: str) -> dict[str, Any]:
+def _survey_file(path: str, host: str) -> dict[str, Any]:
     told: dict[str, Any] = {"file": path, "host": host, "servers": [], "fault": ""}
     home = os.path.expanduser("~")
     try:
@@ -49,8 +49,8 @@ def _servers(config: Configuration) -> list[dict[str, Any]]:
     program = runner_path()
     for server in config.servers:
         step = wrap_step(config, server, program)
-        wrapped = unwrapped(server.argv) is not None
-        # One that starts another program only looks wrapped, and runs in no cage of ours.
+        wrapped = split_wrapped(server.argv) is not None
+        # An entry that starts another program only looks wrapped, and has no cage.
         state = "wrapped" if wrapped and step.is_ours else "left" if step.does == "leave" else "not wrapped"
         found.append(
             {

@@ -1,4 +1,4 @@
-"""The context of an invocation: who asks, for whom, until when, and with which credentials.
+"""The context of an invocation: ids, deadline and credentials.
 
 A key that does not apply is left out. It is never null.
 """
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from runner.contracts.vai import CONTRACT, IDENTITIES
-from runner.contracts.vai.cage import Misfit, scratch_dir
+from runner.contracts.vai.cage import OptionsFault, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Kind
 from runner.contracts.vai.gateway import gateway_host
 from runner.contracts.vai.terms import SECRETS
@@ -88,7 +88,7 @@ def identify(call: Call, kind: Kind, options: Mapping[str, str], named: Mapping[
     given.setdefault("invocation_id", make_id("inv_"))
     try:
         scratch_dir(given["invocation_id"])
-    except Misfit as fault:
+    except OptionsFault as fault:
         raise refused(code, f"{fault.message}; {fault.hint}") from None
     given.setdefault("trace_id", make_id("tr_"))
     given.setdefault(own, make_id(prefix))

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.contracts.contract import Prepared
 from runner.contracts.vai import binding as bindings
-from runner.contracts.vai.binding import Binding, effective, read_binding
+from runner.contracts.vai.binding import Binding, narrow_export, read_binding
 from runner.contracts.vai.call.context import (
     INACTIVE,
     INVALID_BINDING,
@@ -21,7 +21,7 @@ from runner.contracts.vai.call.context import (
     make_gateway,
     refused,
 )
-from runner.contracts.vai.call.requests import PINNED, Asked, ids_in, make_request
+from runner.contracts.vai.call.requests import PINNED, RequestInput, ids_in, make_request
 from runner.contracts.vai.declared import DeclaredExport, declared_by
 from runner.contracts.vai.dialect import GRACE_SECONDS
 from runner.contracts.vai.package.schemas import PackageSchema, complete_config, explained, load_of
@@ -56,7 +56,7 @@ def prepare(
     config: Any,
     now: float,
 ) -> Prepared:
-    """Raises CallRefused. Contract.prepare says what the arguments are."""
+    """See PreparedCalls.prepare. Raises CallRefused."""
     declared = _find(plugin, call)
     ids = identify(call, declared.kind, options, ids_in(declared.kind, call.input))
     try:
@@ -77,12 +77,12 @@ def _complete(
     config: Any,
     now: float,
 ) -> Prepared:
-    """`ids`: those of the binding's scope are added."""
+    """Make the prepared call. Adds the ids of the binding's scope to `ids`."""
     binding = _bind(plugin, declared, ids, options)
     if binding is not None:
         ids |= {"org_id": binding.org} | ({"project_id": binding.project} if binding.project else {})
     settings = _configure(plugin, declared, binding, config)
-    export = effective(declared, binding)
+    export = narrow_export(declared, binding)
     _check_secrets(plugin, declared, binding, secrets)
     timeout = _timeout(export, seconds)
     context = describe(ids, export, now + timeout)
@@ -101,7 +101,7 @@ def _complete(
     input_schema, output_schema = (
         _load(plugin, name) for name in (export.input_schema, export.output_schema)
     )
-    made = make_request(Asked(export, call.input, ids, context, settings, input_schema, now))
+    made = make_request(RequestInput(export, call.input, ids, context, settings, input_schema, now))
     record = {**ids, "deadline_at": context["deadline_at"]}
     record |= {"binding_id": binding.id} if binding is not None else {}
     record |= {PINNED: made.pinned} if made.pinned else {}
@@ -187,7 +187,7 @@ def _binding_refused(errors: list[Diagnostic]) -> CallRefused:
 def _configure(
     plugin: Plugin, export: DeclaredExport, binding: Binding | None, config: Any
 ) -> Mapping[str, Any] | None:
-    """What is sent as the configuration; None: nothing is."""
+    """The configuration to send, or None."""
     if binding is not None:
         if config is not None:
             message = "a binding was given, and it has the configuration: leave --config out"

@@ -44,7 +44,7 @@ _EXAMPLES: Mapping[Kind, Any] = {
     },
     "harness": {"trigger": {"type": "user_request", "input": [{"type": "text", "text": "…"}]}},
 }
-# What a caller allows who says nothing: no harness below the first, and nothing of a chain is lost.
+# Defaults: no child harness, and nothing of a chain is lost.
 _HARNESS_POLICY = {"max_depth": 1, "max_child_runs": 0, "allow_compaction": False}
 _COMPACTOR_POLICY = {"retain_system": True, "retain_open_tasks": True}
 
@@ -56,8 +56,8 @@ class RequestBody(NamedTuple):
     pinned: tuple[Any, ...] = ()  # items that the export does not support, for `with_pinned`
 
 
-class Asked(NamedTuple):
-    """What a request is made of."""
+class RequestInput(NamedTuple):
+    """The parts of a request."""
 
     export: DeclaredExport  # as narrowed
     input: Any
@@ -78,10 +78,10 @@ def ids_in(kind: Kind, given: Any) -> dict[str, str]:
     return {key: named[key] for key in keys if is_id(named.get(key))}
 
 
-def make_request(asked: Asked) -> RequestBody:
+def make_request(asked: RequestInput) -> RequestBody:
     """Raises CallRefused."""
     kind = asked.export.kind
-    makers: Mapping[Kind, Callable[[Asked], RequestBody]] = {
+    makers: Mapping[Kind, Callable[[RequestInput], RequestBody]] = {
         "tool": _invoke,
         "hook": _handle,
         "compactor": lambda asked: _compact(asked, size),
@@ -107,7 +107,7 @@ def with_pinned(call: Call, result: Any) -> Any:
 
 
 def _measure(kind: Kind, value: Any, most: int, way_out: str = "send less") -> int:
-    """Its bytes as JSON. Raises CallRefused."""
+    """The number of bytes of a value as JSON. Raises CallRefused."""
     try:
         raw = encode(value)
     except ValueError as error:
@@ -118,7 +118,7 @@ def _measure(kind: Kind, value: Any, most: int, way_out: str = "send less") -> i
     return len(raw)
 
 
-def _head(asked: Asked) -> dict[str, Any]:
+def _head(asked: RequestInput) -> dict[str, Any]:
     head: dict[str, Any] = {"export_id": asked.export.id, "context": dict(asked.context)}
     if asked.config is not None:
         head["config"] = dict(asked.config)
@@ -128,7 +128,7 @@ def _head(asked: Asked) -> dict[str, Any]:
 # --- tool ---------------------------------------------------------------------------------------------------
 
 
-def _invoke(asked: Asked) -> RequestBody:
+def _invoke(asked: RequestInput) -> RequestBody:
     given = {} if asked.input is None else asked.input
     faults = asked.schema.faults(given) if asked.schema is not None else ()
     if faults and asked.schema is not None:
@@ -144,7 +144,7 @@ def _invoke(asked: Asked) -> RequestBody:
 # --- hook ---------------------------------------------------------------------------------------------------
 
 
-def _handle(asked: Asked) -> RequestBody:
+def _handle(asked: RequestInput) -> RequestBody:
     event = dict(_object(asked, asked.input, "the input"))
     known = asked.export.subscribes_to
     if not isinstance(event.get("type"), str):
@@ -168,7 +168,7 @@ def _handle(asked: Asked) -> RequestBody:
 # --- compactor ----------------------------------------------------------------------------------------------
 
 
-def _compact(asked: Asked, size: int) -> RequestBody:
+def _compact(asked: RequestInput, size: int) -> RequestBody:
     """`size`: bytes of the input."""
     given = _object(asked, asked.input, "the input")
     _refuse_unknown(asked, given, ("source", "target", "policy"))
@@ -210,7 +210,7 @@ def _compact(asked: Asked, size: int) -> RequestBody:
 # --- harness ------------------------------------------------------------------------------------------------
 
 
-def _run(asked: Asked) -> RequestBody:
+def _run(asked: RequestInput) -> RequestBody:
     given = _object(asked, {} if asked.input is None else asked.input, "the input")
     _refuse_unknown(asked, given, ("mode", "target", "trigger", "policy", "checkpoint"))
     mode, supports = given.get("mode", "start"), asked.export.supports
@@ -239,21 +239,21 @@ def _run(asked: Asked) -> RequestBody:
 # --- faults -------------------------------------------------------------------------------------------------
 
 
-def _object(asked: Asked, value: Any, what: str) -> Mapping[str, Any]:
+def _object(asked: RequestInput, value: Any, what: str) -> Mapping[str, Any]:
     if not _is_object(value):
         raise _wrong(asked, f"{what} is {'missing' if value is None else 'not an object'}")
     found: Mapping[str, Any] = value
     return found
 
 
-def _refuse_unknown(asked: Asked, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _refuse_unknown(asked: RequestInput, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in given:
         if key not in known:
             near = did_you_mean(str(key), known) or f"known are {', '.join(known)}"
             raise _wrong(asked, f"the input has the unknown key {quoted(str(key))}: {near}")
 
 
-def _wrong(asked: Asked, message: str) -> CallRefused:
+def _wrong(asked: RequestInput, message: str) -> CallRefused:
     kind = asked.export.kind
     example = _EXAMPLES[kind]
     if kind == "hook" and asked.export.subscribes_to:

@@ -1,4 +1,4 @@
-"""What a package exposes, as its manifest says it: nothing has to be started for that."""
+"""What a package exposes, read from its manifest without starting anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = {"tools": "tool", "hooks": "hook", "compactors": "compactor", "harnesse
 def catalogue(plugin: Plugin) -> dict[str, list[dict[str, Any]]]:
     root = os.path.dirname(plugin.manifest)
     declared = declared_by(plugin)
-    # An export whose binding lets nobody run it is not offered.
+    # An export whose binding is inactive is not listed.
     exports = [each for each in declared.exports if not (declared.inactive and each.id == declared.chosen)]
     return {
         what: [_entry(root, export) for export in exports if export.kind == kind]

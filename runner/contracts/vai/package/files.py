@@ -1,4 +1,4 @@
-"""The files of a package, held against its manifest: links, the program, the schemas."""
+"""Checks the files of a package against its manifest: links, the program, the schemas."""
 
 from __future__ import annotations
 

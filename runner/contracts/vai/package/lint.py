@@ -1,4 +1,4 @@
-"""What is allowed in a package and unwise: one rule each, all warnings."""
+"""Lint rules for a package. All findings are warnings."""
 
 from __future__ import annotations
 

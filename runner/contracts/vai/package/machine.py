@@ -23,7 +23,7 @@ class MachineFault(NamedTuple):
 
 
 def machine_fault(declared: Declared) -> MachineFault | None:
-    """What keeps the package from running here; None: nothing."""
+    """Returns why the package cannot run here, or None."""
     machine = os.uname().machine
     own = _ARCHITECTURES.get(machine, machine)
     for key, listed, names in (("os", declared.os, ("linux",)), ("arch", declared.arch, (own, machine))):

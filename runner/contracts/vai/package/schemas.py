@@ -1,4 +1,4 @@
-"""JSON Schemas in a package: read from inside its folder only, and compiled without asking anybody.
+"""JSON Schemas in a package: read from inside its folder only, and compiled offline.
 
 A schema is one file. References stay inside that file: a reference to an address or to another file is
 refused. Nothing is ever fetched.
@@ -74,7 +74,7 @@ class PackageSchema(NamedTuple):
         return self.compiled.faults(value)
 
     def example(self) -> dict[str, Any]:
-        """An object with the required members, for messages. Nobody promises that it fits."""
+        """An object with the required members, for messages. It may not fit the schema."""
         properties = self.document.get("properties")
         required = self.document.get("required")
         if not isinstance(properties, dict) or not isinstance(required, list):

@@ -4,13 +4,13 @@ from runner.protocol import frames, wire
 from runner.protocol.dialect import (
     CallRefused,
     Dialect,
-    Farewell,
     Identity,
     Message,
     Ready,
     Refusal,
     Reply,
     Send,
+    ShutdownSteps,
     Violation,
 )
 
@@ -78,5 +78,5 @@ class ToyDialect(Dialect):
     def answer(self, ticket, answer):
         return ()
 
-    def farewell(self):
-        return Farewell()
+    def shutdown_steps(self):
+        return ShutdownSteps()

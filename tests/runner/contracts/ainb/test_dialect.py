@@ -14,13 +14,13 @@ from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
-    Farewelled,
     HostCall,
     Notice,
     Ready,
     Refusal,
     Reply,
     Send,
+    ShutdownAnswered,
     Violation,
 )
 from sandbox.spec import Limits
@@ -534,24 +534,24 @@ def test_the_time_of_a_call(kind: str, seconds: float) -> None:
 # --- §9 the end ---------------------------------------------------------------------------------------------
 
 
-def test_the_farewell() -> None:
+def test_the_shutdown_steps() -> None:
     """Rule 2: a request, a bounded wait for its answer, stdin closed, TERM, KILL."""
     conversation = ready()
-    farewell = conversation.farewell()
-    (request,) = sent(farewell.frames)
+    shutdown_steps = conversation.shutdown_steps()
+    (request,) = sent(shutdown_steps.frames)
     assert (request["id"], request["method"], request["params"]) == (2, "plugin/shutdown", {})
-    assert (farewell.whole, farewell.terminate) == (5.0, 2.0)
-    assert hear(conversation, answer(2, {})) == [Farewelled()]
+    assert (shutdown_steps.whole, shutdown_steps.terminate) == (5.0, 2.0)
+    assert hear(conversation, answer(2, {})) == [ShutdownAnswered()]
 
 
-def test_a_farewell_that_is_refused() -> None:
+def test_a_shutdown_request_that_is_refused() -> None:
     conversation = ready()
-    conversation.farewell()
-    assert hear(conversation, error(2, -1, "later")) == [Farewelled("later (-1)")]
+    conversation.shutdown_steps()
+    assert hear(conversation, error(2, -1, "later")) == [ShutdownAnswered("later (-1)")]
 
 
 def test_a_plugin_that_is_not_ready_is_not_asked_to_shut_down() -> None:
-    assert opened().farewell().frames == ()
+    assert opened().shutdown_steps().frames == ()
 
 
 def test_the_framer_has_the_contracts_limits() -> None:

@@ -317,7 +317,7 @@ def test_a_plugin_that_is_leaving_is_told_nothing() -> None:
     conversation = ready()
     conversation.call(7, TOOL)
     conversation.notify(EVENT, event(0))
-    conversation.farewell()
+    conversation.shutdown_steps()
     assert conversation.notify(EVENT, event(1)) == ()
     assert told_of(hear(conversation, answer(CALLED, DONE))) == []
     assert told_of(hear(conversation, answer(CALLED + 1, {}))) == []

@@ -19,7 +19,6 @@ from runner.protocol.dialect import (
     Call,
     CallRefused,
     Dialect,
-    Farewelled,
     HostCall,
     Identity,
     LateAnswer,
@@ -29,6 +28,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
     Violation,
 )
 from tests.runner.contracts.kaged.conversation import (
@@ -121,7 +121,7 @@ def test_a_line_that_is_no_message_ends_it_in_every_phase(line: bytes, cause: st
     else:
         conversation = ready()
     if when == "leaving":
-        conversation.farewell()
+        conversation.shutdown_steps()
     assert violation(hear(conversation, line)) == ("malformed_response", cause)
     assert hear(conversation, b"more") == []
 
@@ -135,8 +135,8 @@ def test_ids_are_integers_from_one() -> None:
     hear(conversation, answer(1, WELCOME))
     for token in (1, 2):
         ids += [frame["id"] for frame in sent(conversation.call(token, ADD))]
-    ids += [frame["id"] for frame in sent(conversation.beat())]
-    ids += [frame["id"] for frame in sent(conversation.farewell().frames)]
+    ids += [frame["id"] for frame in sent(conversation.send_health_check())]
+    ids += [frame["id"] for frame in sent(conversation.shutdown_steps().frames)]
     assert ids == [1, 2, 3, 4, 5]
 
 
@@ -799,30 +799,30 @@ def test_more_open_requests_than_anybody_needs() -> None:
 )
 def test_any_reply_is_life(reply: Any) -> None:
     conversation = ready()
-    (frame,) = sent(conversation.beat())
+    (frame,) = sent(conversation.send_health_check())
     assert frame == {"jsonrpc": "2.0", "id": 2, "method": "health.check", "params": {}}
     assert hear(conversation, reply) == [Alive()]
     assert conversation.counters["health_checks"] == 1
 
 
 def test_the_pulse_is_the_manifests() -> None:
-    assert ready().pulse == ("health.check", 30.0, 5.0, 60.0)
-    assert ready(plugin(lifecycle=())).pulse == ("health.check", 30.0, 5.0, 60.0)
+    assert ready().health_check == ("health.check", 30.0, 5.0, 60.0)
+    assert ready(plugin(lifecycle=())).health_check == ("health.check", 30.0, 5.0, 60.0)
 
 
 def test_the_end_by_the_contract() -> None:
     conversation = ready()
-    farewell = conversation.farewell()
-    assert sent(farewell.frames) == [{"jsonrpc": "2.0", "id": 2, "method": "shutdown", "params": {}}]
+    shutdown_steps = conversation.shutdown_steps()
+    assert sent(shutdown_steps.frames) == [{"jsonrpc": "2.0", "id": 2, "method": "shutdown", "params": {}}]
     # Half of 4 s for the answer, the rest for the exit, then SIGTERM and a second.
-    assert farewell[1:] == (2.0, 2.0, 1.0, 4.0, False)
-    assert hear(conversation, answer(2, {"status": "ok"})) == [Farewelled()]
+    assert shutdown_steps[1:] == (2.0, 2.0, 1.0, 4.0, False)
+    assert hear(conversation, answer(2, {"status": "ok"})) == [ShutdownAnswered()]
 
 
 def test_an_error_in_answer_to_shutdown_is_an_answer() -> None:
     conversation = ready()
-    conversation.farewell()
-    assert hear(conversation, error(2, -32601, "unknown")) == [Farewelled("unknown (-32601)")]
+    conversation.shutdown_steps()
+    assert hear(conversation, error(2, -32601, "unknown")) == [ShutdownAnswered("unknown (-32601)")]
 
 
 # --- Secrets -----------------------------------------------------------------------------------------------
@@ -836,7 +836,7 @@ SPILLS: list[tuple[str, Callable[[KagedDialect], Any]]] = [
     ("notification", lambda d: hear(d, tell("notes.changed", {SECRET: [f"it is {SECRET}!"]}))),
     ("undeclared", lambda d: hear(d, tell(f"notes.{SECRET}"))),
     ("unread", lambda d: hear(d, error(0, -32700, SECRET))),
-    ("shutdown", lambda d: (d.farewell(), hear(d, error(2, 1, SECRET)))),
+    ("shutdown", lambda d: (d.shutdown_steps(), hear(d, error(2, 1, SECRET)))),
 ]
 
 
@@ -880,7 +880,7 @@ def refused_call(d: KagedDialect, text: str) -> Any:
 
 
 def refused_end(d: KagedDialect, text: str) -> Any:
-    d.farewell()
+    d.shutdown_steps()
     return hear(d, error(2, 1, text))
 
 

@@ -1,4 +1,4 @@
-"""The storage of a kaged plugin, through the gate: who may ask, parameters, answers, errors."""
+"""The storage of a kaged plugin, through the guard: who may ask, parameters, answers, errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from runner.contracts.kaged.services import (
 from runner.contracts.kaged.storage import KEY_MOST_BYTES, VALUE_MOST_BYTES, SqliteStore
 from runner.plugin import Plugin
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, WAITING, Gate, Granted, HostError, Services
+from runner.protocol.host_services import CONCURRENT, WAITING, Granted, HostError, ServiceGuard, Services
 from runner.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
@@ -58,20 +58,20 @@ def plugin(capabilities: Sequence[str] = BOTH) -> Plugin:
     )
 
 
-def gate(
+def guard(
     state_dir: Path | None,
     capabilities: Sequence[str] = BOTH,
     allowed: Sequence[str] = ("kaged.storage.*",),
     services: Services | None = None,
-) -> Gate:
+) -> ServiceGuard:
     """As a session makes it."""
     provided = provide(
         plugin(capabilities), services or Services(), None if state_dir is None else str(state_dir)
     )
-    return Gate(StorageMethods(capabilities), provided, allowed, plugin(capabilities))
+    return ServiceGuard(StorageMethods(capabilities), provided, allowed, plugin(capabilities))
 
 
-async def ask(at: Gate, method: str, params: Any) -> Answer:
+async def ask(at: ServiceGuard, method: str, params: Any) -> Answer:
     return await at.answer(HostCall(1, method, params), emit)
 
 
@@ -80,14 +80,14 @@ async def ask(at: Gate, method: str, params: Any) -> Answer:
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_with_everything_allowed_it_is_served(tmp_path: Path, method: str) -> None:
-    assert (await ask(gate(tmp_path), method, GOOD[method])).error is None
+    assert (await ask(guard(tmp_path), method, GOOD[method])).error is None
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("held", [(), (READ,), (WRITE,), BOTH])
 async def test_each_method_needs_its_capability(tmp_path: Path, method: str, held: Sequence[str]) -> None:
     needed = READ if method in (GET, LIST) else WRITE
-    error = (await ask(gate(tmp_path, held), method, GOOD[method])).error
+    error = (await ask(guard(tmp_path, held), method, GOOD[method])).error
     if needed in held:
         assert error is None
     else:
@@ -102,7 +102,7 @@ async def test_each_method_needs_its_capability(tmp_path: Path, method: str, hel
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("allowed", [(), ("broker.*", "memory.*", "llm.*"), ("kaged.storage",)])
 async def test_the_policy_has_to_allow_it(tmp_path: Path, method: str, allowed: Sequence[str]) -> None:
-    error = (await ask(gate(tmp_path, allowed=allowed), method, GOOD[method])).error
+    error = (await ask(guard(tmp_path, allowed=allowed), method, GOOD[method])).error
     assert error is not None and error[:2] == (-32001, "capability_denied")
     assert error[2]["policy"] == "capabilities.host" and method in error[2]["reason"]
     assert os.listdir(tmp_path) == []
@@ -120,13 +120,13 @@ async def test_the_policy_has_to_allow_it(tmp_path: Path, method: str, allowed: 
 async def test_the_policy_names_methods(
     tmp_path: Path, allowed: Sequence[str], method: str, served: bool
 ) -> None:
-    answer = await ask(gate(tmp_path, allowed=allowed), method, GOOD[method])
+    answer = await ask(guard(tmp_path, allowed=allowed), method, GOOD[method])
     assert (answer.error is None) is served
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_without_a_state_directory_there_is_no_such_method(method: str) -> None:
-    error = (await ask(gate(None), method, GOOD[method])).error
+    error = (await ask(guard(None), method, GOOD[method])).error
     assert error == (
         -32601,
         f"method not found: {method}",
@@ -136,12 +136,12 @@ async def test_without_a_state_directory_there_is_no_such_method(method: str) ->
 
 async def test_other_methods_are_unknown(tmp_path: Path) -> None:
     for method in ("kaged.storage.rename", "kaged.secrets.get", "memory.recall", "x\ny"):
-        error = (await ask(gate(tmp_path), method, {})).error
+        error = (await ask(guard(tmp_path), method, {})).error
         assert error is not None and error[0] == -32601 and "\n" not in error[1]
 
 
 async def test_too_many_at_once_are_busy(tmp_path: Path) -> None:
-    full = gate(tmp_path)
+    full = guard(tmp_path)
     full._open = CONCURRENT + WAITING
     error = (await ask(full, GET, GOOD[GET])).error
     assert error is not None and error[:2] == (-32003, "busy")
@@ -161,7 +161,7 @@ async def test_too_many_at_once_are_busy(tmp_path: Path) -> None:
 async def test_what_the_plugin_is_told(
     tmp_path: Path, capabilities: Sequence[str], allowed: Sequence[str], place: bool, offered: bool
 ) -> None:
-    at = gate(tmp_path if place else None, capabilities, allowed)
+    at = guard(tmp_path if place else None, capabilities, allowed)
     assert ("storage" in at.offered) is offered
 
 
@@ -192,7 +192,7 @@ class Shelf:
 
 async def test_a_store_of_the_hosts_own_is_used(tmp_path: Path) -> None:
     shelf = Shelf()
-    at = gate(tmp_path, services=Services(storage=shelf))
+    at = guard(tmp_path, services=Services(storage=shelf))
     assert await ask(at, SET, {"key": "a", "value": [1]}) == Answer({})
     assert shelf.entries == {"a": [1]} and shelf.writer == "notes"
     assert await ask(at, GET, {"key": "a"}) == Answer({"value": [1], "found": True})
@@ -202,18 +202,18 @@ async def test_a_store_of_the_hosts_own_is_used(tmp_path: Path) -> None:
 
 
 async def test_a_store_of_the_hosts_own_needs_no_state_directory() -> None:
-    at = gate(None, services=Services(storage=Shelf()))
+    at = guard(None, services=Services(storage=Shelf()))
     assert "storage" in at.offered
     assert await ask(at, SET, {"key": "a", "value": 1}) == Answer({})
 
 
 async def test_a_store_of_the_hosts_own_is_not_for_plugins_without_the_capability() -> None:
-    at = gate(None, (), services=Services(storage=Shelf()))
+    at = guard(None, (), services=Services(storage=Shelf()))
     error = (await ask(at, GET, {"key": "a"})).error
     assert error is not None and error[0] == -32001
     assert at.offered == frozenset()
     shelf = Shelf()
-    reader = gate(None, (READ,), services=Services(storage=shelf))
+    reader = guard(None, (READ,), services=Services(storage=shelf))
     error = (await ask(reader, SET, {"key": "a", "value": 1})).error
     assert error is not None and error[0] == -32001 and shelf.entries == {}
 
@@ -265,7 +265,7 @@ LONGEST = "é" * (KEY_MOST_BYTES // 2)
     ],
 )
 async def test_wrong_parameters(tmp_path: Path, method: str, params: Any, reason: str) -> None:
-    error = (await ask(gate(tmp_path), method, params)).error
+    error = (await ask(guard(tmp_path), method, params)).error
     assert error is not None and (error[0], error[2]) == (-32602, None)
     assert error[1].startswith(f"invalid params: {reason}")
 
@@ -281,14 +281,14 @@ async def test_wrong_parameters(tmp_path: Path, method: str, params: Any, reason
     ],
 )
 async def test_parameters_that_are_just_right(tmp_path: Path, method: str, params: Any) -> None:
-    assert (await ask(gate(tmp_path), method, params)).error is None
+    assert (await ask(guard(tmp_path), method, params)).error is None
 
 
 # --- answers ------------------------------------------------------------------------------------------------
 
 
 async def test_the_answers(tmp_path: Path) -> None:
-    at = gate(tmp_path)
+    at = guard(tmp_path)
     for method, params, result in (
         (GET, {"key": "a"}, {"value": None, "found": False}),
         (DELETE, {"key": "a"}, {"deleted": False}),

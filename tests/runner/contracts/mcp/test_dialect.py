@@ -19,7 +19,6 @@ from runner.protocol.dialect import (
     Call,
     CallRefused,
     Event,
-    Farewell,
     HostCall,
     HostCallCancelled,
     Identity,
@@ -30,6 +29,7 @@ from runner.protocol.dialect import (
     Refusal,
     Reply,
     Send,
+    ShutdownSteps,
     Violation,
 )
 from runner.protocol.jsonrpc import MOST_TICKETS
@@ -1192,7 +1192,7 @@ def test_times() -> None:
     )
     declared = mcp.make(setting(timeouts={"handshake": 5.0, "call": 6.0}))
     assert (declared.handshake_seconds, declared.seconds(call)) == (5, 6)
-    assert dialect.farewell() == Farewell(exit=2.0, terminate=2.0)
+    assert dialect.shutdown_steps() == ShutdownSteps(exit=2.0, terminate=2.0)
     assert not dialect.one_shot
 
 

@@ -1,4 +1,4 @@
-"""What an MCP server may ask of its host, through the gate it really goes through."""
+"""What an MCP server may ask of its host, through the guard it really goes through."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from runner.contracts.mcp import services as mcp
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, Gate, HostError, Services
+from runner.protocol.host_services import CONCURRENT, HostError, ServiceGuard, Services
 
 ROOTS, SAMPLING, ELICITATION = "roots/list", "sampling/createMessage", "elicitation/create"
 QUESTION = {"messages": [], "maxTokens": 5}
@@ -43,8 +43,8 @@ async def ask(
     method: str, params: Any = None, answer: Any = None, *, allowed: Sequence[str] = ("*",)
 ) -> Answer:
     host = Host(answer)
-    gate = Gate(mcp, Services(roots=host, sampling=host, elicitation=host), allowed)
-    return await gate.answer(HostCall(1, method, params), emit)
+    guard = ServiceGuard(mcp, Services(roots=host, sampling=host, elicitation=host), allowed)
+    return await guard.answer(HostCall(1, method, params), emit)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ async def test_not_served(method: str, params: Any, answer: Any, code: int) -> N
 @pytest.mark.trio
 async def test_what_was_not_declared_does_not_reach_the_service(method: str, params: Any) -> None:
     host = Host({"action": "accept"})
-    gate = Gate(mcp, Services(sampling=host, elicitation=host), ("*",))
-    answer = await gate.answer(HostCall(1, method, params), emit)
+    guard = ServiceGuard(mcp, Services(sampling=host, elicitation=host), ("*",))
+    answer = await guard.answer(HostCall(1, method, params), emit)
     assert answer.error is not None and answer.error[0] == -32602 and host.heard == []
 
 
@@ -127,7 +127,7 @@ async def test_denied_by_policy(method: str, expected: Answer) -> None:
 @pytest.mark.parametrize("method", mcp.METHODS)
 @pytest.mark.trio
 async def test_absent(method: str) -> None:
-    answer = await Gate(mcp, Services(), ("*",)).answer(HostCall(1, method, None), emit)
+    answer = await ServiceGuard(mcp, Services(), ("*",)).answer(HostCall(1, method, None), emit)
     assert answer.error is not None and answer.error[0] == -32601
 
 

@@ -19,7 +19,6 @@ from runner.protocol.dialect import (
     Call,
     Event,
     Events,
-    Farewelled,
     HostCall,
     Kind,
     Notice,
@@ -29,6 +28,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
 )
 from sandbox.document.read import parse
 from tests.conftest import ROOT
@@ -188,6 +188,6 @@ def test_a_line_that_is_not_the_protocol(host: Host) -> None:
 
 def test_the_end(host: Host) -> None:
     assert host.call("tool", "bare_slow", {"seconds": 0}) == {"slept": 0}
-    host.do(host.dialect.farewell().frames)
-    assert host.until(Farewelled) == Farewelled()
+    host.do(host.dialect.shutdown_steps().frames)
+    assert host.until(ShutdownAnswered) == ShutdownAnswered()
     assert host.process.wait(PATIENCE) == 0

@@ -21,7 +21,6 @@ from runner.protocol.dialect import (
     Call,
     CallRefused,
     Event,
-    Farewelled,
     HostCall,
     Identity,
     Kind,
@@ -33,10 +32,11 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownAnswered,
     Violation,
 )
 from runner.protocol.jsonrpc import MOST_TICKETS
-from runner.protocol.memory import Shelf
+from runner.protocol.memory import BoundedCache
 from runner.protocol.schema import Schema
 from sandbox.document.read import parse
 
@@ -203,7 +203,7 @@ def test_a_handshake_that_fails(reply: Any, cause: str, words: str) -> None:
     assert words in violation.message and violation.message.isprintable()
     # That was the end: nothing is heard any more, and nothing is said.
     assert hear(conversation, answer(1, WELCOME), ask(1, "memory.recall")) == []
-    assert conversation.farewell().frames == ()
+    assert conversation.shutdown_steps().frames == ()
 
 
 def test_a_handshake() -> None:
@@ -218,7 +218,7 @@ def test_a_handshake() -> None:
 
 def test_not_all_schemas_stay_compiled() -> None:
     """Each may take a good part of what there is for all: one that makes room is compiled again."""
-    shelf: Shelf[Schema] = Shelf(40_000)
+    shelf: BoundedCache[Schema] = BoundedCache(40_000)
     tools = [catalogue.Tool(f"t{n}", "", {"enum": list(range(10))}) for n in range(3)]
     kept = []
     for tool in (*tools, tools[0]):
@@ -1253,19 +1253,24 @@ def test_other_notifications_are_told() -> None:
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
-        (answer(2, {"ok": True}), Farewelled()),
-        (answer(2, None), Farewelled()),
-        (error(2, -32000, "could not save"), Farewelled("could not save (-32000)")),
-        (error(2, -32601, "\x1b"), Farewelled("\\x1b (-32601)")),
+        (answer(2, {"ok": True}), ShutdownAnswered()),
+        (answer(2, None), ShutdownAnswered()),
+        (error(2, -32000, "could not save"), ShutdownAnswered("could not save (-32000)")),
+        (error(2, -32601, "\x1b"), ShutdownAnswered("\\x1b (-32601)")),
     ],
 )
 def test_shutdown(reply: Any, expected: Event) -> None:
     conversation = ready()
-    farewell = conversation.farewell()
-    assert frames(farewell.frames) == [ask(2, "shutdown", {"reason": "host requested"})]
-    assert (farewell.answer, farewell.exit, farewell.terminate, farewell.counts) == (5, 1, 0, False)
+    shutdown_steps = conversation.shutdown_steps()
+    assert frames(shutdown_steps.frames) == [ask(2, "shutdown", {"reason": "host requested"})]
+    assert (shutdown_steps.answer, shutdown_steps.exit, shutdown_steps.terminate, shutdown_steps.counts) == (
+        5,
+        1,
+        0,
+        False,
+    )
     # Said once, however often it is asked for.
-    assert conversation.farewell().frames == ()
+    assert conversation.shutdown_steps().frames == ()
     # Handlers that are at work still finish: their frames come before the answer.
     assert hear(conversation, tell("broker.publish", {"topic": "shout.a", "event": GOOD}))
     assert isinstance(hear(conversation, ask(1, "memory.recall"))[0], HostCall)
@@ -1276,17 +1281,17 @@ def test_shutdown(reply: Any, expected: Event) -> None:
 
 def test_who_never_came_is_not_sent_away() -> None:
     conversation = dialect()
-    assert conversation.farewell() == (farewell := conversation.farewell())
-    assert farewell.frames == () and farewell.answer == 0
+    assert conversation.shutdown_steps() == (shutdown_steps := conversation.shutdown_steps())
+    assert shutdown_steps.frames == () and shutdown_steps.answer == 0
     conversation.opening()
-    assert conversation.farewell().frames == ()
+    assert conversation.shutdown_steps().frames == ()
 
 
 def test_shutdown_takes_no_number_of_a_call() -> None:
     conversation = ready()
     conversation.call(5, INVOKE)
-    assert frames(conversation.farewell().frames)[0]["id"] == 3
-    assert hear(conversation, answer(2, 1), answer(3, {})) == [Reply(5, 1), Farewelled()]
+    assert frames(conversation.shutdown_steps().frames)[0]["id"] == 3
+    assert hear(conversation, answer(2, 1), answer(3, {})) == [Reply(5, 1), ShutdownAnswered()]
 
 
 # --- anything at all --------------------------------------------------------------------------------------
@@ -1308,7 +1313,7 @@ def _busy() -> NexoDialect:
 
 def _leaving() -> NexoDialect:
     conversation = _busy()
-    conversation.farewell()
+    conversation.shutdown_steps()
     return conversation
 
 
@@ -1386,7 +1391,7 @@ def test_nothing_a_plugin_says_raises(stage: str, lines: list[bytes]) -> None:
                 assert event.call in range(6) and event.call not in ended
                 ended.add(event.call)
     assert all(count >= 0 for count in conversation.counters.values())
-    conversation.farewell()
+    conversation.shutdown_steps()
 
 
 CALL_KINDS: list[Kind] = [*CONTRACT.kinds, "list", "prompt"]

@@ -1,4 +1,4 @@
-"""nexo's host calls, through the gate: order of checks, codes, defaults, shapes, deltas."""
+"""nexo's host calls, through the guard: order of checks, codes, defaults, shapes, deltas."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio.testing
 
 from runner.contracts.nexo import services
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, WAITING, Completion, Gate, HostError, Services
+from runner.protocol.host_services import CONCURRENT, WAITING, Completion, HostError, ServiceGuard, Services
 
 pytestmark = pytest.mark.trio
 
@@ -68,8 +68,8 @@ async def ask(
     async def emit(value: Any) -> None:
         deltas.append(value)
 
-    gate = Gate(services, offered, allowed)
-    return await gate.answer(HostCall(1, method, params), emit), deltas
+    guard = ServiceGuard(services, offered, allowed)
+    return await guard.answer(HostCall(1, method, params), emit), deltas
 
 
 SAID = Completion("Hello.", "stop", 3, 2)
@@ -235,14 +235,14 @@ async def test_too_many_at_once_are_told_so(autojump_clock: trio.testing.MockClo
             await trio.sleep(1)
             return await super().recall(agent_id, query, limit)
 
-    gate = Gate(services, Services(memory=Slow()), ("*",))
+    guard = ServiceGuard(services, Services(memory=Slow()), ("*",))
     answers: list[Answer] = []
 
     async def emit(value: Any) -> None: ...
 
     async def one() -> None:
         call = HostCall(1, "memory.recall", {"agent_id": "a", "query": "q", "limit": 1})
-        answers.append(await gate.answer(call, emit))
+        answers.append(await guard.answer(call, emit))
 
     async with trio.open_nursery() as nursery:
         for _ in range(CONCURRENT + WAITING + 8):

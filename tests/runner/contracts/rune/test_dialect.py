@@ -26,7 +26,6 @@ from runner.protocol.dialect import (
     CallRefused,
     Dialect,
     Event,
-    Farewell,
     Identity,
     Notice,
     Ready,
@@ -34,6 +33,7 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
+    ShutdownSteps,
     Violation,
 )
 from sandbox.spec import SandboxSpec
@@ -557,7 +557,7 @@ def test_a_wrong_response(said: Any, cause: str) -> None:
     found = violation(hear(machine, encoded(said)))
     assert (found.code, found.cause, found.plugin_id) == ("malformed_response", cause, NAME)
     assert machine.feed(machine.read(encoded(response()))) == ()
-    assert machine.farewell() == Farewell(exit=0.0)
+    assert machine.shutdown_steps() == ShutdownSteps(exit=0.0)
 
 
 @pytest.mark.parametrize(
@@ -580,7 +580,7 @@ def test_a_wrong_response(said: Any, cause: str) -> None:
 def test_a_good_response(said: Any, value: Any, end: bytes) -> None:
     machine = asked()
     assert hear_last(machine, encoded(said).rstrip() + end) == [Reply(TOKEN, value)]
-    assert machine.farewell() == Farewell(exit=0.5, terminate=0.0, counts=True)
+    assert machine.shutdown_steps() == ShutdownSteps(exit=0.5, terminate=0.0, counts=True)
 
 
 @pytest.mark.parametrize(
@@ -601,7 +601,7 @@ def test_a_no_is_no_failure(error: dict[str, Any], code: str, kind: str) -> None
     assert hear(machine, encoded(said)) == [Refusal(TOKEN, code, "m", kind)]
     assert machine.feed(machine.read(encoded(response()))) == () and machine.counters["late"] == 1
     # The process is ended at once and nobody asks how it went.
-    assert machine.farewell() == Farewell(exit=0.0, terminate=0.0, counts=False)
+    assert machine.shutdown_steps() == ShutdownSteps(exit=0.0, terminate=0.0, counts=False)
 
 
 def test_what_comes_after_the_response_changes_nothing() -> None:
@@ -614,7 +614,7 @@ def test_what_comes_after_the_response_changes_nothing() -> None:
     # Also for who cuts lines in another way.
     assert machine.feed(machine.read(b"\xff")) == () == machine.feed(machine.read(encoded(response())))
     assert machine.counters["late"] == 2
-    assert machine.farewell().counts
+    assert machine.shutdown_steps().counts
 
 
 # --- the request -------------------------------------------------------------------------------------------
@@ -762,12 +762,12 @@ def test_what_is_cancelled_is_not_answered() -> None:
     assert machine.cancel(TOKEN + 1, "not this one") == ()
     assert machine.cancel(TOKEN, "changed my mind") == ()
     assert hear(machine, encoded(response())) == [] and machine.counters["late"] == 1
-    assert machine.farewell() == Farewell(exit=0.0)
+    assert machine.shutdown_steps() == ShutdownSteps(exit=0.0)
     machine = asked()
     machine.cancel(TOKEN + 1, "not this one")
     assert hear(machine, encoded(response())) == [Reply(TOKEN, {"a": 1})]
     machine.cancel(TOKEN, "too late")
-    assert machine.farewell().counts
+    assert machine.shutdown_steps().counts
 
 
 def test_what_this_contract_has_no_words_for() -> None:
@@ -834,13 +834,13 @@ def test_clocks(timeouts: Any, handshake_seconds: float, seconds: float, teardow
     assert machine.handshake_seconds == handshake_seconds
     assert machine.seconds(Call("tool", TOOL)) == seconds
     hear(machine, encoded(response()))
-    assert machine.farewell() == Farewell(exit=teardown, counts=True)
+    assert machine.shutdown_steps() == ShutdownSteps(exit=teardown, counts=True)
 
 
 def test_how_a_plugin_is_let_go_that_had_nothing_to_do() -> None:
     for machine in (fresh(), opened(), ready()):
-        assert machine.farewell() == Farewell(exit=0.5)
-    assert asked().farewell() == Farewell(exit=0.0)
+        assert machine.shutdown_steps() == ShutdownSteps(exit=0.5)
+    assert asked().shutdown_steps() == ShutdownSteps(exit=0.0)
 
 
 # --- the catalogue -----------------------------------------------------------------------------------------
@@ -882,7 +882,7 @@ def test_the_tools_of_a_bundle(tmp_path: Path) -> None:
     assert isinstance(hear(machine, encoded(handshake({"exposed_tools": ["x"]})))[0], Ready)
     assert machine.call(TOKEN, Call("list", "tools")) == (Reply(TOKEN, tools),)
     # It was asked nothing: how it ends says nothing, and neither does what it still says.
-    assert machine.farewell() == Farewell(exit=0.5, counts=False)
+    assert machine.shutdown_steps() == ShutdownSteps(exit=0.5, counts=False)
     assert hear(machine, b"startled\n") == [] and machine.counters["late"] == 1
 
 
@@ -947,7 +947,9 @@ messages = some_of({"type": st.just("handshake"), "manifest": manifests}) | some
 )
 lines = (messages | values).map(encoded) | st.binary(max_size=60).map(lambda raw: raw + b"\n")
 streams = st.lists(lines | st.sampled_from([encoded(handshake()), encoded(response()), b"\n"]), max_size=5)
-steps = st.lists(st.sampled_from(["opening", "call", "cancel", "silence", "farewell", "finish"]), max_size=4)
+steps = st.lists(
+    st.sampled_from(["opening", "call", "cancel", "silence", "shutdown_steps", "finish"]), max_size=4
+)
 CALL = Call("tool", TOOL)
 
 
@@ -967,7 +969,7 @@ def step(machine: RuneDialect, what: str) -> list[Event]:
         case "finish":
             return hear_last(machine, b"")
         case _:
-            machine.farewell()
+            machine.shutdown_steps()
             return []
 
 

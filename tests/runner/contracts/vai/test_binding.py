@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai.binding import INACTIVE, SECRET_MISSING, effective, is_selected, read_binding
+from runner.contracts.vai.binding import INACTIVE, SECRET_MISSING, is_selected, narrow_export, read_binding
 from runner.contracts.vai.declared import DeclaredExport, Permissions
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic
@@ -33,7 +33,7 @@ def test_the_record_of_the_contracts_text(plugin: Plugin) -> None:
     assert binding.slots == {"jira_token": "secret://org_123/jira_token"}
     assert (binding.active, binding.traffic_percent) == (True, 100)
     assert (binding.permissions, binding.egress, binding.timeout, binding.max_concurrency) == (None,) * 4
-    assert effective(TOOL, binding) == TOOL
+    assert narrow_export(TOOL, binding) == TOOL
 
 
 def test_what_may_be_left_out(plugin: Plugin) -> None:
@@ -177,7 +177,7 @@ def of_harness(plugin: Plugin, **policy: Any) -> tuple[DeclaredExport, Any, list
     """The harness as a binding with this policy narrows it, its hosts, and the rules of the warnings."""
     binding, found = read(plugin, export_id="triage", secrets={}, policy=policy)
     assert binding is not None, found
-    return effective(HARNESS, binding), binding.egress, [fault.rule for fault in found]
+    return narrow_export(HARNESS, binding), binding.egress, [fault.rule for fault in found]
 
 
 DECLARED = HARNESS.permissions
@@ -227,7 +227,7 @@ def test_a_wider_network_is_not_used(plugin: Plugin) -> None:
     window = next(export for export in EXPORTS if export.id == "window")
     policy = {"network": "egress", "egress": ["example.com"]}
     binding, found = read(plugin, export_id="window", secrets={}, policy=policy)
-    assert effective(window, binding) == window
+    assert narrow_export(window, binding) == window
     assert binding.egress is None
     assert [fault.rule for fault in found] == ["binding_wider", "binding_wider"]
 
@@ -247,14 +247,14 @@ def test_hosts(plugin: Plugin, hosts: list[str], rules: tuple[str, ...]) -> None
 
 def test_a_host_limit_without_one_is_the_bindings(plugin: Plugin) -> None:
     binding, _ = read(plugin, policy={"max_concurrency": 9})
-    assert effective(TOOL, binding).max_concurrency == 9
+    assert narrow_export(TOOL, binding).max_concurrency == 9
 
 
 def test_a_slot_that_is_null_is_gone(plugin: Plugin) -> None:
     binding, found = read(plugin, secrets={"jira_token": None})
     assert found == ()
-    assert effective(TOOL, binding).permissions.slots == ()
-    assert effective(TOOL, None) == TOOL
+    assert narrow_export(TOOL, binding).permissions.slots == ()
+    assert narrow_export(TOOL, None) == TOOL
 
 
 # --- when a call is made ------------------------------------------------------------------------------------

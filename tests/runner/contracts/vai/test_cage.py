@@ -15,7 +15,7 @@ import pytest
 from runner.contracts.vai import CONTRACT, manifest
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai.binding import Binding
-from runner.contracts.vai.cage import Misfit, choice_fault, exports_asked, scratch_dir
+from runner.contracts.vai.cage import OptionsFault, choice_fault, exports_asked, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Permissions, declared_by
 from runner.launch.read import load as load_stage
 from runner.launch.stages import Invocation, Stopwatch
@@ -37,7 +37,7 @@ def read(text: str, **options: str) -> tuple[Plugin | None, tuple[Diagnostic, ..
     return manifest.read(parse("/srv/package/vai-plugin.toml", text.encode(), "toml"), options=options)
 
 
-def caged(permissions: str = "", **options: str) -> Plugin:
+def with_cage(permissions: str = "", **options: str) -> Plugin:
     """The only export of the smallest manifest, with these permissions. It chooses itself."""
     found, diagnostics = read(LEAST + PERMISSIONS + permissions, **options)
     assert found is not None, [d.text() for d in diagnostics]
@@ -49,7 +49,7 @@ def caged(permissions: str = "", **options: str) -> Plugin:
 
 
 def test_an_export_that_asks_for_nothing() -> None:
-    found = caged()
+    found = with_cage()
     assert found.spec == SandboxSpec(network=Network("none", where=(*AT, "network")))
     assert found.root_parts == ALWAYS and found.root_inside == "/sandbox/package"
     assert dict(found.timeouts) == {"handshake": 10.0, "shutdown": 5.0, "call": 20.0}
@@ -59,7 +59,7 @@ def test_an_export_that_asks_for_nothing() -> None:
 def test_scratch(given: str, place: str) -> None:
     """Assets are not there: the field has one value."""
     options = {"invocation_id": given} if given else {}
-    found = caged('filesystem = "scratch"\n', **options)
+    found = with_cage('filesystem = "scratch"\n', **options)
     where = (*AT, "filesystem")
     assert found.spec.scratch == Scratch(place, where=where)
     assert found.spec.env == (
@@ -70,13 +70,13 @@ def test_scratch(given: str, place: str) -> None:
 
 
 def test_assets() -> None:
-    found = caged('filesystem = "assets_ro"\n', invocation_id="inv_1")
+    found = with_cage('filesystem = "assets_ro"\n', invocation_id="inv_1")
     assert found.root_parts == (*ALWAYS, "assets")
     assert found.spec.scratch is None and found.spec.env == ()
 
 
 def test_secret_slots() -> None:
-    found = caged('secret_slots = ["jira_token", "other"]\n')
+    found = with_cage('secret_slots = ["jira_token", "other"]\n')
     assert found.spec.memory_files == (
         MemoryFile("/sandbox/secrets/jira_token", 0o400, "jira_token"),
         MemoryFile("/sandbox/secrets/other", 0o400, "other"),
@@ -105,7 +105,7 @@ EGRESS = 'network = "egress"\n'
 def test_network(permissions: str, options: dict[str, str], expected: tuple[str, ...] | None) -> None:
     where = (*AT, "network")
     wanted = Network("none", where=where) if expected is None else Network("allowlist", expected, where)
-    assert caged(permissions, **options).spec.network == wanted
+    assert with_cage(permissions, **options).spec.network == wanted
 
 
 def test_a_wrong_gateway_refuses_the_launch() -> None:
@@ -116,7 +116,7 @@ def test_a_wrong_gateway_refuses_the_launch() -> None:
 
 @pytest.mark.parametrize("given", ["..", ".", "a/b", "../x", "a b", "a\n", "-a", "a" * 129, "é"])
 def test_an_invocation_id_that_cannot_name_a_folder(given: str) -> None:
-    with pytest.raises(Misfit):
+    with pytest.raises(OptionsFault):
         scratch_dir(given)
     found, [fault] = read(LEAST + PERMISSIONS + 'filesystem = "scratch"\n', invocation_id=given)
     assert found is None and fault.rule == "invocation_id"
@@ -218,7 +218,7 @@ def bind(monkeypatch: pytest.MonkeyPatch) -> Bind:
             return record, () if record is not None else (fault,)
 
         monkeypatch.setattr(bindings, "read_binding", read_binding)
-        monkeypatch.setattr(bindings, "effective", lambda export, binding: narrow(export))
+        monkeypatch.setattr(bindings, "narrow_export", lambda export, binding: narrow(export))
 
     return install
 
@@ -408,7 +408,7 @@ def test_explain_and_check_need_none(runner_as_user: Caller, plugin_dir: Path) -
 
 def test_the_file_of_a_call_is_in_its_scratch_folder() -> None:
     path = "/sandbox/scratch/inv_1/projection.json"
-    found = caged('filesystem = "scratch"\n', invocation_id="inv_1", artifact=path)
+    found = with_cage('filesystem = "scratch"\n', invocation_id="inv_1", artifact=path)
     assert found.spec.memory_files == (MemoryFile(path, 0o600),)
 
 

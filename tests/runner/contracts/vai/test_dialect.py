@@ -130,7 +130,7 @@ def test_a_hello_that_is_refused(plugin_first: bool) -> None:
         # Nothing else is sent, and nothing more counts.
         assert hear(conversation, HELLO, succeeded()) == []
         assert conversation.opening() == ()
-        assert conversation.farewell().frames == ()
+        assert conversation.shutdown_steps().frames == ()
 
     check_rows(HANDSHAKES, check)
 
@@ -304,7 +304,7 @@ def test_a_plugin_is_told_nothing_and_asks_nothing() -> None:
     with pytest.raises(CallRefused):
         ready().notify("anything", {})
     assert (ready().answer(1, Answer()), ready().emit(1, {}), ready().silence()) == ((), (), ())
-    assert ready().pulse is None and not ready().one_shot
+    assert ready().health_check is None and not ready().one_shot
 
 
 # --- A33, §8: after the response ----------------------------------------------------------------------------
@@ -419,17 +419,17 @@ def test_requests_that_were_given_up_are_remembered_up_to_a_limit() -> None:
 
 def test_a_shutdown() -> None:
     conversation = ready()
-    for farewell in (conversation.farewell(), conversation.farewell()):
-        assert sent(farewell.frames) == [{"protocol": "vai.rpc.v1", "type": "shutdown"}]
-        assert (farewell.answer, farewell.exit, farewell.terminate) == (0.0, 5.0, 1.0)
-        assert not farewell.counts  # how it exits is no part of an answer
+    for shutdown_steps in (conversation.shutdown_steps(), conversation.shutdown_steps()):
+        assert sent(shutdown_steps.frames) == [{"protocol": "vai.rpc.v1", "type": "shutdown"}]
+        assert (shutdown_steps.answer, shutdown_steps.exit, shutdown_steps.terminate) == (0.0, 5.0, 1.0)
+        assert not shutdown_steps.counts  # how it exits is no part of an answer
     with pytest.raises(CallRefused):
         conversation.call(TOKEN, TOOL)
 
 
 def test_after_the_shutdown_nothing_is_a_violation() -> None:
     conversation = called()
-    conversation.farewell()
+    conversation.shutdown_steps()
     assert [type(each) for each in hear(conversation, b"bye", HELLO, succeeded("req_7"))] == [Notice, Notice]
     assert conversation.counters["unexpected"] == 3
     assert conversation.cancel(TOKEN, "shutdown") == ()

@@ -268,7 +268,7 @@ def _is_serving(plugin: OpenPlugin) -> bool:
     """Whether a request was written."""
     workers = plugin._pool._workers if plugin._pool is not None else []
     waiters = [w for worker in workers if worker.session for w in worker.session.state.waiters.values()]
-    return any(letter.written for waiter in waiters for letter in waiter.letters)
+    return any(frame.written for waiter in waiters for frame in waiter.queued)
 
 
 # --- delegated credentials ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from runner.contracts.vai.outcome import (
     ATTEMPTS,
     MOST_ISOLATED,
     MOST_WORKERS,
-    Ending,
+    InvocationEnd,
     Status,
     concurrent,
     ending,
@@ -62,23 +62,27 @@ FAILED: Status = "failed"
 RETRYABLE: Status = "retryable_failure"
 
 # What happened, and the ending that every kind of export has of it.
-SAME: tuple[tuple[str, CallEnd, Ending], ...] = (
-    ("succeeded", ended("ok"), Ending("succeeded")),
-    ("a tool's error is for the model", ended("ok", value={"is_error": True}), Ending("succeeded")),
-    ("it says failed", no("failed", "failed"), Ending("failed")),
-    ("it says failed, and why", no("acme.broken", "failed"), Ending("failed", "acme.broken")),
-    ("it says cancelled", no("cancelled", "cancelled"), Ending("cancelled")),
-    ("it says retryable_failure", no("acme.busy", "retryable_failure"), Ending(RETRYABLE, "acme.busy")),
+SAME: tuple[tuple[str, CallEnd, InvocationEnd], ...] = (
+    ("succeeded", ended("ok"), InvocationEnd("succeeded")),
+    ("a tool's error is for the model", ended("ok", value={"is_error": True}), InvocationEnd("succeeded")),
+    ("it says failed", no("failed", "failed"), InvocationEnd("failed")),
+    ("it says failed, and why", no("acme.broken", "failed"), InvocationEnd("failed", "acme.broken")),
+    ("it says cancelled", no("cancelled", "cancelled"), InvocationEnd("cancelled")),
+    (
+        "it says retryable_failure",
+        no("acme.busy", "retryable_failure"),
+        InvocationEnd(RETRYABLE, "acme.busy"),
+    ),
     (
         "output schema",
         ended("malformed_response", cause="invalid_output"),
-        Ending(FAILED, "tool.invalid_output"),
+        InvocationEnd(FAILED, "tool.invalid_output"),
     ),
     *(
         (
             code,
             ended("invalid_call", written=False, refusal=Refusal(0, code, "no")),
-            Ending(FAILED, code),
+            InvocationEnd(FAILED, code),
         )
         for code in (
             *("tool.invalid_input", "binding.invalid", "binding.secret_missing", "binding.inactive"),
@@ -89,7 +93,7 @@ SAME: tuple[tuple[str, CallEnd, Ending], ...] = (
         (
             f"{cause} before the request",
             ended("malformed_response", "handshake", cause, written=False),
-            Ending(FAILED, code),
+            InvocationEnd(FAILED, code),
         )
         for cause, code in (
             ("invalid_frame", "protocol.invalid_frame"),
@@ -102,66 +106,78 @@ SAME: tuple[tuple[str, CallEnd, Ending], ...] = (
     (
         "hello mismatch",
         ended("handshake_failed", "handshake", "identity_mismatch", written=False),
-        Ending(FAILED, "protocol.identity_mismatch"),
+        InvocationEnd(FAILED, "protocol.identity_mismatch"),
     ),
     (
         "another protocol",
         ended("protocol_version_mismatch", "handshake", "unsupported_version", written=False),
-        Ending(FAILED, "protocol.unsupported_version"),
+        InvocationEnd(FAILED, "protocol.unsupported_version"),
     ),
     (
         "cannot start",
         ended("launch_failed", "launch", written=False),
-        Ending(RETRYABLE, "runner.launch_failed"),
+        InvocationEnd(RETRYABLE, "runner.launch_failed"),
     ),
     (
         "no cage",
         ended("sandbox_unavailable", "plan", written=False),
-        Ending(RETRYABLE, "runner.launch_failed"),
+        InvocationEnd(RETRYABLE, "runner.launch_failed"),
     ),
-    ("may not start", ended("policy_denied", "policy", written=False), Ending(FAILED, "runner.refused")),
-    ("no such export", ended("tool_not_exposed", written=False), Ending(FAILED, "tool.not_found")),
+    (
+        "may not start",
+        ended("policy_denied", "policy", written=False),
+        InvocationEnd(FAILED, "runner.refused"),
+    ),
+    ("no such export", ended("tool_not_exposed", written=False), InvocationEnd(FAILED, "tool.not_found")),
     (
         "it says before the request that it does not know the protocol",
         no("protocol.unsupported_version", "error", written=False),
-        Ending(FAILED, "protocol.unsupported_version"),
+        InvocationEnd(FAILED, "protocol.unsupported_version"),
     ),
-    ("overloaded", ended("overloaded", "launch", written=False), Ending(RETRYABLE, "runner.overloaded")),
+    (
+        "overloaded",
+        ended("overloaded", "launch", written=False),
+        InvocationEnd(RETRYABLE, "runner.overloaded"),
+    ),
     (
         "no hello",
         ended("timeout", "handshake", "deadline", written=False),
-        Ending(RETRYABLE, "runner.hello_timeout"),
+        InvocationEnd(RETRYABLE, "runner.hello_timeout"),
     ),
     *(
         (
             f"deadline in {phase}",
             ended("timeout", phase, "deadline_exceeded", written=False),
-            Ending(RETRYABLE, "runner.deadline_exceeded"),
+            InvocationEnd(RETRYABLE, "runner.deadline_exceeded"),
         )
         for phase in ("launch", "handshake", "call")
     ),
     (
         "died before the request",
         ended("crashed", "handshake", "exit:1", written=False),
-        Ending(RETRYABLE, "runner.crashed"),
+        InvocationEnd(RETRYABLE, "runner.crashed"),
     ),
     (
         "limit before the request",
         ended("crashed", "handshake", "oom", written=False),
-        Ending(FAILED, "runner.resource_exhausted"),
+        InvocationEnd(FAILED, "runner.resource_exhausted"),
     ),
     (
         "cancelled before",
         ended("cancelled", "launch", written=False),
-        Ending("cancelled", "runner.cancelled"),
+        InvocationEnd("cancelled", "runner.cancelled"),
     ),
-    ("a bug of ours", ended("internal", "launch", written=False), Ending(RETRYABLE, "runner.internal")),
+    (
+        "a bug of ours",
+        ended("internal", "launch", written=False),
+        InvocationEnd(RETRYABLE, "runner.internal"),
+    ),
 )
 
 
 @one_case(("end", "expected"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
 @one_case("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
-def test_the_table(export: DeclaredExport, end: CallEnd, expected: Ending) -> None:
+def test_the_table(export: DeclaredExport, end: CallEnd, expected: InvocationEnd) -> None:
     assert ending(export, end) == expected
 
 
@@ -191,30 +207,33 @@ LASTING = (
 @pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
 def test_what_repetition_does_not_heal(export: DeclaredExport, code: str) -> None:
     said, found = no(code, "error"), ended("malformed_response", cause=code.partition(".")[2])
-    assert ending(export, said) == ending(export, found) == Ending(FAILED, code, export in EFFECTFUL)
+    assert ending(export, said) == ending(export, found) == InvocationEnd(FAILED, code, export in EFFECTFUL)
 
 
 @one_case(("end", "code"), BY_EFFECT, ids=lambda each: each if isinstance(each, str) else "")
 @one_case("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
 def test_after_the_request_the_effect_decides(export: DeclaredExport, end: CallEnd, code: str) -> None:
-    expected = Ending(RETRYABLE, code) if export in REPEATABLE else Ending(FAILED, code, True)
+    expected = InvocationEnd(RETRYABLE, code) if export in REPEATABLE else InvocationEnd(FAILED, code, True)
     assert ending(export, end) == expected
 
 
 # The status is the same for all, and whether the work was done may be unknown.
-LOST: tuple[tuple[CallEnd, Ending], ...] = (
-    (ended("malformed_response", cause="invalid_response"), Ending(FAILED, "protocol.invalid_response")),
+LOST: tuple[tuple[CallEnd, InvocationEnd], ...] = (
+    (
+        ended("malformed_response", cause="invalid_response"),
+        InvocationEnd(FAILED, "protocol.invalid_response"),
+    ),
     *(
-        (ended("crashed", cause=cause), Ending(FAILED, "runner.resource_exhausted"))
+        (ended("crashed", cause=cause), InvocationEnd(FAILED, "runner.resource_exhausted"))
         for cause in ("oom", "pids", "disk", "output", "cpu_time", "file_size")
     ),
-    (ended("cancelled", cause="given_up"), Ending("cancelled", "runner.cancelled")),
+    (ended("cancelled", cause="given_up"), InvocationEnd("cancelled", "runner.cancelled")),
 )
 
 
 @one_case(("end", "expected"), LOST)
 @one_case("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
-def test_work_that_may_have_been_done(export: DeclaredExport, end: CallEnd, expected: Ending) -> None:
+def test_work_that_may_have_been_done(export: DeclaredExport, end: CallEnd, expected: InvocationEnd) -> None:
     assert ending(export, end) == expected._replace(unknown=export in EFFECTFUL)
 
 

@@ -11,7 +11,7 @@ from runner.contracts.ainb.payload import decode, encode
 from runner.plugin import Allowance, Plugin
 from runner.protocol.bus import SnapshotBus
 from runner.protocol.dialect import Answer, Call, HostCall, Notice
-from runner.protocol.host_services import Gate, HostError, Services
+from runner.protocol.host_services import HostError, ServiceGuard, Services
 from sandbox.spec import SandboxSpec
 
 EVERYTHING = ("*",)
@@ -38,7 +38,7 @@ def make_plugin(name: str, declared: Declared) -> Plugin:
 
 
 class Desk:
-    """As a session connects them: the gate, the contract's methods, and the services."""
+    """As a session connects them: the guard, the contract's methods, and the services."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Desk:
         plugin = make_plugin(name, declared)
         self.services = provide(plugin, (services or Services())._replace(bus=bus), allowance or Allowance())
         self.methods = AinbMethods(plugin, allowance or Allowance())
-        self.gate = Gate(self.methods, self.services, allowed, plugin)
+        self.guard = ServiceGuard(self.methods, self.services, allowed, plugin)
         self.told: list[tuple[str, bytes]] = []  # topic and payload of each event
         self.notices: list[Notice] = []
         self.asked: list[Call] = []
         self.answers: Mapping[str, Any] = {}  # to calls, by name
         if attached:
-            self.gate.attach(self._tell, self._ask)
+            self.guard.attach(self._tell, self._ask)
 
     def _tell(self, method: str, params: Any) -> None:
         assert method == "plugin/handle_event" and set(params) == {"topic", "payload"}
@@ -76,8 +76,8 @@ class Desk:
 
     async def ask(self, method: str, params: Any) -> Answer:
         call = HostCall(1, method, params)
-        assert self.gate.take(call) is None
-        return await self.gate.answer(call, emit)
+        assert self.guard.take(call) is None
+        return await self.guard.answer(call, emit)
 
     async def result(self, method: str, params: Any) -> Any:
         answer = await self.ask(method, params)
@@ -91,7 +91,7 @@ class Desk:
 
     def note(self, method: str, params: Any) -> list[Notice]:
         """Send a notification. Returns what the host is told because of it."""
-        found = self.gate.take(HostCall(1, method, params, expects_answer=False))
+        found = self.guard.take(HostCall(1, method, params, expects_answer=False))
         assert found is not None
         self.notices += found
         return list(found)

@@ -15,7 +15,7 @@ from runner.contracts.ainb.host import files, network
 from runner.contracts.ainb.payload import decode
 from runner.library import DirectoryEntry, Fetched, Granted, HostError, Services
 from runner.plugin import Allowance
-from runner.protocol.host_services import Gate
+from runner.protocol.host_services import ServiceGuard
 from tests.runner.contracts.ainb.host.desk import Desk, make_plugin
 
 pytestmark = pytest.mark.trio
@@ -57,7 +57,7 @@ class Eager:
 def unguarded(own: Eager) -> Desk:
     desk = Desk(declared=Declared(granted=("network",)))
     plugin = make_plugin("notes", Declared())
-    desk.gate = Gate(desk.methods, desk.services._replace(files=own, fetcher=own), ("*",), plugin)
+    desk.guard = ServiceGuard(desk.methods, desk.services._replace(files=own, fetcher=own), ("*",), plugin)
     return desk
 
 

@@ -78,7 +78,7 @@ async def test_each_request_needs_the_policy(method: str) -> None:
     code, message, data = await desk.error(method, GOOD[method])
     assert code == -32001 and message.startswith("capability denied: ")
     assert data == {"reason": f"the policy does not allow {method}: see host under [capabilities]"}
-    assert desk.gate.refused == {method: 1}
+    assert desk.guard.refused == {method: 1}
 
 
 @pytest.mark.parametrize("method", REQUESTS)
@@ -119,7 +119,7 @@ async def test_an_unknown_method(method: str) -> None:
     assert (code, data) == (-32601, None)
     assert message == f"method not found: {method[:200]}"
     assert desk.note(method, {}) == []  # a notification is ignored
-    assert desk.gate.refused == {"unknown": 2}
+    assert desk.guard.refused == {"unknown": 2}
 
 
 @pytest.mark.parametrize("method", sorted(NOTIFICATIONS))
@@ -221,7 +221,7 @@ async def test_subscriptions_end_with_the_session_and_begin_again() -> None:
     declared = Declared(granted=("event_bus",), subscribes=("a",))
     first = Desk(bus, declared=declared)
     await first.result("host/snapshot/subscribe", {"topic": "b"})
-    first.gate.detach()
+    first.guard.detach()
     second = Desk(bus, declared=declared)
     bus.publish("a", b"1")
     bus.publish("b", b"2")
@@ -334,7 +334,7 @@ async def test_the_state_of_each_plugins_screen_is_its_own_and_ends_with_it() ->
     assert (await two.result("host/snapshot/get", {"topic": "ui.state/one"}))["payload"] == encode(
         b"its own name"
     )
-    one.gate.detach()
+    one.guard.detach()
     assert bus.get("ui.state/one") is None and bus.get("ui.state/two") is not None
 
 
@@ -415,7 +415,7 @@ async def test_streams_are_bounded_and_end_with_the_session() -> None:
     for _ in range(64):
         await desk.result("host/event_stream_subscribe", {"topic": "a"})
     assert (await desk.error("host/event_stream_subscribe", {"topic": "a"}))[0] == -32602
-    desk.gate.detach()
+    desk.guard.detach()
     bus.publish("a", b"1")
     assert desk.told == []
 
@@ -445,7 +445,7 @@ async def test_an_action_of_another_plugin(given: Any, payload: bytes) -> None:
     asked = {"action": "open", "payload": "aGk="}
     assert await desk.result("host/action/invoke", asked) == {"payload": encode(payload)}
     assert [(call.kind, call.name, call.input) for call in doer.asked] == [("action", "open", b"hi")]
-    doer.gate.detach()
+    doer.guard.detach()
     assert (await desk.error("host/action/invoke", asked))[0] == -32602
 
 
@@ -555,11 +555,11 @@ async def test_the_report_counts_what_was_refused_and_not_as_served() -> None:
     without = Desk(declared=Declared())
     for _ in range(3):
         without.note("host/snapshot/publish", topic)
-    assert (without.gate.served, without.gate.refused) == ({}, {"host/snapshot/publish": 3})
+    assert (without.guard.served, without.guard.refused) == ({}, {"host/snapshot/publish": 3})
     desk = Desk()
     desk.note("host/snapshot/publish", {"topic": 5})
     desk.note("host/snapshot/publish", topic)
-    assert desk.gate.served == desk.gate.refused == {"host/snapshot/publish": 1}
+    assert desk.guard.served == desk.guard.refused == {"host/snapshot/publish": 1}
 
 
 @pytest.mark.parametrize("params", [None, {}, {"level": 1, "message": "x"}, {"level": "error"}])

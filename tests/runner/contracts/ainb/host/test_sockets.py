@@ -123,7 +123,7 @@ async def test_only_listed_sockets_are_dialled(place: Path) -> None:
         assert code == -32602 and message.endswith("No such file or directory (os error 2)")
         code, message, _ = await desk.error(DIAL, {"path": str(place / "file")})
         assert code == -32602 and message.endswith("it is not a socket")
-        desk.gate.detach()
+        desk.guard.detach()
 
 
 async def test_a_listed_socket_that_becomes_a_link_is_refused(place: Path) -> None:
@@ -136,7 +136,7 @@ async def test_a_listed_socket_that_becomes_a_link_is_refused(place: Path) -> No
         listed.unlink()
         os.link(other, listed)  # the control: a name of its own
         assert (await desk.ask(DIAL, {"path": str(listed)})).error is None
-        desk.gate.detach()
+        desk.guard.detach()
 
 
 async def test_home_and_variables_are_expanded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ async def test_home_and_variables_are_expanded(place: Path, monkeypatch: pytest.
             assert (await desk.ask(DIAL, {"path": path})).error is None, path
         for path in ("${UNSET}/s", "$SOCKETS/t", "~root/s", "${SOCKETS}/u"):
             assert (await desk.error(DIAL, {"path": path}))[0] == -32001, path
-        desk.gate.detach()
+        desk.guard.detach()
 
 
 async def test_sockets_are_bounded_and_end_with_the_session(place: Path) -> None:
@@ -161,7 +161,7 @@ async def test_sockets_are_bounded_and_end_with_the_session(place: Path) -> None
             assert (await desk.ask(DIAL, {"path": str(place / "s")})).error is None
         assert (await desk.error(DIAL, {"path": str(place / "s")}))[0] == -32602
         peer, _ = listener.accept()
-        desk.gate.detach()
+        desk.guard.detach()
         with trio.fail_after(60), trio.socket.from_stdlib_socket(peer) as ours:
             assert await ours.recv(1) == b""
     assert desk.told == []
@@ -189,7 +189,7 @@ async def test_only_its_owner_uses_a_stream(place: Path) -> None:
         one.note("host/unix_socket_send", {"stream_id": stream, "bytes": encode(b"mine")})
         found = await events(one, stream, "data")
         assert b"".join(decode(each["bytes"]) for each in found) == b"mine"
-        one.gate.detach()
+        one.guard.detach()
 
 
 async def test_what_the_policy_denies_is_not_dialled(place: Path) -> None:
@@ -215,7 +215,7 @@ async def test_sockets_that_command_the_host_are_not_dialled(place: Path) -> Non
         assert (await desk.error(DIAL, {"path": path}))[0] == -32001, path
     async with echo_server(place / "mydocker.sock"):  # the control
         assert (await desk.ask(DIAL, {"path": f"{place}/mydocker.sock"})).error is None
-        desk.gate.detach()
+        desk.guard.detach()
 
 
 async def test_a_search_that_hangs_is_abandoned(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,5 +284,5 @@ async def test_the_policys_deny_reaches_the_sockets_of_a_session(place: Path) ->
         assert (await denying.error("host/unix_socket_dial", {"path": path}))[0] == -32001
         free = Desk(declared=declared)
         assert (await free.result("host/unix_socket_dial", {"path": path}))["stream_id"]  # the control
-        free.gate.detach()
-        denying.gate.detach()
+        free.guard.detach()
+        denying.guard.detach()

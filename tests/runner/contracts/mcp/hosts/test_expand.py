@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runner.contracts.mcp import manifest
-from runner.contracts.mcp.hosts.expand import Reference, expanded, references, with_folders
-from runner.contracts.mcp.hosts.fill import dotenv
+from runner.contracts.mcp.hosts.expand import Reference, expand_text, references, with_folders
+from runner.contracts.mcp.hosts.fill import parse_dotenv
 from runner.contracts.mcp.hosts.find import place_of
 from runner.plugin import Plugin
 from sandbox.document.read import parse
@@ -39,7 +39,7 @@ def value(reference: Reference) -> str | None:
     ],
 )
 def test_each_hosts_rules(rules: str, text: str, filled: str) -> None:
-    assert expanded(text, rules, value) == filled
+    assert expand_text(text, rules, value) == filled
 
 
 def test_folders_are_filled_in_without_the_rest() -> None:
@@ -75,7 +75,7 @@ G=a#b
 H=#nothing
 A=again\r
 """
-    assert dotenv(text) == {
+    assert parse_dotenv(text) == {
         "A": "again",
         "B": "two words",
         "C": "single $A # kept",

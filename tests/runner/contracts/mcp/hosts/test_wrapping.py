@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from runner.contracts.mcp.hosts.wrapping import Unwrapped, unwrapped
+from runner.contracts.mcp.hosts.wrapping import WrappedLine, split_wrapped
 
 OPTIONS = ("--wrapped", "{}", "--name", "files", "--env", "TOKEN")
 
 
 def test_takes_the_command_line_apart() -> None:
     argv = ("/opt/bin/runner", "run", *OPTIONS, "--", "npx-server", "--", "-x")
-    assert unwrapped(argv) == Unwrapped("/opt/bin/runner", OPTIONS, ("npx-server", "--", "-x"))
+    assert split_wrapped(argv) == WrappedLine("/opt/bin/runner", OPTIONS, ("npx-server", "--", "-x"))
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ def test_takes_the_command_line_apart() -> None:
     ],
 )
 def test_anything_else_is_no_wrapped_command_line(argv: tuple[str, ...]) -> None:
-    assert unwrapped(argv) is None
+    assert split_wrapped(argv) is None

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from runner.contracts.mcp.wrap.changes import carried_out
+from runner.contracts.mcp.wrap.changes import apply_steps
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.steps import is_safe, plugin_words, undo_step, wrap_step
 from sandbox.document.edit.words import encode_word
@@ -192,12 +192,12 @@ def check(path: str, text: str) -> None:
     before = configuration(path, raw, "/home/user", {})
     assert before.servers
     steps = [wrap_step(before, each, "/opt/runner") for each in before.servers]
-    wrapped, done = carried_out(before, steps, "/opt/bin/runner")
+    wrapped, done = apply_steps(before, steps, "/opt/bin/runner")
     assert [(step.does, step.reason) for step in done] == [("wrap", "")] * len(before.servers)
     after = configuration(path, wrapped, "/home/user", {})
     assert rest(before) == rest(after)
     assert all(is_safe(after, each) for each in after.servers)
-    undone, done = carried_out(after, [undo_step(each) for each in after.servers], "")
+    undone, done = apply_steps(after, [undo_step(each) for each in after.servers], "")
     assert [step.does for step in done] == ["undo"] * len(before.servers)
     assert undone == raw
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, record_of, unwrapped
-from runner.contracts.mcp.wrap.changes import carried_out
+from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, record_of, split_wrapped
+from runner.contracts.mcp.wrap.changes import apply_steps
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration
-from runner.contracts.mcp.wrap.shown import diff
+from runner.contracts.mcp.wrap.diff import diff
 from runner.contracts.mcp.wrap.steps import Step, is_safe, plugin_words, undo_step, wrap_step
 from runner.plugin import PLUGIN_PREFIX
 from tests.tables import one_case
@@ -53,12 +53,12 @@ def read(path: str, raw: bytes) -> Configuration:
 
 
 def wrap(config: Configuration, program: str = RUNNER) -> tuple[Configuration, tuple[Step, ...]]:
-    raw, steps = carried_out(config, [wrap_step(config, each, program) for each in config.servers], program)
+    raw, steps = apply_steps(config, [wrap_step(config, each, program) for each in config.servers], program)
     return configuration(config.path, raw, HOME, {}), steps
 
 
 def undo(config: Configuration) -> bytes:
-    return carried_out(config, [undo_step(each) for each in config.servers], "")[0]
+    return apply_steps(config, [undo_step(each) for each in config.servers], "")[0]
 
 
 @one_case("writing", WRITINGS)
@@ -72,7 +72,7 @@ def test_undo_restores_every_byte(
     assert before.host_name == host
     assert tuple(sorted(step.server.label for step in steps if step.does == "wrap")) == tuple(sorted(wrapped))
     for old, new in zip(before.servers, after.servers, strict=True):
-        found = unwrapped(new.argv)
+        found = split_wrapped(new.argv)
         if old.label not in wrapped:
             assert new == old
             continue
@@ -196,7 +196,7 @@ def test_no_host_finds_a_variable_in_what_undo_needs() -> None:
     raw = b'{"mcpServers": {"a": {"command": "\\u0024{X}/\\/y"}}}'
     before = configuration("/home/user/${workspaceFolder}/$HOME/{env:X}/mcp.json", raw, HOME, {})
     after, _ = wrap(before)
-    found = unwrapped(after.servers[0].argv)
+    found = split_wrapped(after.servers[0].argv)
     assert found is not None
     record = found.options[1]
     assert "$" not in record

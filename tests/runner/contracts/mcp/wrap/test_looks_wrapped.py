@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.mcp.hosts.wrapping import record_of, run_name, unwrapped
+from runner.contracts.mcp.hosts.wrapping import record_of, run_name, split_wrapped
 from tests.conftest import Caller
 from tests.tables import one_case
 
@@ -184,7 +184,7 @@ def test_servers_of_several_projects_are_told_apart(runner_as_user: Caller, writ
 
     def record(table: Any) -> dict[str, str]:
         server = table["mcpServers"]["db"]
-        old = unwrapped((server["command"], *server["args"]))
+        old = split_wrapped((server["command"], *server["args"]))
         assert old is not None
         return {key: value for key, value in record_of(old.options).items() if key != "format"}
 

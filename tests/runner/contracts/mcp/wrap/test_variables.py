@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from runner.contracts.mcp.wrap.changes import carried_out
+from runner.contracts.mcp.wrap.changes import apply_steps
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.steps import is_safe, undo_step, wrap_step
 
@@ -28,7 +28,7 @@ def read(path: str, text: str | bytes) -> Configuration:
 def wrap(config: Configuration) -> tuple[Configuration, str]:
     """The file after it, and why its entry was left."""
     [server] = config.servers
-    raw, [step] = carried_out(config, [wrap_step(config, server, RUNNER)], RUNNER)
+    raw, [step] = apply_steps(config, [wrap_step(config, server, RUNNER)], RUNNER)
     return config._replace(raw=raw) if step.does == "leave" else read(_place(config), raw), step.reason
 
 
@@ -66,7 +66,7 @@ def test_each_name_gets_the_prefix_where_it_stands(path: str, text: str, wanted:
     [server] = after.servers
     assert is_safe(after, server)
     assert wrap(after)[0].raw == after.raw
-    assert carried_out(after, [undo_step(server)], "")[0] == text.encode()
+    assert apply_steps(after, [undo_step(server)], "")[0] == text.encode()
 
 
 LEFT: list[tuple[str, str, str]] = [
@@ -101,7 +101,7 @@ def test_no_variables(text: str) -> None:
     raw = f'{{"mcpServers": {{"a": {{"command": "/x", "env": {text}}}}}}}'
     after, left = wrap(read(ANY, raw))
     assert not left
-    assert carried_out(after, [undo_step(after.servers[0])], "")[0] == raw.encode()
+    assert apply_steps(after, [undo_step(after.servers[0])], "")[0] == raw.encode()
 
 
 def test_two_of_one_name_are_left_to_a_person() -> None:
@@ -109,7 +109,7 @@ def test_two_of_one_name_are_left_to_a_person() -> None:
     both = read(ANY, after.raw.replace(b'"PLUGIN_ENV_A"', b'"A": "other", "PLUGIN_ENV_A"'))
     same, why = wrap(both)
     assert "there is 'A' already" in why and same.raw == both.raw
-    undone, [step] = carried_out(both, [undo_step(both.servers[0])], "")
+    undone, [step] = apply_steps(both, [undo_step(both.servers[0])], "")
     assert (step.does, undone) == ("leave", both.raw)
 
 
@@ -118,7 +118,7 @@ def test_a_name_that_was_written_anew_is_written_plainly() -> None:
     text = r'{"mcpServers": {"a": {"command": "/x", "args": [], "env": {"\u0041": "v"}}}}'
     after, _ = wrap(read(ANY, text))
     anew = read(ANY, after.raw.replace(rb'"PLUGIN_ENV_\u0041"', rb'"PLUGIN\u005fENV_A"'))
-    undone = carried_out(anew, [undo_step(anew.servers[0])], "")[0]
+    undone = apply_steps(anew, [undo_step(anew.servers[0])], "")[0]
     assert json.loads(undone) == json.loads(text)
 
 

@@ -1,4 +1,4 @@
-"""`runner exec` from the plan of an earlier launch. Neither manifest nor policy are read."""
+"""`runner exec` from a stored plan. Neither manifest nor policy are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def launch_stored(args: argparse.Namespace, request: LaunchRequest) -> int | None:
-    """The exit status of `runner`. None: there is no such plan, and the launch has to be decided."""
+    """Returns the exit status of `runner`. None: no stored plan holds, and the launch has to be decided."""
     args.began = began = time.monotonic()
     entry = find(request)
     if entry is None:
@@ -29,7 +29,7 @@ def launch_stored(args: argparse.Namespace, request: LaunchRequest) -> int | Non
         try:
             report_file = ReportFile(args.report)
         except ReportFileError:
-            return None  # the usual way says what is wrong
+            return None  # the decided launch reports the fault
         args.report_file = report_file
     host = CommandLineHost(is_new=False, tells=entry.tells)
     try:

@@ -1,4 +1,4 @@
-"""What is wrong with wrapped entries: variables that act on the runner, and what only looks like ours."""
+"""Diagnostics about wrapped entries: variables that act on the runner, and entries that only look wrapped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shlex import join
 
 from runner.contracts.mcp.hosts.entries import servers_of
 from runner.contracts.mcp.hosts.find import host_of, place_of
-from runner.contracts.mcp.hosts.wrapping import unwrapped
+from runner.contracts.mcp.hosts.wrapping import split_wrapped
 from runner.contracts.mcp.wrap.configuration import Configuration
 from runner.contracts.mcp.wrap.program import runner_path
 from runner.contracts.mcp.wrap.steps import Step, wrap_step
@@ -22,8 +22,8 @@ UNSAFE = "wrapped_unsafely"
 
 
 def warnings(document: Document) -> tuple[Diagnostic, ...]:
-    """For each entry that looks wrapped, or has the runner in it, and is written in another way than `wrap`
-    writes it. What lets the configuration act on the runner, or past it, is an error."""
+    """Diagnostics for entries that look wrapped or start the runner, and differ from what `wrap` writes. It
+    is an error if the configuration can act on the runner or bypass it."""
     host = host_of(document.path, document)
     servers = servers_of(document, host)
     place = place_of(document.path, os.path.expanduser("~"), os.environ)
@@ -42,7 +42,9 @@ def _warnings(document: Document, step: Step) -> Iterator[Diagnostic]:
         message = f"{quoted(server.name)} {looks}, but {'; '.join(step.unsafe)}"
         hint = f"write it anew: {join(wrap)}"
         if step.does != "rewrap":
-            hint = f"it {step.reason}" if unwrapped(server.argv) else "wrap the command itself: runner wrap"
+            hint = (
+                f"it {step.reason}" if split_wrapped(server.argv) else "wrap the command itself: runner wrap"
+            )
         keys = server.command_keys
         if step.acting and server.env_keys is not None and step.acting[0] != "envFile":
             keys = (*server.env_keys, step.acting[0])

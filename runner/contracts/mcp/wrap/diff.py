@@ -1,4 +1,4 @@
-"""A change as people see it before they agree: the changed lines, and no secrets."""
+"""The diff that people see before they agree to a change, without secrets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
 from runner.contracts.mcp.wrap.configuration import Configuration
-from runner.contracts.mcp.wrap.hidden import HIDDEN, shown_word
+from runner.contracts.mcp.wrap.redact import HIDDEN, shown_word
 from sandbox.document.diagnostic import printable
 from sandbox.document.edit.edit import read_spans
 from sandbox.document.edit.words import encode_word
@@ -22,10 +22,10 @@ _SLASH_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 
 def diff(before: Configuration, after: Configuration) -> list[str]:
     """A unified diff. All values are hidden but those of command lines: entries hold keys and tokens."""
-    old, old_starts = _masked(before)
-    new, new_starts = _masked(after)
+    old, old_starts = _mask(before)
+    new, new_starts = _mask(after)
     lines = [f"--- {printable(before.path)}", f"+++ {printable(after.path)}"]
-    for hunk in _grouped(_opcodes(old, new, old_starts, new_starts)):
+    for hunk in _group(_opcodes(old, new, old_starts, new_starts)):
         first, last = hunk[0], hunk[-1]
         lines.append(f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@")
         for tag, i1, i2, j1, j2 in hunk:
@@ -40,8 +40,8 @@ def diff(before: Configuration, after: Configuration) -> list[str]:
 def _opcodes(
     old: list[str], new: list[str], old_starts: list[int], new_starts: list[int]
 ) -> Iterator[Opcode]:
-    """As difflib has them. The entries are compared one by one: difflib takes a time that grows with the
-    square of the number of lines, and all entries look alike."""
+    """Opcodes like those of difflib. The entries are compared one by one, because difflib takes quadratic
+    time for many similar lines."""
     from difflib import SequenceMatcher
 
     if len(old_starts) != len(new_starts):
@@ -55,10 +55,10 @@ def _opcodes(
             yield tag, i1 + a1, i1 + a2, j1 + b1, j1 + b2
 
 
-def _grouped(opcodes: Iterable[Opcode]) -> Iterator[list[Opcode]]:
+def _group(opcodes: Iterable[Opcode]) -> Iterator[list[Opcode]]:
     """Changes with one line around them."""
     group: list[Opcode] = []
-    for code in _joined(opcodes):
+    for code in _join(opcodes):
         tag, i1, i2, j1, j2 = code
         if tag != "equal" or (group and i2 - i1 <= 2):
             group.append(code)
@@ -70,7 +70,7 @@ def _grouped(opcodes: Iterable[Opcode]) -> Iterator[list[Opcode]]:
         yield group
 
 
-def _joined(opcodes: Iterable[Opcode]) -> list[Opcode]:
+def _join(opcodes: Iterable[Opcode]) -> list[Opcode]:
     found: list[Opcode] = []
     for code in opcodes:
         if found and found[-1][0] == code[0] == "equal":
@@ -92,9 +92,9 @@ def _shown(line: str) -> str:
     return printable(line)
 
 
-def _masked(config: Configuration) -> tuple[list[str], list[int]]:
-    """The lines with their structure, their keys and their command lines. All else is hidden, comments too.
-    And the numbers of the lines at which the entries begin."""
+def _mask(config: Configuration) -> tuple[list[str], list[int]]:
+    """The lines with keys and command lines; other values and comments are hidden. Also the line numbers at
+    which entries begin."""
     text = config.raw.decode("utf-8").removeprefix("\ufeff")
     _, spans = read_spans(text, config.syntax)
     open_words = dict(_command_lines(config))
@@ -124,7 +124,7 @@ def _masked(config: Configuration) -> tuple[list[str], list[int]]:
 
 
 def _without_comments(between: str, syntax: str) -> str:
-    """What stands between keys and values. No string is in there, but for the headers of TOML."""
+    """The text between keys and values, without comments. Only headers of TOML may contain strings there."""
     pattern, mark = (_SLASH_COMMENT, "//") if syntax in ("json", "jsonc") else (_HASH_COMMENT, "#")
     return pattern.sub(lambda found: f"{mark} {HIDDEN}" + "\n" * found[0].count("\n"), between)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.contracts.mcp.wrap.changes import carried_out
+from runner.contracts.mcp.wrap.changes import apply_steps
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration
-from runner.contracts.mcp.wrap.hidden import shown_line, shown_words
-from runner.contracts.mcp.wrap.shown import diff
+from runner.contracts.mcp.wrap.diff import diff
+from runner.contracts.mcp.wrap.redact import shown_line, shown_words
 from runner.contracts.mcp.wrap.steps import wrap_step
 from tests.conftest import Caller
 from tests.tables import one_case
@@ -141,7 +141,7 @@ def test_the_diff_leads_from_one_text_to_the_other(servers: int, indent: int | N
     entries = {f"s{n}": {"command": "/opt/x", "args": ["a", f"b{n}"][: n % 3]} for n in range(servers)}
     before = read(json.dumps({"mcpServers": entries}, indent=indent).encode())
     steps = [wrap_step(before, each, "/opt/runner") for each in before.servers if each.name != "s1"]
-    after = read(carried_out(before, steps, "/opt/runner")[0])
+    after = read(apply_steps(before, steps, "/opt/runner")[0])
     old, new = before.raw.decode().split("\n"), after.raw.decode().split("\n")
     lines = diff(before, after)
     assert [line[:4] for line in lines[:2]] == ["--- ", "+++ "]

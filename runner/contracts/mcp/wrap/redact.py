@@ -1,7 +1,6 @@
-"""The words of a command line as people may see them: without what is, or may be, a secret.
+"""Command lines without what is, or may be, a secret.
 
-A diff is read on screens that others see, and copied into reports. So too much is hidden rather than too
-little.
+A diff is shown on shared screens and copied into reports. So too much is hidden rather than too little.
 """
 
 from __future__ import annotations
