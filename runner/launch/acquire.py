@@ -18,7 +18,7 @@ import stat
 from runner.launch.sources import Held, Sources
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.identity.owner import Owner, Writing, leased_owner
-from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep, whole_disks
+from sandbox.limits.cgroup import CgroupFault, OuterOomCounter, make_cgroup, sweep, whole_disks
 from sandbox.plan.layers import LayerUnavailable, with_owner
 from sandbox.plan.plan import Bind, PlanRefused
 from sandbox.spec import Denial
@@ -42,7 +42,7 @@ class Acquired(NamedTuple):
     opened: OpenPlan
     owner: Owner
     cgroup: Cgroup | None = None
-    oom_around: OomAround | None = None
+    oom_around: OuterOomCounter | None = None
     disk: DiskMeter | None = None  # of the folders it may write, which were measured before it starts
 
 
@@ -78,7 +78,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     completed = planned._replace(
         plan=opened.plan, layers=with_owner(planned.layers, owner.uid, identity), limits=limits
     )
-    oom_around = None if own_count else OomAround(held.own_groups)
+    oom_around = None if own_count else OuterOomCounter(held.own_groups)
     return Acquired(completed, opened, owner, cgroup, oom_around, disk)
 
 
@@ -311,7 +311,7 @@ def _make_cgroup(
     if plan.limits.io is None or disks:  # as it was assumed when means were assigned to limits
         try:
             cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits, disks))
-            return cgroup, assigned.confirmed(cgroup.effective)
+            return cgroup, assigned.with_effective(cgroup.effective)
         except CgroupFault as failed:
             fault = failed
     return _make_other_cgroup(planned, held.survey(), plan, stack, disks, fault)
@@ -349,7 +349,7 @@ def _make_other_cgroup(
         except CgroupFault as failed:
             fault = failed
             continue
-        return cgroup, assigned.confirmed(cgroup.effective)
+        return cgroup, assigned.with_effective(cgroup.effective)
 
 
 def _devices(plan: LaunchPlan) -> Iterator[int]:

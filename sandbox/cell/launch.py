@@ -215,7 +215,7 @@ def _bounded(order: SpawnOrder, bounds: Bounds, doors: CgroupDoors) -> SpawnOrde
         cgroups=doors,
         membership=() if cgroup is None else tuple(os.fsencode(line) for line in cgroup.lines),
         # The groups, like the uid, are in use as long as any process lives.
-        hold=order.hold if cgroup is None else (*order.hold, *cgroup.holds),
+        hold=order.hold if cgroup is None else (*order.hold, *cgroup.lock_fds),
         deadline=bounds.deadline,
     )
 

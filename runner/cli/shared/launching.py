@@ -78,7 +78,7 @@ class CommandLineHost:
                 outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
                 raise Failure(outcome, EXEC_REFUSED)
         # What is kept may turn out otherwise: a group that cannot be made is replaced by something weaker.
-        if tells_before(planned) if self._tells is None else self._tells or planned.limits.told:
+        if tells_before(planned) if self._tells is None else self._tells or planned.limits.announced:
             _print_notes(planned, self.secrets, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:
