@@ -270,7 +270,7 @@ def test_which_weaker_limits_are_announced(asked_by: str, survey: Survey, announ
 def test_a_ceiling_that_cut_what_was_asked_for_is_no_default() -> None:
     limits = Limits(cpu=8.0)
     rules = policy()._replace(limits=(("cpu", LimitRule(None, 8.0, "prefer")),))
-    assert assign(granted(limits, decided_by=(("cpu", "policy"),)), rules, NONE).told == ("cpu",)
+    assert assign(granted(limits, decided_by=(("cpu", "policy"),)), rules, NONE).announced == ("cpu",)
 
 
 # --- io needs a disk ---------------------------------------------------------------------------------------
