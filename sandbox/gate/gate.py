@@ -40,7 +40,7 @@ from sandbox.gate.upstream import read_upstream
 from sandbox.network.addresses import refusal
 from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
 from sandbox.network.rules import parse_rules
-from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, tell_ready
+from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, send_ready
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Callable, NoReturn
 
@@ -136,7 +136,7 @@ def run_gate(
         gate.open(receive_sockets(channel), alive)
         _preload()
         confine(identity, count_descriptors(plan.limits), lambda: _is_alive(alive))
-        tell_ready(channel)
+        send_ready(channel)
         os.close(channel)
         code = EXIT_FAULT
         gate.serve()
