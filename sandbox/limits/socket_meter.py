@@ -118,9 +118,8 @@ class SocketMeter(Meter):
         self._took = 0.0  # processor time of the current look
         self._last_look = _LastLook()
         self._times = _ProcessTimes()
-        self._before: float | SocketCounters | None = (
-            None  # at the last look: processor time, or the counters
-        )
+        # Processor time, or the counters, at the last look.
+        self._before: float | SocketCounters | None = None
         self._is_idle = False
         self._most = 0.0
         self.due = monotonic() + SHORTEST_PAUSE_SECONDS
