@@ -218,7 +218,7 @@ def _require_reachable(state_dir: str, owner: Owner) -> None:
 def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
     """Make the guarded names that are missing in writable folders, for as long as the plugin runs. Raises
     PlanRefused."""
-    from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
+    from sandbox.paths.stand_in import GuardedPlace, StandInRefused, hold_places
 
     for guard in opened.plan.guards:
         if guard.access == "write" or guard.state == "optional":
@@ -226,7 +226,7 @@ def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
         # Also what was there before: it may have been another launch's, and be gone.
         place = GuardedPlace(opened.descriptors[guard.dest], guard.path, guard.content)
         try:
-            stack.enter_context(held_places([place]))
+            stack.enter_context(hold_places([place]))
         except StandInRefused as refused:
             reason = f"{guard.dest} cannot be written by a plugin: {refused}"
             raise PlanRefused([Denial("guarded", guard.dest, reason, refused.hint)]) from None
