@@ -39,7 +39,7 @@ class Addresses(NamedTuple):
     """The addresses of a name, not vetted yet."""
 
     found: tuple[str, ...]
-    reason: str = ""  # if nothing was found, the second half of a sentence
+    reason: str = ""  # if nothing was found: the rest of a sentence that begins with the name
 
 
 Done = Callable[[Addresses], None]

@@ -30,9 +30,9 @@ class Reservation(NamedTuple):
 def record_left_folders(uid: int, folders: Iterable[str], *, reservations: str = RESERVATIONS) -> None:
     """Record that `folders` may hold files of the reserved `uid`. The caller holds registry_lock."""
     known = read_left(reservations, uid)
-    told = tuple(dict.fromkeys((*known, *folders)))
-    if told != known:
-        write_file(_left_file(reservations, uid), "\0".join(told))
+    all_folders = tuple(dict.fromkeys((*known, *folders)))
+    if all_folders != known:
+        write_file(_left_file(reservations, uid), "\0".join(all_folders))
 
 
 def make_private_directory(path: str) -> None:
@@ -70,8 +70,8 @@ def read_reservation(reservations: str, uid: int) -> Reservation | None:
 
 
 def read_left(reservations: str, uid: int) -> tuple[str, ...]:
-    told = read_text(_left_file(reservations, uid))
-    return tuple(told.split("\0")) if told else ()
+    text = read_text(_left_file(reservations, uid))
+    return tuple(text.split("\0")) if text else ()
 
 
 def read_text(path: str) -> str | None:
@@ -107,12 +107,12 @@ def is_stale(reservations: str, uid: int) -> bool:
     held = read_reservation(reservations, uid)
     if held is not None and any(map(_exists, held.left)):
         return False
-    if held is None or _state_is_gone(held):
+    if held is None or _is_state_missing(held):
         return held is None or not (_is_in_own_place(held, reservations) and _exists(held.manifest))
     return False
 
 
-def _state_is_gone(held: Reservation) -> bool:
+def _is_state_missing(held: Reservation) -> bool:
     """Whether the state directory is missing, or belongs to another uid now. One that cannot be read counts
     as existing."""
     if not held.state.startswith("/") or "\0" in held.state:
@@ -151,7 +151,7 @@ def remove_if_unneeded(reservations: str, uid: int, *, out_of_uids: bool = False
         not out_of_uids or _exists(held.manifest) or any(first_owned_by(uid, left) for left in held.left)
     ):
         return False
-    if not _state_is_gone(held):
+    if not _is_state_missing(held):
         if not (_is_in_own_place(held, reservations) and held.manifest and not _exists(held.manifest)):
             return False
         try:

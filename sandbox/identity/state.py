@@ -464,11 +464,11 @@ def lock_record(above: int, state_dir: str, manifest: str) -> int:
             if not lock_byte(fd, 0, fcntl.F_RDLCK):
                 raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None
             if os.fstat(fd).st_nlink:
-                told = os.fsencode(manifest)
-                if os.pread(fd, len(told) + 1, 0) != told:
+                text = os.fsencode(manifest)
+                if os.pread(fd, len(text) + 1, 0) != text:
                     os.ftruncate(fd, 0)
                     os.lseek(fd, 0, os.SEEK_SET)
-                    write_all(fd, told)
+                    write_all(fd, text)
                 return fd
         except BaseException:
             os.close(fd)

@@ -109,7 +109,7 @@ def lease_for_state(
 def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations: str) -> UidLease:
     """Lease the uid that already owns a directory."""
     held = read_reservation(reservations, uid)
-    kept = held is not None and held.state == state_dir
+    reserved = held is not None and held.state == state_dir
     alone = lock_byte(fd, uid, fcntl.F_WRLCK)
     # With the exclusive lock, whatever else uses the uid is not an instance of this plugin.
     if alone and (whose := in_use(uid)):
@@ -117,19 +117,19 @@ def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations:
             f"uid {uid}, which owns {state_dir}, is used elsewhere: {whose}; "
             f"end that process or service, or remove the state (runner state remove {state_dir})"
         )
-    if not kept and not (alone and remove_if_unneeded(reservations, uid)):
+    if not reserved and not (alone and remove_if_unneeded(reservations, uid)):
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is in use by, or reserved for, another plugin; choose "
             "another directory with --state-dir"
         )
-    if kept and not lock_byte(fd, uid, fcntl.F_RDLCK):
+    if reserved and not lock_byte(fd, uid, fcntl.F_RDLCK):
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is locked, because that state is being removed; try again"
         )
-    if not kept or (manifest and held is not None and held.manifest != manifest):
+    if not reserved or (manifest and held is not None and held.manifest != manifest):
         reserve(reservations, Reservation(uid, state_dir, manifest))
     lock_byte(fd, uid, fcntl.F_RDLCK)
-    return UidLease(uid, fd, new=not kept)
+    return UidLease(uid, fd, new=not reserved)
 
 
 def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, reservations: str) -> UidLease:
@@ -179,8 +179,8 @@ def _find_uid(state_dir: str, first: int, last: int, reservations: str) -> int:
             return status.st_uid
     except OSError:
         pass
-    told = read_text(name_file(reservations, state_dir)) or ""
-    held = read_reservation(reservations, int(told)) if told.isdecimal() else None
+    text = read_text(name_file(reservations, state_dir)) or ""
+    held = read_reservation(reservations, int(text)) if text.isdecimal() else None
     if held is not None and held.state == state_dir and is_ours(held.uid, first, last):
         return held.uid
     return -1

@@ -211,41 +211,43 @@ class Cgroup:
         memory = self._by.get("memory")
         if memory is None or memory.site.version == 2:
             return None
-        told = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             control = os.open(f"{memory.path}/memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                memory.write("cgroup.event_control", f"{told} {control}")
+                memory.write("cgroup.event_control", f"{event} {control}")
             finally:
                 os.close(control)
         except OSError:  # cgroups are emulated, as in some containers: the counter is read anyway
-            os.close(told)
+            os.close(event)
             return None
-        return told
+        return event
 
     def lifted(self) -> tuple[str, ...]:
         """The limits that another program has lifted or changed since they were set."""
-        return tuple(dict.fromkeys(name for group, name, *told in self._set if group.has_changed(*told)))
+        return tuple(
+            dict.fromkeys(name for group, name, *setting in self._set if group.has_changed(*setting))
+        )
 
     # --- changing -------------
 
     def limit(self, limits: Limits, devices: Iterable[tuple[int, int]]) -> None:
         """Write the limits into the groups' files. Raises CgroupFault."""
         for group in self.groups:
-            told: dict[str, str] = {}
+            shown: dict[str, str] = {}
             names: dict[str, str] = {}
             for controller, file, text in settings(group.site, limits, devices):
                 try:
                     group.write(file, text)
-                    told[file] = kernel_text(f"{group.path}/{file}")  # with what was written to it before
+                    shown[file] = kernel_text(f"{group.path}/{file}")  # with what was written to it before
                 except OSError as error:
                     if is_optional(file, error):
                         continue
                     path = f"{group.path}/{file}"
                     raise CgroupFault(group.site, (controller,), path, error.errno or errno.EIO) from None
                 names[file] = controller
-            self._set += [(group, names[file], file, text) for file, text in told.items()]
-            self.effective.update(effective_limits(group.site, limits, told))
+            self._set += [(group, names[file], file, text) for file, text in shown.items()]
+            self.effective.update(effective_limits(group.site, limits, shown))
 
     def freeze(self, on: bool) -> None:
         """Best effort, and only on cgroup v2."""
@@ -314,8 +316,8 @@ class OuterOomCounter:
             words = kernel_text(self._file).split()
         except OSError:  # no such group, or the root group, which has no counters
             return None
-        told = dict(zip(words[::2], words[1::2], strict=False))
-        return int(told["oom_kill"]) if "oom_kill" in told else None
+        shown = dict(zip(words[::2], words[1::2], strict=False))
+        return int(shown["oom_kill"]) if "oom_kill" in shown else None
 
 
 def _oom_kills(memory: CgroupDirectory) -> int | None:
@@ -389,20 +391,20 @@ def as_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.strip().isdecimal() else None
 
 
-def effective_limits(site: Site, limits: Limits, told: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    """The limits in force, by name: the kernel rounds written values. `told`: the text that the kernel shows
+def effective_limits(site: Site, limits: Limits, shown: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """The limits in force, by name: the kernel rounds written values. `shown`: the text that the kernel shows
     for each written file; "max" if the limit is larger than the kernel's largest number."""
     has, v2 = site.controllers, site.version == 2
     if limits.memory is not None and "memory" in has:
-        value = as_number(told["memory.max" if v2 else "memory.limit_in_bytes"])
+        value = as_number(shown["memory.max" if v2 else "memory.limit_in_bytes"])
         if value is not None:
             yield "memory", value
     if limits.pids is not None and "pids" in has:
-        value = as_number(told["pids.max"])
+        value = as_number(shown["pids.max"])
         if value is not None:
             yield "pids", value - CAGE_PROCESSES
     if limits.cpu is not None and "cpu" in has:
-        words = told["cpu.max" if v2 else "cpu.cfs_quota_us"]
+        words = shown["cpu.max" if v2 else "cpu.cfs_quota_us"]
         if words.split()[:1] and words.split()[0].isdecimal():
             yield "cpu", int(words.split()[0]) / _CPU_PERIOD_MICROSECONDS
     if limits.io is not None and "io" in has:

@@ -127,10 +127,10 @@ def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
     look.note_content("/proc/self/cgroup")
     try:
         with open("/proc/self/cgroup", "rb") as file:
-            told = file.read()
+            text = file.read()
     except OSError:
         return ()  # a kernel without cgroups
-    for raw in filter(None, told.split(b"\n")):  # a name may contain any other line separator
+    for raw in filter(None, text.split(b"\n")):  # a name may contain any other line separator
         line = os.fsdecode(raw)
         _, names, path = line.split(":", 2)
         places[frozenset(filter(None, names.split(",")))] = line, path
