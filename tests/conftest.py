@@ -42,7 +42,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from sandbox.identity.all_states import StateInUse, StateKept, list_states, remove_state
+from sandbox.identity.all_states import StateInUse, StateNotRemoved, list_states, remove_state
 from sandbox.limits.cgroup import sweep
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
@@ -517,7 +517,7 @@ def _forget_states(folder: Path) -> None:
     if os.geteuid() == 0:
         for state in list_states(os.environ):
             if state.manifest.startswith(f"{folder}/"):
-                with contextlib.suppress(StateInUse, StateKept):
+                with contextlib.suppress(StateInUse, StateNotRemoved):
                     remove_state(state)
 
 

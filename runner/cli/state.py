@@ -12,7 +12,7 @@ from runner.cli.shared.text import say
 from runner.manifest.load import find, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.identity.all_states import State, StateInUse, StateKept, list_states, remove_state
+from sandbox.identity.all_states import State, StateInUse, StateNotRemoved, list_states, remove_state
 
 NAME = "state"
 HELP = "list the state directories of plugins, or remove some"
@@ -110,7 +110,7 @@ def _remove(states: Sequence[State], args: argparse.Namespace) -> int:
         except StateInUse:
             kept.append((state, "the plugin is running; stop it first"))
             status = EXIT["policy_denied"]
-        except StateKept as fault:
+        except StateNotRemoved as fault:
             kept.append((state, str(fault)))
             status = status or _NOT_REMOVED
     if args.json:

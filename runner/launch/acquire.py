@@ -17,7 +17,7 @@ import stat
 from runner.launch.sources import HeldSources, Sources
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.identity.owner import Owner, Writing, leased_owner
-from sandbox.limits.cgroup import CgroupFault, OomAround, make_cgroup, sweep, whole_disks
+from sandbox.limits.cgroup import CgroupFault, OuterOomCounter, make_cgroup, sweep, whole_disks
 from sandbox.plan.layers import LayerUnavailable, with_owner
 from sandbox.plan.plan import Bind, PlanRefused
 from sandbox.spec import Denial
@@ -41,7 +41,7 @@ class Acquired(NamedTuple):
     opened: OpenPlan
     owner: Owner
     cgroup: Cgroup | None = None
-    oom_around: OomAround | None = None
+    oom_around: OuterOomCounter | None = None
     disk: DiskMeter | None = None  # of the folders it may write, measured before it starts
 
 
@@ -77,7 +77,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     completed = planned._replace(
         plan=opened.plan, layers=with_owner(planned.layers, owner.uid, identity), limits=limits
     )
-    oom_around = None if own_count else OomAround(held.own_groups)
+    oom_around = None if own_count else OuterOomCounter(held.own_groups)
     return Acquired(completed, opened, owner, cgroup, oom_around, disk)
 
 
@@ -217,7 +217,7 @@ def _require_reachable(state_dir: str, owner: Owner) -> None:
 def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
     """Make the guarded names that are missing in writable folders, while the plugin runs. Raises
     PlanRefused."""
-    from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
+    from sandbox.paths.stand_in import GuardedPlace, StandInRefused, hold_places
 
     for guard in opened.plan.guards:
         if guard.access == "write" or guard.state == "optional":
@@ -225,7 +225,7 @@ def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
         # Also names that existed when the plan was made: another launch may have made and removed them.
         place = GuardedPlace(opened.descriptors[guard.dest], guard.path, guard.content)
         try:
-            stack.enter_context(held_places([place]))
+            stack.enter_context(hold_places([place]))
         except StandInRefused as refused:
             reason = f"{guard.dest} cannot be written by a plugin: {refused}"
             raise PlanRefused([Denial("guarded", guard.dest, reason, refused.hint)]) from None
@@ -310,7 +310,7 @@ def _make_cgroup(
     if plan.limits.io is None or disks:  # assumed when means were assigned to limits
         try:
             cgroup = stack.enter_context(make_cgroup(assigned.sites, plan.limits, disks))
-            return cgroup, assigned.confirmed(cgroup.effective)
+            return cgroup, assigned.with_effective(cgroup.effective)
         except CgroupFault as failed:
             fault = failed
     return _make_other_cgroup(planned, held.survey(), plan, stack, disks, fault)
@@ -350,7 +350,7 @@ def _make_other_cgroup(
         except CgroupFault as failed:
             fault = failed
             continue
-        return cgroup, assigned.confirmed(cgroup.effective)
+        return cgroup, assigned.with_effective(cgroup.effective)
 
 
 def _devices(plan: LaunchPlan) -> Iterator[int]:

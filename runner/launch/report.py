@@ -150,7 +150,7 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
 
 
 def _limit_notes(limits: AssignedLimits) -> Iterator[Note]:
-    if limits.told:
+    if limits.announced:
         message = f"limits that are not enforced in full: {limits.shortfall()}"
         yield Note("limits", message, "the report says why, and `runner doctor` how to change it")
 

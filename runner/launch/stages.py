@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from runner.plugin import Plugin
     from sandbox.cell.cell import Cell
     from sandbox.document.diagnostic import Diagnostic
-    from sandbox.limits.cgroup import OomAround
+    from sandbox.limits.cgroup import OuterOomCounter
     from sandbox.limits.disk import DiskMeter
     from sandbox.limits.meter import Meter
     from sandbox.limits.site import Hierarchy, Site
@@ -179,7 +179,7 @@ class Started(NamedTuple):
     meters: tuple[Meter, ...]
     plumbing: Plumbing
     disk: DiskMeter | None = None
-    oom_around: OomAround | None = None
+    oom_around: OuterOomCounter | None = None
     audit: AuditLog | None = None  # the gate's audit lines; complete when the plugin has ended
     timings: Timings = ()
 
@@ -247,7 +247,7 @@ def limits_of(stage: Stage | None) -> AssignedLimits:
 def has_start_notes(planned: Planned) -> bool:
     """Whether there are notes that the operator reads before the plugin starts."""
     wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
-    return bool(planned.plan.notes or planned.decided.notes or planned.limits.told or wide)
+    return bool(planned.plan.notes or planned.decided.notes or planned.limits.announced or wide)
 
 
 # --- plans as bytes -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from runner.launch.wait import GRACE_SECONDS, Clocks, End
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
 from sandbox.limits.cgroup import CpuTimeMeter, LiftedMeter, MemoryMeter
-from sandbox.limits.meter import LaterMeter, Meter
+from sandbox.limits.meter import LazyMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.spec import Limits
 from sandbox.speed.scopes import AbstractContextManager, ExitStack, contextmanager
@@ -67,7 +67,9 @@ def start(
         plumbing.give_away()
         disk = acquired.disk
         if disk is not None:
-            disk.guard(cell.processes, cgroup.freeze if cgroup is not None and cgroup.can_freeze else None)
+            disk.watch_processes(
+                cell.processes, cgroup.freeze if cgroup is not None and cgroup.can_freeze else None
+            )
         meters: list[Meter] = []
         if cell.gate is not None:
             from sandbox.cell.egress import GateMeter
@@ -86,7 +88,7 @@ def start(
             stack.callback(meter.close)
         shares = planned.limits.shares
         if shares is not None and shares.part < 1 and not unsandboxed:
-            meters.append(LaterMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
+            meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
         meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
         yield Started(
             _as_watched(planned, plumbing),
@@ -103,9 +105,9 @@ def start(
 def _as_watched(planned: Planned, plumbing: Plumbing) -> Planned:
     """The plan, with a mark on limits that the session or the inspection enforces."""
     if plumbing.inspection is not None:
-        return planned._replace(limits=planned.limits.inspected())
+        return planned._replace(limits=planned.limits.for_inspection())
     if plumbing.ways[0] == "session":
-        return planned._replace(limits=planned.limits.in_session())
+        return planned._replace(limits=planned.limits.for_session())
     return planned
 
 
@@ -220,11 +222,11 @@ def _socket_meter(acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
 def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
     """The meter of what the whole machine shares, as far as no other limit bounds it."""
     from sandbox.limits.shares import (
-        Counted,
+        ByteCount,
         ShareMeter,
-        Watched,
+        ShareSources,
         can_hold_files,
-        listed_bytes,
+        count_listed_bytes,
         socket_bytes_of,
     )
 
@@ -234,13 +236,13 @@ def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
     charged = None if cgroup is None or not cgroup.counts_memory else memory
     files = cell.processes if can_hold_files(shares, charged) else None
     if plan.seccomp == "strict":
-        return ShareMeter(shares, Watched(files, None, None))
-    sockets: Callable[[], Counted] | None = None
+        return ShareMeter(shares, ShareSources(files, None, None))
+    sockets: Callable[[], ByteCount] | None = None
     if memory is None or memory > shares.socket_bytes:
         sockets = None if cgroup is None else socket_bytes_of(cgroup)
         if sockets is None and not plan.share_network:
-            sockets = lambda: listed_bytes(cell.member(), cell.processes, shares.socket_bytes)  # noqa: E731
-    return ShareMeter(shares, Watched(files, sockets, None if plan.share_network else cell.member))
+            sockets = lambda: count_listed_bytes(cell.member(), cell.processes, shares.socket_bytes)  # noqa: E731
+    return ShareMeter(shares, ShareSources(files, sockets, None if plan.share_network else cell.member))
 
 
 def _clocks(limits: Limits, began: float) -> Clocks:

@@ -218,7 +218,7 @@ def _with_bounds(order: SpawnOrder, bounds: Bounds, handles: CgroupHandles) -> S
         cgroups=handles,
         membership=() if cgroup is None else tuple(os.fsencode(line) for line in cgroup.lines),
         # The groups, like the uid, are in use until the last process ends.
-        hold=order.hold if cgroup is None else (*order.hold, *cgroup.holds),
+        hold=order.hold if cgroup is None else (*order.hold, *cgroup.lock_fds),
         deadline=bounds.deadline,
     )
 

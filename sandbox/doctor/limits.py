@@ -277,7 +277,7 @@ def shares(rules: Iterable[tuple[str, LimitRule]], part: float) -> list[Finding]
             "shared_orphans",
             "info",
             f"a plugin may leave {found.orphans} of {whole.orphans} connections that it closed with data to "
-            f"send, {found.told('net.ipv4.tcp_max_orphans')}, and is ended if there are more",
+            f"send, {found.describe('net.ipv4.tcp_max_orphans')}, and is ended if there are more",
             _NOT_OF_THE_HOST,
         ),
     ]
@@ -320,7 +320,7 @@ def _shared_files(found: Shares, whole: Shares, rules: Mapping[str, LimitRule]) 
         layer,
         "info",
         f"a plugin may hold {found.files} of {whole.files} open and mapped files, "
-        f"{found.told('fs.file-max')}, and is ended if it has more{''.join(each)}",
+        f"{found.describe('fs.file-max')}, and is ended if it has more{''.join(each)}",
     )
 
 

@@ -1,4 +1,5 @@
-"""Audit lines: JSON on a pipe that the launching process reads. A line that does not fit is counted."""
+"""Audit lines: JSON on a pipe that the launching process reads. A line that does not fit into the pipe is
+dropped and counted."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ try:
 except ImportError:  # another Python than CPython
     from json.encoder import encode_basestring_ascii as _quote
 
-# A pipe takes so many bytes at once or none of them, so a line never arrives in part (PIPE_BUF).
+# PIPE_BUF: a write of up to so many bytes is atomic, so no line arrives in part.
 MOST_LINE_BYTES = 4096
 _MOST_TEXT_CHARACTERS = 300  # of a name, a rule or a reason
-_MOST_REPEATED = 1024  # lines that may come again, whose repetitions are counted
+_MOST_REPEATED = 1024  # different lines whose repetitions are counted
 
 
 def encode_line(fields: Mapping[str, str | float]) -> bytes:
-    """One line of JSON. Importing json takes as long as half of what a gate imports."""
+    """One line of JSON. Not by the module json: importing it takes half as long as all other imports."""
     pairs = (
         f"{_quote(key)}:{_quote(value) if isinstance(value, str) else repr(value)}"
         for key, value in fields.items()
@@ -56,7 +57,7 @@ class AuditPipe:
                 fields[key] = value[:_MOST_TEXT_CHARACTERS]
             elif isinstance(value, float):
                 fields[key] = round(value, 6)
-        if self._dropped and not self._tell_dropped():
+        if self._dropped and not self._write_dropped():
             self._dropped += 1
         elif not self._put(fields):
             self._dropped += 1
@@ -66,7 +67,8 @@ class AuditPipe:
                 pass  # the next line tries again
 
     def write_repeated(self, line: AuditLine) -> None:
-        """The first such line, then the second, the fourth, the eighth: `times` says which."""
+        """Count the line, and write it the first, second, fourth, eighth time and so on, with that number in
+        `times`."""
         self._count(line)
         count = self._repeated.pop(line, 0) + 1
         self._repeated[line] = count
@@ -76,24 +78,23 @@ class AuditPipe:
             self._write(line._replace(times=count))
 
     def wait_for_room(self) -> None:
-        """From now on nothing is dropped: the last lines wait until they are read, or until somebody ends
-        this process."""
+        """Make writes block from now on, so that no line is dropped."""
         os.set_blocking(self._fd, True)
         if self._dropped:
-            self._tell_dropped()
+            self._write_dropped()
 
-    def tell_totals(self) -> None:
-        """How many there were of each kind, also of those that have no line."""
+    def write_totals(self) -> None:
+        """Write how many events there were of each kind, with those that have no line."""
         if self._counts:
             self._put({"kind": "totals", **self._counts})
 
     def _on_room(self, mask: int) -> None:
         if mask & BROKEN:
             raise ReaderGone
-        if self._tell_dropped():
+        if self._write_dropped():
             self._loop.forget(self._fd)
 
-    def _tell_dropped(self) -> bool:
+    def _write_dropped(self) -> bool:
         if self._put({"kind": "dropped", "count": self._dropped}):
             self._dropped = 0
             return True

@@ -1,7 +1,8 @@
-"""The system calls that a serving gate makes. Any other ends it.
+"""The seccomp filter of a serving gate: a list of allowed system calls. Any other kills it.
 
 It opens no file, starts no process, binds no port, and makes no memory executable. The numbers are written
-out: reading the tables would cost every launch more than all else about the filter. A test compares them.
+out, because reading the tables would cost every launch more than the rest of the filter. A test compares
+them.
 """
 
 from __future__ import annotations
@@ -53,20 +54,21 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "exit_group": (231, 94),
 }
 
-_FIONBIO = 0x5421  # what setblocking() asks for
+_FIONBIO = 0x5421  # used by setblocking()
 _F_SETPIPE_SZ = 1031
 _PROT_EXEC = 4
-_MAP_HUGETLB = 0x40000  # pages that no memory limit counts
+_MAP_HUGETLB = 0x40000  # huge pages: no memory limit counts them
 _AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
 _SOCK_STREAM, _SOCK_DGRAM, _SOCK_KIND = 1, 2, 0xF
 _DEFAULT_PROTOCOL = 0  # TCP or UDP: not MPTCP, UDP-Lite or SCTP
-# What the gate sets: SO_LINGER and TCP_NODELAY. Others could attach programs to a socket.
+# The socket options that the gate sets. Others could attach programs to a socket.
 _SOL_SOCKET, _SO_LINGER, _IPPROTO_TCP, _TCP_NODELAY = 1, 13, 6, 1
 _NETLINK_ROUTE = 0  # asks the kernel which addresses are this machine's (sandbox/network/addresses.py)
 
 
 def gate_filter(arch: str) -> bytes:
-    """The program for this architecture. A call of another one, x32's among them, ends the process too."""
+    """The filter program for this architecture. System calls of another one, such as x32, kill the
+    process."""
     code = bpf.Assembler()
 
     def kill() -> int:
@@ -75,11 +77,11 @@ def gate_filter(arch: str) -> bytes:
     def allow() -> int:
         return code.ret(bpf.ALLOW)
 
-    def without(argument: int, bits: int, then: int | None = None) -> int:
+    def without_bits(argument: int, bits: int, then: int | None = None) -> int:
         test = code.branch(bpf.JSET, bits, kill(), allow() if then is None else then)
         return code.load(bpf.argument_offset(argument), test)
 
-    def among(argument: int, values: tuple[int, ...], then: int, otherwise: int, mask: int = 0) -> int:
+    def one_of(argument: int, values: tuple[int, ...], then: int, otherwise: int, mask: int = 0) -> int:
         place = otherwise
         for value in reversed(values):
             place = code.branch(bpf.JEQ, value, then, place)
@@ -87,25 +89,25 @@ def gate_filter(arch: str) -> bytes:
             place = code.mask(mask, place)
         return code.load(bpf.argument_offset(argument), place)
 
-    protocol = among(2, (_DEFAULT_PROTOCOL,), allow(), kill())
-    internet = among(1, (_SOCK_STREAM, _SOCK_DGRAM), protocol, kill(), _SOCK_KIND)
-    netlink = among(2, (_NETLINK_ROUTE,), allow(), kill())
+    protocol = one_of(2, (_DEFAULT_PROTOCOL,), allow(), kill())
+    internet = one_of(1, (_SOCK_STREAM, _SOCK_DGRAM), protocol, kill(), _SOCK_KIND)
+    netlink = one_of(2, (_NETLINK_ROUTE,), allow(), kill())
     family = code.branch(bpf.JEQ, _AF_NETLINK, netlink, kill())
     for value in (_AF_INET6, _AF_INET):
         family = code.branch(bpf.JEQ, value, internet, family)
     level = code.branch(
         bpf.JEQ,
         _SOL_SOCKET,
-        among(2, (_SO_LINGER,), allow(), kill()),
-        code.branch(bpf.JEQ, _IPPROTO_TCP, among(2, (_TCP_NODELAY,), allow(), kill()), kill()),
+        one_of(2, (_SO_LINGER,), allow(), kill()),
+        code.branch(bpf.JEQ, _IPPROTO_TCP, one_of(2, (_TCP_NODELAY,), allow(), kill()), kill()),
     )
     rules = {
         "setsockopt": code.load(bpf.argument_offset(1), level),
         "socket": code.load(bpf.argument_offset(0), family),
-        "fcntl": among(1, (_F_SETPIPE_SZ,), allow(), kill()),
-        "ioctl": among(1, (_FIONBIO,), allow(), kill()),
-        "mmap": without(2, _PROT_EXEC, without(3, _MAP_HUGETLB)),
-        "mprotect": without(2, _PROT_EXEC),
+        "fcntl": one_of(1, (_F_SETPIPE_SZ,), allow(), kill()),
+        "ioctl": one_of(1, (_FIONBIO,), allow(), kill()),
+        "mmap": without_bits(2, _PROT_EXEC, without_bits(3, _MAP_HUGETLB)),
+        "mprotect": without_bits(2, _PROT_EXEC),
     }
     column = _ARCHES.index(arch)
     place = kill()

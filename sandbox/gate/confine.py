@@ -1,7 +1,7 @@
-"""Confine this process for good: the gate reads what a hostile plugin and hostile servers send.
+"""Confine the gate's process: it reads what a hostile plugin and hostile servers send.
 
-Every step either succeeds or ends the gate, and with it the launch. Two are taken where they can be, because
-the filter of system calls alone leaves no file system: Landlock, and as root an empty root directory.
+A step that fails ends the gate, and with it the launch. Two steps are best effort: Landlock, and for root an
+empty root directory. Without them the system call filter alone already denies the file system.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SECCOMP_MODE_FILTER = 2
 # The same numbers on every architecture.
 _CLOSE_RANGE, _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 436, 444, 446
 _LANDLOCK_CREATE_RULESET_VERSION = 1
-# Every right that version 1 of Landlock knows, and what each later version added.
+# All file rights of version 1 of Landlock, and those that each later version added.
 _LANDLOCK_FILES = {1: 0x1FFF, 2: 0x2000, 3: 0x4000, 5: 0x8000}
 _LANDLOCK_BIND_TCP = 1  # from version 4
 _LANDLOCK_SCOPES = 3  # from version 6: no abstract sockets and no signals to other processes
@@ -31,18 +31,18 @@ _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
 _NO_CAPABILITIES = bytes(24)
 _HIGHEST_FD = 0x7FFFFFFF
 _STAT_ENV_START, _STAT_ENV_END = 50, 51  # fields of /proc/PID/stat, counted from 1; the third is the state
-_EMPTY_DIRECTORY_PLACES = ("/run", "/tmp", "/dev/shm")  # the first that takes one
+_EMPTY_DIRECTORY_PLACES = ("/run", "/tmp", "/dev/shm")  # the first in which a directory can be made is used
 
-_MORE_DATA_BYTES = 64 * 1024 * 1024  # that the gate may take beyond what it has when it begins
+_MORE_DATA_BYTES = 64 * 1024 * 1024  # RLIMIT_DATA, above what the process has when it is confined
 
 
 class ConfinementError(Exception):
-    """A layer cannot be put on. The text says which."""
+    """A step of the confinement failed. The text says which."""
 
 
 def leave_terminal() -> None:
-    """A session of its own, so that Ctrl-C reaches the launching process only, and default signals. SIGPIPE
-    stays ignored: splice reports a closed socket with it."""
+    """Start a new session, so that Ctrl-C reaches only the launching process, and reset signal handlers.
+    SIGPIPE stays ignored: splice to a closed socket raises it."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
@@ -53,7 +53,7 @@ def leave_terminal() -> None:
 
 
 def close_others(kept: Collection[int]) -> None:
-    """Keep these descriptors only, and /dev/null as 0, 1 and 2."""
+    """Close all other descriptors, and make 0, 1 and 2 /dev/null."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
         if fd not in kept and fd != null:
@@ -69,7 +69,7 @@ def close_others(kept: Collection[int]) -> None:
 
 
 def forget_environment() -> None:
-    """The variables of the launching process, in Python and where the kernel put them."""
+    """Erase the environment variables, in Python and in the memory that /proc/PID/environ shows."""
     os.environ.clear()
     with open("/proc/self/stat", "rb") as file:
         words = file.read().rpartition(b") ")[2].split()
@@ -79,10 +79,8 @@ def forget_environment() -> None:
 
 
 def follow_parent(alive: Callable[[], bool]) -> None:
-    """Die with the process that forked this one. `alive` tells whether it died before it could be asked for.
-
-    A change of the uid resets it.
-    """
+    """Ask the kernel to kill this process when the one that forked it dies. `alive` tells whether that has
+    happened already. The kernel forgets the request when the uid changes."""
     libc = open_libc()
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
         _raise("follow the death of the launching process")
@@ -91,7 +89,8 @@ def follow_parent(alive: Callable[[], bool]) -> None:
 
 
 def confine(identity: tuple[int, int] | None, descriptors: int, alive: Callable[[], bool]) -> None:
-    """`identity`: the uid and the gid to take. `descriptors`: how many may be open."""
+    """Take every step, or raise ConfinementError. `identity`: the uid and the gid to change to.
+    `descriptors`: how many may be open."""
     libc = open_libc()
     program = gate_filter(machine_arch())
     ruleset = _make_ruleset(libc)
@@ -122,7 +121,7 @@ def confine(identity: tuple[int, int] | None, descriptors: int, alive: Callable[
 
 
 def _set_limits(descriptors: int) -> None:
-    """Before the uid changes: an ordinary user cannot raise a limit again."""
+    """Set the rlimits. Called before the uid changes: an ordinary user cannot raise a limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY:
         descriptors = min(descriptors, hard)
@@ -142,14 +141,14 @@ def _set_limits(descriptors: int) -> None:
 
 
 def _read_data_bytes() -> int:
-    """What counts against RLIMIT_DATA now: the sixth number of statm, in pages."""
+    """The bytes that count against RLIMIT_DATA now: the sixth number of statm, in pages."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
 
 
 def _leave_root_directory() -> None:
-    """Root becomes an empty directory that has no name any more. A container may forbid that, or have no
-    place for a directory: the filter of system calls is the layer that has to hold."""
+    """Change the root to an empty, removed directory. Best effort: a container may forbid it or have no place
+    for a directory, and the system call filter holds without it."""
     for place in _EMPTY_DIRECTORY_PLACES:
         folder = f"{place}/gate-{os.urandom(8).hex()}"
         try:

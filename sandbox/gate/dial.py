@@ -1,4 +1,4 @@
-"""Connect to one of several addresses of a host. All of them were vetted."""
+"""Connect to one of several vetted addresses of a host."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sandbox.gate.loop import WRITE, Loop, Timer
 from sandbox.speed.typed import Callable, Sequence
 
 MOST_DIALLED = 8  # addresses of one name
-_NEXT_SECONDS = 0.25  # until the next address is tried beside the first (RFC 8305)
+_NEXT_SECONDS = 0.25  # until the next address is tried in parallel (RFC 8305)
 
 
 class Dial:
-    """Calls `done` once, never from within the constructor: a connected socket and its address, or None and
-    why the last attempt failed."""
+    """Connection attempts to the addresses of one host. Calls `done` once, after the constructor has
+    returned: with a connected socket and its address, or with None and the reason the last attempt failed."""
 
     __slots__ = ("_attempts", "_done", "_left", "_loop", "_port", "_reason", "_timer")
 
@@ -52,7 +52,7 @@ class Dial:
             self._finish(None, self._reason)
 
     def _dial(self, address: str) -> bool:
-        """Whether the attempt is under way."""
+        """Start an attempt. Returns whether it is under way."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             attempt = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

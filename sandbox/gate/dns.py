@@ -1,7 +1,7 @@
 """DNS messages: the plugin's questions and our answers, our questions and the answers of a name server.
 
-Both senders are hostile. Nothing here loops or allocates by a number that a message names: every read is
-bounded by the message, and a name by 255 bytes. No function keeps anything.
+Both senders may be hostile. No loop and no allocation depends on a number in a message: every read is bounded
+by the message's length, and a name by 255 bytes. All functions are pure.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ IN = 1
 NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = 0, 1, 2, 3, 4, 5
 _BADVERS = 16
 
-MOST_MESSAGE_BYTES = 1232  # of a question; also what we say we take (the usual value without fragments)
+MOST_MESSAGE_BYTES = 1232  # of a question; also the EDNS size we announce (usual, to avoid fragments)
 MOST_NAME_BYTES = 255
-MOST_RECORDS = 128  # read of an answer
-MOST_ADDRESSES = 16  # kept of an answer
+MOST_RECORDS = 128  # read from an answer
+MOST_ADDRESSES = 16  # used from an answer
 _MOST_ALIASES = 8
 _MOST_POINTERS = 32  # in one name
 
@@ -30,27 +30,27 @@ _OPCODE = 0x7800
 
 
 class MalformedMessage(ValueError):
-    """The message breaks a rule of its format."""
+    """The message breaks a rule of the DNS format."""
 
 
 class UnansweredMessage(ValueError):
-    """The message is no question at all: an answer, or too short to have an id. Nothing is sent back."""
+    """The message is no question: it is an answer, or too short for a header. Nothing is sent back."""
 
 
-NO_NAME = "(no name)"  # of a message whose question cannot be read
+NO_NAME = "(no name)"  # shown for a message whose question cannot be read
 
 
 class NameQuestion(NamedTuple):
     id: int
     labels: tuple[bytes, ...]  # as they were sent
     kind: int  # A, AAAA, ...
-    section: bytes  # the question as it was sent, which an answer repeats byte by byte
+    section: bytes  # the question as it was sent: an answer repeats these bytes
     recursion: bool
-    extended: bool  # there was an OPT record (EDNS)
+    extended: bool  # it has an OPT record (EDNS)
 
     @property
     def name(self) -> str | None:
-        """The name as text; None if a label has a byte that text would show as something else."""
+        """The name as text, or None if a label has a dot or a byte outside ASCII."""
         joined = b".".join(self.labels)
         if not joined.isascii() or any(b"." in label for label in self.labels):
             return None
@@ -58,36 +58,33 @@ class NameQuestion(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name for people, whatever its bytes are. A dot inside a label has a backslash before it."""
+        """The name for messages, with unusual bytes and dots inside labels escaped by a backslash."""
         joined = b".".join(label.replace(b"\\", b"\\\\").replace(b".", b"\\.") for label in self.labels)
         return joined.decode("ascii", "backslashreplace").replace("\0", "\\x00") or "."
 
 
 class RefusedQuestion(NamedTuple):
-    """Of the plugin, and not to be answered by a name."""
+    """A question of the plugin that is refused because of its form."""
 
     reply: bytes
-    reason: str  # the second half of a sentence
+    reason: str  # the rest of a sentence that begins with the name
     shown: str = NO_NAME
 
 
 class NameReply(NamedTuple):
-    """Of a name server."""
+    """The reply of a name server."""
 
     code: int
     truncated: bool
     addresses: tuple[bytes, ...] = ()  # 4 or 16 bytes each
-    seconds: int = 0  # for which they hold
+    seconds: int = 0  # TTL
 
 
 # --- what the plugin asks ----------------------------------------------------------------------------
 
 
 def read_question(message: bytes) -> NameQuestion | RefusedQuestion:
-    """The question, or something that is no question we answer, with its complete reply.
-
-    Raises UnansweredMessage where a reply might be taken for another's.
-    """
+    """The question, or a refusal with its complete reply. Raises UnansweredMessage if nothing may be sent."""
     if len(message) < _HEADER.size:
         raise UnansweredMessage("is shorter than a header")
     number, flags, questions, answers, authorities, extras = _HEADER.unpack_from(message)
@@ -119,7 +116,8 @@ def read_question(message: bytes) -> NameQuestion | RefusedQuestion:
 
 
 def _read_labels(message: bytes) -> tuple[tuple[bytes, ...], int]:
-    """The name of the question. It comes first, so a pointer in it has nothing to point to."""
+    """The labels of the question's name, and the offset behind it. It is the first name of the message, so a
+    compression pointer in it is malformed."""
     labels: list[bytes] = []
     at = _HEADER.size
     while True:
@@ -139,7 +137,7 @@ def _read_labels(message: bytes) -> tuple[tuple[bytes, ...], int]:
 
 
 def _read_extension(message: bytes, at: int, extras: int) -> int:
-    """The version of the OPT record; 0 without one. Nothing may follow."""
+    """The EDNS version of the OPT record, or 0 if there is none. Nothing may follow it."""
     version = 0
     if extras:
         if message[at : at + 1] != b"\0":
@@ -159,7 +157,7 @@ def _bare_reply(number: int, flags: int, code: int) -> bytes:
 
 
 def write_reply(question: NameQuestion, code: int, address: bytes = b"", seconds: int = 0) -> bytes:
-    """The answer: without an address it is empty, which for NOERROR means that there is none of this kind."""
+    """The reply to a question. NOERROR without an address means that the name has no record of this kind."""
     flags = _QR | _RA | (_RD if question.recursion else 0) | code & 0xF
     counts = 1, 1 if address else 0, 0, 1 if question.extended else 0
     parts = [_HEADER.pack(question.id, flags, *counts), question.section]
@@ -175,14 +173,15 @@ def write_reply(question: NameQuestion, code: int, address: bytes = b"", seconds
 
 
 def write_question(number: int, name: str, kind: int) -> bytes:
-    """`name` in its normal spelling (sandbox/network/hosts.py). Without EDNS: an answer with more than 28
-    addresses comes truncated, and is asked for again over TCP."""
+    """A query for `name`, which is in its normal spelling (sandbox/network/hosts.py). It has no EDNS: an
+    answer with more than 28 addresses comes truncated, and is asked for again over TCP."""
     labels = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
     return _HEADER.pack(number, _RD, 1, 0, 0, 0) + labels + b"\0" + _QUESTION_END.pack(kind, IN)
 
 
 def read_reply(message: bytes, number: int, name: str, kind: int) -> NameReply:
-    """Raises MalformedMessage unless it answers this question. Aliases are followed within the answer."""
+    """The addresses in a reply. Aliases (CNAME) are followed within it. Raises MalformedMessage unless it is
+    the reply to this question."""
     if len(message) < _HEADER.size:
         raise MalformedMessage("is shorter than a header")
     its_number, flags, questions, answers, _, _ = _HEADER.unpack_from(message)
@@ -233,9 +232,9 @@ def _collect(message: bytes, at: int, records: int, wanted: bytes, kind: int) ->
 
 
 def read_name(message: bytes, at: int) -> tuple[bytes, int]:
-    """A name in lower case, its labels joined by dots, and where the next field begins.
+    """A name in lower case, its labels joined by dots, and the offset behind it.
 
-    Each pointer leads to an earlier place than the last one did, so that no chain of them has a loop.
+    Each pointer has to lead further back than the one before, so that a chain of pointers cannot loop.
     """
     labels: list[bytes] = []
     total, pointers, end, limit = 0, 0, -1, at

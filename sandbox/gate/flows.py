@@ -1,4 +1,5 @@
-"""The plugin's connections: each is judged, resolved once, vetted, dialled and pumped, or reset."""
+"""The plugin's connections. Each is judged by the rules; its name is resolved once, and the addresses are
+vetted and dialled. Then its bytes are pumped. A connection that fails a step is reset."""
 
 from __future__ import annotations
 
@@ -9,11 +10,10 @@ import struct
 
 from sandbox.gate.audit import AuditPipe
 from sandbox.gate.dial import Dial
-from sandbox.gate.loop import BROKEN, READ, Brake, Handler, Loop, Timer, accept
-from sandbox.gate.meter import ByteMeter
+from sandbox.gate.loop import BROKEN, READ, Handler, Loop, RateLimiter, Timer, accept
 from sandbox.gate.names import NameTable, is_synthetic
 from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
-from sandbox.gate.pump import PipePool, PumpEnding, SplicePump, reset_on_close
+from sandbox.gate.pump import ByteMeter, PipePool, PumpEnding, SplicePump, reset_on_close
 from sandbox.gate.resolver import Addresses, Resolver, Search
 from sandbox.network.addresses import vet
 from sandbox.network.egress import AuditLine, EgressPlan
@@ -23,8 +23,8 @@ from sandbox.speed.typed import Callable, Sequence
 from sandbox.speed.value import NamedTuple
 
 _CONNECTIONS_PER_SECOND = 1000
-_MOST_AT_ONCE = 64  # connections, until others have their turn
-_MOST_WAITING = 4096  # connections that wait to be accepted on one socket when the plugin has ended
+_MOST_AT_ONCE = 64  # connections, before other events have their turn
+_MOST_WAITING = 4096  # connections accepted from one listener after the plugin has ended
 _READ_BYTES = 4096
 # linux/netfilter_ipv4.h and netfilter_ipv6/ip6_tables.h: both options have the same number.
 _SO_ORIGINAL_DST, _SOL_IPV6 = 80, 41
@@ -33,16 +33,16 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class FlowTarget(NamedTuple):
-    """What a connection was meant for."""
+    """The destination of a connection, and the rule that allows it."""
 
     host: Host
     port: int
     rule: HostRule | None
-    reason: str = ""  # why it is refused
+    reason: str = ""  # if no rule allows it
 
 
 class Flows:
-    """All connections. Takes the listeners over."""
+    """All connections of one plugin. Owns the listeners."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class Flows:
         self.meter = ByteMeter(loop, plan.limits.bytes, plan.limits.rate)
         self._rules = rules
         self._table = table
-        self.leaving = ""  # why connections end now, when what the plugin sent is delivered
+        self.leaving = ""  # once the plugin has ended: the reason to finish connections that are delivered
         self._delivered: Callable[[], None] | None = None
         self._open: set[Flow] = set()
         self._listeners: list[tuple[socket.socket, bool]] = []
-        self._brake: Brake | None = None
+        self._rate_limiter: RateLimiter | None = None
 
     def listen(self, listeners: Sequence[socket.socket], redirected: Sequence[socket.socket]) -> None:
         sockets = [(listener, False) for listener in listeners]
         sockets += [(listener, True) for listener in redirected]
         self._listeners = sockets
         fds = tuple(listener.fileno() for listener, _ in sockets)
-        self._brake = Brake(self.loop, _CONNECTIONS_PER_SECOND, fds)
+        self._rate_limiter = RateLimiter(self.loop, _CONNECTIONS_PER_SECOND, fds)
         for listener, is_redirected in sockets:
             listener.setblocking(False)
             self.loop.watch(listener.fileno(), READ, self._acceptor(listener, is_redirected))
@@ -85,23 +85,23 @@ class Flows:
             flow.end(reason)
 
     def deliver_all(self, reason: str, delivered: Callable[[], None]) -> None:
-        """The plugin has ended: nobody reads any more. Bring what it has sent on its way, also what waits in
-        connections that are not accepted or not dialled yet. Calls `delivered` when all have ended."""
+        """For a plugin that has ended: deliver what it has sent, also in connections that are not accepted or
+        not dialled yet, and drop what comes back. Calls `delivered` when all connections have finished."""
         self.leaving, self._delivered = reason, delivered
         for listener, redirected in self._listeners:
             self.loop.forget(listener.fileno())
             self._accept_rest(listener, redirected)
         for flow in tuple(self._open):
             flow.deliver()
-        self._see_delivered()
+        self._check_delivered()
 
     def forget(self, flow: Flow) -> None:
         self._open.discard(flow)
-        self._see_delivered()
+        self._check_delivered()
 
-    def _see_delivered(self) -> None:
+    def _check_delivered(self) -> None:
         if self._delivered is not None and not self._open:
-            # Not now: the last one has yet to write its line.
+            # Not now: the last flow has yet to write its audit line.
             self.loop.call_at(self.loop.now, self._delivered)
             self._delivered = None
 
@@ -118,14 +118,15 @@ class Flows:
             self._take(client, redirected)
 
     def may_be_private(self, address: str, port: int) -> bool:
-        """Whether a private address may be dialled: names may lead there, or a rule names the address."""
+        """Whether a private address may be dialled: the policy allows it for names, or a rule names the
+        address."""
         found = read_address(address)
         if self.plan.private or found is None:
             return self.plan.private
         return judge(self._rules, Host(str(found), found.version), port) is not None
 
     def _accept(self, listener: socket.socket, redirected: bool) -> None:
-        assert self._brake is not None
+        assert self._rate_limiter is not None
         for _ in range(_MOST_AT_ONCE):
             try:
                 client = accept(listener)
@@ -133,19 +134,19 @@ class Flows:
                 return
             except OSError as error:
                 if error.errno in _NO_ROOM:
-                    self._brake.pull()
+                    self._rate_limiter.pause()
                     return
-                continue  # the client has given up already
+                continue  # the client has closed it already
             self._take(client, redirected)
-            if self._brake.count():
+            if self._rate_limiter.count():
                 return
 
     def _take(self, client: socket.socket, redirected: bool) -> None:
-        reset_on_close(client)  # also if this process dies: the plugin must not take that for an end
+        reset_on_close(client)  # if this process dies, the plugin must not take that for a normal end
         try:
             address, port = read_destination(client, redirected)
         except OSError:
-            client.close()  # reset by the client before we looked
+            client.close()  # the client has reset it
             return
         target = self._judge(address, port)
         limits = self.plan.limits
@@ -184,7 +185,7 @@ class Flows:
 
 
 def read_destination(client: socket.socket, redirected: bool) -> tuple[str, int]:
-    """The address and the port that the plugin dialled."""
+    """The address and the port to which the plugin connected."""
     version6 = client.family == socket.AF_INET6
     if redirected:
         try:
@@ -196,7 +197,7 @@ def read_destination(client: socket.socket, redirected: bool) -> tuple[str, int]
             port, packed = _SOCKADDR_IN.unpack(raw)
             return socket.inet_ntop(socket.AF_INET, packed), port
         except OSError:
-            pass  # it was not redirected: the plugin dialled this very socket
+            pass  # not redirected: the plugin connected to this socket itself
     address, port = client.getsockname()[:2]
     return _plain(address), port
 
@@ -213,8 +214,8 @@ def _has_bytes(client: socket.socket) -> bool:
 
 
 class Flow:
-    """One connection that a rule allows, from accept to its audit line. Raises OSError if the client cannot
-    be watched; it is the caller's then."""
+    """One connection that a rule allows, from accept to its audit line. The constructor raises OSError if the
+    client cannot be watched; the caller then closes it."""
 
     __slots__ = (
         "_address",
@@ -251,14 +252,14 @@ class Flow:
         self._pump: SplicePump | None = None
         self._over = False
         limits = flows.plan.limits
-        # Who dials an address has no name that could be compared.
+        # A connection to an address has no name to compare with the first bytes.
         self._judged = bool(target.host.version) or target.port not in flows.plan.judged_ports
-        # Before there are timers: it may fail.
+        # May fail, so it comes before the timers.
         flows.loop.watch(client.fileno(), 0 if self._judged else READ, self._on_client)
         self._timers: list[Timer] = [flows.loop.call_later(limits.dial, self._on_dial_limit)]
         if not self._judged:
             self._timers.append(flows.loop.call_later(limits.first_bytes, self._on_first_bytes_limit))
-        # Not now: an answer that is known would end the flow before it is counted.
+        # Not now: with a cached answer the flow could finish before Flows has added it.
         self._timers.append(flows.loop.call_at(flows.loop.now, self._resolve))
 
     def end(self, reason: str) -> None:

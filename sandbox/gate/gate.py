@@ -3,19 +3,24 @@
     P --fork--> gate: reads the resolver's configuration, receives the sockets, confines itself, "g", serves
     cell's init: makes the namespace and the sockets, sends them, waits for the "g"
 
-When the plugin has ended, `alive` says a byte: then the gate delivers what the plugin has sent, and ends. It
-ends at once when the process that forked it ends, when `alive` ends, or when something happens that it does
-not expect. Nobody else has the listeners, so a gate that has ended means refused connections.
+When the plugin has ended, a byte arrives on the pipe `alive`: the gate then delivers what the plugin has
+sent, and ends. It ends at once when the process that forked it ends, when `alive` is closed, or after an
+unexpected error. No other process has the listeners, so after the gate has ended, connections are refused.
+
+The gate is in none of the plugin's cgroups: it has to write its last audit lines when the plugin is killed or
+frozen, and the plugin's memory limit must not end it. So it measures its own processor time, after each turn
+of the loop, and holds itself to the limits of the plugin that causes it.
 """
 
 from __future__ import annotations
 
 import _socket as socket
 import encodings.ascii
-import encodings.utf_8  # noqa: F401 -- these are loaded when first used, and by then no file can be opened
+import encodings.utf_8  # noqa: F401 -- loaded now: on first use no file can be opened any more
 import gc
 import os
 import select
+import time
 
 from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
 from sandbox.gate.confine import (
@@ -29,51 +34,98 @@ from sandbox.gate.confine import (
 from sandbox.gate.flows import Flows
 from sandbox.gate.loop import READ, Loop
 from sandbox.gate.names import NameTable
-from sandbox.gate.pace import Pace, TimeSpent
 from sandbox.gate.questions import MOST_CLIENTS, Answerer, NameRules, NameService
-from sandbox.gate.resolver import MOST_TRIES, Resolver
+from sandbox.gate.resolver import MOST_QUERIES, Resolver
 from sandbox.gate.upstream import read_upstream
 from sandbox.network.addresses import refusal
 from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
 from sandbox.network.rules import parse_rules
-from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, tell_ready
+from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, send_ready
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import NoReturn
+from sandbox.speed.typed import Callable, NoReturn
 
-# Of the gate's process.
-EXIT_ENDED = 0  # `alive` said so, or nobody reads the audit lines
-EXIT_FAULT = 70  # something unexpected
-EXIT_UNCONFINED = 125  # it never served
+# Exit codes of the gate's process.
+EXIT_ENDED = 0  # the plugin has ended, or nobody reads the audit lines
+EXIT_FAULT = 70  # an unexpected error while serving
+EXIT_UNCONFINED = 125  # it could not be confined, and never served
 
 # Two sockets and, if both readers are slow, two pipes.
 _FDS_PER_CONNECTION = 6
-# While a name is resolved: its own, and those of the questions for both kinds of address.
-_FDS_PER_SEARCH = 1 + 2 * MOST_TRIES
+# While a name is resolved: the plugin's socket, and those of the queries for A and AAAA.
+_FDS_PER_SEARCH = 1 + 2 * MOST_QUERIES
 _MORE_FDS = 64
 _MOST_FAULT_CHARACTERS = 300
+# Processor time that may be used at once after a rest, however low the limit is.
+_BURST_SECONDS = 0.1
 
 _PLUGIN_ENDED = "was closed: the plugin has ended"
 _CUT = "was cut: the plugin has ended, and what it had sent was not delivered in time"
 
 
+class CpuTimeSpent(Exception):
+    """The gate has used as much processor time as the plugin may."""
+
+
+class CpuLimiter:
+    """Holds the gate to the plugin's limits of processor time."""
+
+    def __init__(
+        self,
+        cores: float | None,
+        seconds: float | None,
+        alive: int,
+        clock: Callable[[], float] = time.monotonic,
+        used: Callable[[], float] = time.process_time,
+    ) -> None:
+        """`cores`: the plugin's cpu limit. `seconds`: its cpu_time limit. `alive`: a descriptor that becomes
+        readable when the gate has to end; a rest ends then, too."""
+        self._cores = cores
+        self._seconds = seconds
+        self._clock = clock
+        self._used = used
+        self._credit = _BURST_SECONDS
+        self._last_time, self._last_used = clock(), used()
+        self._first_used = self._last_used
+
+        self._alive = select.epoll()
+        self._alive.register(alive, select.EPOLLIN)
+
+    def throttle(self) -> None:
+        """Sleep until the cpu limit allows more. Raises CpuTimeSpent if the cpu_time limit is used up."""
+        if self._cores is None and self._seconds is None:
+            return
+        now, used = self._clock(), self._used()
+        if self._seconds is not None and used - self._first_used > self._seconds:
+            raise CpuTimeSpent
+        if self._cores is not None:
+            earned = (now - self._last_time) * self._cores - (used - self._last_used)
+            self._credit = min(_BURST_SECONDS, self._credit + earned)
+            self._last_time, self._last_used = now, used
+            if self._credit < 0:
+                self._sleep(-self._credit / self._cores)
+
+    def _sleep(self, seconds: float) -> None:
+        self._alive.poll(seconds)
+
+
 class _Ended(Exception):
-    """There is nobody left to serve."""
+    """The plugin has ended, or the launching process."""
 
 
 def run_gate(
     channel: int, plan: EgressPlan, audit: int, alive: int, identity: tuple[int, int] | None
 ) -> NoReturn:
-    """In a forked child of a process with one thread.
+    """Confine this process and serve until the plugin has ended. Call it in a forked child of a process with
+    one thread.
 
     `channel`: the socket on which the cell's init sends the listeners and waits for "g". `audit`: the pipe
-    for audit lines. `alive`: a pipe that brings a byte when the plugin has ended, and ends when the gate has
-    to end at once.
-    `identity`: the uid and gid to take, as root. A gate that cannot be confined never writes the "g"; it
-    writes {"kind": "fault", "reason": ...} to `audit`.
+    for audit lines. `alive`: a pipe from which a byte comes when the plugin has ended, and which is closed
+    when the gate has to end at once. `identity`: the uid and gid to change to, if root. A gate that cannot be
+    confined never writes the "g"; it writes {"kind": "fault", "reason": ...} to `audit`.
     """
     code = EXIT_UNCONFINED
     try:
-        # Objects of the launching process are never collected here: that would copy the pages they are in.
+        # The collector would touch objects of the launching process, and so copy the pages they are in.
         gc.freeze()
         leave_terminal()
         close_others({channel, audit, alive})
@@ -82,9 +134,9 @@ def run_gate(
         forget_environment()
         gate = PluginGate(plan, audit)
         gate.open(receive_sockets(channel), alive)
-        _load_what_is_lazy()
+        _preload()
         confine(identity, count_descriptors(plan.limits), lambda: _is_alive(alive))
-        tell_ready(channel)
+        send_ready(channel)
         os.close(channel)
         code = EXIT_FAULT
         gate.serve()
@@ -98,7 +150,7 @@ def run_gate(
 
 
 class PluginGate:
-    """Everything that serves one plugin."""
+    """The event loop of one plugin's gate, with its name service and its connections."""
 
     def __init__(self, plan: EgressPlan, audit: int) -> None:
         self._plan = plan
@@ -112,7 +164,7 @@ class PluginGate:
         self._alive = -1
         self._flows: Flows | None = None
         self._service: NameService | None = None
-        self._pace: Pace | None = None
+        self._cpu_limiter: CpuLimiter | None = None
 
     def open(self, sockets: GateSockets, alive: int) -> None:
         listeners = [socket.socket(fileno=fd) for fd in sockets.listeners]
@@ -125,17 +177,17 @@ class PluginGate:
         self._service = NameService(self._loop, answerer, udp, tcp)
         self._alive = alive
         self._loop.watch(alive, READ, self._on_end)
-        self._pace = Pace(self._plan.limits.cpu, self._plan.limits.cpu_time, alive)
+        self._cpu_limiter = CpuLimiter(self._plan.limits.cpu, self._plan.limits.cpu_time, alive)
 
     def serve(self) -> None:
-        """Until there is nobody left to serve. Connections that are open then still get their audit line."""
-        assert self._pace is not None
+        """Serve until the plugin has ended. Connections that are open then still get their audit line."""
+        assert self._cpu_limiter is not None
         try:
-            self._loop.run(self._pace.keep)
+            self._loop.run(self._cpu_limiter.throttle)
         except _Ended:
             assert self._flows is not None
             self._end_all(_CUT if self._flows.leaving else _PLUGIN_ENDED)
-        except TimeSpent:
+        except CpuTimeSpent:
             self._end_all(
                 "was closed: the gate has used as much processor time as the plugin may (the cpu_time limit)"
             )
@@ -147,7 +199,7 @@ class PluginGate:
         try:
             self._audit.wait_for_room()
             self._flows.end_all(reason)
-            self._audit.tell_totals()
+            self._audit.write_totals()
         except ReaderGone:
             pass
 
@@ -163,6 +215,7 @@ class PluginGate:
 
 
 def count_descriptors(limits: EgressLimits) -> int:
+    """The most descriptors that the gate can need under these limits."""
     per_connection = max(_FDS_PER_CONNECTION, _FDS_PER_SEARCH)
     return limits.connections * per_connection + MOST_CLIENTS + MOST_SOCKETS + _MORE_FDS
 
@@ -173,8 +226,8 @@ def _is_alive(alive: int) -> bool:
     return not watch.poll(0)
 
 
-def _load_what_is_lazy() -> None:
-    """Modules, codecs and tables that are loaded when first used."""
+def _preload() -> None:
+    """Load modules, codecs and tables that Python loads on first use: after confinement no file opens."""
     refusal("93.184.216.34")
     refusal("2606:2800:220:1::1")
     str(OSError(1, os.strerror(1)))

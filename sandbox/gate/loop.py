@@ -1,7 +1,7 @@
-"""The gate's event loop: epoll, timers in a heap, no threads. A wait costs nothing.
+"""The gate's event loop: epoll, timers in a heap, no threads.
 
-Sockets are those of `_socket` in all of the gate: the module `socket` makes a thousand constants, which cost
-every gate 1 MB and 5 ms.
+All modules of the gate use `_socket`: the module `socket` makes a thousand constants, which cost every gate
+1 MB and 5 ms.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BROKEN = select.EPOLLERR | select.EPOLLHUP  # reported whether asked for or not
 
 Handler = Callable[[int], None]
 
-_MOST_EVENTS = 128  # handled before the timers are looked at again
-_FEWEST_SWEPT = 256  # cancelled timers that are left in the heap
+_MOST_EVENTS = 128  # handled before the timers are checked again
+_FEWEST_SWEPT = 256  # cancelled timers in the heap, before it is rebuilt without them
 
 
 class Timer:
@@ -34,8 +34,8 @@ class Timer:
 
 
 class Loop:
-    """Level-triggered. A closed descriptor's number is free again only after the events of one wait are
-    handled, so that no event reaches another socket with the same number."""
+    """A level-triggered event loop. Sockets are closed only after all events of one wait are handled, so that
+    no event reaches another socket that got the same descriptor."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -50,7 +50,7 @@ class Loop:
     # --- descriptors -------------------------------------------------------------------------------
 
     def watch(self, fd: int, mask: int, handler: Handler) -> None:
-        """Call `handler` with the events of `fd`. With an empty mask it hears of errors only."""
+        """Call `handler` with the events of `fd`. With an empty mask only errors are reported."""
         if fd in self._handlers:
             self._epoll.modify(fd, mask)
         else:
@@ -63,7 +63,7 @@ class Loop:
             self._masks[fd] = mask
 
     def resume(self, fd: int, mask: int, handler: Handler) -> None:
-        """change(), also of a descriptor that was forgotten."""
+        """Like change(), but a descriptor that is not watched is watched again."""
         if fd in self._handlers:
             self.change(fd, mask)
         else:
@@ -75,7 +75,7 @@ class Loop:
             self._epoll.unregister(fd)
 
     def retire(self, connection: socket.socket) -> None:
-        """Forget the socket now, and close it when all events of this wait are handled."""
+        """Stop watching the socket now, and close it when all events of this wait are handled."""
         self.forget(connection.fileno())
         self._retired.append(connection)
 
@@ -102,7 +102,7 @@ class Loop:
     # --- running -----------------------------------------------------------------------------------
 
     def run(self, after_each: Callable[[], None]) -> None:
-        """Until something raises. `after_each`: called after each wait and its events."""
+        """Run until a handler raises. `after_each`: called after each wait and its events."""
         while True:
             self.run_once()
             after_each()
@@ -141,16 +141,16 @@ class Loop:
 
 
 def accept(listener: socket.socket) -> socket.socket:
-    """The next connection, non-blocking."""
+    """Accept the next connection, as a non-blocking socket."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]  # what accept() of the module socket calls
     connection = socket.socket(listener.family, listener.type, listener.proto, fd)
     connection.setblocking(False)
     return connection
 
 
-class Brake:
-    """Lets so many events per second through. The gate's processor time is not the plugin's own, so what a
-    plugin can cause without end is slowed down, also where it has no cpu limit (see pace.py)."""
+class RateLimiter:
+    """Stops reading from some descriptors after so many events per second. It bounds the processor time that
+    a plugin can cause in the gate, also where the plugin has no cpu limit (CpuLimiter in gate.py)."""
 
     def __init__(self, loop: Loop, per_second: int, fds: tuple[int, ...]) -> None:
         self._loop = loop
@@ -161,17 +161,18 @@ class Brake:
         self._on = False
 
     def count(self) -> bool:
-        """Count one event. True: stop reading. The descriptors are not watched until the second is over."""
+        """Count one event. Returns whether to stop reading: the descriptors are not watched until the second
+        is over."""
         now = self._loop.now
         if now - self._second >= 1.0:
             self._second, self._count = now, 0
         self._count += 1
         if self._count >= self._per_second:
-            self.pull()
+            self.pause()
         return self._on
 
-    def pull(self) -> None:
-        """Read nothing for the rest of a second."""
+    def pause(self) -> None:
+        """Do not watch the descriptors for the rest of the second."""
         if not self._on:
             self._on = True
             for fd in self._fds:

@@ -1,4 +1,5 @@
-"""Names and the synthetic addresses that stand for them. The address that a plugin dials tells the name."""
+"""Host names and the synthetic addresses that stand for them: from the address that a plugin dials, the gate
+finds the name."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ import ipaddress
 from sandbox.network.egress import SYNTHETIC_IPV4, SYNTHETIC_IPV6
 from sandbox.speed.value import NamedTuple
 
-# A name that was neither asked for nor dialled for so long gives its place away when all are taken. Much
-# longer than the seconds for which our answers hold.
-KEPT_SECONDS = 3600.0
+# When all addresses are taken, one is reassigned whose name was neither asked for nor dialled for this long.
+# Much longer than the TTL of our answers.
+UNUSED_NAME_SECONDS = 3600.0
 
 _IPV4 = ipaddress.IPv4Network(SYNTHETIC_IPV4)
 _IPV6 = ipaddress.IPv6Network(SYNTHETIC_IPV6)
 _FIRST_IPV4 = int(_IPV4.network_address)
 _FIRST_IPV6 = int(_IPV6.network_address)
-# The first and the last address of the smaller range are nobody's.
+# Without the first and the last address of the smaller range.
 _MOST_NAMES = _IPV4.num_addresses - 2
 
 
@@ -26,7 +27,7 @@ class Synthetic(NamedTuple):
 
 
 class NameTable:
-    """At most `limit` names. The same name has the same addresses, as long as it is used."""
+    """At most `limit` names. A name keeps its addresses as long as it is used."""
 
     def __init__(self, limit: int) -> None:
         self._limit = max(0, min(limit, _MOST_NAMES))
@@ -34,8 +35,8 @@ class NameTable:
         self._used: dict[str, float] = {}
         self._names: list[str] = []
 
-    def give(self, name: str, now: float) -> Synthetic | None:
-        """The addresses of a name; None if every place is taken by a name in use."""
+    def assign(self, name: str, now: float) -> Synthetic | None:
+        """The addresses of a name, which are new at the first call. None if all are taken by names in use."""
         place = self._places.pop(name, None)
         if place is None:
             place = self._take_place(now)
@@ -49,7 +50,7 @@ class NameTable:
         )
 
     def find(self, address: str, now: float) -> str | None:
-        """The name that was given this address."""
+        """The name that has this address."""
         place = _place_of(address)
         if place is None or not 0 <= place < len(self._names):
             return None
@@ -63,7 +64,7 @@ class NameTable:
             self._names.append("")
             return len(self._names) - 1
         oldest = next(iter(self._places), None)
-        if oldest is None or now - self._used[oldest] < KEPT_SECONDS:
+        if oldest is None or now - self._used[oldest] < UNUSED_NAME_SECONDS:
             return None
         del self._used[oldest]
         return self._places.pop(oldest)

@@ -1,12 +1,12 @@
-"""The name in clear text at the beginning of a connection: the server name of TLS, or Host of HTTP/1.
+"""Reads the name in clear text at the beginning of a connection: the server name of TLS, or Host of HTTP/1.
 
-A reader that is unsure refuses: what we do not understand, the server may understand as another name. Of an
-encrypted ClientHello the outer name is read; the inner one is what nobody on the way can see.
+In doubt it refuses: the server may read another name from bytes that we do not understand. Of an encrypted
+ClientHello the outer name is read; the inner one is invisible.
 
-Only the first request and the first ClientHello of a connection are read. What comes behind them in the same
-bytes is refused, except for the early data that a ClientHello offers: application records, with one
-ChangeCipherSpec in front (RFC 8446, 2.3 and D.4). What comes later is not looked at, whatever it is: a client
-that waits a moment sends what it likes.
+Only the first request or the first ClientHello of a connection is read. Anything behind it in the same bytes
+is refused, except for the early data that a ClientHello announces: application records, with one
+ChangeCipherSpec in front (RFC 8446, 2.3 and D.4). Later bytes are not checked: a client that waits a moment
+can send anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sandbox.network.rules import parse_authority
 from sandbox.speed.value import NamedTuple
 
 MOST_FIRST_BYTES = 16 * 1024
-_MOST_RECORDS = 64  # in which a ClientHello comes
+_MOST_RECORDS = 64  # over which a ClientHello is spread
 _RECORD_HEADER_BYTES = 5
 _MOST_RECORD_BYTES = 16 * 1024
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
@@ -27,25 +27,27 @@ _CHANGE_CIPHER_SPEC, _APPLICATION_DATA = b"\x14\x03\x03\x00\x01\x01", 23
 _MOST_SEALED_BYTES = _MOST_RECORD_BYTES + 256  # of an encrypted record
 _HTTP2_PREFACE = b"PRI * HTTP/2"
 
-# Patterns, compiled when the first client speaks HTTP: all of them take 5 ms of a gate's start.
+# Compiled on first use, by re's cache: together they would take 5 ms of a gate's start.
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 _METHOD = _TOKEN + rb"{1,32}(?: |\Z)"
 _REQUEST = rb"(?P<method>" + _TOKEN + rb"{1,32}) (?P<target>[\x21-\x7e]+) HTTP/1\.[01]\Z"
-# One repetition after the colon: two that can share a blank would take the square of a line's length.
+# One repetition after the colon: two that both match blanks would take quadratic time.
 _HEADER = rb"(?P<name>" + _TOKEN + rb"+):(?P<value>[^\x00\r\n]*)\Z"
 _ABSOLUTE = rb"(?i:https?)://(?P<authority>[^/?#@]*)(?:[/?#].*)?\Z"
 _HTTP_PORT = 80
 _MOST_HEADERS = 128  # 4000 of them, which fit into the first bytes, would take 4 ms
-_MOST_EARLY_LINE_BYTES = 1024  # a longer first line is judged once, when all headers are there
+_MOST_EARLY_LINE_BYTES = 1024  # a longer first line is checked only when all headers are there
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _MOST_CHUNK_DIGITS = 8
 _MOST_LENGTH_DIGITS = 18
 
 
 class ClearName(NamedTuple):
+    """The result: exactly one field is set."""
+
     host: Host | None = None
-    refused: str = ""  # why nobody can tell the name, the second half of a sentence
-    needed: int = 0  # look again when there are so many bytes
+    refused: str = ""  # why the name is unknown: the rest of a sentence that begins with the host
+    needed: int = 0  # call again when there are so many bytes
 
 
 class _Refusal(Exception):
@@ -58,7 +60,7 @@ class _TooShort(Exception):
 
 
 def read_clear_name(data: bytes) -> ClearName:
-    """Looks at the first bytes that a client has sent. Exactly one field of the result is set."""
+    """The name in the first bytes that a client has sent."""
     try:
         if not data:
             raise _TooShort(1)
@@ -80,7 +82,7 @@ def read_clear_name(data: bytes) -> ClearName:
 
 
 def _join_hello(data: bytes) -> tuple[bytes, int]:
-    """The ClientHello, out of the records it comes in, and where the last of these ends."""
+    """The ClientHello, joined from its records, and the offset behind the last of them."""
     hello = bytearray()
     at = 0
     for _ in range(_MOST_RECORDS):
@@ -100,7 +102,7 @@ def _join_hello(data: bytes) -> tuple[bytes, int]:
         if whole > MOST_FIRST_BYTES:
             raise _Refusal(f"sent a ClientHello of {whole} bytes; {MOST_FIRST_BYTES} are the most")
         if len(hello) >= 4 and before + length > whole:
-            # By the length that the record announces: the rest of it may be on its way.
+            # By the announced length: the rest of the record may not have arrived yet.
             raise _Refusal("sent more of a TLS handshake than its ClientHello")
         if len(hello) >= 4 and len(hello) == whole:
             return bytes(hello[4:]), at + length
@@ -116,8 +118,8 @@ def _check_record_start(data: bytes) -> None:
 
 
 def _check_rest(data: bytes, at: int, offers_early_data: bool) -> None:
-    """Before the server has answered, nothing but early data can follow. A server that asks for a second
-    ClientHello, with another name, would find it there."""
+    """Refuse everything but early data behind the ClientHello. There could be a second ClientHello with
+    another name, for a server that asks for one."""
     if not offers_early_data:
         if len(data) > at:
             raise _Refusal("sent more than its ClientHello at once; a client waits for the server's answer")
@@ -137,7 +139,7 @@ def _check_rest(data: bytes, at: int, offers_early_data: bool) -> None:
 
 
 class _Fields:
-    """Reads fields with a length in front. Nothing may be missing."""
+    """Reads fields with a length in front. Refuses data that ends within a field."""
 
     def __init__(self, data: bytes) -> None:
         self.left = data
@@ -156,7 +158,7 @@ class _Fields:
 
 
 def _read_extensions(hello: bytes) -> list[tuple[int, bytes]]:
-    """Kind and body of each."""
+    """Type and body of each extension."""
     fields = _Fields(hello)
     fields.take(2 + 32)  # version and random
     fields.block(1)  # session id
@@ -198,7 +200,7 @@ def _read_host(data: bytes) -> Host:
     early = 0 <= first_line_end <= _MOST_EARLY_LINE_BYTES
     if (early or end >= 0) and not re.match(_REQUEST, data[:first_line_end]):
         raise _Refusal("sent a first line that is no request of HTTP/1")
-    # Before the patterns look at each line.
+    # Checked before the pattern runs on each line.
     if data.count(b"\r\n", 0, end + 2 if end >= 0 else len(data)) > 1 + _MOST_HEADERS:
         raise _Refusal(f"sent an HTTP request with more than {_MOST_HEADERS} headers")
     if end < 0:
@@ -225,7 +227,8 @@ def _read_host(data: bytes) -> Host:
 
 
 def _check_upgrade(protocols: list[bytes]) -> None:
-    """In HTTP/2 each request has a name of its own, and in TLS another one can be hidden."""
+    """Refuse a change to HTTP/2, in which each request has its own name, or to TLS, which could hide
+    another."""
     if any(protocol.lower() != b"websocket" for protocol in protocols):
         raise _Refusal(
             "asked to change to another protocol than websocket (the header Upgrade), in which a name cannot"
@@ -234,7 +237,7 @@ def _check_upgrade(protocols: list[bytes]) -> None:
 
 
 def _check_body(headers: dict[bytes, list[bytes]], rest: bytes) -> None:
-    """What follows the headers has to be the body that they announce, and no second request."""
+    """Refuse bytes behind the body that the headers announce: they would be a second request."""
     lengths, codings = headers.get(b"content-length", []), headers.get(b"transfer-encoding", [])
     if len(lengths) + len(codings) > 1:
         raise _Refusal("sent an HTTP request that says twice how long its body is")
@@ -255,7 +258,7 @@ def _check_body(headers: dict[bytes, list[bytes]], rest: bytes) -> None:
 
 
 def _measure_chunks(rest: bytes) -> int:
-    """How many bytes the chunked body has at least; more than `rest` if it goes on."""
+    """The length of a chunked body; more than that of `rest` if the body is not complete."""
     at = 0
     while True:
         end = rest.find(b"\r\n", at)
@@ -305,7 +308,7 @@ def _parse(text: bytes) -> Host:
 
 
 def _decode(text: bytes) -> str:
-    """International names are in A-labels on the wire."""
+    """The text as ASCII. International names are sent as A-labels, so anything else raises ValueError."""
     if not text.isascii():
         raise ValueError("has letters beyond ASCII")
     return text.decode("ascii")

@@ -1,10 +1,10 @@
-"""Bytes between two sockets, both ways, moved by splice: they never enter this process.
+"""Moves bytes between two sockets in both directions, by splice(2): they never enter this process.
 
-A way takes a pipe while it has bytes in it, and gives it back when the pipe is empty. So a connection at rest
-holds two descriptors, and one whose reader is slow two more for each way.
+A direction holds a pipe only while there are bytes in it. So an idle connection has two descriptors, and two
+more for each direction whose reader is slow.
 
-Both sockets are set to be reset when they are closed, until the pump closes them in order. So if this process
-dies, the kernel resets both, and neither end takes what it has for everything.
+Both sockets are set to be reset on close, until the pump closes them in order. So if this process dies, the
+kernel resets both, and neither end takes a part of the data for all of it.
 """
 
 from __future__ import annotations
@@ -15,43 +15,47 @@ import os
 import struct
 
 from sandbox.gate.loop import READ, WRITE, Loop, Timer
-from sandbox.gate.meter import ByteMeter
 from sandbox.speed.typed import Callable
 from sandbox.speed.value import NamedTuple
 
-# What is moved at once. A pipe holds 64 KiB by default; with 256 KiB a gigabyte takes 0.2 instead of 0.35
+# Bytes moved by one splice. A pipe holds 64 KiB by default; with 256 KiB a gigabyte takes 0.2 instead of 0.35
 # seconds of processor time. A connection whose reader is slow keeps its pipe, so only some are that large.
 _PIPE_BYTES = 256 * 1024
 _MOST_LARGE = 8
-_MOST_ROUNDS = 8  # of filling and emptying the pipe, until other connections have their turn
-_MOST_SPARE = 8  # empty pipes that are kept
-_DISCARDED_BYTES = 64 * 1024  # read at once of what nobody wants any more
-# struct linger: close() drops what is unsent and resets the connection; or the kernel sends it after close().
+_MOST_ROUNDS = 8  # of filling and emptying the pipe, before other connections have their turn
+_MOST_SPARE = 8  # empty pipes in the pool
+_DISCARDED_BYTES = 64 * 1024  # per read of data that is thrown away
+# struct linger: close() resets the connection and drops unsent data; or the kernel sends it after close().
 _RESET, _DELIVER = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
-# struct tcp_info (linux/tcp.h): bytes that the other end has acknowledged. The first one is our SYN.
+# struct tcp_info (linux/tcp.h): bytes that the other end has acknowledged. The count includes our SYN.
 _BYTES_ACKED, _BYTES_ACKED_OFFSET = struct.Struct("=Q"), 120
-# When to look again whether the server has acknowledged everything. Doubled until it is the longest.
+# Pause before checking again whether the server has acknowledged everything. Doubled up to the longest.
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.005, 0.08
+# Bytes that may be moved at once after a pause, in seconds of the rate. Also the longest that a connection
+# waits before it tries again.
+_BURST_SECONDS = 0.1
 _EPOLLERR = 0x8
 _EPOLLHUP = 0x10
 
-Pipe = tuple[int, int]  # what is read, what is written
+Pipe = tuple[int, int]  # read end, write end
 
 
 def reset_on_close(connection: socket.socket) -> None:
-    """The other end sees an error at once, and never takes what it has for everything."""
+    """Make close() send a reset: the other end sees an error, and does not take a part for the whole."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def deliver_on_close(connection: socket.socket) -> None:
-    """The other end gets everything that was written, and then the end. The kernel does it, also when this
-    process has ended."""
+    """Make close() deliver all written bytes, and then the end of the stream. The kernel does that even after
+    this process has ended."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DELIVER)
 
 
 class PipePool:
+    """Pipes to splice through, reused."""
+
     def __init__(self) -> None:
-        self._spare: list[Pipe] = []  # large ones at the end, which are taken first
+        self._spare: list[Pipe] = []  # large ones at the end: they are taken first
         self._large: set[Pipe] = set()
 
     def take(self) -> Pipe:
@@ -75,28 +79,78 @@ class PipePool:
             os.close(fd)
 
 
+class ByteMeter:
+    """Limits the bytes of all connections of one plugin together: their total, and their rate per second."""
+
+    def __init__(self, loop: Loop, most: int | None, rate: int | None) -> None:
+        self._loop = loop
+        self._left = most
+        self._rate = rate
+        self._burst = max(1, int((rate or 0) * _BURST_SECONDS))
+        self._tokens = float(self._burst)
+        self._filled = loop.now
+        self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def spent(self) -> bool:
+        """Whether the total is used up."""
+        return self._left is not None and self._left <= 0
+
+    def allowance(self, wanted: int) -> int:
+        """How many bytes may be moved now, at most `wanted`."""
+        if self._left is not None:
+            wanted = max(0, min(wanted, self._left))
+        if self._rate is None:
+            return wanted
+        now = self._loop.now
+        self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate)
+        self._filled = now
+        return min(wanted, int(self._tokens))
+
+    def count(self, moved: int) -> None:
+        if self._left is not None:
+            self._left -= moved
+        if self._rate is not None:
+            self._tokens -= moved
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once the rate may allow more."""
+        assert self._rate is not None
+        if not self._waiting:
+            # Until one byte is allowed, and at least a quarter of a burst.
+            seconds = max(_BURST_SECONDS / 4, (1 - self._tokens) / self._rate)
+            self._loop.call_later(seconds, self._wake)
+        self._waiting.append(resume)
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        # Each waits again at the end of the list, so that all get their turn.
+        for resume in waiting:
+            resume()
+
+
 class PumpEnding(NamedTuple):
-    reason: str  # "" if both sides closed it; else the second half of a sentence
+    reason: str  # "" if both sides closed it; else the rest of a sentence, as in "was reset by the server"
     sent: int
     received: int
 
 
-class Way:
-    """One direction."""
+class Direction:
+    """The bytes from one socket to the other."""
 
     __slots__ = ("ended", "first", "moved", "paused", "pending", "pipe", "shut", "sink", "source", "unwanted")
 
     def __init__(self, source: socket.socket, sink: socket.socket, first: bytes = b"") -> None:
         self.source = source
         self.sink = sink
-        self.first = first  # was read already, and goes before everything else
+        self.first = first  # bytes that were already read: they are sent before all others
         self.pipe: Pipe | None = None
         self.pending = 0  # bytes in the pipe
         self.moved = 0
         self.ended = False  # the source has sent everything
-        self.shut = False  # and the sink was told so
+        self.shut = False  # the sink has been shut down for writing
         self.paused = False  # waits for the rate limit
-        self.unwanted = False  # the sink's end is gone: what the source sends is read, and dropped
+        self.unwanted = False  # the reader is gone: bytes of the source are read and dropped
 
     @property
     def blocked(self) -> bool:
@@ -104,7 +158,7 @@ class Way:
 
 
 class SplicePump:
-    """Takes both sockets over, and closes them. Calls `done` once."""
+    """Connects a plugin's socket with a server's. Owns both and closes them. Calls `done` once."""
 
     __slots__ = (
         "_done",
@@ -137,8 +191,8 @@ class SplicePump:
         self._meter = meter
         self._idle = idle
         self._done: Callable[[PumpEnding], None] | None = done
-        self._up = Way(client, server, first)
-        self._down = Way(server, client)
+        self._up = Direction(client, server, first)
+        self._down = Direction(server, client)
         self._last = loop.now
         self._leaving = ""
         self._look: Timer | None = None
@@ -161,7 +215,8 @@ class SplicePump:
         self._finish(reason)
 
     def deliver(self, reason: str) -> None:
-        """The plugin has ended: end, for this reason, when the server has everything that it sent."""
+        """For a plugin that has ended: finish with this reason when the server has all that the plugin
+        sent."""
         if self._done is None:
             return
         self._leaving = reason
@@ -170,7 +225,7 @@ class SplicePump:
             self._pool.give_back(down.pipe, empty=not down.pending)
             down.pipe, down.pending = None, 0
         down.shut = down.unwanted = True
-        # A server that cannot get rid of its answers may read nothing more.
+        # A server that cannot send its answers may stop reading, so they are read and dropped.
         self._move(down)
         if not self._up.paused:
             self._move(self._up)
@@ -183,15 +238,15 @@ class SplicePump:
     def _on_server(self, mask: int) -> None:
         self._on_event(mask, self._down, self._up, "the server")
 
-    def _on_event(self, mask: int, out: Way, into: Way, side: str) -> None:
-        """`out` has this socket as its source, `into` as its sink."""
+    def _on_event(self, mask: int, out: Direction, into: Direction, side: str) -> None:
+        """Handle an event of a socket that is the source of `out` and the sink of `into`."""
         if self._done is None:
             return
         if mask & _EPOLLERR:
             self._finish(f"was reset by {side}")
             return
         if mask & _EPOLLHUP and not self._mask(out, into):
-            # Reported again and again, and there is nothing to do yet. _settle() watches it again.
+            # epoll would report it again and again, with nothing to do yet. _settle() watches it again.
             self._loop.forget(out.source.fileno())
             return
         if mask & WRITE:
@@ -208,63 +263,66 @@ class SplicePump:
 
     # --- moving ------------------------------------------------------------------------------------
 
-    def _move(self, way: Way) -> None:
+    def _move(self, direction: Direction) -> None:
         if self._done is None:
             return
         try:
             for _ in range(_MOST_ROUNDS):
-                emptied = self._empty(way)
-                if not emptied or way.ended or not self._fill(way):
+                emptied = self._empty(direction)
+                if not emptied or direction.ended or not self._fill(direction):
                     break
             else:
-                emptied = self._empty(way)
-            # Also when the last round has met the end: no event will come for it again.
-            if emptied and way.ended and not way.shut:
-                way.shut = True
-                way.sink.shutdown(socket.SHUT_WR)
+                emptied = self._empty(direction)
+            # Also if the last round met the end of the source: there is no further event for it.
+            if emptied and direction.ended and not direction.shut:
+                direction.shut = True
+                direction.sink.shutdown(socket.SHUT_WR)
         except OSError as error:
             self._finish(f"broke: {os.strerror(error.errno or 0)}")
             return
         if self._done is not None:
             self._settle()
 
-    def _empty(self, way: Way) -> bool:
-        """Whether everything was handed to the sink."""
+    def _empty(self, direction: Direction) -> bool:
+        """Send what is pending to the sink. Returns whether all of it was taken."""
         try:
-            while way.first:
-                count = way.sink.send(way.first)
-                way.first = way.first[count:]
-                self._note(way, count)
-            while way.pending:
-                assert way.pipe is not None
+            while direction.first:
+                count = direction.sink.send(direction.first)
+                direction.first = direction.first[count:]
+                self._note(direction, count)
+            while direction.pending:
+                assert direction.pipe is not None
                 count = os.splice(
-                    way.pipe[0], way.sink.fileno(), way.pending, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+                    direction.pipe[0],
+                    direction.sink.fileno(),
+                    direction.pending,
+                    flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE,
                 )
-                way.pending -= count
-                self._note(way, count)
+                direction.pending -= count
+                self._note(direction, count)
         except BlockingIOError:
             return False
-        if way.pipe is not None:
-            self._pool.give_back(way.pipe, empty=True)
-            way.pipe = None
+        if direction.pipe is not None:
+            self._pool.give_back(direction.pipe, empty=True)
+            direction.pipe = None
         return True
 
-    def _fill(self, way: Way) -> bool:
-        """Whether something was read, so that it is worth to go on."""
-        if way.unwanted:
-            return self._discard(way)
+    def _fill(self, direction: Direction) -> bool:
+        """Read from the source into a pipe. Returns whether there was something to read, or the end."""
+        if direction.unwanted:
+            return self._discard(direction)
         allowed = self._meter.allowance(_PIPE_BYTES)
         if not allowed:
             if self._meter.spent:
                 self._finish("was closed: the plugin has moved all bytes that it may (the bytes limit)")
             else:
-                way.paused = True
-                self._meter.wait(lambda: self._resume(way))
+                direction.paused = True
+                self._meter.wait(lambda: self._resume(direction))
             return False
         pipe = self._pool.take()
         try:
             count = os.splice(
-                way.source.fileno(), pipe[1], allowed, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+                direction.source.fileno(), pipe[1], allowed, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
             )
         except OSError as error:
             self._pool.give_back(pipe, empty=True)
@@ -273,21 +331,21 @@ class SplicePump:
             raise
         if not count:
             self._pool.give_back(pipe, empty=True)
-            way.ended = True
+            direction.ended = True
             return True
-        way.pipe, way.pending = pipe, count
+        direction.pipe, direction.pending = pipe, count
         self._meter.count(count)
         return True
 
-    def _discard(self, way: Way) -> bool:
+    def _discard(self, direction: Direction) -> bool:
         try:
-            way.ended = not way.source.recv(_DISCARDED_BYTES)
+            direction.ended = not direction.source.recv(_DISCARDED_BYTES)
         except BlockingIOError:
             return False
         return True
 
     def _clear_answers(self) -> None:
-        """The kernel resets a connection that is closed with something to read in it."""
+        """Read what the server has sent: close() of a connection with unread bytes resets it."""
         try:
             for _ in range(_MOST_ROUNDS):
                 if self._down.ended or not self._discard(self._down):
@@ -295,20 +353,20 @@ class SplicePump:
         except OSError:
             pass  # the server has reset it
 
-    def _note(self, way: Way, count: int) -> None:
-        way.moved += count
+    def _note(self, direction: Direction, count: int) -> None:
+        direction.moved += count
         self._last = self._loop.now
 
-    def _resume(self, way: Way) -> None:
-        way.paused = False
-        self._move(way)
+    def _resume(self, direction: Direction) -> None:
+        direction.paused = False
+        self._move(direction)
 
-    def _mask(self, out: Way, into: Way) -> int:
+    def _mask(self, out: Direction, into: Direction) -> int:
         wants_read = not (out.ended or out.paused or out.blocked)
         return (READ if wants_read else 0) | (WRITE if into.blocked else 0)
 
     def _settle(self) -> None:
-        """Watch what is needed next, and end when both ways have."""
+        """Watch for what each socket needs next, or finish if both directions have ended."""
         if self._up.shut and self._down.shut and not self._must_wait():
             self._finish(self._leaving, in_order=True)
             return
@@ -322,13 +380,13 @@ class SplicePump:
                 continue
             try:
                 self._loop.resume(fd, mask, handler)
-            except OSError as error:  # it was forgotten, and the kernel does not watch it again
+            except OSError as error:  # the kernel refuses to watch it again
                 self._finish(f"broke: {os.strerror(error.errno or 0)}")
                 return
 
     def _must_wait(self) -> bool:
-        """Whether something of a plugin that has ended is still on its way. An answer of the server would
-        then reset a closed connection, and what is on its way would be lost."""
+        """Whether bytes of a plugin that has ended are not acknowledged yet. If the connection were closed
+        now, an answer of the server would reset it, and these bytes would be lost."""
         if not self._leaving or self._down.ended or self._is_acknowledged():
             return False
         if self._look is None:
@@ -344,7 +402,7 @@ class SplicePump:
         end = _BYTES_ACKED_OFFSET + _BYTES_ACKED.size
         info = self._up.sink.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
         if len(info) < end:
-            return True  # this kernel does not tell
+            return True  # an older kernel, without this field
         acknowledged: int = _BYTES_ACKED.unpack_from(info, _BYTES_ACKED_OFFSET)[0]
         return acknowledged > self._up.moved
 
@@ -356,11 +414,11 @@ class SplicePump:
         self._loop.cancel(self._look)
         if in_order and self._leaving:
             self._clear_answers()
-        for way in (self._up, self._down):
-            if way.pipe is not None:
-                self._pool.give_back(way.pipe, empty=not way.pending)
-                way.pipe = None
+        for direction in (self._up, self._down):
+            if direction.pipe is not None:
+                self._pool.give_back(direction.pipe, empty=not direction.pending)
+                direction.pipe = None
             if in_order:
-                deliver_on_close(way.source)
-            self._loop.retire(way.source)
+                deliver_on_close(direction.source)
+            self._loop.retire(direction.source)
         done(PumpEnding(reason, self._up.moved, self._down.moved))

@@ -1,7 +1,7 @@
 """The plugin's name server: UDP and TCP on the loopback of its namespace.
 
-It answers without asking anybody: an allowed name has synthetic addresses, every other name is refused. So
-no question leaves the gate, and a name cannot carry data out.
+It answers without a lookup: an allowed name gets synthetic addresses, every other name is refused. So no
+question leaves the gate, and a name cannot carry data out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import _socket as socket
 
 from sandbox.gate import dns
 from sandbox.gate.audit import AuditPipe
-from sandbox.gate.loop import READ, WRITE, Brake, Loop, Timer, accept
+from sandbox.gate.loop import READ, WRITE, Loop, RateLimiter, Timer, accept
 from sandbox.gate.names import NameTable
 from sandbox.gate.pump import reset_on_close
 from sandbox.network.egress import NOT_LISTED, AuditLine
@@ -18,16 +18,16 @@ from sandbox.network.hosts import Host, parse_host
 from sandbox.network.rules import EVERY_PORT, HostRule, covers
 from sandbox.speed.typed import Sequence
 
-ANSWER_SECONDS = 60  # for which our answers hold; names.KEPT_SECONDS is longer
-MOST_CLIENTS = 16  # that have a TCP connection at once
-_CLIENT_SECONDS = 10.0  # without a question
+ANSWER_SECONDS = 60  # TTL of our answers; names.UNUSED_NAME_SECONDS is longer
+MOST_CLIENTS = 16  # TCP connections at once
+_CLIENT_SECONDS = 10.0  # until a TCP connection without a question is closed
 _QUESTIONS_PER_SECOND = 2000
-_MOST_AT_ONCE = 64  # datagrams or connections, until others have their turn
+_MOST_AT_ONCE = 64  # datagrams or connections, before other events have their turn
 _MOST_SHOWN_CHARACTERS = 253
 
 
 class NameRules:
-    """Which names may be asked for: those that a rule allows on any port."""
+    """The names that may be asked for: those that a rule allows on any port."""
 
     def __init__(self, rules: Sequence[HostRule]) -> None:
         self._rules = [(rule._replace(ports=EVERY_PORT), str(rule)) for rule in rules]
@@ -39,12 +39,12 @@ class NameRules:
 
 
 class Answerer:
-    """One question in, one answer out."""
+    """Turns one DNS question into one reply."""
 
     def __init__(
         self, loop: Loop, rules: NameRules, table: NameTable, audit: AuditPipe, *, ipv6: bool
     ) -> None:
-        """`ipv6`: whether the plugin's namespace has it. If not, no name has such an address."""
+        """`ipv6`: whether the plugin's namespace has IPv6. If not, no name has an IPv6 address."""
         self._loop = loop
         self._rules = rules
         self._kinds = (dns.A, dns.AAAA) if ipv6 else (dns.A,)
@@ -67,13 +67,13 @@ class Answerer:
         if rule is None:
             return self._refuse(question, host.text, NOT_LISTED)
         if question.kind not in self._kinds:
-            # There is such a name, and it has no record of this kind: nothing that hints at other addresses,
-            # other ports or keys (HTTPS, SVCB). Every lookup asks for both kinds of addresses.
+            # The name exists, and has no record of this kind: HTTPS and SVCB records could name other
+            # addresses, ports or keys. AAAA is no reason for a remark: every lookup asks for A and AAAA.
             reason = "" if question.kind == dns.AAAA else f"was asked for records of type {question.kind}"
             reason += "; only addresses are answered" if reason else ""
             self._audit.write_repeated(AuditLine("dns", host.text, 0, "allowed", rule, reason))
             return dns.write_reply(question, dns.NOERROR)
-        synthetic = self._table.give(host.text, self._loop.now)
+        synthetic = self._table.assign(host.text, self._loop.now)
         if synthetic is None:
             return self._refuse(
                 question, host.text, "is one name too many: all places of the names limit are taken"
@@ -92,7 +92,7 @@ class Answerer:
 
 
 def _read_host(question: dns.NameQuestion) -> Host:
-    """Raises ValueError with the second half of a sentence, which says what is wrong."""
+    """The host that is asked for. Raises ValueError with the rest of a sentence that begins with the name."""
     name = question.name
     if name is None:
         raise ValueError("has a dot, or a byte outside ASCII, inside a label; no host name has that")
@@ -103,7 +103,7 @@ def _read_host(question: dns.NameQuestion) -> Host:
 
 
 class NameService:
-    """Takes both sockets over."""
+    """Serves questions over UDP and TCP. Owns both sockets."""
 
     def __init__(self, loop: Loop, answerer: Answerer, udp: socket.socket, tcp: socket.socket) -> None:
         self._loop = loop
@@ -111,15 +111,15 @@ class NameService:
         self._udp = udp
         self._tcp = tcp
         self._clients: dict[int, QuestionStream] = {}
-        self._brake = Brake(loop, _QUESTIONS_PER_SECOND, (udp.fileno(), tcp.fileno()))
+        self._rate_limiter = RateLimiter(loop, _QUESTIONS_PER_SECOND, (udp.fileno(), tcp.fileno()))
         udp.setblocking(False)
         tcp.setblocking(False)
         loop.watch(udp.fileno(), READ, self._on_datagram)
         loop.watch(tcp.fileno(), READ, self._on_connection)
 
     def count(self) -> bool:
-        """Count one question. True: there are too many."""
-        return self._brake.count()
+        """Count one question. Returns whether there are too many."""
+        return self._rate_limiter.count()
 
     def _on_datagram(self, _: int) -> None:
         for _ in range(_MOST_AT_ONCE):
@@ -131,8 +131,8 @@ class NameService:
             except BlockingIOError:
                 return
             except OSError:
-                pass  # the sender is gone, or its error is reported here: the next datagram is another's
-            if self._brake.count():
+                pass  # the sender is gone, or an error of an earlier reply is reported here
+            if self._rate_limiter.count():
                 return
 
     def _on_connection(self, _: int) -> None:
@@ -141,8 +141,8 @@ class NameService:
                 client = accept(self._tcp)
             except BlockingIOError:
                 return
-            except OSError:  # no descriptor is left, or the client is gone already
-                self._brake.count()
+            except OSError:  # no descriptor is left, or the client is gone
+                self._rate_limiter.count()
                 return
             if len(self._clients) >= MOST_CLIENTS:
                 reset_on_close(client)
@@ -150,9 +150,9 @@ class NameService:
             else:
                 try:
                     self._clients[client.fileno()] = QuestionStream(self._loop, self._answerer, client, self)
-                except OSError:  # the kernel does not watch it
+                except OSError:  # epoll refuses it
                     client.close()
-            if self._brake.count():
+            if self._rate_limiter.count():
                 return
 
     def drop(self, client: socket.socket) -> None:
@@ -161,8 +161,8 @@ class NameService:
 
 
 class QuestionStream:
-    """Questions over TCP, each with its length in front. One answer at a time: who does not read them is not
-    read from."""
+    """Questions over TCP, each with its length in front. The next question is read when the last answer was
+    sent, so a client that reads nothing cannot fill the buffer."""
 
     __slots__ = ("_answerer", "_buffer", "_client", "_loop", "_out", "_service", "_timer")
 
@@ -173,7 +173,7 @@ class QuestionStream:
         self._service = service
         self._buffer = b""
         self._out = b""
-        loop.watch(client.fileno(), READ, self._on_event)  # before there is a timer: it may fail
+        loop.watch(client.fileno(), READ, self._on_event)  # may fail, so it comes before the timer
         self._timer: Timer = loop.call_later(_CLIENT_SECONDS, self._close)
 
     def _close(self) -> None:
@@ -199,7 +199,7 @@ class QuestionStream:
         return self._answer_next()
 
     def _answer_next(self) -> bool:
-        """Answer all whole questions. False: the connection is of no use."""
+        """Answer all complete questions. Returns False if the connection has to be closed."""
         while not self._out and len(self._buffer) >= 2:
             length = int.from_bytes(self._buffer[:2], "big")
             if length > dns.MOST_MESSAGE_BYTES:

@@ -1,7 +1,7 @@
 """A stub resolver: the addresses of one name, from the operator's hosts file or name servers.
 
-A and AAAA are asked for at the same time, each from a socket of its own with a port that the kernel draws,
-under a random id. An answer that does not repeat the question is not heard.
+A and AAAA are asked for at the same time. Each question has its own socket, with a port that the kernel
+chooses, and a random id. A reply that does not repeat the question is ignored.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sandbox.gate.upstream import NameServer, Upstream
 from sandbox.speed.typed import Callable
 from sandbox.speed.value import NamedTuple
 
-MOST_TRIES = 3  # of one question, that may still be answered
+MOST_QUERIES = 3  # that wait for a reply at once, for one question
 _MOST_REPLY_BYTES = 16 * 1024
-_MOST_WRONG = 32  # datagrams that do not answer the question, until the server counts as silent
-_OTHER_KIND_SECONDS = 0.05  # that one kind of address waits for the other (RFC 8305, resolution delay)
-_MOST_KEPT_SECONDS = 30
-_MOST_KEPT = 256
+_MOST_WRONG = 32  # datagrams that do not match the question, after which the query counts as failed
+_OTHER_KIND_SECONDS = 0.05  # how long A or AAAA waits for the other (RFC 8305, resolution delay)
+_MOST_CACHE_SECONDS = 30
+_MOST_CACHED = 256
 
-# Beyond all codes of the DNS.
+# Our own codes, above all that DNS has.
 _SILENCE, _NO_DESCRIPTOR = dns.SERVFAIL + 100, dns.SERVFAIL + 101
 
 _CODES = {
@@ -36,10 +36,10 @@ _CODES = {
 
 
 class Addresses(NamedTuple):
-    """What a name leads to. Nobody has vetted it yet."""
+    """The addresses of a name, not vetted yet."""
 
     found: tuple[str, ...]
-    reason: str = ""  # if nothing was found, the second half of a sentence
+    reason: str = ""  # if nothing was found: the rest of a sentence that begins with the name
 
 
 Done = Callable[[Addresses], None]
@@ -50,35 +50,36 @@ class Resolver:
         self._loop = loop
         self._upstream = upstream
         self._hosts = dict(upstream.hosts)
-        self._kept: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self._cache: dict[str, tuple[float, tuple[str, ...]]] = {}
 
     def look_up(self, name: str, done: Done) -> Search | None:
-        """Calls `done` once: at once, and returns None, if the answer is known; else later."""
+        """Call `done` exactly once. If the addresses are cached or in the hosts file, it is called before
+        this returns None; else later."""
         if name in self._hosts:
             done(Addresses(self._hosts[name]))
             return None
-        until, found = self._kept.get(name, (0.0, ()))
+        until, found = self._cache.get(name, (0.0, ()))
         if until > self._loop.now:
             done(Addresses(found))
             return None
-        return Search(self._loop, self._upstream, name, done, self._keep)
+        return Search(self._loop, self._upstream, name, done, self._store)
 
     def drop(self, name: str) -> None:
-        """Ask again next time: none of the addresses could be reached."""
-        self._kept.pop(name, None)
+        """Remove a name from the cache, because none of its addresses could be reached."""
+        self._cache.pop(name, None)
 
-    def _keep(self, name: str, found: tuple[str, ...], seconds: int) -> None:
-        self._kept.pop(name, None)
+    def _store(self, name: str, found: tuple[str, ...], seconds: int) -> None:
+        self._cache.pop(name, None)
         if seconds > 0:
-            self._kept[name] = self._loop.now + min(seconds, _MOST_KEPT_SECONDS), found
-            if len(self._kept) > _MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
+            self._cache[name] = self._loop.now + min(seconds, _MOST_CACHE_SECONDS), found
+            if len(self._cache) > _MOST_CACHED:
+                del self._cache[next(iter(self._cache))]
 
 
 class Search:
-    """Both kinds of addresses of one name."""
+    """A lookup of the IPv4 and IPv6 addresses of one name."""
 
-    __slots__ = ("_asked", "_done", "_keep", "_loop", "_name", "_replies", "_timer")
+    __slots__ = ("_asked", "_done", "_loop", "_name", "_replies", "_store", "_timer")
 
     def __init__(
         self,
@@ -86,12 +87,12 @@ class Search:
         upstream: Upstream,
         name: str,
         done: Done,
-        keep: Callable[[str, tuple[str, ...], int], None],
+        store: Callable[[str, tuple[str, ...], int], None],
     ) -> None:
         self._loop = loop
         self._name = name
         self._done: Done | None = done
-        self._keep = keep
+        self._store = store
         self._timer: Timer | None = None
         self._replies: dict[int, dns.NameReply] = {}
         self._asked = [Exchange(loop, upstream, name, kind, self._on_reply) for kind in (dns.A, dns.AAAA)]
@@ -120,7 +121,7 @@ class Search:
         found = interleave(*(reply.addresses for reply in replies))
         if found:
             if len(replies) == 2:
-                self._keep(self._name, found, min(reply.seconds for reply in replies if reply.addresses))
+                self._store(self._name, found, min(reply.seconds for reply in replies if reply.addresses))
             done(Addresses(found))
             return
         codes = [reply.code for reply in replies if reply.code != dns.NOERROR]
@@ -129,7 +130,8 @@ class Search:
 
 
 def interleave(*kinds: tuple[bytes, ...]) -> tuple[str, ...]:
-    """One of each kind in turn, so that a family without a route costs one attempt and not all."""
+    """The addresses as text, alternating between the kinds: a family without a route then costs one attempt
+    before the other family is tried."""
     found = []
     for place in range(max(map(len, kinds), default=0)):
         for addresses in kinds:
@@ -140,7 +142,7 @@ def interleave(*kinds: tuple[bytes, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-class Try:
+class ServerQuery:
     """One question to one server, from a socket of its own."""
 
     __slots__ = ("buffer", "connection", "number", "over_tcp", "server", "wrong")
@@ -149,14 +151,15 @@ class Try:
         self.connection = connection
         self.server = server
         self.over_tcp = over_tcp
-        # A retry is another question: who has guessed at the first one has to begin again.
+        # A new id for each retry: an attacker who guesses ids has to begin again.
         self.number = int.from_bytes(os.urandom(2), "big")
         self.buffer = b""
         self.wrong = 0
 
 
 class Exchange:
-    """One question, to one server after the other until one answers. Those asked before may still answer."""
+    """One question, sent to one server after the other until one replies. A late reply of an earlier server
+    is accepted."""
 
     __slots__ = (
         "_done",
@@ -165,8 +168,8 @@ class Exchange:
         "_left",
         "_loop",
         "_name",
+        "_queries",
         "_timer",
-        "_tries",
         "_upstream",
         "_worst",
     )
@@ -185,24 +188,24 @@ class Exchange:
         self._kind = kind
         self._done = done
         self._left = list(upstream.servers) * upstream.attempts
-        self._tries: list[Try] = []  # the last one is the newest
-        self._last: Try | None = None  # the next server is asked when this one has failed
+        self._queries: list[ServerQuery] = []  # the last one is the newest
+        self._last: ServerQuery | None = None  # the next server is asked when this one has failed
         self._timer: Timer | None = None
         self._worst = _SILENCE
 
     def start(self) -> None:
-        # Not now: who asks does not have the search yet.
+        # Not now: the caller does not have the Search yet.
         self._timer = self._loop.call_at(self._loop.now, self._ask_next)
 
     def close(self) -> None:
         self._loop.cancel(self._timer)
-        for each in tuple(self._tries):
-            self._drop(each)
+        for query in tuple(self._queries):
+            self._drop(query)
 
-    def _drop(self, each: Try) -> None:
-        if each in self._tries:
-            self._tries.remove(each)
-            self._loop.retire(each.connection)
+    def _drop(self, query: ServerQuery) -> None:
+        if query in self._queries:
+            self._queries.remove(query)
+            self._loop.retire(query.connection)
 
     def _finish(self, reply: dns.NameReply) -> None:
         self.close()
@@ -215,8 +218,8 @@ class Exchange:
             self._finish(dns.NameReply(self._worst, False))
 
     def _ask(self, server: NameServer, kind: int) -> None:
-        while len(self._tries) >= MOST_TRIES:
-            self._drop(self._tries[0])
+        while len(self._queries) >= MOST_QUERIES:
+            self._drop(self._queries[0])
         self._loop.cancel(self._timer)
         seconds = self._upstream.seconds if self._left else self._upstream.last_seconds
         self._timer = self._loop.call_later(seconds, self._ask_next)
@@ -226,77 +229,77 @@ class Exchange:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._worst = _NO_DESCRIPTOR
-            self._go_on()
+            self._ask_next_soon()
             return
-        each = self._last = Try(connection, server, over_tcp=kind == socket.SOCK_STREAM)
-        self._tries.append(each)
+        query = self._last = ServerQuery(connection, server, over_tcp=kind == socket.SOCK_STREAM)
+        self._queries.append(query)
         try:
             try:
                 connection.connect(server.address)
             except BlockingIOError:
                 pass
-            mask = WRITE if each.over_tcp else READ
-            self._loop.watch(connection.fileno(), mask, lambda mask: self._on_event(each, mask))
-            if not each.over_tcp:
-                connection.send(dns.write_question(each.number, self._name, self._kind))
+            mask = WRITE if query.over_tcp else READ
+            self._loop.watch(connection.fileno(), mask, lambda mask: self._on_event(query, mask))
+            if not query.over_tcp:
+                connection.send(dns.write_question(query.number, self._name, self._kind))
         except OSError:
-            self._fail(each)
+            self._fail(query)
 
-    def _fail(self, each: Try) -> None:
-        """This one brings no answer. If it was the newest, ask the next server."""
-        self._drop(each)
-        if each is self._last or not self._tries:
+    def _fail(self, query: ServerQuery) -> None:
+        """Drop a query that gets no reply. If it was the newest, ask the next server."""
+        self._drop(query)
+        if query is self._last or not self._queries:
             self._last = None
-            self._go_on()
+            self._ask_next_soon()
 
-    def _go_on(self) -> None:
-        """Ask the next server, but not within the call that failed. If there is none, those asked before have
-        their time."""
-        if self._left or not self._tries:
+    def _ask_next_soon(self) -> None:
+        """Ask the next server in the next turn of the loop. If none is left, wait for the earlier queries
+        until their time is over."""
+        if self._left or not self._queries:
             self._loop.cancel(self._timer)
             self._timer = self._loop.call_at(self._loop.now, self._ask_next)
 
-    def _on_event(self, each: Try, mask: int) -> None:
-        if each not in self._tries:
+    def _on_event(self, query: ServerQuery, mask: int) -> None:
+        if query not in self._queries:
             return
         try:
-            if each.over_tcp:
-                self._on_stream(each, mask)
+            if query.over_tcp:
+                self._on_stream(query, mask)
             else:
-                self._on_reply(each, each.connection.recv(_MOST_REPLY_BYTES))
+                self._on_reply(query, query.connection.recv(_MOST_REPLY_BYTES))
         except BlockingIOError:
             pass
         except OSError:
-            self._fail(each)
+            self._fail(query)
 
-    def _on_stream(self, each: Try, mask: int) -> None:
+    def _on_stream(self, query: ServerQuery, mask: int) -> None:
         if mask & WRITE:
-            question = dns.write_question(each.number, self._name, self._kind)
-            # Less than 300 bytes into an empty buffer: it is sent whole.
-            each.connection.send(len(question).to_bytes(2, "big") + question)
-            self._loop.change(each.connection.fileno(), READ)
+            question = dns.write_question(query.number, self._name, self._kind)
+            # Less than 300 bytes into an empty buffer: no partial send.
+            query.connection.send(len(question).to_bytes(2, "big") + question)
+            self._loop.change(query.connection.fileno(), READ)
             return
-        piece = each.connection.recv(4096)
-        each.buffer += piece
-        length = int.from_bytes(each.buffer[:2], "big")
-        if len(each.buffer) >= 2 and len(each.buffer) >= 2 + length:
-            self._on_reply(each, each.buffer[2 : 2 + length])
+        piece = query.connection.recv(4096)
+        query.buffer += piece
+        length = int.from_bytes(query.buffer[:2], "big")
+        if len(query.buffer) >= 2 and len(query.buffer) >= 2 + length:
+            self._on_reply(query, query.buffer[2 : 2 + length])
         elif not piece or length > _MOST_REPLY_BYTES:
-            self._fail(each)
+            self._fail(query)
 
-    def _on_reply(self, each: Try, message: bytes) -> None:
+    def _on_reply(self, query: ServerQuery, message: bytes) -> None:
         try:
-            reply = dns.read_reply(message, each.number, self._name, self._kind)
+            reply = dns.read_reply(message, query.number, self._name, self._kind)
         except dns.MalformedMessage:
-            each.wrong += 1
-            if each.over_tcp or each.wrong > _MOST_WRONG:
-                self._fail(each)
+            query.wrong += 1
+            if query.over_tcp or query.wrong > _MOST_WRONG:
+                self._fail(query)
             return
-        if reply.truncated and not each.over_tcp:
-            self._drop(each)
-            self._ask(each.server, socket.SOCK_STREAM)
+        if reply.truncated and not query.over_tcp:
+            self._drop(query)
+            self._ask(query.server, socket.SOCK_STREAM)
         elif reply.truncated or reply.code not in (dns.NOERROR, dns.NXDOMAIN):
             self._worst = reply.code or dns.SERVFAIL
-            self._fail(each)
+            self._fail(query)
         else:
             self._finish(reply)

@@ -1,4 +1,5 @@
-"""The operator's name servers and hosts file, read once, before the gate has no file system any more."""
+"""The operator's name servers and hosts file. They are read once, before the gate gives up the file
+system."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from sandbox.speed.value import NamedTuple
 RESOLV_CONF = "/etc/resolv.conf"
 HOSTS = "/etc/hosts"
 
-MOST_SERVERS = 3  # as in every resolver
+MOST_SERVERS = 3  # as libc (MAXNS)
 _MOST_CONFIGURATION_BYTES = 64 * 1024
 _MOST_HOSTS_BYTES = 256 * 1024
 _MOST_HOSTS = 1024
 _MOST_ADDRESSES = 16  # of one name
 _MOST_SECONDS = 5  # of the option timeout
 _DNS_PORT = 53
-_DEFAULT_SERVER = "127.0.0.1"  # without a configuration; the same as in libc
+_DEFAULT_SERVER = "127.0.0.1"  # if resolv.conf names none; the same as in libc
 
 
 class NameServer(NamedTuple):
@@ -30,16 +31,16 @@ class NameServer(NamedTuple):
 class Upstream(NamedTuple):
     servers: tuple[NameServer, ...]
     attempts: int = 2  # for each server
-    seconds: float = 2.0  # until the next server is asked; those asked before may still answer
-    last_seconds: float = 5.0  # for an answer after the last question; libc waits as long
-    hosts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # a name and its addresses
+    seconds: float = 2.0  # until the next server is asked; earlier ones may still reply
+    last_seconds: float = 5.0  # until the last query fails; the same as in libc
+    hosts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # names with their addresses
 
 
 def read_upstream(
     wanted: Callable[[str], bool], resolv_conf: str = RESOLV_CONF, hosts: str = HOSTS
 ) -> Upstream:
-    """`wanted`: whether a name may be asked for. Others in the hosts file are not kept. A missing file is
-    an empty one. Search domains are ignored: a name is looked up as the plugin wrote it."""
+    """Read both files; a missing one counts as empty. `wanted`: whether a name may be asked for; other names
+    of the hosts file are left out. Search domains are ignored: a name is looked up as the plugin wrote it."""
     upstream = parse_resolv_conf(_read(resolv_conf, _MOST_CONFIGURATION_BYTES))
     return upstream._replace(hosts=parse_hosts(_read(hosts, _MOST_HOSTS_BYTES), wanted))
 

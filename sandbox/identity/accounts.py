@@ -1,7 +1,7 @@
-"""Accounts of this machine, as /etc/passwd has them.
+"""Accounts of this machine, from /etc/passwd.
 
-Without NSS: it could ask a directory server, which may not answer. An account of such a server is named by
-its uid.
+NSS is not used: it could ask a directory server, which may not respond. An account of such a server is named
+by its uid.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class Account(NamedTuple):
 
 
 class UnknownAccount(Exception):
-    """There is no such account, or no plugin may run as it. The message is the second half of a sentence."""
+    """There is no such account, or no plugin may run as it. The message is the rest of a sentence that begins
+    with the account."""
 
 
 def find_account(word: str) -> Account:
-    """By name or by uid. A uid that is not in /etc/passwd gets the gid of the same number."""
+    """The account with this name or uid. A uid that is not in /etc/passwd gets the gid of the same number."""
     found = _by_uid(int(word)) if word.isascii() and word.isdecimal() else _by_name(word)
     if found.uid == 0 or found.gid == 0:
         whose = "uid" if found.uid == 0 else "primary group"
@@ -42,7 +43,7 @@ def find_account(word: str) -> Account:
 
 
 def primary_group(uid: int) -> int | None:
-    """The group an account's files have; None if /etc/passwd does not know the uid."""
+    """The primary group of a uid; None if it is not in /etc/passwd."""
     return next((account.gid for account in _accounts() if account.uid == uid), None)
 
 
@@ -72,17 +73,17 @@ def _accounts() -> list[Account]:
 
 
 def expected_refusal(path: str, account: Account) -> tuple[str, str] | None:
-    """As account_refusal, for a plan. The launch asks again, of the directory that it has opened."""
+    """account_refusal() for a plan, by path. The launch checks again, by the directory that it has opened."""
     try:
         return account_refusal(path, account, look.lstat(path).st_uid, look.listdir(path))
     except OSError:
-        return None  # it does not exist, or preparing it reports the reason
+        return None  # it does not exist, or the launch will report the error
 
 
 def account_refusal(
     path: str, account: Account, owner: int, content: Sequence[str]
 ) -> tuple[str, str] | None:
-    """Why a state directory cannot become an account's, and what to do; None if it can."""
+    """Why a state directory cannot be given to an account, and what to do; None if it can."""
     if owner == account.uid or not content:
         return None
     reason = (

@@ -1,7 +1,7 @@
-"""All states on this machine: the plugin of each, and how to remove one.
+"""Lists and removes the states of plugins on this machine.
 
-For root they are found by their reservations, wherever they are, and in the runner's own folder. An ordinary
-user has only that folder.
+For root they are found by their reservations, in any folder, and in the runner's own folder. An ordinary user
+has only that folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sandbox.identity import reservations, uids
 from sandbox.identity.host_side import host_side, remove_host_side
 from sandbox.identity.leases import UidLease
 from sandbox.identity.removal import first_owned_by, remove_tree
-from sandbox.identity.state import lock_alone, open_record, record_path, remove_record, state_root
+from sandbox.identity.state import lock_exclusively, open_record, record_path, remove_record, state_root
 from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
@@ -23,12 +23,12 @@ from sandbox.speed.value import NamedTuple
 
 
 class State(NamedTuple):
-    name: str  # its name in the runner's own folder; elsewhere its path
+    name: str  # its name in the runner's own folder; its path if it is elsewhere
     path: str
     uid: int
-    manifest: str  # empty: not known
+    manifest: str  # empty if unknown
     running: bool
-    left: tuple[str, ...] = ()  # folders outside of it that may hold files of its uid
+    left: tuple[str, ...] = ()  # folders outside of the state that may hold files of its uid
 
     @property
     def orphaned(self) -> bool:
@@ -40,8 +40,8 @@ class StateInUse(Exception):
     """The plugin runs."""
 
 
-class StateKept(Exception):
-    """It cannot be removed; the message says why."""
+class StateNotRemoved(Exception):
+    """The state cannot be removed; the message says why."""
 
 
 def list_states(environ: Mapping[str, str]) -> list[State]:
@@ -57,41 +57,42 @@ def list_states(environ: Mapping[str, str]) -> list[State]:
     for name in _names(root):
         path = os.path.join(root, name)
         if path not in found:
-            manifest, running = _record(path)
+            manifest, running = _read_record(path)
             with suppress(FileNotFoundError):  # removed meanwhile
                 found[path] = State(name, path, os.lstat(path).st_uid, manifest, running)
     return sorted(found.values())
 
 
 def remove_state(state: State) -> None:
-    """Remove it with all its content, and what hosts keep for the plugin. Raises StateInUse and StateKept; a
-    running plugin loses nothing."""
+    """Remove a state with all its content, and with what hosts store for the plugin. Raises StateInUse and
+    StateNotRemoved. Nothing of a running plugin is removed."""
     try:
         with ExitStack() as stack:
             above = _open_above(state.path, stack)
-            with _held(state, above):
+            with _locked_state(state, above):
                 _require_nothing_left(state)
                 if above is None:
                     return  # a uid without a state directory
                 name = os.path.basename(state.path)
                 _require_removable(state, name, above)
-                # Before the directory: a state that is still listed can be removed again.
+                # Before the directory: if this fails, the state is still listed and can be removed again.
                 remove_host_side(state.path)
                 if not state.left or os.path.lexists(state.path):
                     remove_tree(name, above, state.uid)
     except (LinkRefused, TooManyLinks) as refused:
-        raise StateKept(f"{state.path}: {refused}") from None
+        raise StateNotRemoved(f"{state.path}: {refused}") from None
     except OSError as error:
-        raise StateKept(f"{state.path} cannot be removed: {error.strerror}") from None
+        raise StateNotRemoved(f"{state.path} cannot be removed: {error.strerror}") from None
 
 
 def _require_nothing_left(state: State) -> None:
-    """Raise StateKept if the plugin left files elsewhere: the next plugin with this uid would own them."""
+    """Raise StateNotRemoved if the plugin left files elsewhere: the next plugin with this uid would own
+    them."""
     # Read again: the plugin may have been started since the listing, with another folder.
     held = reservations.read_reservation(RESERVATIONS, state.uid) if os.geteuid() == 0 else None
     for folder in dict.fromkeys((*state.left, *(held.left if held is not None else ()))):
         if (left := first_owned_by(state.uid, folder)) is not None:
-            raise StateKept(
+            raise StateNotRemoved(
                 f"{left} belongs to uid {state.uid}, a uid that another plugin would get: remove what the "
                 "plugin "
                 f"left, or change its owner (find {folder} -uid {state.uid} -exec chown -h USER {{}} +)"
@@ -99,18 +100,18 @@ def _require_nothing_left(state: State) -> None:
 
 
 def _require_removable(state: State, name: str, above: int) -> None:
-    """Raise StateKept if something is mounted in it: that is not the plugin's, and would be removed too.
-    Raise OSError if the directory of another plugin is there by now."""
+    """Raise StateNotRemoved if something is mounted in it, which is not the plugin's and would be removed
+    too. Raise OSError if the directory belongs to another plugin by now."""
     for mount in read_mounts().all:
         if any(contains(place, mount.point) for place in (state.path, host_side(state.path))):
-            raise StateKept(f"{mount.point} is a mount point: unmount it, and try again")
+            raise StateNotRemoved(f"{mount.point} is a mount point: unmount it, and try again")
     with suppress(FileNotFoundError):
         if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != state.uid:
             raise OSError(errno.ESTALE, "it was replaced meanwhile")
 
 
 def _open_above(path: str, stack: ExitStack) -> int | None:
-    """The folder a state is in; None if there is none."""
+    """Open the folder that a state is in. None if it does not exist."""
     try:
         steps = walk(os.path.dirname(path), follow="none")
     except (FileNotFoundError, NotADirectoryError):
@@ -120,15 +121,16 @@ def _open_above(path: str, stack: ExitStack) -> int | None:
 
 
 @contextmanager
-def _held(state: State, above: int | None) -> Iterator[None]:
-    """Nobody can start the plugin inside this context. Afterwards nothing refers to the state."""
+def _locked_state(state: State, above: int | None) -> Iterator[None]:
+    """Prevent starts of the plugin during this context. At its end the reservation and the record are
+    removed."""
     with ExitStack() as stack:
-        if os.geteuid() == 0 and state.uid == 0:  # a launch was killed before it had a uid
+        if os.geteuid() == 0 and state.uid == 0:  # left by a launch that was killed before it had a uid
             stack.enter_context(uids.registry_lock())
             yield
             return
-        record = above is not None and _hold_record(state, above, stack)
-        lease = _lease_alone(state, stack) if os.geteuid() == 0 else None
+        record = above is not None and _lock_record(state, above, stack)
+        lease = _lease_exclusively(state, stack) if os.geteuid() == 0 else None
         yield
         if lease is not None:
             with uids.registry_lock():
@@ -137,19 +139,20 @@ def _held(state: State, above: int | None) -> Iterator[None]:
             remove_record(above, os.path.basename(state.path))
 
 
-def _lease_alone(state: State, stack: ExitStack) -> UidLease:
-    # Not locked all the time: removing a large state takes long, and other plugins start meanwhile.
+def _lease_exclusively(state: State, stack: ExitStack) -> UidLease:
+    # The registry is locked for a moment only: removing a large state takes long, and other plugins must
+    # start.
     with uids.registry_lock():
-        lease = uids.lease_alone(state.uid)
+        lease = uids.lease_exclusively(state.uid)
     if lease is None:
         raise StateInUse
     stack.callback(lease.close)
     return lease
 
 
-def _hold_record(state: State, above: int, stack: ExitStack) -> bool:
-    """Lock the record of a state, and say whether it has one. It is made if it is missing: a launch makes it
-    after the directory. Where a uid is reserved for the state, that uid is locked instead."""
+def _lock_record(state: State, above: int, stack: ExitStack) -> bool:
+    """Lock the record of a state. Returns whether it has one. A missing record is made, because a launch
+    makes it only after the directory. If a uid is reserved for the state, that uid is locked instead."""
     held = reservations.read_reservation(RESERVATIONS, state.uid) if os.geteuid() == 0 else None
     reserved = held is not None and held.state == state.path
     try:
@@ -157,9 +160,9 @@ def _hold_record(state: State, above: int, stack: ExitStack) -> bool:
     except OSError:
         if not reserved:
             raise
-        return False  # there is none, or something of others is in its place
+        return False  # there is none, or another user's file is in its place
     stack.callback(os.close, fd)
-    if not lock_alone(fd):
+    if not lock_exclusively(fd):
         raise StateInUse
     return True
 
@@ -183,7 +186,7 @@ def _names(root: str) -> list[str]:
         return []
 
 
-def _record(path: str) -> tuple[str, bool]:
+def _read_record(path: str) -> tuple[str, bool]:
     """The manifest of an ordinary user's state, and whether the plugin runs."""
     try:
         fd = os.open(record_path(path), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -1,6 +1,6 @@
-"""The folder in which a host keeps things for a plugin that the plugin itself must not reach.
+"""The folder in which a host stores things for a plugin that the plugin itself must not reach.
 
-It lies beside the state directory and not in it: a policy may show the whole state directory to the plugin.
+It is beside the state directory and not in it: a policy may show the whole state directory to the plugin.
 For the state directory PLACE/NAME it is PLACE/.storage/NAME. PLACE/.storage is on the denylist of each
 launch that has a state directory in PLACE. Both folders belong to the user of the runner alone.
 """
@@ -21,11 +21,11 @@ _OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HostSideRefused(Exception):
-    """There is something else in its place; the message says what."""
+    """Something else is in its place; the message says what."""
 
 
 def host_sides(state_dir: str) -> str:
-    """The folder of the host sides of all state directories that lie beside this one."""
+    """The folder with the host sides of this state directory and its neighbours."""
     return os.path.join(os.path.dirname(state_dir), FOLDER)
 
 
@@ -34,14 +34,14 @@ def host_side(state_dir: str) -> str:
 
 
 def is_host_side(path: str) -> bool:
-    """Whether it lies where host sides are kept. No such path can be a state directory."""
+    """Whether a path is in a folder for host sides. Such a path cannot be a state directory."""
     return FOLDER in path.split("/")
 
 
 @contextmanager
 def open_host_side(state_dir: str, *, make: bool = False) -> Iterator[int | None]:
-    """An O_PATH descriptor of it. None: there is none, and `make` is not set. No link is followed. Raises
-    HostSideRefused, OSError, and LinkRefused and TooManyLinks of the walk."""
+    """An O_PATH descriptor of the host side. None if it does not exist and `make` is not set. No link is
+    followed. Raises HostSideRefused, OSError, LinkRefused and TooManyLinks."""
     with ExitStack() as stack:
         try:
             steps = walk(os.path.dirname(state_dir), follow="none")
@@ -54,13 +54,13 @@ def open_host_side(state_dir: str, *, make: bool = False) -> Iterator[int | None
         name = os.path.basename(state_dir)
         try:
             found = _open_below(steps[-1].fd, name, make, stack)
-        except FileNotFoundError:  # the removal of another state took the empty folder away
+        except FileNotFoundError:  # the removal of another state has removed the empty folder
             found = _open_below(steps[-1].fd, name, make, stack)
         yield found
 
 
 def remove_host_side(state_dir: str) -> None:
-    """Remove it with its content, if there is one. Raises OSError, LinkRefused and TooManyLinks."""
+    """Remove the host side with its content, if it exists. Raises OSError, LinkRefused and TooManyLinks."""
     try:
         steps = walk(os.path.dirname(state_dir), follow="none")
     except FileNotFoundError:
@@ -70,12 +70,12 @@ def remove_host_side(state_dir: str) -> None:
             try:
                 above = _open_own(FOLDER, steps[-1].fd, False, stack)
             except HostSideRefused:
-                return  # not a folder of ours, so there is nothing of ours in it
+                return  # not our folder, so nothing in it is ours
             if above is None:
                 return
             with suppress(FileNotFoundError):
                 remove_tree(os.path.basename(state_dir), above, os.geteuid())
-        with suppress(OSError):  # others are left
+        with suppress(OSError):  # there are other host sides
             os.rmdir(FOLDER, dir_fd=steps[-1].fd)
     finally:
         close(steps)
@@ -87,7 +87,7 @@ def _open_below(above: int, name: str, make: bool, stack: ExitStack) -> int | No
 
 
 def _open_own(name: str, above: int, make: bool, stack: ExitStack) -> int | None:
-    """Open a folder that must be ours alone."""
+    """Open a folder that must belong to this user alone."""
     if make:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=above)

@@ -1,14 +1,15 @@
-"""Mounts in which the owner of a folder appears as the plugin, and only there.
+"""Id-mapped mounts, in which the owner of a folder appears as the plugin.
 
-mount_setattr(2) with MOUNT_ATTR_IDMAP: on such a mount the files of one host uid are those of the plugin's
-uid, and files that the plugin writes belong to that host uid. No other uid is mapped. The kernel refuses
-every change to a file whose owner has no mapping, whatever its mode bits say.
+They are made by mount_setattr(2) with MOUNT_ATTR_IDMAP: on such a mount the files of one host uid have the
+plugin's uid, and files that the plugin writes belong to that host uid. No other uid is mapped. The kernel
+refuses every change to a file whose owner has no mapping, also if its mode bits allow it.
 
-Groups stay as on the host, except one: a file whose group had no mapping could not be changed by its own
-owner. The plugin is in no group but its own, so the other groups give it nothing.
+All groups are mapped: a file whose group has no mapping could not be changed by its own owner. The owner's
+group becomes the plugin's, the others stay as on the host. The plugin is in no other group, so they give it
+no rights.
 
-The mount is made here, by root, and belongs to no mount namespace yet. The kernel asks for CAP_SYS_ADMIN over
-the filesystem, which a user namespace does not have. The spawner attaches it in the cell's own mounts.
+Root makes the mount here, outside of any mount namespace: the kernel requires CAP_SYS_ADMIN over the
+filesystem, which a user namespace does not have. The spawner attaches it in the cell's own mounts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class FileOwner(NamedTuple):
 
 
 class IdmapUnavailable(Exception):
-    """This mount cannot be made; the message names the refused step."""
+    """The mount cannot be made; the message names the refused step."""
 
     def __init__(self, step: str, code: int) -> None:
         super().__init__(f"{step}: {os.strerror(code)}")
@@ -60,10 +61,10 @@ class IdmapUnavailable(Exception):
 
 
 def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
-    """A detached mount of `source` and all mounted below it, in which `owner` appears as `plugin`.
+    """A detached, recursive mount of `source`, in which `owner` appears as `plugin`.
 
-    `source` is an open descriptor, O_PATH is enough: the opened file is mounted, wherever its name leads by
-    now. The caller closes the returned descriptor.
+    `source` is an open descriptor; O_PATH is enough. The opened file is mounted, also if its name leads
+    elsewhere by now. The caller closes the returned descriptor.
     """
     if owner.uid == 0 or owner.gid == 0 or plugin.uid == 0:
         raise ValueError("root is never mapped")
@@ -86,7 +87,7 @@ def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
         namespace = _mapping(libc, numbers, owner, plugin)
         try:
             wanted = _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
-            # Private: a copy of a shared mount would receive what the host mounts below it later.
+            # Private: in a copy of a shared mount, later mounts of the host would appear.
             attributes = _MOUNT_ATTR.pack(wanted, 0, _MS_PRIVATE, namespace)
             step = "map the owner of its files"
             call(step, numbers.mount_setattr, tree, b"", flags, attributes, ctypes.c_size_t(len(attributes)))
@@ -99,7 +100,7 @@ def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
 
 
 def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugin: FileOwner) -> int:
-    """A user namespace that carries the mapping. The kernel needs one; no process ever runs in it."""
+    """A descriptor of a user namespace with the mapping. The kernel needs one; no program runs in it."""
     wait_r, wait_w = os.pipe2(os.O_CLOEXEC)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -107,7 +108,7 @@ def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugi
         if pid == 0:
             try:
                 os.close(wait_w)
-                os.read(wait_r, 1)  # until the parent has what it needs, or is dead
+                os.read(wait_r, 1)  # until the parent has opened the namespace, or is dead
             finally:
                 os._exit(0)
         code = ctypes.get_errno()
@@ -118,7 +119,7 @@ def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugi
         if pid < 0:
             raise IdmapUnavailable("make a user namespace", code)
         try:
-            # "in the file system" "in the kernel" "how many"
+            # id in the filesystem, id in the kernel, count
             write_once(f"/proc/{pid}/uid_map", f"{owner.uid} {plugin.uid} 1\n")
             write_once(f"/proc/{pid}/gid_map", "".join(_groups(owner.gid, plugin.gid)))
             return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -131,7 +132,7 @@ def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugi
 
 
 def _groups(owner: int, plugin: int, path: str = "/proc/self/gid_map") -> Iterator[str]:
-    """The owner's group becomes the plugin's, and every other group stays as it is."""
+    """Lines of a gid_map in which the owner's group becomes the plugin's, and every other group stays."""
     yield f"{owner} {plugin} 1\n"
     with open(path, encoding="ascii") as file:
         ranges = [(int(start), int(start) + int(count)) for start, _, count in map(str.split, file)]

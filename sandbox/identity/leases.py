@@ -1,4 +1,4 @@
-"""Leases of uids, one for each running plugin: sandbox/identity/uids.py says what they are for."""
+"""Leases of uids, one for each running plugin. sandbox/identity/uids.py explains them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandbox.speed.value import NamedTuple
 
 
 def is_unreserved(reservations: str, uid: int) -> bool:
-    """Whether `uid` is reserved for nothing."""
+    """Whether no state needs `uid`: it has no reservation, or a stale one."""
     try:
         os.stat(f"{reservations}/{uid}")
     except FileNotFoundError:
@@ -35,7 +35,7 @@ class UidsUnavailable(Exception):
 
 class UidLease(NamedTuple):
     uid: int
-    fd: int  # holds the lock; inherited by the tree
+    fd: int  # holds the lock; inherited by the cell's init
     new: bool = False  # the reservation was made with this lease
 
     def close(self) -> None:
@@ -43,7 +43,8 @@ class UidLease(NamedTuple):
 
 
 def lease_any(first: int, last: int, *, leases: str = LEASES, reservations: str = RESERVATIONS) -> UidLease:
-    """A uid that no running plugin has, no state directory owns, and nothing else on this machine uses."""
+    """Lease a uid that no running plugin has, no state directory owns, and nothing else on this machine
+    uses."""
     fd = open_leases(leases)
     first, last = pools(first, last)[1]
     try:
@@ -70,10 +71,11 @@ def open_leases(path: str) -> int:
 
 
 def lock_byte(fd: int, at: int, kind: int) -> bool:
-    """Whether one byte of a file could be locked (F_WRLCK: alone, F_RDLCK: with others) or unlocked."""
+    """Lock one byte of a file (F_WRLCK: exclusive, F_RDLCK: shared) or unlock it. Returns whether it
+    could."""
     try:
-        # An open-file-description lock: shared with every process that inherits the descriptor. A per-process
-        # lock would not survive a fork, and any close() would drop it.
+        # An open-file-description lock belongs to every process that inherits the descriptor. A per-process
+        # lock is not inherited by a fork, and any close() would drop it.
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, FLOCK.pack(kind, os.SEEK_SET, at, 1, 0))
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):

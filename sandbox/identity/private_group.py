@@ -1,8 +1,8 @@
-"""Whether a group has no other member than root and the runner's user.
+"""Tells whether a group has no other members than root and the runner's user.
 
-Debian and others make a group for each user and let it write what its user makes (umask 002), and /usr/local
-is writable by a group without members. Read directly, as in sandbox/paths/homes.py: a group that is not in
-/etc/group may have members that only a directory server knows.
+Debian and others make a group for each user and let it write the user's files (umask 002), and /usr/local is
+writable by a group without members. The files are read directly, as in sandbox/paths/homes.py. A group that
+is not in /etc/group counts as shared: only a directory server may know its members.
 """
 
 from __future__ import annotations

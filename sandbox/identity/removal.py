@@ -1,4 +1,4 @@
-"""Removing a directory whose content a plugin made."""
+"""Removes a directory whose content a plugin made."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(name: str, parent: int, owner: int) -> None:
-    """Remove directory `name` of `parent`, which belongs to `owner`, with all its content, following no link.
-    Raises OSError.
+    """Remove directory `name` of `parent`, which must belong to `owner`, with all its content. No link is
+    followed. Raises OSError.
 
-    Works at any depth: entries two levels down are moved up before their parent is removed. So it needs
-    neither recursion nor one open directory for each level.
+    It works at any depth: directories two levels down are moved up before their parent is removed. So it
+    needs neither recursion nor one open directory for each level.
     """
     top = _open(name, parent)
     try:
@@ -61,8 +61,8 @@ MOST_LOOKED_AT = 200_000
 
 
 def first_owned_by(uid: int, folder: str) -> str | None:
-    """The first file of `uid` at or below `folder`. A directory that cannot be read, and entries beyond
-    MOST_LOOKED_AT, count as such a file."""
+    """The first file of `uid` at or below `folder`, or None. A directory that cannot be read counts as such a
+    file, and so does one with too many entries (MOST_LOOKED_AT)."""
     open_ends, looked_at = [folder], 0
     while open_ends:
         place = open_ends.pop()

@@ -1,8 +1,8 @@
-"""Which uids are reserved for which state directory: files in one directory.
+"""Reservations of uids for state directories: files in one directory.
 
 A reservation is a file named by the uid that holds the path of the state directory, as in every earlier
-version. Next to it are the path of the manifest (`UID.manifest`) and the folders outside the state in which
-the plugin may have left files of that uid (`UID.left`). While one of these folders exists, no other
+version. Next to it are the path of the manifest (`UID.manifest`) and the folders outside of the state in
+which the plugin may have left files of that uid (`UID.left`). While one of these folders exists, no other
 plugin gets the uid.
 """
 
@@ -23,16 +23,16 @@ from sandbox.speed.value import NamedTuple
 class Reservation(NamedTuple):
     uid: int
     state: str
-    manifest: str  # empty: an older runner made the reservation, and did not write it
+    manifest: str  # empty if an older runner made the reservation
     left: tuple[str, ...] = ()  # folders outside of the state that may hold files of this uid
 
 
-def remember_left(uid: int, folders: Iterable[str], *, reservations: str = RESERVATIONS) -> None:
-    """Record that `folders` may hold files of `uid`, which is reserved. Under registry_lock."""
+def record_left_folders(uid: int, folders: Iterable[str], *, reservations: str = RESERVATIONS) -> None:
+    """Record that `folders` may hold files of the reserved `uid`. The caller holds registry_lock."""
     known = read_left(reservations, uid)
-    told = tuple(dict.fromkeys((*known, *folders)))
-    if told != known:
-        write_file(_left_file(reservations, uid), "\0".join(told))
+    all_folders = tuple(dict.fromkeys((*known, *folders)))
+    if all_folders != known:
+        write_file(_left_file(reservations, uid), "\0".join(all_folders))
 
 
 def make_private_directory(path: str) -> None:
@@ -70,8 +70,8 @@ def read_reservation(reservations: str, uid: int) -> Reservation | None:
 
 
 def read_left(reservations: str, uid: int) -> tuple[str, ...]:
-    told = read_text(_left_file(reservations, uid))
-    return tuple(told.split("\0")) if told else ()
+    text = read_text(_left_file(reservations, uid))
+    return tuple(text.split("\0")) if text else ()
 
 
 def read_text(path: str) -> str | None:
@@ -91,30 +91,32 @@ def _left_file(reservations: str, uid: int) -> str:
 
 
 def name_file(reservations: str, state_dir: str) -> str:
-    """The file with the uid of a plugin that has no state directory to carry it. A hint: the reservation of
-    that uid is what counts."""
+    """The path of a file with the uid of a plugin that has no state directory. It is only a hint: the
+    reservation of that uid decides."""
     return f"{reservations}/of.{fingerprint(os.fsencode(state_dir))}"
 
 
 def is_stale(reservations: str, uid: int) -> bool:
-    """Whether `uid` is reserved for nothing: there is no reservation, or its directory and its manifest do
-    not exist any more.
+    """Whether no state needs `uid`: it has no reservation, or its directory and its manifest do not exist any
+    more.
 
-    A directory in the runner's own folder belongs to one manifest. While that manifest exists, its uid stays
-    reserved, so no other plugin owns its files. A directory that the operator chose may serve many manifests.
+    A directory in the runner's own folder belongs to one manifest. While that manifest exists, the uid stays
+    reserved. A directory that the operator chose may be used by many manifests, so the manifest does not
+    count.
     """
     held = read_reservation(reservations, uid)
     if held is not None and any(map(_exists, held.left)):
         return False
-    if held is None or _state_is_gone(held):
+    if held is None or _is_state_missing(held):
         return held is None or not (_is_in_own_place(held, reservations) and _exists(held.manifest))
     return False
 
 
-def _state_is_gone(held: Reservation) -> bool:
-    """True also if it belongs to another uid now. A directory that cannot be read counts as existing."""
+def _is_state_missing(held: Reservation) -> bool:
+    """Whether the state directory is missing, or belongs to another uid now. One that cannot be read counts
+    as existing."""
     if not held.state.startswith("/") or "\0" in held.state:
-        return True  # only half of it was written
+        return True  # the reservation was not written to its end
     try:
         status = os.lstat(held.state)
     except OSError as error:
@@ -134,35 +136,37 @@ def _exists(path: str) -> bool:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
-def collect(reservations: str, uid: int, *, pressing: bool = False) -> bool:
-    """Remove the reservation of `uid` if nothing needs it any more, and return whether it was removed.
+def remove_if_unneeded(reservations: str, uid: int, *, out_of_uids: bool = False) -> bool:
+    """Remove the reservation of `uid` if nothing needs it any more. Returns whether it is gone.
 
-    Under registry_lock and the exclusive lock of `uid`. In the runner's own folder an empty directory whose
-    manifest does not exist any more is removed.
+    The caller holds registry_lock and the exclusive lock of `uid`. In the runner's own folder an empty
+    directory whose manifest does not exist any more is removed too. `out_of_uids`: no other uid is free, so
+    also give up a reservation of a removed state whose manifest still exists.
     """
     held = read_reservation(reservations, uid)
     if held is None:
         return True
-    # Those folders are searched only when no other uid is left.
+    # Searching these folders takes long, so they are searched only when no other uid is free.
     if any(map(_exists, held.left)) and (
-        not pressing or _exists(held.manifest) or any(first_owned_by(uid, left) for left in held.left)
+        not out_of_uids or _exists(held.manifest) or any(first_owned_by(uid, left) for left in held.left)
     ):
         return False
-    if not _state_is_gone(held):
+    if not _is_state_missing(held):
         if not (_is_in_own_place(held, reservations) and held.manifest and not _exists(held.manifest)):
             return False
         try:
             os.rmdir(held.state)
         except OSError:
             return False  # it has content
-    elif not pressing and not is_stale(reservations, uid):
+    elif not out_of_uids and not is_stale(reservations, uid):
         return False
-    forget(reservations, uid)
+    remove_reservation(reservations, uid)
     return True
 
 
-def forget(reservations: str, uid: int) -> None:
-    # In this order: a process killed in between leaves a reservation without a manifest, never the reverse.
+def remove_reservation(reservations: str, uid: int) -> None:
+    # In this order: a process that is killed in between leaves a reservation without a manifest, not the
+    # reverse.
     if (state := read_text(f"{reservations}/{uid}")) is not None:
         _unlink(name_file(reservations, state))
     _unlink(_left_file(reservations, uid))
@@ -178,7 +182,8 @@ def _unlink(path: str) -> None:
 
 
 def reserve(reservations: str, held: Reservation) -> None:
-    """Under the exclusive lock of its uid. If killed half-way, the next one overwrites the files."""
+    """Write a reservation. The caller holds the exclusive lock of its uid. If it is killed half-way, the next
+    reservation of the uid overwrites the files."""
     if held.manifest:
         write_file(_manifest_file(reservations, held.uid), held.manifest)
     else:

@@ -1,4 +1,4 @@
-"""A plugin's state directory: made at its first launch, kept afterwards, removed if that launch fails."""
+"""A plugin's state directory: its first launch makes it, and removes it again if that launch fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandbox.identity import uids
 from sandbox.identity.leases import UidLease, lock_byte
 from sandbox.identity.owner import Owner, Writing, leased_owner
 from sandbox.identity.removal import first_owned_by
-from sandbox.identity.reservations import remember_left
+from sandbox.identity.reservations import record_left_folders
 from sandbox.identity.uid_range import is_ours
 from sandbox.paths.walk import (
     Follow,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sandbox.identity.accounts import Account
 
 PACKAGES = "packages"  # beside the folder of all states: checked copies of packages, one for each launch
-RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, holding its manifest's path
+RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, with the path of its manifest
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -48,10 +48,10 @@ class StateRefused(Exception):
 
 
 def state_root(environ: Mapping[str, str]) -> str:
-    """The folder of state directories, unless the operator chooses another."""
+    """The default folder of state directories."""
     if os.geteuid() == 0:
         return "/var/lib/runner/plugins"
-    # A relative XDG_STATE_HOME is invalid by its specification and ignored.
+    # By its specification a relative XDG_STATE_HOME is ignored.
     base = environ.get("XDG_STATE_HOME", "")
     if not base.startswith("/"):
         base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
@@ -59,10 +59,10 @@ def state_root(environ: Mapping[str, str]) -> str:
 
 
 def real_state_dir(path: str, *, follow: Follow = "system") -> str:
-    """Where `path` is, without links. Links that others than root could change are refused.
+    """The real path of `path`. Links that users other than root could change are refused.
 
-    An ordinary user's plugins have the user's uid, so a plugin may have made a link that belongs to the user.
-    Hence the rule is the same for all users.
+    The rule also holds for the user's own links: an ordinary user's plugins have the user's uid, so a plugin
+    may have made them.
     """
     try:
         return resolve(path, follow=follow)
@@ -89,18 +89,19 @@ def owned_state(
     writing: Writing | None = None,
     account: Account | None = None,
 ) -> Iterator[Owner]:
-    """The plugin's identity for one run and, if it has one, its state directory made ready for it.
+    """The plugin's identity for one run; its state directory, if it has one, is prepared.
 
-    `path` is without links. `uid_range` None: no uid is dropped (the runner is not root) and the plugin's
-    files are the caller's. `parts`: folders below the directory that must exist too. `manifest`: of the
-    plugin. Directories made for a launch that then fails are removed again, unless they have content.
-    `writing`: other folders it writes to. `account`: owner of the directory, instead of a reserved uid.
+    `path`: the state directory, without links. `uid_range` None: the runner is not root, and the plugin has
+    the runner's own uid. `parts`: folders below the directory that are made too. `manifest`: the plugin's
+    manifest. `writing`: other folders the plugin writes to. `account`: the owner of the directory, instead of
+    a reserved uid. Directories that were made for a launch that then fails are removed again, unless they
+    have content.
     """
     if path is None and (writing is None or uid_range is None):
         with leased_owner(uid_range) as owner:
             yield owner
         return
-    claim = _claim_of(path, uid_range, manifest, writing, account)
+    claim = _make_claim(path, uid_range, manifest, writing, account)
     try:
         try:
             claim.take(parts)
@@ -113,14 +114,14 @@ def owned_state(
         claim.close()
 
 
-def _claim_of(
+def _make_claim(
     path: str | None,
     uid_range: tuple[int, int] | None,
     manifest: str,
     writing: Writing | None,
     account: Account | None,
 ) -> _OwnClaim | _LeasedClaim | _WritingClaim:
-    """How a plugin gets its state directory, or a uid that stays its own. See `owned_state`."""
+    """The claim that prepares a plugin's state directory, or reserves its uid. See `owned_state`."""
     if path is not None and account is not None:
         return _AccountClaim(path, manifest, account)
     if path is None:
@@ -132,15 +133,15 @@ def _claim_of(
 
 
 class _Directory:
-    """An open state directory, and the records needed to undo its creation."""
+    """An open state directory, and what is needed to undo its creation."""
 
     def __init__(self, path: str) -> None:
-        """Make it, with its parents, if it is missing. No link is followed: `path` is a resolved one."""
+        """Open it. If it is missing, make it with its parents. No link is followed: `path` is resolved."""
         self.path = path
         # Folders made below it, each list with the folder above them first.
         self._below: list[list[Step]] = []
-        # Root's parent directories are searchable by all, since the dropped uid walks through them. Those of
-        # other users are closed: a plugin owns its directory and may open it to everybody.
+        # Root's new parent directories are searchable by all, because the dropped uid walks through them.
+        # Those of other users are closed: a plugin owns its directory and could open it to everybody.
         mode = 0o711 if os.geteuid() == 0 else 0o700
         try:
             self._steps = walk(path, follow="none", make=mode)
@@ -173,7 +174,7 @@ class _Directory:
         return self._steps[-1].made
 
     def make_below(self, parts: Sequence[str], uid: int, gid: int) -> None:
-        """Make folders inside the directory, following no link: the plugin owns what is already there."""
+        """Make folders inside the directory. No link is followed: the plugin owns what is already there."""
         for part in parts:
             try:
                 steps = walk_below(self.fd, part, make=True)
@@ -181,7 +182,7 @@ class _Directory:
                 content: list[str] = []
                 for step in reversed(steps):
                     if step.made and uid != os.geteuid():
-                        _give(step, content, uid, gid)
+                        _hand_over(step, content, uid, gid)
                     content = [step.name]
             except OSError as error:
                 other = "let the runner make folders there, or choose another directory with --state-dir"
@@ -195,13 +196,13 @@ class _Directory:
                 os.close(steps.pop(0).fd)
 
     def clear(self) -> bool:
-        """Remove the folders that were made below it; False if something else is in it."""
+        """Remove the folders that were made below it. Returns whether the directory is empty then."""
         for steps in reversed(self._below):
             unmake(steps)
         return not os.listdir(self.fd)
 
     def restore(self) -> None:
-        """Restore its previous owner and mode; remove it if it did not exist."""
+        """Restore its previous owner and mode, or remove it if it is new."""
         if self.is_new:
             unmake(self._steps)
         else:
@@ -214,9 +215,9 @@ class _Directory:
             close(steps)
 
 
-def _give(step: Step, content: list[str], uid: int, gid: int) -> None:
-    """Give a new folder to the plugin. An instance that runs already could have put a folder of somebody
-    else's in its place."""
+def _hand_over(step: Step, content: list[str], uid: int, gid: int) -> None:
+    """Make the plugin the owner of a new folder. Its content is checked first: a running instance of the
+    plugin could have put another user's folder in its place."""
     fd = os.open(".", _DIRECTORY, dir_fd=step.fd)
     try:
         if os.listdir(fd) != content:
@@ -227,7 +228,7 @@ def _give(step: Step, content: list[str], uid: int, gid: int) -> None:
 
 
 class _LeasedClaim:
-    """For root: the directory gets the uid that is reserved for this plugin."""
+    """For root: the directory belongs to the uid that is reserved for this plugin."""
 
     def __init__(
         self, path: str, uid_range: tuple[int, int], manifest: str, folders: Sequence[str] = ()
@@ -241,8 +242,8 @@ class _LeasedClaim:
 
     def take(self, parts: Sequence[str]) -> None:
         first, last = self._range
-        # Two concurrent first starts would choose two owners. The lock is not on the directory itself: the
-        # plugin owns that and could hold the lock for ever.
+        # Two concurrent first starts would choose two owners. The lock is not on the directory itself,
+        # because the plugin owns that and could hold the lock forever.
         with uids.registry_lock():
             self._directory = directory = _Directory(self._path)
             held = directory.before
@@ -254,7 +255,7 @@ class _LeasedClaim:
                 )
             lease = uids.lease_for_state(self._path, held.st_uid, first, last, self._manifest)
             self._lease = lease
-            remember_left(lease.uid, self._folders)
+            record_left_folders(lease.uid, self._folders)
             os.fchown(directory.fd, lease.uid, lease.uid)
             os.fchmod(directory.fd, 0o700)
             directory.make_below(parts, lease.uid, lease.uid)
@@ -269,10 +270,10 @@ class _LeasedClaim:
             return
         with uids.registry_lock():
             lease = self._lease
-            # Another instance of the plugin may use it now.
-            if (lease is None or uids.upgrade(lease)) and self._directory.clear():
+            # Not if another instance of the plugin uses it now.
+            if (lease is None or uids.make_exclusive(lease)) and self._directory.clear():
                 if lease is not None and _has_left(lease.uid, self._folders):
-                    return  # it has run and was interrupted: no other plugin may get this uid
+                    return  # the plugin has run and left files: no other plugin may get this uid
                 self._directory.restore()
                 if lease is not None and lease.new:
                     uids.release_reservation(lease, self._path)
@@ -289,7 +290,7 @@ def _has_left(uid: int, folders: Iterable[str]) -> bool:
 
 
 class _WritingClaim:
-    """For root, and a plugin without state that leaves files elsewhere: only a uid is reserved."""
+    """For root, and a plugin without state that writes files elsewhere: only a uid is reserved."""
 
     def __init__(self, writing: Writing, uid_range: tuple[int, int], manifest: str) -> None:
         self._writing = writing
@@ -298,11 +299,11 @@ class _WritingClaim:
         self._lease: UidLease | None = None
 
     def take(self, parts: Sequence[str]) -> None:
-        assert not parts  # without a state directory there are none
+        assert not parts  # there is no state directory to make them in
         writing = self._writing
         with uids.registry_lock():
             self._lease = uids.lease_for_writing(writing.state_dir, *self._range, self._manifest)
-            remember_left(self._lease.uid, writing.folders)
+            record_left_folders(self._lease.uid, writing.folders)
 
     @property
     def owner(self) -> Owner:
@@ -315,7 +316,7 @@ class _WritingClaim:
             return
         with uids.registry_lock():
             # The plugin may have run before it was interrupted.
-            if not _has_left(lease.uid, self._writing.folders) and uids.upgrade(lease):
+            if not _has_left(lease.uid, self._writing.folders) and uids.make_exclusive(lease):
                 uids.release_reservation(lease, self._writing.state_dir)
 
     def close(self) -> None:
@@ -324,8 +325,8 @@ class _WritingClaim:
 
 
 class _OwnClaim:
-    """For an ordinary user. In the runner's own folder a record beside the directory names the manifest. It
-    is locked while the plugin lives, so `runner state` can see that it runs."""
+    """For an ordinary user: the directory belongs to the user. A record beside it names the manifest, and is
+    locked while the plugin lives, so that `runner state` can see that it runs."""
 
     def __init__(self, path: str, manifest: str) -> None:
         self._path = path
@@ -350,7 +351,7 @@ class _OwnClaim:
                 )
             os.fchmod(directory.fd, 0o700)
         if self._manifest:
-            self._record = hold_record(directory.above, path, self._manifest)
+            self._record = lock_record(directory.above, path, self._manifest)
         directory.make_below(parts, os.geteuid(), os.getegid())
 
     @property
@@ -359,7 +360,7 @@ class _OwnClaim:
         return Owner(os.geteuid(), os.getegid(), self._record, self._directory.identities)
 
     def undo(self) -> None:
-        if self._directory is None or not (self._record is None or lock_alone(self._record)):
+        if self._directory is None or not (self._record is None or lock_exclusively(self._record)):
             return
         if not self._directory.clear():
             return
@@ -375,16 +376,16 @@ class _OwnClaim:
 
 
 class _AccountClaim(_OwnClaim):
-    """For a plugin that root starts as an account. No uid is reserved; the record names the manifest."""
+    """For a plugin that root starts as an account: no uid is reserved, and the record names the manifest."""
 
     def __init__(self, path: str, manifest: str, account: Account) -> None:
         super().__init__(path, manifest)
         self._account = account
 
     def take(self, parts: Sequence[str]) -> None:
-        from sandbox.identity.accounts import account_refusal  # loaded already, and needed only here
+        from sandbox.identity.accounts import account_refusal  # imported here: few launches need it
 
-        # As for a reserved uid: two first starts at once would see each other's half-made folders.
+        # As for a reserved uid: two concurrent first starts would see each other's half-made folders.
         with uids.registry_lock():
             self._directory = directory = _Directory(self._path)
             owner, content = directory.before.st_uid, os.listdir(directory.fd)
@@ -393,7 +394,7 @@ class _AccountClaim(_OwnClaim):
             os.fchown(directory.fd, self._account.uid, self._account.gid)
             os.fchmod(directory.fd, 0o700)
             if self._manifest:
-                self._record = hold_record(directory.above, self._path, self._manifest)
+                self._record = lock_record(directory.above, self._path, self._manifest)
             directory.make_below(parts, self._account.uid, self._account.gid)
 
     @property
@@ -402,18 +403,19 @@ class _AccountClaim(_OwnClaim):
         return Owner(self._account.uid, self._account.gid, self._record, self._directory.identities)
 
 
-# --- the record: which manifest a state belongs to, where there are no reservations -------------------------
+# --- records: the manifest of each state, where there are no reservations -----------------------------------
 
 
 def record_path(state_dir: str) -> str:
-    """For reading, in the runner's own folder. Elsewhere others may be able to put a link on the way."""
+    """The path of a record, to be read in the runner's own folder. In other folders a user could have put a
+    link on the way."""
     folder, name = os.path.split(state_dir)
     return f"{folder}/{RECORDS}/{name}"
 
 
 def open_record(above: int, name: str, *, make: bool) -> int:
-    """The record of state directory `name` of the open folder `above`. No link is followed, and the folder of
-    the records must be ours: root keeps states where others can write too. Raises OSError."""
+    """Open the record of state directory `name` of the open folder `above`. No link is followed, and the
+    folder of the records must be ours: root may have states where other users can write. Raises OSError."""
     while True:
         if make:
             with suppress(FileExistsError):
@@ -425,14 +427,14 @@ def open_record(above: int, name: str, *, make: bool) -> int:
         except FileNotFoundError:
             if not make:
                 raise
-            # another launch failed and removed the folder again
+            # Another launch failed and removed the folder again.
 
 
 def remove_record(above: int, name: str) -> None:
     """Raises OSError."""
     with _records(above) as folder:
         os.unlink(name, dir_fd=folder)
-    with suppress(OSError):  # others are left
+    with suppress(OSError):  # there are other records
         os.rmdir(RECORDS, dir_fd=above)
 
 
@@ -448,8 +450,8 @@ def _records(above: int) -> Iterator[int]:
         os.close(fd)
 
 
-def hold_record(above: int, state_dir: str, manifest: str) -> int:
-    """Open the file that names the manifest of a state, with a shared lock. Closing it unlocks."""
+def lock_record(above: int, state_dir: str, manifest: str) -> int:
+    """Open the record of a state with a shared lock, and write its manifest into it. Closing it unlocks."""
     while True:
         try:
             fd = open_record(above, os.path.basename(state_dir), make=True)
@@ -462,11 +464,11 @@ def hold_record(above: int, state_dir: str, manifest: str) -> int:
             if not lock_byte(fd, 0, fcntl.F_RDLCK):
                 raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None
             if os.fstat(fd).st_nlink:
-                told = os.fsencode(manifest)
-                if os.pread(fd, len(told) + 1, 0) != told:
+                text = os.fsencode(manifest)
+                if os.pread(fd, len(text) + 1, 0) != text:
                     os.ftruncate(fd, 0)
                     os.lseek(fd, 0, os.SEEK_SET)
-                    write_all(fd, told)
+                    write_all(fd, text)
                 return fd
         except BaseException:
             os.close(fd)
@@ -474,5 +476,5 @@ def hold_record(above: int, state_dir: str, manifest: str) -> int:
         os.close(fd)
 
 
-def lock_alone(fd: int) -> bool:
+def lock_exclusively(fd: int) -> bool:
     return lock_byte(fd, 0, fcntl.F_WRLCK)

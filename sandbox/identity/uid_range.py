@@ -13,8 +13,8 @@ UidRange = tuple[int, int]
 DEFAULT_RANGE: UidRange = (2147418112, 2147483647)
 
 
-# systemd's range for DynamicUser. It was our default once, and is still used where a user namespace has no
-# more than 65536 ids. States made then keep their uids.
+# systemd's range for DynamicUser. Earlier versions used it by default, and their states have these uids. It
+# is still used where a user namespace has no more than 65536 ids.
 DYNAMIC_USER_RANGE: UidRange = (61184, 65519)
 
 
@@ -24,12 +24,12 @@ ACCOUNTS = ("/etc/passwd", "/etc/group")
 RESERVATIONS = "/var/lib/runner/uids"  # one file per reserved uid, holding the state directory's path
 
 
-DYNAMIC_USERS = "/run/systemd/dynamic-uid"  # a file named by the uid while a service has it
+DYNAMIC_USERS = "/run/systemd/dynamic-uid"  # has a file named by the uid while a service uses it
 
 
 def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/uid_map") -> bool:
     """Whether all ids first…last are mapped in this user namespace."""
-    from sandbox import look  # only a plan asks this
+    from sandbox import look  # imported here, because only making a plan needs it
 
     look.note_content(path)
     with open(path, encoding="ascii") as file:
@@ -42,7 +42,8 @@ def id_is_mapped(first: int, last: int | None = None, path: str = "/proc/self/ui
 
 
 def usable_range(wanted: UidRange) -> UidRange | None:
-    """`wanted` if these ids exist here. Where a user namespace has 65536 ids, the default is replaced."""
+    """`wanted` if these ids are mapped in this user namespace. The default range has a replacement for
+    namespaces with 65536 ids. None: no range can be used."""
     for candidate in (wanted, DYNAMIC_USER_RANGE) if wanted == DEFAULT_RANGE else (wanted,):
         if all(id_is_mapped(*candidate, path=f"/proc/self/{kind}_map") for kind in ("uid", "gid")):
             return candidate
@@ -50,7 +51,7 @@ def usable_range(wanted: UidRange) -> UidRange | None:
 
 
 def pools(first: int, last: int) -> tuple[UidRange, UidRange]:
-    """(for plugins with state, for plugins without). A single uid serves both."""
+    """The uids for plugins with state, and those for plugins without. A range of one uid is used for both."""
     if first == last:
         return (first, last), (first, last)
     middle = first + (last - first + 1) // 2
@@ -58,14 +59,14 @@ def pools(first: int, last: int) -> tuple[UidRange, UidRange]:
 
 
 def is_ours(uid: int, first: int, last: int) -> bool:
-    """Whether files of `uid` can be a plugin's: of this range, or of the former default range."""
+    """Whether `uid` can be a plugin's: it is in this range, or in the default range of earlier versions."""
     return first <= uid <= last or DYNAMIC_USER_RANGE[0] <= uid <= DYNAMIC_USER_RANGE[1]
 
 
 def in_use(uid: int) -> str:
-    """What uses `uid` besides plugins; empty if nothing does. The gid of the same number counts as well.
+    """What uses `uid`, or the gid of the same number, besides plugins; '' if nothing does.
 
-    Without NSS: it could ask a directory server, which may not answer.
+    NSS is not used: it could ask a directory server, which may not respond.
     """
     for path in ACCOUNTS:
         try:
@@ -81,7 +82,7 @@ def in_use(uid: int) -> str:
 
 def _running(uid: int) -> str:
     try:
-        # One system call, where reading all of /proc takes a millisecond for each hundred processes.
+        # One system call. Reading all of /proc takes a millisecond for each hundred processes.
         os.getpriority(os.PRIO_USER, uid)
     except ProcessLookupError:
         return ""
@@ -91,7 +92,7 @@ def _running(uid: int) -> str:
                 lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
         except OSError:
             continue
-        # A killed plugin may leave a zombie that its parent has not reaped yet: it has ended.
+        # A zombie of a killed plugin, which its parent has not reaped yet, does not count.
         dead = lines.get(b"State", b"").strip()[:1] in (b"Z", b"X")
         if not dead and str(uid).encode() in lines.get(b"Uid", b"").split():
             return f"process {pid} runs with it"

@@ -1,17 +1,15 @@
 """User ids for plugins, when the runner is root.
 
-Every running plugin has its own uid: rlimits, inotify and signals are counted and allowed per uid, so two
-plugins with one uid could starve or kill each other. A lease is a lock on one byte of one file. The kernel
-releases it when the last holder of the descriptor has ended. The cell's init holds it too, so a uid is free
-only when the whole tree is dead, not when the runner is.
+Every running plugin has its own uid: the kernel counts rlimits and inotify watches per uid, and allows
+signals within one uid, so two plugins with the same uid could starve or kill each other. A lease is a lock on
+one byte of one file. The kernel releases it when the last process with the descriptor has ended. The cell's
+init has it too, so a uid becomes free only when the whole process tree has ended.
 
-A plugin with a state directory keeps its uid over runs, because its files carry it. Such a uid is reserved
-for that directory and leased to no other plugin. The lower half of the range is for reservations, the upper
-half for plugins without state: the number of states never keeps a plugin without state from getting a uid.
+A plugin with a state directory has the same uid at every run, because its files belong to it. Such a uid is
+reserved for that directory and leased to no other plugin. The lower half of the range is for reservations,
+the upper half for plugins without state, so that many states cannot use up the uids of plugins without one.
 
-A reservation is a file named by the uid that holds the state directory's path, as in every earlier version.
-Next to it a file names the manifest, which older runners ignore, and another the folders outside the state
-in which the plugin may have left files of that uid. While one of these exists, no other plugin gets the uid.
+reservations.py describes the files of a reservation.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ from sandbox.identity.leases import (
 )
 from sandbox.identity.reservations import (
     Reservation,
-    collect,
-    forget,
     is_stale,
     list_reservations,
     make_private_directory,
     name_file,
     read_reservation,
     read_text,
+    remove_if_unneeded,
+    remove_reservation,
     reserve,
     reserved_uids,
     write_file,
@@ -54,13 +52,13 @@ _SWEPT_AT_ONCE = 32
 
 
 class Occupancy(NamedTuple):
-    """How full a range is."""
+    """How many uids of a range are taken."""
 
     reserved: int  # of the uids for plugins with state
     for_states: int
     running: int  # of the uids for plugins without state
     for_others: int
-    elsewhere: int  # reserved outside of the range: under an earlier policy or by an earlier runner
+    elsewhere: int  # reserved outside of the range: under an earlier policy or by an earlier version
 
 
 # --- which uids --------------------------------------------------------------------------------------------
@@ -85,9 +83,9 @@ def lease_for_state(
     leases: str = LEASES,
     reservations: str = RESERVATIONS,
 ) -> UidLease:
-    """The uid that belongs to `state_dir`, at present owned by `owner`.
+    """Lease the uid of `state_dir`, whose current owner is `owner`.
 
-    Instances of one plugin share its state and therefore its uid (a shared lock); nothing else gets it.
+    Instances of one plugin share its state and therefore its uid, by a shared lock. No other plugin gets it.
     The caller holds registry_lock, so that two first starts do not choose two uids for one directory, and so
     that stale reservations can be removed.
     """
@@ -95,7 +93,7 @@ def lease_for_state(
     try:
         make_private_directory(reservations)
         if not is_ours(owner, first, last):
-            owner = _known(state_dir, first, last, reservations)
+            owner = _find_uid(state_dir, first, last, reservations)
         if owner >= 0:
             lease = _lease_owned(state_dir, owner, manifest, fd, reservations)
         else:
@@ -109,43 +107,43 @@ def lease_for_state(
 
 
 def _lease_owned(state_dir: str, uid: int, manifest: str, fd: int, reservations: str) -> UidLease:
-    """Lease the uid that a directory already has."""
+    """Lease the uid that already owns a directory."""
     held = read_reservation(reservations, uid)
-    kept = held is not None and held.state == state_dir
+    reserved = held is not None and held.state == state_dir
     alone = lock_byte(fd, uid, fcntl.F_WRLCK)
-    # With the exclusive lock, no other user of the uid can be an instance of this plugin.
+    # With the exclusive lock, whatever else uses the uid is not an instance of this plugin.
     if alone and (whose := in_use(uid)):
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is used elsewhere: {whose}; "
             f"end that process or service, or remove the state (runner state remove {state_dir})"
         )
-    if not kept and not (alone and collect(reservations, uid)):
+    if not reserved and not (alone and remove_if_unneeded(reservations, uid)):
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is in use by, or reserved for, another plugin; choose "
             "another directory with --state-dir"
         )
-    if kept and not lock_byte(fd, uid, fcntl.F_RDLCK):
+    if reserved and not lock_byte(fd, uid, fcntl.F_RDLCK):
         raise UidsUnavailable(
             f"uid {uid}, which owns {state_dir}, is locked, because that state is being removed; try again"
         )
-    if not kept or (manifest and held is not None and held.manifest != manifest):
+    if not reserved or (manifest and held is not None and held.manifest != manifest):
         reserve(reservations, Reservation(uid, state_dir, manifest))
     lock_byte(fd, uid, fcntl.F_RDLCK)
-    return UidLease(uid, fd, new=not kept)
+    return UidLease(uid, fd, new=not reserved)
 
 
 def _lease_new(state_dir: str, first: int, last: int, manifest: str, fd: int, reservations: str) -> UidLease:
     (first, last), _ = pools(first, last)
-    # The search starts at a place that depends on the directory, so it finds its previous uid again. The
-    # second search also takes uids of removed states whose manifests still exist and might want them back.
-    for pressing in (False, True):
-        for uid in each_from(_start(state_dir), first, last):
-            # Exclusive while the reservation is written: a plugin without state may hold this uid, too.
+    # The search starts at a uid that depends on the directory's path, so it finds its previous uid again. The
+    # second search also takes uids of removed states whose manifests still exist.
+    for out_of_uids in (False, True):
+        for uid in each_from(_search_start(state_dir), first, last):
+            # Exclusive while the reservation is written: a plugin without state may have leased this uid.
             if not lock_byte(fd, uid, fcntl.F_WRLCK):
                 continue
             held = read_reservation(reservations, uid)
             mine = held is not None and held.state == state_dir
-            if (mine or collect(reservations, uid, pressing=pressing)) and not in_use(uid):
+            if (mine or remove_if_unneeded(reservations, uid, out_of_uids=out_of_uids)) and not in_use(uid):
                 reserve(reservations, Reservation(uid, state_dir, manifest))
                 lock_byte(fd, uid, fcntl.F_RDLCK)
                 return UidLease(uid, fd, new=not mine)
@@ -165,42 +163,36 @@ def lease_for_writing(
     leases: str = LEASES,
     reservations: str = RESERVATIONS,
 ) -> UidLease:
-    """As lease_for_state, for a plugin that has no state directory: `state_dir` is the one it would have.
-
-    Under registry_lock.
-    """
-    known = _known(state_dir, first, last, reservations)
+    """lease_for_state() for a plugin without a state directory: `state_dir` is the one it would have. The
+    caller holds registry_lock."""
+    known = _find_uid(state_dir, first, last, reservations)
     lease = lease_for_state(state_dir, known, first, last, manifest, leases=leases, reservations=reservations)
     write_file(name_file(reservations, state_dir), str(lease.uid))
     return lease
 
 
-def _known(state_dir: str, first: int, last: int, reservations: str) -> int:
-    """The uid of this state directory, by its owner or by its reservation; -1 if it has none."""
+def _find_uid(state_dir: str, first: int, last: int, reservations: str) -> int:
+    """The uid of a state directory, by its owner or by its reservation; -1 if it has none."""
     try:
         status = os.lstat(state_dir)
         if stat.S_ISDIR(status.st_mode) and is_ours(status.st_uid, first, last):
             return status.st_uid
     except OSError:
         pass
-    told = read_text(name_file(reservations, state_dir)) or ""
-    held = read_reservation(reservations, int(told)) if told.isdecimal() else None
+    text = read_text(name_file(reservations, state_dir)) or ""
+    held = read_reservation(reservations, int(text)) if text.isdecimal() else None
     if held is not None and held.state == state_dir and is_ours(held.uid, first, last):
         return held.uid
     return -1
 
 
 def expected_uid(state_dir: str, first: int, last: int, *, reservations: str = RESERVATIONS) -> int | None:
-    """The uid that a launch would reserve for `state_dir`, without reserving it; None if none is free.
-
-    Only the name of the directory decides. A folder that belongs to an unreserved uid of the pool does not
-    keep its uid: it was prepared for another plugin.
-    """
-    known = _known(state_dir, first, last, reservations)
+    """The uid that a launch would reserve for `state_dir`, without reserving it; None if none is free."""
+    known = _find_uid(state_dir, first, last, reservations)
     if known >= 0:
         return known
     (first, last), _ = pools(first, last)
-    for uid in each_from(_start(state_dir), first, last):
+    for uid in each_from(_search_start(state_dir), first, last):
         held = read_reservation(reservations, uid)
         if held is not None and held.state == state_dir:
             return uid
@@ -211,7 +203,7 @@ def expected_uid(state_dir: str, first: int, last: int, *, reservations: str = R
 
 @contextmanager
 def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
-    """Held while a uid is reserved for a state directory: one runner at a time."""
+    """Lock the reservations: only one runner at a time makes or removes one."""
     make_private_directory(reservations)
     fd = os.open(reservations, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -221,8 +213,8 @@ def registry_lock(reservations: str = RESERVATIONS) -> Iterator[None]:
         os.close(fd)
 
 
-def lease_alone(uid: int, *, leases: str = LEASES) -> UidLease | None:
-    """Lease `uid` exclusively; None while a plugin has it."""
+def lease_exclusively(uid: int, *, leases: str = LEASES) -> UidLease | None:
+    """Lease `uid` exclusively. None if a plugin runs with it."""
     fd = open_leases(leases)
     if lock_byte(fd, uid, fcntl.F_WRLCK):
         return UidLease(uid, fd)
@@ -230,16 +222,17 @@ def lease_alone(uid: int, *, leases: str = LEASES) -> UidLease | None:
     return None
 
 
-def upgrade(lease: UidLease) -> bool:
-    """Turn a shared lease into an exclusive one; False while another instance of the plugin has the uid."""
+def make_exclusive(lease: UidLease) -> bool:
+    """Make a shared lease exclusive. Returns False if another instance of the plugin runs."""
     return lock_byte(lease.fd, lease.uid, fcntl.F_WRLCK)
 
 
 def release_reservation(lease: UidLease, state_dir: str, *, reservations: str = RESERVATIONS) -> None:
-    """Remove the reservation of `lease.uid` for `state_dir`. Under registry_lock, with an exclusive lease."""
+    """Remove the reservation of `lease.uid` for `state_dir`. The caller holds registry_lock and an exclusive
+    lease."""
     held = read_reservation(reservations, lease.uid)
     if held is not None and held.state == state_dir:
-        forget(reservations, lease.uid)
+        remove_reservation(reservations, lease.uid)
 
 
 def is_leased(uid: int, *, leases: str = LEASES) -> bool:
@@ -271,8 +264,8 @@ def _count_locked(leases: str, first: int, last: int) -> int:
 
 
 def count_locked(fd: int, first: int, last: int) -> int:
-    """How many bytes other processes have locked. The kernel names one conflicting lock, so ranges are halved
-    until there is none, or one byte."""
+    """How many bytes other processes have locked. The kernel reports only one conflicting lock, so the range
+    is halved until there is none, or one byte is left."""
     asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, last - first + 1, 0)
     if FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] == fcntl.F_UNLCK:
         return 0
@@ -285,15 +278,15 @@ def count_locked(fd: int, first: int, last: int) -> int:
 # --- reservations ------------------------------------------------------------------------------------------
 
 
-def _start(state_dir: str) -> int:
+def _search_start(state_dir: str) -> int:
     return int(fingerprint(os.fsencode(state_dir))[:8], 16)
 
 
 def _sweep(reservations: str, fd: int, own: int) -> None:
-    """Remove stale reservations, at most _SWEPT_AT_ONCE at each first start: thousands would take long."""
+    """Remove stale reservations. At most _SWEPT_AT_ONCE are checked, because thousands would take long."""
     names = reserved_uids(reservations)
     start = random_below(len(names)) if names else 0
     for uid in (names[start:] + names[:start])[:_SWEPT_AT_ONCE]:
         if uid != own and lock_byte(fd, uid, fcntl.F_WRLCK):
-            collect(reservations, uid)
+            remove_if_unneeded(reservations, uid)
             lock_byte(fd, uid, fcntl.F_UNLCK)

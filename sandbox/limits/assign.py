@@ -1,10 +1,10 @@
 """Which mechanism enforces each limit of a plugin, on this machine, under this policy.
 
 A limit is enforced in full, or by something weaker (an rlimit, which counts each process on its own), or not
-at all. Anything less than full stops the launch unless the policy sets mode "prefer"; then explain and report
-show it, and the launch says it on stderr if somebody asked for the limit, or if it can be expected to work:
-for root, and in a delegated unit. `exec` passes a protocol's clocks on, as it does the streams: only a host
-that speaks the protocol can enforce them.
+at all. Anything less than full stops the launch unless the policy sets mode "prefer". Then `explain` and the
+report show it. The launch also says it on stderr if the manifest or the command line asked for the limit, or
+if it can be expected to work: for root, and in a delegated unit. `exec` enforces no protocol timeouts
+(handshake, call, idle): only a host that speaks the protocol can.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BY_CGROUP = (*_CGROUPS, "cpu_time")
 # Since Linux 5.14 every user namespace counts its processes itself. Before, all processes of one uid were one
 # number, and an ordinary user's plugin would be counted with everything else that the user runs.
 _NPROC_PER_NAMESPACE = (5, 14)
-# With fewer no program can be relied on to work. Where processes times this number are more than the share,
-# the meter alone bounds them.
+# A program with fewer may fail. Where this number for each process exceeds the share, only the meter bounds
+# the total.
 _FEWEST_OPEN_FILES = 64
 _PER_PROCESS = "for each process separately"
 _NO_CAGE = "the plugin runs without a cage"
@@ -46,12 +46,12 @@ def assign(
     """Choose a mechanism for each limit of `grant`. Raises LayerUnavailable if a required one has none.
 
     `disks`: the disks with the plugin's files; without one, an io limit has nothing to apply to. `refuse`:
-    False for the report of a launch that was refused, which says what there was.
+    False for the report of a launch that was refused: then nothing is raised.
     """
     limits, decided = grant.limits, dict(grant.decided_by)
     shares = shares_of(policy.machine_share)
     found: list[AssignedLimit] = []
-    told: list[str] = []
+    announced: list[str] = []
     fallbacks: set[str] = set()
     for name in limits._fields:
         value = getattr(limits, name)
@@ -61,56 +61,58 @@ def assign(
             continue
         limit = AssignedLimit(name, value, decided.get(name, "policy"), "", value)
         if name in _BY_CGROUP:
-            limit = _by_cgroup(limit, survey, disks)
+            limit = _assign_cgroup(limit, survey, disks)
             if refuse and limit.degraded and policy.limit(name).required(survey.delegated):
                 raise _unavailable(name, survey)
             if limit.enforced_by.startswith("RLIMIT"):
                 fallbacks.add(name)
-                limit = _within(limit)
+                limit = _cap_by_rlimit(limit)
         elif grant.unsandboxed and name in ("tmp", "shm", "disk"):
-            # Not refused, whatever its mode: the policy itself allows the plugin to run without a cage.
+            # Never refused: the policy itself allows the plugin to run without a cage.
             limit = limit._replace(effective=None, degraded=True, detail=_NO_CAGE)
         else:
-            limit = _by_other(limit, limits, grant)
+            limit = _assign_other(limit, limits, grant)
         if not grant.unsandboxed:
-            limit = _within_share(limit, shares, limits.pids, grant)
+            limit = _cap_by_share(limit, shares, limits.pids, grant)
         if limit.degraded and (_is_asked_for(limit, policy) or (name in _BY_CGROUP and survey.delegated)):
-            told.append(name)
+            announced.append(name)
         found.append(limit)
-    sites = tuple(_sites(limits, survey))
-    return AssignedLimits(tuple(found), sites, frozenset(fallbacks), tuple(told), shares)
+    sites = tuple(_needed_sites(limits, survey))
+    return AssignedLimits(tuple(found), sites, frozenset(fallbacks), tuple(announced), shares)
 
 
 def _is_asked_for(limit: AssignedLimit, policy: Policy) -> bool:
-    """By the manifest or on the command line, and not only given by default. A ceiling may have decided."""
+    """Whether the manifest or the command line asked for it: the policy's default did not decide. The
+    policy's ceiling may have."""
     return limit.decided_by != "policy" or limit.requested != policy.limit(limit.name).default
 
 
-def _within_share(limit: AssignedLimit, shares: Shares, pids: int | None, grant: Grant) -> AssignedLimit:
-    """What the share of the machine leaves of a limit, and what the meter for it holds all processes to."""
+def _cap_by_share(limit: AssignedLimit, shares: Shares, pids: int | None, grant: Grant) -> AssignedLimit:
+    """Lower open_files to the plugin's share of the machine, and describe the share of open files and of
+    socket memory."""
     effective, detail = limit.effective, ""
     if limit.name == "open_files" and shares.files is not None and effective is not None:
-        detail = f"all processes together {shares.files}, with mapped files: {shares.told('fs.file-max')}"
+        detail = f"all processes together {shares.files}, with mapped files: {shares.describe('fs.file-max')}"
         most = most_open_files(shares, pids or 1)
         if effective > most:
             effective, detail = most, f"lowered, for {pids or 1} processes; {detail}"
     elif limit.name == "memory" and shares.socket_bytes < limit.requested and _counts_sockets(limit, grant):
-        detail = f"in sockets {shares.socket_bytes >> 20} MiB at most: {shares.told('net.ipv4.tcp_mem')}"
+        detail = f"in sockets {shares.socket_bytes >> 20} MiB at most: {shares.describe('net.ipv4.tcp_mem')}"
     return limit._replace(effective=effective, detail="; ".join(filter(None, (limit.detail, detail))))
 
 
 def most_open_files(shares: Shares, pids: int) -> int:
-    """Of each of so many processes. Only where the machine has a bound."""
+    """The open files of each process, if there are `pids` of them. Only where the machine has a bound."""
     return max(_FEWEST_OPEN_FILES, (shares.files or 0) // pids)
 
 
 def _counts_sockets(memory: AssignedLimit, grant: Grant) -> bool:
-    """Whether the plugin can make sockets, and they can be told from those of the host."""
+    """Whether the plugin can make sockets, and its sockets can be distinguished from the host's."""
     own = grant.network.mode != "host" or memory.enforced_by.startswith("cgroup")
     return own and grant.seccomp not in SECCOMP_WITHOUT_INTERNET
 
 
-def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) -> AssignedLimit:
+def _assign_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) -> AssignedLimit:
     name = limit.name
     if name == "cpu_time":
         if (site := survey.counts_cpu) is not None:
@@ -134,20 +136,20 @@ def _by_cgroup(limit: AssignedLimit, survey: Survey, disks: Iterable[object]) ->
             degraded=True,
             detail=f"{_PER_PROCESS}, and shared memory is not counted: {reason}",
         )
-    if name == "pids" and _release() >= _NPROC_PER_NAMESPACE:
+    if name == "pids" and _kernel_version() >= _NPROC_PER_NAMESPACE:
         return limit._replace(
             enforced_by="RLIMIT_NPROC", degraded=True, detail=f"hits are not counted: {reason}"
         )
     return limit._replace(effective=None, degraded=True, detail=reason)
 
 
-def _by_other(limit: AssignedLimit, limits: Limits, grant: Grant) -> AssignedLimit:
+def _assign_other(limit: AssignedLimit, limits: Limits, grant: Grant) -> AssignedLimit:
     match limit.name:
         case "open_files" | "locked_memory" | "message_queues":
-            return _within(limit._replace(enforced_by="rlimit"))
+            return _cap_by_rlimit(limit._replace(enforced_by="rlimit"))
         case "file_size":
             most = min(limit.requested, limits.disk or limit.requested)
-            return _within(limit._replace(enforced_by="rlimit", effective=most))
+            return _cap_by_rlimit(limit._replace(enforced_by="rlimit", effective=most))
         case "tmp" | "shm":
             return limit._replace(enforced_by="size of the mount")
         case "disk":
@@ -172,8 +174,8 @@ def _by_other(limit: AssignedLimit, limits: Limits, grant: Grant) -> AssignedLim
             return limit._replace(enforced_by="clock")
 
 
-def _within(limit: AssignedLimit) -> AssignedLimit:
-    """A plugin cannot be given more than the runner itself may have."""
+def _cap_by_rlimit(limit: AssignedLimit) -> AssignedLimit:
+    """Lower a limit to the runner's own hard rlimit, which the plugin cannot exceed."""
     import resource
 
     kinds = {
@@ -193,8 +195,9 @@ def _within(limit: AssignedLimit) -> AssignedLimit:
     return limit._replace(effective=min(limit.effective, ceiling))
 
 
-def _sites(limits: Limits, survey: Survey) -> Iterator[Site]:
-    """The sites whose controllers are needed and, if there is one, a site to count, freeze and kill by."""
+def _needed_sites(limits: Limits, survey: Survey) -> Iterator[Site]:
+    """The sites whose controllers are needed and, if there is one, a site to count processor time and to
+    freeze and kill the plugin."""
     needed = [name for name in _CGROUPS if getattr(limits, name) is not None]
     sites = [site for name in needed if (site := survey.site(name)) is not None]
     if (sites or limits.cpu_time is not None or limits.disk is not None) and (counting := survey.counts_cpu):
@@ -215,8 +218,8 @@ def _unavailable(name: str, survey: Survey) -> LayerUnavailable:
     )
 
 
-def _release() -> tuple[int, ...]:
-    """The kernel's version, from texts such as 6.1.0-13-arm64 and 5.10-rc7."""
+def _kernel_version() -> tuple[int, ...]:
+    """Major and minor version of the kernel, from texts such as 6.1.0-13-arm64 and 5.10-rc7."""
     found = []
     for word in os.uname().release.split(".")[:2]:
         digits = word[: len(word) - len(word.lstrip("0123456789"))]

@@ -13,21 +13,21 @@ class AssignedLimit(NamedTuple):
     name: str
     requested: float
     decided_by: str  # manifest, policy, command line
-    enforced_by: str  # in a word or two; empty: not enforced
+    enforced_by: str  # such as "cgroup v2"; empty: not enforced
     effective: float | None
     degraded: bool = False
     detail: str = ""
 
 
 class Shares(NamedTuple):
-    """The most that one plugin may take of numbers that the whole machine shares (shares.py)."""
+    """The most that one plugin may take of each machine-wide resource (shares.py)."""
 
-    part: float  # of each of them, as the policy says
+    part: float  # the fraction that the policy allows
     files: int | None  # open and mapped; None: the machine has no bound of its own
     socket_bytes: int
     orphans: int  # connections that were closed and still have data to send
 
-    def told(self, number: str) -> str:
+    def describe(self, number: str) -> str:
         return f"{self.part * 100:g}% of {number}"
 
 
@@ -35,24 +35,26 @@ class AssignedLimits(NamedTuple):
     all: tuple[AssignedLimit, ...] = ()
     sites: tuple[Site, ...] = ()  # where groups are made
     fallbacks: frozenset[str] = frozenset()  # enforced by an rlimit instead
-    told: tuple[str, ...] = ()  # those that are weaker than they should be, and of which a launch says so
+    announced: tuple[str, ...] = ()  # limits that are not enforced in full, and that a launch warns about
     shares: Shares | None = None
 
     def shortfall(self) -> str:
-        """What a launch says about these, as one line. Empty: there is nothing to say."""
+        """The announced limits and what enforces them, as one line; '' if there are none."""
         weak = (f"{limit.name} by {limit.enforced_by or 'nothing'}" for limit in self.all)
-        return ", ".join(text for limit, text in zip(self.all, weak, strict=True) if limit.name in self.told)
+        return ", ".join(
+            text for limit, text in zip(self.all, weak, strict=True) if limit.name in self.announced
+        )
 
     @property
     def open_files(self) -> int | None:
-        """Of each process, as this machine allows it."""
+        """The effective limit for each process, or None."""
         for limit in self.all:
             if limit.name == "open_files" and limit.effective is not None:
                 return int(limit.effective)
         return None
 
-    def confirmed(self, effective: dict[str, float]) -> AssignedLimits:
-        """With the numbers that the kernel has accepted."""
+    def with_effective(self, effective: dict[str, float]) -> AssignedLimits:
+        """A copy with the values that the kernel has accepted."""
         return self._replace(
             all=tuple(
                 limit._replace(effective=effective[limit.name]) if limit.name in effective else limit
@@ -61,7 +63,7 @@ class AssignedLimits(NamedTuple):
         )
 
     def without(self, names: Collection[str], reason: str) -> AssignedLimits:
-        """With these limits lifted: nothing enforces them any more."""
+        """A copy in which nothing enforces these limits."""
         return self._replace(
             all=tuple(
                 limit._replace(enforced_by="", effective=None, degraded=True, detail=reason)
@@ -71,13 +73,15 @@ class AssignedLimits(NamedTuple):
             )
         )
 
-    def in_session(self) -> AssignedLimits:
-        """Where the runner itself speaks the protocol: it then enforces what `exec` passes on."""
-        return self._replace(all=tuple(_in_session(limit) for limit in self.all))
+    def for_session(self) -> AssignedLimits:
+        """A copy for sessions: the runner speaks the protocol, and enforces its timeouts and the output
+        limits."""
+        return self._replace(all=tuple(_for_session(limit) for limit in self.all))
 
-    def inspected(self) -> AssignedLimits:
-        """Where the runner reads the stream that it passes on: it sees the first of the protocol's clocks."""
-        return self._replace(all=tuple(_inspected(limit) for limit in self.all))
+    def for_inspection(self) -> AssignedLimits:
+        """A copy for `exec --inspect`: the runner reads the stream that it passes on, and enforces the
+        handshake timeout."""
+        return self._replace(all=tuple(_for_inspection(limit) for limit in self.all))
 
 
 _SESSION_CLOCKS = ("handshake", "call", "idle")
@@ -86,7 +90,7 @@ _SESSION_CLOCKS = ("handshake", "call", "idle")
 _OUTPUT_LIMITS = ("output", "output_lines")
 
 
-def _inspected(limit: AssignedLimit) -> AssignedLimit:
+def _for_inspection(limit: AssignedLimit) -> AssignedLimit:
     if limit.name == "handshake":
         return limit._replace(enforced_by="clock", effective=limit.requested, detail="")
     if limit.name in _OUTPUT_LIMITS:
@@ -94,7 +98,7 @@ def _inspected(limit: AssignedLimit) -> AssignedLimit:
     return limit
 
 
-def _in_session(limit: AssignedLimit) -> AssignedLimit:
+def _for_session(limit: AssignedLimit) -> AssignedLimit:
     if limit.name in _SESSION_CLOCKS:
         return limit._replace(enforced_by="session", effective=limit.requested, detail="")
     if limit.name in _OUTPUT_LIMITS:

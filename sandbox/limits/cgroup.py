@@ -1,14 +1,14 @@
 """The cgroups of one plugin: made, limited, read, watched, killed and removed.
 
 A plugin has one group in each hierarchy it needs. The spawner's child joins them all before it becomes bwrap,
-through descriptors opened here, so bwrap itself is charged and nothing can fork its way out. The runner that
-made a group holds a lock on its directory. A group without a lock was left by a runner that died, and the
-next runner removes it.
+through descriptors opened here, so bwrap itself is charged and no process can escape by a fork. The runner
+that made a group holds a lock on its directory. A group without a lock was left by a runner that died, and
+the next runner removes it.
 
-On v2 a group exists as long as its members, but its controllers, and with them its limits, do not: they are
-gone once the group above stops handing them down. systemd makes it stop, in groups that it did not delegate.
-So a group with controllers is made inside another one of ours, which hands them down to it. The kernel takes
-no controller from a group that hands it down itself (EBUSY), and systemd accepts that.
+On v2 a group can lose its controllers, and with them its limits, while processes are in it: when the group
+above stops handing them down. systemd makes it stop, in groups that it did not delegate. So a group with
+controllers is made inside another group of ours, which hands them down to it. The kernel takes no controller
+from a group that hands it down itself (EBUSY), and systemd accepts that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CAGE_PROCESSES = 2
 _MOST_PIDS = 1 << 22  # PID_MAX_LIMIT: the kernel accepts no more
 _CPU_PERIOD_MICROSECONDS = 100_000  # the kernel's default
 _SHORTEST_CPU_QUOTA_MICROSECONDS = 1_000
-_OOM_KILL_SECONDS = 0.01  # the kernel sends the event before it raises the counter
+_OOM_KILL_SECONDS = 0.01  # between looks at the counter: the kernel sends the event before it raises it
 _OOM_LOOKS = 100
 _LIFTED_SECONDS = 2.0
 
@@ -56,7 +56,7 @@ class CgroupFault(Exception):
 class Counters(NamedTuple):
     """The kernel's counters. None: not counted on this machine."""
 
-    oom_kills: int | None = None  # also for the memory of the machine, or of a group around us
+    oom_kills: int | None = None  # by this limit, by one of a group above, or for the machine's memory
     pids_refused: int | None = None
     throttled: int | None = None  # periods in which the processes had to wait
     cpu_user: float | None = None
@@ -64,18 +64,18 @@ class Counters(NamedTuple):
     memory_peak: int | None = None
     pids_peak: int | None = None  # without the cage's own processes
     own_oom: bool = False  # the group's own limit was the reason
-    lifted: tuple[str, ...] = ()  # limits that somebody lifted: None among the others may mean that
+    lifted: tuple[str, ...] = ()  # limits that another program lifted; their counters may be None
 
 
 class CgroupDirectory:
-    """One directory, and on v2 with controllers the one around it, which keeps them."""
+    """One group. On v2 with controllers it is inside another one, which hands them down."""
 
     def __init__(self, site: Site, name: str, lock: int, fd: int | None = None) -> None:
         """`fd`: of the inner directory, if there are two."""
         self.site = site
-        self.whole = f"{site.directory}/{name}"  # what is locked, swept and removed
+        self.outer_path = f"{site.directory}/{name}"  # this directory is locked, swept and removed
         inner = "" if fd is None else f"/{INNER}"
-        self.path = f"{self.whole}{inner}"
+        self.path = f"{self.outer_path}{inner}"
         self.line = f"{site.line}/{name}{inner}"
         self.lock = lock
         self.fd = lock if fd is None else fd
@@ -101,10 +101,10 @@ class CgroupDirectory:
         return [int(word) for word in (self.read("cgroup.procs") or "").split()]
 
     def has_changed(self, file: str, text: str) -> bool:
-        """Whether a file is gone, or has another text."""
+        """Whether a file is gone or has another text."""
         try:
             return kernel_text(f"{self.path}/{file}") != text
-        except OSError as error:  # others are a passing shortage of our own
+        except OSError as error:  # other errors are our own, such as no free descriptor
             return error.errno in (errno.ENOENT, errno.ENODEV)
 
 
@@ -113,8 +113,8 @@ class Cgroup:
 
     def __init__(self, groups: Sequence[CgroupDirectory]) -> None:
         self.groups = tuple(groups)
-        self.effective: dict[str, float] = {}  # limits as the kernel has taken them
-        # Group, controller, file, and the kernel's text in it.
+        self.effective: dict[str, float] = {}  # limits as the kernel has accepted them
+        # Group, controller, file, and the text that the kernel then showed.
         self._set: list[tuple[CgroupDirectory, str, str, str]] = []
         self._by: dict[str, CgroupDirectory] = {c: group for group in groups for c in group.site.controllers}
         self._unified = next((group for group in groups if group.site.version == 2), None)
@@ -125,8 +125,8 @@ class Cgroup:
         return tuple(group.line for group in self.groups)
 
     @property
-    def holds(self) -> tuple[int, ...]:
-        """The locks. While one of these descriptors is open in a process, no runner sweeps the group."""
+    def lock_fds(self) -> tuple[int, ...]:
+        """Descriptors that hold the locks. While a process has one open, no runner sweeps the group."""
         return tuple(group.lock for group in self.groups)
 
     @contextmanager
@@ -135,16 +135,17 @@ class Cgroup:
         child may join with its uid dropped."""
         with ExitStack() as stack:
 
-            def opened(path: str) -> int:
+            def open_for_writing(path: str) -> int:
                 fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
                 stack.callback(os.close, fd)
                 return fd
 
-            tasks = [opened(f"{group.path}/tasks") for group in self.groups if group.site.version == 1]
+            legacy = [group for group in self.groups if group.site.version == 1]
+            tasks = [open_for_writing(f"{group.path}/tasks") for group in legacy]
             if self._unified is None:
                 yield CgroupHandles(tuple(tasks))
             else:
-                procs = opened(f"{self._unified.path}/cgroup.procs")
+                procs = open_for_writing(f"{self._unified.path}/cgroup.procs")
                 yield CgroupHandles(tuple(tasks), self._unified.fd, procs)
 
     # --- reading --------------
@@ -157,7 +158,7 @@ class Cgroup:
         return self.groups[0].processes() if self.groups else []
 
     def cpu(self) -> float | None:
-        """Seconds of processor time, of living and of ended processes."""
+        """Seconds of processor time, with that of processes that have ended."""
         user, system = self._cpu()
         return None if user is None or system is None else user + system
 
@@ -192,9 +193,9 @@ class Cgroup:
         return None, None
 
     def memory_of_processes(self) -> int | None:
-        """Memory that is charged for its processes and cannot be reclaimed: without the page cache, and
-        without sockets of TCP and UDP, which only v2 charges here. v1 does not tell which of the kernel's
-        memory it could reclaim."""
+        """Bytes that are charged for the processes and cannot be reclaimed: without the page cache, and
+        without TCP and UDP sockets, which only v2 charges here. For v1 kernel memory is left out, because v1
+        does not show which part of it can be reclaimed."""
         memory = self._by.get("memory")
         if memory is None:
             return None
@@ -205,46 +206,48 @@ class Cgroup:
         return stat.get("anon", 0) + stat.get("shmem", 0) + kernel
 
     def oom_event(self) -> int | None:
-        """A descriptor that becomes readable when memory runs out. Only on v1, where the kernel does not
-        kill the whole group by itself. The caller closes it."""
+        """A descriptor that becomes readable when memory runs out; the caller closes it. None on v2, where
+        the kernel kills the whole group by itself."""
         memory = self._by.get("memory")
         if memory is None or memory.site.version == 2:
             return None
-        told = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             control = os.open(f"{memory.path}/memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                memory.write("cgroup.event_control", f"{told} {control}")
+                memory.write("cgroup.event_control", f"{event} {control}")
             finally:
                 os.close(control)
-        except OSError:  # an emulation of cgroups, as in some containers: the counter is read anyway
-            os.close(told)
+        except OSError:  # cgroups are emulated, as in some containers: the counter is read anyway
+            os.close(event)
             return None
-        return told
+        return event
 
     def lifted(self) -> tuple[str, ...]:
-        """The limits that somebody else has lifted or changed since they were set."""
-        return tuple(dict.fromkeys(name for group, name, *told in self._set if group.has_changed(*told)))
+        """The limits that another program has lifted or changed since they were set."""
+        return tuple(
+            dict.fromkeys(name for group, name, *setting in self._set if group.has_changed(*setting))
+        )
 
     # --- changing -------------
 
     def limit(self, limits: Limits, devices: Iterable[tuple[int, int]]) -> None:
-        """Raises CgroupFault."""
+        """Write the limits into the groups' files. Raises CgroupFault."""
         for group in self.groups:
-            told: dict[str, str] = {}
+            shown: dict[str, str] = {}
             names: dict[str, str] = {}
             for controller, file, text in settings(group.site, limits, devices):
                 try:
                     group.write(file, text)
-                    told[file] = kernel_text(f"{group.path}/{file}")  # with what was written to it before
+                    shown[file] = kernel_text(f"{group.path}/{file}")  # with what was written to it before
                 except OSError as error:
                     if is_optional(file, error):
                         continue
                     path = f"{group.path}/{file}"
                     raise CgroupFault(group.site, (controller,), path, error.errno or errno.EIO) from None
                 names[file] = controller
-            self._set += [(group, names[file], file, text) for file, text in told.items()]
-            self.effective.update(effective_limits(group.site, limits, told))
+            self._set += [(group, names[file], file, text) for file, text in shown.items()]
+            self.effective.update(effective_limits(group.site, limits, shown))
 
     def freeze(self, on: bool) -> None:
         """Best effort, and only on cgroup v2."""
@@ -259,7 +262,7 @@ class Cgroup:
         return self._unified is not None and os.path.exists(f"{self._unified.path}/cgroup.freeze")
 
     def lift_cpu(self) -> None:
-        """Remove the cpu limit: a process needs processor time to die, too."""
+        """Remove the cpu limit: processes need processor time to end."""
         cpu = self._by.get("cpu")
         if cpu is not None and "cpu" in self.effective:
             self._set = [setting for setting in self._set if setting[1] != "cpu"]
@@ -272,7 +275,7 @@ class Cgroup:
                 pass
 
     def kill(self) -> None:
-        """Kill every process in it; by cgroup.kill where the kernel has it."""
+        """Kill every process in the groups; by cgroup.kill where the kernel has it."""
         if self._unified is not None:
             try:
                 self._unified.write("cgroup.kill", "1")
@@ -287,13 +290,13 @@ class Cgroup:
                     pass
 
     def left(self) -> tuple[int, ...]:
-        """The pids that are still in it."""
+        """The pids that are still in the groups."""
         return tuple(sorted({pid for group in self.groups for pid in group.processes()}))
 
 
-class OomAround:
-    """OOM kills in the runner's own group, which a plugin without a memory group shares. In a container the
-    limit of this group is the container's."""
+class OuterOomCounter:
+    """Counts OOM kills in the runner's own group. A plugin without a memory group is in it too. In a
+    container its limit is the container's."""
 
     def __init__(self, hierarchies: Iterable[Hierarchy]) -> None:
         self._file = ""
@@ -304,7 +307,7 @@ class OomAround:
         self._before = self._count()
 
     def since(self) -> int | None:
-        """Kills since this object was made. None: not counted here."""
+        """OOM kills since this object was made. None: not counted on this machine."""
         now = self._count()
         return None if now is None or self._before is None else now - self._before
 
@@ -313,8 +316,8 @@ class OomAround:
             words = kernel_text(self._file).split()
         except OSError:  # no such group, or the root group, which has no counters
             return None
-        told = dict(zip(words[::2], words[1::2], strict=False))
-        return int(told["oom_kill"]) if "oom_kill" in told else None
+        shown = dict(zip(words[::2], words[1::2], strict=False))
+        return int(shown["oom_kill"]) if "oom_kill" in shown else None
 
 
 def _oom_kills(memory: CgroupDirectory) -> int | None:
@@ -334,7 +337,7 @@ def _is_own_oom(memory: CgroupDirectory) -> bool:
 def settings(
     site: Site, limits: Limits, devices: Iterable[tuple[int, int]] = ()
 ) -> Iterator[tuple[str, str, str]]:
-    """(controller, file, value to write), in order."""
+    """The files to write for these limits: (controller, file, value), in order."""
     has, v2 = site.controllers, site.version == 2
     if limits.memory is not None and "memory" in has:
         if v2:
@@ -366,8 +369,8 @@ def settings(
 
 
 def is_optional(file: str, error: OSError) -> bool:
-    """Not every kernel counts swap; without swap there is nothing to limit. A kernel without network has no
-    sockets to count."""
+    """Whether a setting may fail: swap that the kernel does not count, on a machine without swap; TCP memory,
+    on a kernel without it."""
     if file == "memory.kmem.tcp.limit_in_bytes":
         return error.errno == errno.ENOENT
     if file not in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
@@ -388,20 +391,20 @@ def as_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.strip().isdecimal() else None
 
 
-def effective_limits(site: Site, limits: Limits, told: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    """The limits in force, by name: the kernel rounds written values. `told`: what the files of the group
-    have, each of which was written; "max" if the limit is beyond what the kernel counts to."""
+def effective_limits(site: Site, limits: Limits, shown: Mapping[str, str]) -> Iterator[tuple[str, float]]:
+    """The limits in force, by name: the kernel rounds written values. `shown`: the text that the kernel shows
+    for each written file; "max" if the limit is larger than the kernel's largest number."""
     has, v2 = site.controllers, site.version == 2
     if limits.memory is not None and "memory" in has:
-        value = as_number(told["memory.max" if v2 else "memory.limit_in_bytes"])
+        value = as_number(shown["memory.max" if v2 else "memory.limit_in_bytes"])
         if value is not None:
             yield "memory", value
     if limits.pids is not None and "pids" in has:
-        value = as_number(told["pids.max"])
+        value = as_number(shown["pids.max"])
         if value is not None:
             yield "pids", value - CAGE_PROCESSES
     if limits.cpu is not None and "cpu" in has:
-        words = told["cpu.max" if v2 else "cpu.cfs_quota_us"]
+        words = shown["cpu.max" if v2 else "cpu.cfs_quota_us"]
         if words.split()[:1] and words.split()[0].isdecimal():
             yield "cpu", int(words.split()[0]) / _CPU_PERIOD_MICROSECONDS
     if limits.io is not None and "io" in has:
@@ -409,8 +412,8 @@ def effective_limits(site: Site, limits: Limits, told: Mapping[str, str]) -> Ite
 
 
 def whole_disks(devices: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """The disks behind some st_dev, as (major, minor). A partition has no limits of its own. A filesystem
-    that is on no single disk (overlay, btrfs, tmpfs) gives none."""
+    """The disks of these st_dev numbers, as (major, minor). A partition stands for its disk, because io
+    limits apply to whole disks. A filesystem that is on no single disk (overlay, btrfs, tmpfs) has none."""
     found: dict[tuple[int, int], None] = {}
     for device in devices:
         place = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
@@ -428,10 +431,10 @@ def whole_disks(devices: Iterable[int]) -> tuple[tuple[int, int], ...]:
 # --- making and removing ------------------------------------------------------------------------------------
 
 
-# The groups that this process has made and still has.
-_held: set[str] = set()
-# The number of the next group in each directory. No name is used twice: a sweeper that opened a group just
-# before it was removed would otherwise take the next one of this name for it, and remove or kill that.
+# Paths of the groups that this process has made and not removed yet.
+_own_groups: set[str] = set()
+# The number of the next group in each directory. No name is used twice: another runner that opened a group to
+# sweep it, just before it was removed, could otherwise remove or kill the next one of the same name.
 _next_number: dict[str, int] = {}
 
 
@@ -439,7 +442,7 @@ _next_number: dict[str, int] = {}
 def make_cgroup(
     sites: Sequence[Site], limits: Limits, devices: Iterable[tuple[int, int]] = ()
 ) -> Iterator[Cgroup]:
-    """Make a group in each of `sites`, limited as far as their controllers go. Raises CgroupFault.
+    """Make a group in each of `sites`, with the limits that its controllers can enforce. Raises CgroupFault.
 
     `devices`: the disks that the io limit applies to.
     """
@@ -463,21 +466,22 @@ def _make(site: Site, owner: str) -> CgroupDirectory:
         _next_number[site.directory] = number + 1
         name = f"{PREFIX}{owner}-{number}"
         try:
-            held = _made_and_locked(f"{site.directory}/{name}")
+            held = _make_and_lock(f"{site.directory}/{name}")
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # a passing shortage of our own: no reason to go without the group
+                raise  # we have too many open files, which says nothing about the site
             raise CgroupFault(site, site.controllers, site.directory, error.errno or errno.EIO) from None
         if held is not None:
             inner = _make_inner(site, name, held) if site.version == 2 and site.controllers else None
             group = CgroupDirectory(site, name, held, inner)
-            _held.add(group.whole)
+            _own_groups.add(group.outer_path)
             return group
     raise CgroupFault(site, site.controllers, site.directory, errno.EEXIST)
 
 
 def _make_inner(site: Site, name: str, lock: int) -> int:
-    """The group inside, with the controllers of `site`, which the one around it keeps; its descriptor."""
+    """Make the inner group, to which the outer one hands the controllers of `site` down. Returns its
+    descriptor."""
     around = f"{site.directory}/{name}"
     handing_down = f"{around}/cgroup.subtree_control"
     try:
@@ -497,9 +501,9 @@ def _make_inner(site: Site, name: str, lock: int) -> int:
         raise CgroupFault(site, lost, handing_down, error.errno or errno.EIO) from None
 
 
-def _made_and_locked(path: str) -> int | None:
-    """Make a directory and lock it; its descriptor, or None if another runner made it first, or swept it away
-    before it was locked."""
+def _make_and_lock(path: str) -> int | None:
+    """Make a directory and lock it. Returns its descriptor, or None if another runner made it first, or swept
+    it before it was locked."""
     try:
         os.mkdir(path, 0o700)  # a user who can open it could lock it, and no runner would sweep it
     except FileExistsError:
@@ -518,31 +522,32 @@ def _made_and_locked(path: str) -> int | None:
 
 
 def _identity() -> str:
-    """A name that no other process ever has, even with the same pid. For people: only the lock counts."""
+    """PID and start time of this process: a name that no other process has. It helps people; the lock decides
+    whether a group is in use."""
     with open("/proc/self/stat", "rb") as file:  # it has our own name, which need not be ASCII
         started = file.read().rpartition(b") ")[2].split()[19].decode("ascii")
     return f"{os.getpid()}-{started}"
 
 
 def _remove(groups: Sequence[CgroupDirectory]) -> None:
-    """Bounded, for all of them together: members that were just reaped count for a moment longer, and a
-    process that cannot be killed keeps its groups. The next runner tries again."""
+    """Remove the groups, within _REMOVE_SECONDS for all together. The kernel counts members for a moment
+    after they were reaped. A group with a process that cannot be killed is left to the next runner."""
     began = time.monotonic()
-    left = [group for group in groups if not _rmdir(group.whole)]
+    left = [group for group in groups if not _rmdir(group.outer_path)]
     while left and time.monotonic() < began + _REMOVE_SECONDS:
         if time.monotonic() > began + _STUCK_SECONDS:
-            # Members cannot be killed, and other plugins of this process must not wait for them.
+            # Some members cannot be killed. Other plugins of this process must not wait for them.
             left = [group for group in left if not group.processes()]
         time.sleep(0.002)
-        left = [group for group in left if not _rmdir(group.whole)]
+        left = [group for group in left if not _rmdir(group.outer_path)]
     for group in groups:
-        _held.discard(group.whole)
+        _own_groups.discard(group.outer_path)
         for fd in {group.lock, group.fd}:
             os.close(fd)
 
 
 def _rmdir(path: str) -> bool:
-    """Remove a group, with the one inside. Whether it was removed."""
+    """Remove a group, with the inner one. Returns whether it is gone."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -556,24 +561,25 @@ def _rmdir(path: str) -> bool:
     return True
 
 
-# The groups this process has moved to, with their locks, which are held until it ends.
-_left_for: dict[str, int] = {}
+# The leaf groups that this process has moved to, with the descriptors of their locks. They stay open.
+_leaf_locks: dict[str, int] = {}
 
 
 def _hand_down(site: Site) -> None:
-    """v2 hands controllers down only from a group without processes: we move to a leaf, and all of ours.
+    """Make the group of `site` hand its controllers down. v2 allows that only for a group without processes,
+    so this process and its children move to a leaf group.
 
-    Never undone: taking controllers back would lift the limits of any other process that uses them by then.
-    The leaf is removed with its group, or by the next runner.
+    Never undone: taking controllers back would lift the limits of other groups that use them by then. The
+    leaf is removed with the group above it, or by the next runner.
     """
     try:
         if site.leave or site.host:
             leaf = f"{site.directory}/{PREFIX}{_identity()}{LEAF}"
-            if leaf not in _left_for:
-                held = _made_and_locked(leaf)
+            if leaf not in _leaf_locks:
+                held = _make_and_lock(leaf)
                 if held is None:
                     raise OSError(errno.EEXIST, "")
-                _left_for[leaf] = held
+                _leaf_locks[leaf] = held
             write_once(f"{leaf}/cgroup.procs", "0")
             from sandbox.limits.vacate import vacate
 
@@ -591,19 +597,19 @@ def sweep(directory: str) -> None:
         return  # nothing of ours can be there
     for name in names:
         path = f"{directory}/{name}"
-        if not _is_ours(name) or path in _held:
+        if not _is_ours(name) or path in _own_groups:
             continue
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            continue  # removed since it was listed, or another user's
+            continue  # removed since it was listed, or owned by another user
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.stat(path).st_ino != os.fstat(fd).st_ino:
-                continue  # another group of this name by now
+                continue  # it was replaced by another group of this name
             if not _rmdir(path) and not name.endswith(LEAF):
                 site = Site(_version(path), frozenset(), directory, "")
-                both = (name, f"{name}/{INNER}")  # cgroup.kill of the first is for both
+                both = (name, f"{name}/{INNER}")  # cgroup.kill of the first applies to both
                 Cgroup([CgroupDirectory(site, each, fd) for each in both]).kill()
                 _rmdir(path)  # if it fails, the next runner removes it: its members take a moment to end
         except OSError:
@@ -613,7 +619,8 @@ def sweep(directory: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """runner-PID-START-NUMBER, or -self. Others (build farms) use names that begin with runner-, too."""
+    """Whether a name has the form runner-PID-START-NUMBER or runner-PID-START-self. Other programs (build
+    farms) use names that begin with runner-, too."""
     words = name.removeprefix(PREFIX).split("-")
     numbered = name.startswith(PREFIX) and len(words) == 3 and all(word.isdecimal() for word in words)
     return numbered or is_leaf(name)
@@ -627,7 +634,7 @@ def _version(path: str) -> Literal[1, 2]:
 
 
 class CpuTimeMeter(Meter):
-    """Total processor time. The next look is when all cores together could have used up the rest."""
+    """The cpu_time limit. It looks again when all cores together could have used up the rest."""
 
     def __init__(self, cgroup: Cgroup, limit: float) -> None:
         self._cgroup = cgroup
@@ -646,8 +653,8 @@ class CpuTimeMeter(Meter):
 
 
 class MemoryMeter(Meter):
-    """v1 kills one process when memory runs out, and the others run on. The runner then ends them all, as v2
-    does by itself: a plugin that lost one of its processes cannot be relied on."""
+    """The memory limit on v1. There the kernel kills one process and lets the others run. The runner then
+    ends them all, as v2 does by itself: a plugin that lost a process may misbehave."""
 
     def __init__(self, cgroup: Cgroup) -> None:
         self._cgroup = cgroup
@@ -675,10 +682,10 @@ class MemoryMeter(Meter):
 
 
 class LiftedMeter(Meter):
-    """Whether the limits of the cgroup are as they were set. The kernel keeps systemd from lifting them
-    (cgroup.py). Others with the rights of the runner's user can, and no event tells: the runner looks, which
-    takes 50 µs, and the cell looks once more when all has ended. When another meter has woken the loop, this
-    one looks early, so that an idle plugin is not woken for this."""
+    """Checks that the limits of the cgroup are as they were set. systemd cannot lift them (see the top of
+    this module). Other programs with the rights of the runner's user can, without an event. So the runner
+    looks, which takes 50 µs, and the cell looks once more at the end. When another meter has woken the loop,
+    this one looks early, to save a wake-up."""
 
     def __init__(self, cgroup: Cgroup) -> None:
         self._cgroup = cgroup

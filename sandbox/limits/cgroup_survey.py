@@ -1,7 +1,7 @@
-"""Where this process is in the cgroup hierarchies, and where it can make groups of its own.
+"""Where this process is in the cgroup hierarchies, and where it can make groups.
 
-Read-only: explain and doctor ask as well. The answer is per controller, because hosts mix: v1 for some
-controllers, v2 for others, or a v2 tree without any controller, which still can freeze, kill and count
+It changes nothing: `explain` and `doctor` use it as well. The result is per controller, because hosts mix v1
+for some controllers with v2 for others. A v2 tree without any controller can still freeze, kill and count
 processor time.
 """
 
@@ -22,7 +22,7 @@ _UNITS = (".service", ".scope")
 # systemd marks a delegated group (Delegate=yes) with one of these; a user's own systemd may not.
 _DELEGATED = ("user.delegate", "trusted.delegate")
 
-_NAMED = 3  # of the processes that are in the way
+_NAMED = 3  # processes that a message names
 _OWN_UNIT = "systemd-run --user --scope -p Delegate=yes runner …"
 DELEGATE = f"run the runner in a delegated unit: {_OWN_UNIT}, or Delegate=yes in its service file"
 
@@ -37,6 +37,8 @@ READ_ONLY = {
 
 
 class Lack(NamedTuple):
+    """Why a controller cannot be used, and what to do about it."""
+
     reason: str
     remedy: str
 
@@ -44,15 +46,15 @@ class Lack(NamedTuple):
 class Survey(NamedTuple):
     sites: tuple[Site, ...]
     lacks: tuple[tuple[str, Lack], ...]  # for each of CONTROLLERS that no site has
-    delegated: bool  # we are root, or our unit was delegated to us: limits can be expected to work
-    own: tuple[Hierarchy, ...] = ()  # the groups of this process itself
+    delegated: bool  # the runner is root, or in a delegated unit: limits can be expected to work
+    own: tuple[Hierarchy, ...] = ()  # the groups of this process
 
     def site(self, controller: str) -> Site | None:
         return next((site for site in self.sites if controller in site.controllers), None)
 
     @property
     def unified(self) -> Site | None:
-        """The v2 group, with or without controllers."""
+        """The v2 site, with or without controllers."""
         return next((site for site in self.sites if site.version == 2), None)
 
     @property
@@ -60,7 +62,7 @@ class Survey(NamedTuple):
         return self.unified or self.site("cpuacct")
 
     def without(self, directory: str, controllers: frozenset[str], lack: Lack) -> Survey:
-        """The survey after a site failed to give some of its controllers."""
+        """A copy without these controllers of a site: groups there did not get them."""
         sites = []
         for site in self.sites:
             if site.directory == directory:
@@ -77,8 +79,8 @@ class Survey(NamedTuple):
 
 
 def survey(mounts: Mounts, *, move_host: bool = False) -> Survey:
-    """Where this process can make groups now. `move_host`: whether the policy lets us move other processes of
-    our unit to a group below it."""
+    """Find where this process can make groups. `move_host`: whether the policy allows to move other processes
+    of our unit to a group below it."""
     found = own_hierarchies(mounts)
     sites: list[Site] = []
     lacks: dict[str, Lack] = {}
@@ -104,13 +106,13 @@ def survey(mounts: Mounts, *, move_host: bool = False) -> Survey:
     for name in wanted - (site.controllers if site is not None else frozenset()):
         lacks[name] = _not_handed_down(site.directory, name) if site is not None and site.controllers else why
     handed = any(site.version == 1 or site.controllers for site in sites)
-    # A delegated unit with its host in it has nothing to hand down yet, and was delegated all the same.
+    # A delegated unit with the host's processes in it hands nothing down yet, and still counts.
     delegated = os.geteuid() == 0 or handed or (unified is not None and _is_in_delegated_unit(unified))
     return Survey(tuple(sites), tuple(sorted(lacks.items())), delegated, found)
 
 
 def _read_only(own: Hierarchy) -> Lack | None:
-    """Not refused by owner or mode but by a read-only mount, as container engines make it."""
+    """The lack if the hierarchy is mounted read-only, as container engines do; else None."""
     try:
         if not look.statvfs(own.directory).f_flag & os.ST_RDONLY:
             return None
@@ -120,15 +122,15 @@ def _read_only(own: Hierarchy) -> Lack | None:
 
 
 def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
-    """This process in every mounted hierarchy it can see."""
+    """The group of this process in every mounted hierarchy that is visible."""
     places: dict[frozenset[str], tuple[str, str]] = {}  # controllers (none for v2) -> line, path
     look.note_content("/proc/self/cgroup")
     try:
         with open("/proc/self/cgroup", "rb") as file:
-            told = file.read()
+            text = file.read()
     except OSError:
         return ()  # a kernel without cgroups
-    for raw in filter(None, told.split(b"\n")):  # a name may contain any other line separator
+    for raw in filter(None, text.split(b"\n")):  # a name may contain any other line separator
         line = os.fsdecode(raw)
         _, names, path = line.split(":", 2)
         places[frozenset(filter(None, names.split(",")))] = line, path
@@ -140,7 +142,7 @@ def own_hierarchies(mounts: Mounts) -> tuple[Hierarchy, ...]:
         for bound, (line, path) in places.items():
             if (mount.fstype == "cgroup2") != (not bound) or not bound <= words or bound in found:
                 continue
-            # A container sees its part of the tree mounted. Our own group may lie outside of that part.
+            # In a container a part of the tree is mounted. Our group may be outside of that part.
             if not contains(mount.root, path):
                 continue
             directory = join(mount.point, relative(path, mount.root))
@@ -162,7 +164,7 @@ def _not_handed_down(directory: str, name: str) -> Lack:
 
 
 def _unified_site(own: Hierarchy, wanted: frozenset[str], move_host: bool) -> tuple[Site | None, Lack]:
-    """The group in which groups with the most of `wanted` can be made, and why there are no more."""
+    """The group in which new groups get the most controllers of `wanted`, and why they do not get more."""
     best: Site | None = None
     why = Lack(f"{own.directory} is not ours: nothing was delegated", DELEGATE)
     for directory, ours in _candidates(own):
@@ -173,7 +175,7 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str], move_host: bool) -> tu
         others = _others(directory, None if move_host else _NAMED)
         usable, host = enabled, False
         if ours and available - enabled and look.access(f"{directory}/cgroup.subtree_control", os.W_OK):
-            # The kernel's rule: a group hands controllers down only while it has no process.
+            # The kernel lets a group hand controllers down only if it has no process.
             lack = _occupied(directory, others, move_host) if others else None
             if lack is None:
                 usable, host = usable | available, bool(others)
@@ -196,8 +198,10 @@ def _unified_site(own: Hierarchy, wanted: frozenset[str], move_host: bool) -> tu
 
 
 def _occupied(directory: str, others: list[int], move_host: bool) -> Lack | None:
-    """Why a group cannot hand its controllers down while others are in it. None: we may move them."""
-    reason = f"{directory} cannot hand its controllers down while processes are in it: {_named(others)}"
+    """Why a group with other processes cannot hand its controllers down. None: they may be moved."""
+    reason = (
+        f"{directory} cannot hand its controllers down while processes are in it: {_process_names(others)}"
+    )
     remedy = (
         "let the unit's processes start in a group below it (DelegateSubgroup=, systemd 254); "
         f"or start the runner in a unit of its own: {_OWN_UNIT}"
@@ -210,29 +214,29 @@ def _occupied(directory: str, others: list[int], move_host: bool) -> Lack | None
     if not foreign:
         return None
     look.doubt("a process of another user is in our unit")
-    return Lack(f"{reason}; those of other users are not moved: {_named(foreign)}", remedy)
+    return Lack(f"{reason}; those of other users are not moved: {_process_names(foreign)}", remedy)
 
 
 def _candidates(own: Hierarchy) -> Iterator[tuple[str, bool]]:
     """Groups to try, best first, and whether we may change what they hand down.
 
-    Our own unit is first, or the group in it that we are in, if a host made some. A service whose group also
-    holds its host cannot hand anything down, unless we may move the host. Then a group above that already
-    does is used. No group is used above one with limits, which were set for us. Root goes above at once if
-    its unit was not delegated: systemd would stop the unit after an OOM kill in it.
+    First come the groups from ours up to our unit's. A unit that has its host's processes in the same group
+    cannot hand controllers down, unless the host may be moved. Then a group above that already hands them
+    down is used. No group is used above one with limits: those were set for us. For root the groups above
+    come first if the unit was not delegated: systemd would stop the unit after an OOM kill in it.
     """
     unit, above = _unit_and_above(own)
-    allowed = list(_up_to_a_bound((*unit, *above)))
+    allowed = list(_until_limited((*unit, *above)))
     inside = [(directory, True) for directory in allowed if directory in unit]
     beyond = [(directory, False) for directory in allowed if directory in above]
     delegated = os.geteuid() != 0 or any(map(_is_delegated, unit))
     yield from (*inside, *beyond) if delegated else (*beyond, *inside)
 
 
-def _up_to_a_bound(chain: Iterable[str]) -> Iterator[str]:
+def _until_limited(chain: Iterable[str]) -> Iterator[str]:
     for directory in chain:
         yield directory
-        if not _is_unbounded(directory):
+        if not _is_unlimited(directory):
             return
 
 
@@ -240,11 +244,11 @@ def _unit_and_above(own: Hierarchy) -> tuple[list[str], list[str]]:
     """The groups from ours up to our unit's, and those above."""
     start = own.directory
     name = os.path.basename(start)
-    moved = is_leaf(name) or (name == HOST_LEAF and _is_unbounded(start))
+    moved = is_leaf(name) or (name == HOST_LEAF and _is_unlimited(start))
     if moved and start != own.root:
-        # This process was in the group above, and it, its parent or another runner moved it here so that the
-        # group can hand down. If the leaf were taken for an own group, it would get a leaf too: one level
-        # deeper at each launch. A host that was moved may have given its group limits: these hold for us.
+        # A runner moved this process here from the group above, so that it can hand its controllers down. If
+        # the leaf counted as our group, it would get a leaf as well: one level more at each launch. A leaf of
+        # the host that has limits is left alone: they apply to us.
         start = os.path.dirname(start)
     chain = list(_upwards(start, own.root))
     unit = next((i for i, directory in enumerate(chain) if directory.endswith(_UNITS)), 0)
@@ -261,9 +265,9 @@ def _is_in_delegated_unit(own: Hierarchy) -> bool:
     )
 
 
-def _is_unbounded(directory: str) -> bool:
-    """Whether the memory and the processor time of a group as a whole are unlimited. A pids limit is no sign:
-    systemd sets one for every unit."""
+def _is_unlimited(directory: str) -> bool:
+    """Whether a group has no limit of memory or processor time. A pids limit does not matter: systemd sets
+    one for every unit."""
     files = ("memory.max", "memory.high", "cpu.max")
     return all(_words(f"{directory}/{file}")[:1] in ([], ["max"]) for file in files)
 
@@ -282,7 +286,8 @@ def _is_delegated(directory: str) -> bool:
                 return True
         except OSError:
             continue
-    # Before systemd 251 only root could see the mark. A group of ours in one that is not was delegated to us.
+    # Before systemd 251 only root could see the mark. But a group of our uid inside one of another was
+    # delegated.
     own = os.geteuid()
     try:
         return own != 0 and look.stat(directory).st_uid == own != look.stat(os.path.dirname(directory)).st_uid
@@ -291,20 +296,20 @@ def _is_delegated(directory: str) -> bool:
 
 
 def _writable(directory: str) -> bool:
-    """Whether we can make groups here and move processes into them."""
+    """Whether this process can make groups here and move processes into them."""
     return look.access(directory, os.W_OK | os.X_OK) and look.access(f"{directory}/cgroup.procs", os.W_OK)
 
 
 def _others(directory: str, most: int | None) -> list[int]:
-    """The processes in a group that are not ours; the first `most` of them. Empty for the real root group, to
-    which the rule does not apply."""
+    """Processes in a group that are not ours, at most `most`. Empty for the real root group, which may hand
+    down with processes in it."""
     if not look.exists(f"{directory}/cgroup.type"):
         return []
     look.note_alone(directory)
     return facts.strangers(facts.members(directory), most)
 
 
-def _named(pids: Iterable[int]) -> str:
+def _process_names(pids: Iterable[int]) -> str:
     names = []
     for pid in list(pids)[:_NAMED]:
         try:

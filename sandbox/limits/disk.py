@@ -1,34 +1,35 @@
 """The disk limit: how many bytes a plugin may hold in each folder it may write.
 
-The kernel could enforce a quota, but a folder has none unless its administrator has set one up. So the
-folder is measured, and a plugin that holds more than the limit is ended. Measuring all the time would cost
-more than most plugins do. So we watch a number that costs a microsecond: the free space of the whole
-filesystem. As long as its loss since the last measurement could not break the limit, even if the plugin took
-all of it, nothing needs to be measured.
+The kernel could enforce a quota, but a folder has none unless an administrator has set one up. So the runner
+measures the folder, and ends a plugin that holds more than the limit. Measuring all the time would cost more
+than most plugins do. So the runner watches a number that takes a microsecond to read: the free space of the
+whole filesystem. As long as the space lost since the last measurement could not break the limit, even if the
+plugin took all of it, nothing needs to be measured.
 
-When to look at that number again is one fixed rule (`_pause`): as long as the fastest writer would need to
-fill the room that is left, a quarter of that while the filesystem is losing space, and always between 1 and
-250 ms. When to measure is another (`_needed`): at once when the limit may be broken, and otherwise once a
-second, or every 50 ms while the number cannot be trusted.
+`_pause` decides when to read that number again: after the time in which the fastest writer could fill the
+remaining room, or a quarter of that while the filesystem is losing space, and always between 1 and 250 ms.
+`_needed` decides when to measure: at once when the limit may be broken, and otherwise once a second, or every
+50 ms while the number cannot be trusted.
 
-A plugin can exceed the limit by as much as it writes between two looks, which near the limit are 1 ms apart.
-That is mostly a few megabytes. It is more only
-- on a machine with more runnable threads than processors: by what is written while we wait for our turn;
+A plugin can exceed the limit by what it writes between two looks, which near the limit are 1 ms apart. That
+is mostly a few megabytes. It is more only
+- on a machine with more runnable threads than processors: by what is written while the runner waits for its
+turn;
 - where the filesystem updates its free space late (btrfs, ZFS, networks): by what is written in 50 ms,
   or in ten times the time that a measurement takes;
-- while others free as much on the same filesystem: by the same amount.
-The kernel holds a single file to RLIMIT_FSIZE meanwhile, and space cannot be allocated without writing it:
-see sandbox/seccomp/preallocation.py.
+- while others free as much on the same filesystem: by the same amount. The kernel holds each single file to
+RLIMIT_FSIZE in any case, and space cannot be allocated without writing it: see
+sandbox/seccomp/preallocation.py.
 
-Counted are: blocks, not lengths, so holes are free; each file once, whatever the number of its names; each
-name for at least 4 KiB; mounts and subvolumes below; files that were deleted and are still open or mapped.
-A folder that cannot be measured (a directory closed to us that the plugin can open, one nested without end)
-counts as full.
+Counted are: blocks, not lengths, so holes are free; each file once, also if it has several names; each name
+for at least 4 KiB; mounts and subvolumes below; files that were deleted and are still open or mapped. A
+folder that cannot be measured (with a directory that only the plugin can open, or nested too deep) counts as
+full.
 
-Not visible are: deleted files whose descriptors wait in a unix socket, belong to an io_uring or to a
-process that we may not inspect. While such things exist for half a second without a break, all space that
-the filesystem has lost and that we cannot explain counts as the plugin's. If we may inspect no process (root
-in a container without CAP_SYS_PTRACE), deleted files do not count at all: `blind` is then true.
+Invisible are deleted files whose descriptors wait in a unix socket, or belong to an io_uring or to a process
+that the runner may not inspect. If such things exist for half a second without a break, all space that the
+filesystem has lost for no visible reason counts as the plugin's. If the runner may inspect no process (root
+in a container without CAP_SYS_PTRACE), deleted files do not count at all, and `blind` is true.
 """
 
 from __future__ import annotations
@@ -43,37 +44,39 @@ from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Ma
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
-    from sandbox.limits.deleted_files import File, Findings
+    from sandbox.limits.deleted_files import DeletedFile, DeletedFiles
 
 # A single writer was measured at 5 GB/s into the page cache.
 _FASTEST_BYTES_PER_SECOND = 6 << 30
 # Between two looks. poll(2) counts milliseconds.
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.25
-# A plugin that is writing is looked at this much more often, because we may be woken late.
+# The free space is read this much more often while a plugin writes, because we may be woken late.
 _WRITING_FACTOR = 4
-# A loss smaller than this part of the limit starts no measurement. Otherwise a plugin that has filled its
-# folder could make us measure it for every byte that is written elsewhere.
+# A loss smaller than the limit divided by this starts no measurement. Otherwise, once a plugin has filled its
+# folder, every byte that other programs write would start one.
 _SMALLEST_LOSS_PARTS = 100
-_QUICK_SECONDS = 0.001  # a measurement this short leaves no time to change anything
-_SLICE_SECONDS = 0.01  # of a longer one, before the caller's other meters have their turn
+_QUICK_SECONDS = 0.001  # during a measurement this short the plugin can change next to nothing
+_SLICE_SECONDS = 0.01  # of a longer measurement, before the loop's other meters have their turn
 
-# How often to measure in any case, because others may free the space that the plugin takes: in seconds, and
-# at least this multiple of the duration of a measurement. The first pair: while that number is doubtful.
+# How often to measure in any case, because other programs may free the space that the plugin takes: in
+# seconds, and at least this multiple of the duration of a measurement. The first pair: while the free space
+# is doubtful.
 _DOUBTFUL_SECONDS, _DOUBTFUL_SHARE = 0.05, 10
 _REGULAR_SECONDS, _REGULAR_SHARE = 1.0, 50
-_HELD_SHARE = 10  # the plugin is held still for at most a tenth of the time
+_FROZEN_SHARE = 10  # the plugin is frozen for at most a tenth of the time
 _UNSEEN_SECONDS = 0.5  # after this time, missing space that no file explains counts
 _UNCOUNTED = "it holds deleted files that cannot be measured, and the free space fell by as much"
 
-# The free space of these is correct at once, including delayed allocations.
+# The free space of these is up to date, including delayed allocations.
 _PROMPT = (disk_usage.EXT, disk_usage.XFS, disk_usage.TMPFS)
 
 
-class _Left(NamedTuple):
-    """The free space of a filesystem, in bytes. An empty file takes an inode and no space, and counts."""
+class _FreeSpace(NamedTuple):
+    """The free space of a filesystem, in bytes. Inodes count as bytes: an empty file takes one, and no
+    space."""
 
     space: int
-    inodes: int  # negative: the number in use, since not every filesystem knows how many there could be
+    inodes: int  # minus those in use, because not every filesystem has a maximum
 
 
 class _Folder:
@@ -85,24 +88,26 @@ class _Folder:
         self.device = os.fstat(fd).st_dev
         self.devices = frozenset((self.device,))  # also of the mounts below
         kind = disk_usage.filesystem(fd)
-        self.ahead = kind == disk_usage.XFS
+        self.preallocates = kind == disk_usage.XFS
         self.prompt = kind in _PROMPT and os.fstatvfs(fd).f_blocks > 0
         self.used = 0  # bytes, at the last measurement
-        # At the start of the current measurement: bytes before it, and those plus all that was lost since.
+        # At the start of the current measurement: bytes of the last one, and these plus all space lost since.
         self.at_least = self.at_most = 0
 
     @property
     def late(self) -> bool:
-        """Whether the watched number is the wrong one, or lags behind."""
+        """Whether the watched free space lags behind, or is not that of all files."""
         return not self.prompt or len(self.devices) > 1
 
-    def left(self) -> _Left:
+    def free_space(self) -> _FreeSpace:
         status = os.fstatvfs(self.fd)
-        return _Left(status.f_bfree * status.f_frsize, (status.f_ffree - status.f_files) * disk_usage.ENTRY)
+        return _FreeSpace(
+            status.f_bfree * status.f_frsize, (status.f_ffree - status.f_files) * disk_usage.ENTRY
+        )
 
-    def had(self, file: File) -> bool:
-        """Whether a deleted file was in here, by its path: the caller's standard streams and updated
-        libraries are deleted files on the same device, too."""
+    def held(self, file: DeletedFile) -> bool:
+        """Whether a deleted file was in this folder, by its path: the caller's standard streams and updated
+        libraries may be deleted files on the same device, too."""
         if file.device is not None and file.device not in self.devices:
             return False
         if file.path is None:
@@ -115,19 +120,18 @@ class _Folder:
 class _Reference(NamedTuple):
     """Free and used space at a time when every file could be seen, by device."""
 
-    left: Mapping[int, _Left]
+    left: Mapping[int, _FreeSpace]
     used: Mapping[int, int]
 
-    def lost(self, device: int, left: Mapping[int, _Left], used: Mapping[int, int]) -> int:
+    def lost(self, device: int, left: Mapping[int, _FreeSpace], used: Mapping[int, int]) -> int:
         """Bytes lost since then that no counted file explains."""
         return (self.left[device].space - left[device].space) - (used[device] - self.used[device])
 
 
 class DiskMeter(Meter):
-    """Measures folders, given by their path in the cage and a descriptor, which stays the caller's.
+    """Measures folders, given by their path in the cage and a descriptor, which the caller closes.
 
-    `processes` and `freeze`: see `guard`. Without them there are no processes yet: what is measured is what
-    was there before the plugin.
+    `processes` and `freeze`: see `watch_processes`. Without them there are no processes yet.
     """
 
     def __init__(
@@ -144,15 +148,15 @@ class DiskMeter(Meter):
         self.due = 0.0 if folders else math.inf
         self._peak = 0
         self._processes: Callable[[], Iterable[int]] = tuple
-        self._search: Callable[[Iterable[int]], Generator[None, None, Findings]] | None = None
+        self._search: Callable[[Iterable[int]], Generator[None, None, DeletedFiles]] | None = None
         self._freeze: Callable[[bool], None] | None = None
         if processes is not None:
-            self.guard(processes, freeze)
+            self.watch_processes(processes, freeze)
         self._folders: list[_Folder] = []
 
         self._measuring: Generator[None, None, None] | None = None
         self._began = 0.0
-        self._still = False  # the plugin is frozen
+        self._frozen = False  # the plugin is frozen
         self._alarmed = False
         self._quiet_until = 0.0  # no measurement for a loss before this time
         self._free_until = 0.0  # no freeze before this time
@@ -160,9 +164,9 @@ class DiskMeter(Meter):
         self._ended = 0.0  # when the last measurement ended
         self._cost = 0.0  # how long it took, in seconds
 
-        self._left: dict[int, _Left] = {}  # at the last look, by device
-        self._lost: dict[int, _Left] = {}  # since the last measurement began
-        self._given = 0  # bytes freed, by any process, since then
+        self._left: dict[int, _FreeSpace] = {}  # at the last look, by device
+        self._lost: dict[int, _FreeSpace] = {}  # since the last measurement began
+        self._freed = 0  # bytes freed, by any process, since then
         self._moved = False  # any change since then
         self._loss = 0  # at the last look, since then
         self._reference: _Reference | None = None
@@ -174,23 +178,23 @@ class DiskMeter(Meter):
             self.close()
             raise
 
-    def guard(
+    def watch_processes(
         self, processes: Callable[[], Iterable[int]], freeze: Callable[[bool], None] | None = None
     ) -> None:
-        """From now on these processes may write.
+        """Also count deleted files of these processes, and freeze them if necessary.
 
         `processes`: the plugin's current processes. `freeze`: stops them (True) and continues them (False);
         without it they are sent SIGSTOP and SIGCONT.
         """
-        # Imported here, while the plugin is starting: only from now on there is somebody to search and stop.
-        from sandbox.limits.deleted_files import search
-        from sandbox.limits.freeze import Halt
-        from sandbox.paths import mounts  # noqa: F401 -- `had` needs it, when our files may be gone
+        # Imported here, while the plugin is starting: before that there are no processes.
+        from sandbox.limits.deleted_files import search_deleted_files
+        from sandbox.limits.freeze import SignalFreezer
+        from sandbox.paths import mounts  # noqa: F401 -- `held` needs it, when our files may be gone
 
         self._processes = processes
-        self._search = search
-        self._freeze = freeze or Halt(processes)
-        # What was measured before had to be read from the disk. That must not put off the next measurement.
+        self._search = search_deleted_files
+        self._freeze = freeze or SignalFreezer(processes)
+        # The first measurement had to read from the disk. Its duration must not delay the next one.
         self._cost = 0.0
 
     # --- the Meter interface ---
@@ -198,7 +202,7 @@ class DiskMeter(Meter):
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now >= self.due and self._folders and not self._is_full():
             if not self._measures() and self._needed(now):
-                self._begin(hold=False)
+                self._begin(freeze=False)
             if self._measures():
                 self._advance(now)
             if self._is_full():
@@ -209,7 +213,7 @@ class DiskMeter(Meter):
         """Measure at once, however long it takes. Returns whether a folder is full, or cannot be measured."""
         if self._folders and not self._is_full():
             if not self._measures():
-                self._begin(hold=False)
+                self._begin(freeze=False)
             while self._measures():
                 self._advance(time.monotonic())
         return self._is_full()
@@ -257,10 +261,10 @@ class DiskMeter(Meter):
         return loss * _SMALLEST_LOSS_PARTS >= self.limit
 
     def _is_doubtful(self) -> bool:
-        """Whether the free space does not show what the plugin has taken: some of it is missing there, or so
-        much was freed meanwhile that the plugin's writes could be hidden."""
+        """Whether the free space may not show what the plugin has taken: it is the wrong number, or so much
+        was freed meanwhile that writes could be hidden."""
         least = min(self.limit - each.used for each in self._folders)
-        return self._is_unwatched() or self._given > least
+        return self._is_unwatched() or self._freed > least
 
     def _is_unwatched(self) -> bool:
         return self._unseen_since is not None or any(each.late for each in self._folders)
@@ -275,30 +279,30 @@ class DiskMeter(Meter):
         return self._ended + max(_REGULAR_SECONDS, self._cost * _REGULAR_SHARE)
 
     def _watch(self) -> None:
-        """Add up the losses of the filesystems. Freed space is not subtracted: it may have been another
-        program's."""
+        """Add up the space that the filesystems have lost. Freed space is not subtracted: another program may
+        have freed it."""
         left = self._read()
         for device, now in left.items():
             was, lost = self._left[device], self._lost[device]
             space, inodes = was.space - now.space, was.inodes - now.inodes
-            self._lost[device] = _Left(lost.space + max(0, space), lost.inodes + max(0, inodes))
-            self._given += max(0, -space, -inodes)
+            self._lost[device] = _FreeSpace(lost.space + max(0, space), lost.inodes + max(0, inodes))
+            self._freed += max(0, -space, -inodes)
             self._moved = self._moved or space != 0 or inodes != 0
         self._left = left
 
-    def _read(self) -> dict[int, _Left]:
+    def _read(self) -> dict[int, _FreeSpace]:
         left = {}
         for each in self._folders:
             try:
-                left[each.device] = each.left()
-            except OSError as error:  # a server that does not answer any more
-                left[each.device] = _Left(0, 0)
+                left[each.device] = each.free_space()
+            except OSError as error:  # a file server that does not respond
+                left[each.device] = _FreeSpace(0, 0)
                 self._judge(each, each.used, f"it cannot be read: {error.strerror}")
         return left
 
     # --- measuring ---
 
-    def _begin(self, *, hold: bool) -> None:
+    def _begin(self, *, freeze: bool) -> None:
         for each in self._folders:
             if not self._measures():
                 each.at_least = each.at_most = each.used
@@ -306,41 +310,41 @@ class DiskMeter(Meter):
                 each.at_most += max(self._lost[each.device])
         self._stop_measuring()
         self._began = time.monotonic()
-        if hold:
-            self._hold(True)
+        if freeze:
+            self._set_frozen(True)
         self._left = self._read()
-        self._lost = dict.fromkeys(self._left, _Left(0, 0))
-        self._given = 0
+        self._lost = dict.fromkeys(self._left, _FreeSpace(0, 0))
+        self._freed = 0
         self._moved = False
         self._loss = 0
         self._measuring = self._measurement(self._left)
 
     def _advance(self, now: float) -> None:
-        """Go on with the measurement for one slice.
+        """Continue the measurement for one slice.
 
-        Most folders are measured in less time than it takes to freeze a process. If this one takes longer,
-        or the folder seems full, the plugin is frozen and measured again: it could have moved files away
-        before we counted them, or deleted files that we had counted.
+        Most folders are measured in less time than it takes to freeze a process. If it takes longer, or the
+        folder seems full, the plugin is frozen and the folder measured again: the plugin could have moved
+        files before they were counted, or deleted files that were counted.
         """
         try:
             self._watch_meanwhile()
-            ended = self._step(_QUICK_SECONDS if self._may_hold() else _SLICE_SECONDS)
-            if not self._still and (self._is_doubted() if self._is_full() else self._may_hold()):
+            ended = self._step(_QUICK_SECONDS if self._may_freeze() else _SLICE_SECONDS)
+            if not self._frozen and (self._is_doubted() if self._is_full() else self._may_freeze()):
                 self.where = None
-                self._begin(hold=True)
+                self._begin(freeze=True)
                 ended = self._step(_SLICE_SECONDS)
         except BaseException:
             self._stop_measuring()
             raise
         if ended:
-            still = self._still
+            frozen = self._frozen
             self._stop_measuring()
-            self._settle(time.monotonic(), still)
+            self._schedule(time.monotonic(), frozen)
         else:
             self.due = now
 
     def _watch_meanwhile(self) -> None:
-        """The plugin may cross its limit while we measure without holding it."""
+        """Raise the alarm if the plugin may exceed its limit while it is measured and not frozen."""
         if self._measured and not self._alarmed:
             self._watch()
             over = any(each.at_most + max(self._lost[each.device]) > self.limit for each in self._folders)
@@ -351,11 +355,11 @@ class DiskMeter(Meter):
         """Whether the plugin, if it is not frozen, had time to change the measured files."""
         return self._measured and time.monotonic() - self._began > _QUICK_SECONDS
 
-    def _may_hold(self) -> bool:
-        return self._alarmed and not self._still and time.monotonic() >= self._free_until
+    def _may_freeze(self) -> bool:
+        return self._alarmed and not self._frozen and time.monotonic() >= self._free_until
 
     def _step(self, seconds: float) -> bool:
-        """Returns whether the measurement has ended."""
+        """Measure for so many seconds. Returns whether the measurement has ended."""
         assert self._measuring is not None
         until = time.monotonic() + seconds
         return all(time.monotonic() < until for _ in self._measuring)
@@ -366,60 +370,61 @@ class DiskMeter(Meter):
                 self._measuring.close()
                 self._measuring = None
         finally:
-            if self._still:
-                self._hold(False)
+            if self._frozen:
+                self._set_frozen(False)
 
-    def _hold(self, on: bool) -> None:
-        self._still = on
+    def _set_frozen(self, on: bool) -> None:
+        self._frozen = on
         try:
             if self._freeze is not None:
                 self._freeze(on)
         except OSError:
             pass  # the group does not exist any more
 
-    def _settle(self, ended: float, still: bool) -> None:
-        """After a measurement: decide when the next one, and the next freeze, may come."""
+    def _schedule(self, ended: float, frozen: bool) -> None:
+        """Decide when the next measurement and the next freeze may come."""
         cost = ended - self._began
-        # If other programs took the space, their writing must not make us measure, and freeze the plugin,
-        # all the time.
+        # If other programs took the space, their writes must not make us measure and freeze the plugin all
+        # the time.
         loss = max(each.at_most - each.at_least for each in self._folders)
         theirs = max(each.used - each.at_least for each in self._folders) * 2 < loss
-        if still:
-            self._free_until = ended + cost * (_HELD_SHARE - 1) if theirs else 0.0
+        if frozen:
+            self._free_until = ended + cost * (_FROZEN_SHARE - 1) if theirs else 0.0
         self._quiet_until = ended + cost if theirs and self._alarmed else 0.0
         self._alarmed = False
         self._measured = True
         self._ended, self._cost = ended, cost
         self.due = 0.0
 
-    def _measurement(self, left: Mapping[int, _Left]) -> Generator[None, None, None]:
+    def _measurement(self, left: Mapping[int, _FreeSpace]) -> Generator[None, None, None]:
         for each in self._folders:
-            size = yield from disk_usage.size(each.fd, self.limit, ahead=each.ahead)
+            size = yield from disk_usage.size(each.fd, self.limit, preallocates=each.preallocates)
             each.devices = size.devices | {each.device}
             self._judge(each, size.used, size.fault)
             if self._is_full():
                 return
         if self._search is None:
-            self._explain(False, left)
+            self._charge_unseen(False, left)
             return
         found = yield from self._search(self._processes())
         self.blind = self.blind or found.blind
         unseen = found.unseen
         for each in self._folders:
-            files = [file for file in found.files if each.had(file)]
+            files = [file for file in found.files if each.held(file)]
             unseen = unseen or any(file.device is None for file in files)
-            more = sum(disk_usage.occupied(file.taken, file.length, each.ahead) for file in files)
+            more = sum(disk_usage.occupied(file.taken, file.length, each.preallocates) for file in files)
             self._judge(each, each.used + more)
-        self._explain(unseen, left)
+        self._charge_unseen(unseen, left)
 
-    def _explain(self, unseen: bool, left: Mapping[int, _Left]) -> None:
-        """Charge the plugin for files that cannot be seen, by the missing space."""
+    def _charge_unseen(self, unseen: bool, left: Mapping[int, _FreeSpace]) -> None:
+        """If there may be invisible files, charge the plugin for space that was lost for no visible
+        reason."""
         used = dict.fromkeys(left, 0)
         for each in self._folders:
             used[each.device] += each.used
         now = time.monotonic()
         if not unseen or self._reference is None:
-            # Read again: `left` is from before the measurement, and space taken during it is no loss.
+            # Read again: `left` is from before the measurement, and space that was counted in it is not lost.
             self._reference = _Reference(self._read(), used)
         self._unseen_since = (self._unseen_since or now) if unseen else None
         if self._unseen_since is None or now - self._unseen_since < _UNSEEN_SECONDS:
@@ -428,7 +433,7 @@ class DiskMeter(Meter):
             lost = self._reference.lost(each.device, left, used)
             if lost * _SMALLEST_LOSS_PARTS > self.limit:
                 taken = each.used + lost
-                # Another program may have taken it, so the message states only what is known.
+                # Another program may have taken it, so the message only says what is known.
                 self._judge(each, taken, _UNCOUNTED if taken > self.limit else "")
 
     def _judge(self, each: _Folder, used: int, fault: str = "") -> None:

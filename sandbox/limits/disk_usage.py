@@ -1,8 +1,8 @@
-"""How much lies in a folder while an untrusted program fills it.
+"""Measures how many bytes a folder takes while an untrusted program may change it.
 
-The owner of the folder may rename, remove, nest and hide files while we count. So we use descriptors and no
-paths, follow no link, do not recurse, and hold a bounded number of descriptors. The count ends: every name
-counts for something, so the number of names is bounded by the limit of the folder. A directory that cannot be
+The program may rename, remove, nest and hide files while we count. So this uses descriptors and no paths,
+follows no link, does not recurse, and opens a bounded number of descriptors. The count ends, because every
+name counts for some bytes: the limit of the folder bounds the number of names. A directory that cannot be
 read is a fault, and the caller decides what the fault means.
 """
 
@@ -17,12 +17,12 @@ from sandbox.speed.libc import open_libc, writable
 from sandbox.speed.typed import Generator
 from sandbox.speed.value import NamedTuple
 
-# A name takes a directory entry and mostly an inode, which are part of no file's blocks.
+# A name takes a directory entry and mostly an inode, which st_blocks does not count.
 ENTRY = 4096
-# One descriptor is held for each level, as when a folder is scanned before it is shown.
+# One descriptor is open for each level.
 DEPTH_LIMIT = 200
 
-# A step is as long as it takes to look at this many names: a fraction of a millisecond.
+# A step of the measurement looks at this many names, in a fraction of a millisecond.
 _STEP_NAMES = 64
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _SPECULATION_BYTES = 64 << 10
@@ -32,8 +32,8 @@ _WORD_BYTES = 8 if sys.maxsize > 1 << 32 else 4  # of a C long
 
 
 class Size(NamedTuple):
-    used: int  # bytes; if more than `enough`: a lower bound
-    devices: frozenset[int]  # st_dev of all that was seen
+    used: int  # bytes; a lower bound if more than `enough`
+    devices: frozenset[int]  # st_dev of all files and directories that were seen
     fault: str = ""  # why `used` may be too small
 
 
@@ -45,13 +45,13 @@ class _Enough(Exception):
     pass
 
 
-def size(fd: int, enough: int, *, ahead: bool = False) -> Generator[None, None, Size]:
-    """Count the bytes in the directory, or the file, `fd`, until they are more than `enough`. A generator:
-    between two steps the caller may do something else.
+def size(fd: int, enough: int, *, preallocates: bool = False) -> Generator[None, None, Size]:
+    """Count the bytes in the directory or file `fd`, until they are more than `enough`. A generator: the
+    caller may do other work between steps.
 
-    `ahead`: the filesystem reserves space for growing files; see `occupied`.
+    `preallocates`: the filesystem reserves space for growing files; see `occupied`.
     """
-    count = _Count(enough, ahead)
+    count = _Count(enough, preallocates)
     fault = ""
     try:
         yield from count.all(fd)
@@ -66,21 +66,21 @@ def size(fd: int, enough: int, *, ahead: bool = False) -> Generator[None, None, 
     return Size(count.used, frozenset(count.devices), fault)
 
 
-def occupied(taken: int, length: int, ahead: bool) -> int:
-    """The bytes that count, of those a file takes on its filesystem. A hole takes none.
+def occupied(taken: int, length: int, preallocates: bool) -> int:
+    """The bytes that count for a file that has `taken` bytes on its filesystem. A hole takes none.
 
-    XFS reserves up to the size of a growing file on top of it, and frees that later. The plugin did not ask
-    for it, so it does not count. A larger reservation was asked for, and counts.
+    XFS reserves up to the size of a growing file in addition, and frees that later. The plugin did not ask
+    for it, so it does not count. A larger reservation is the plugin's own, and counts.
     """
-    if ahead and length < taken <= 2 * length + _SPECULATION_BYTES:
+    if preallocates and length < taken <= 2 * length + _SPECULATION_BYTES:
         return -(-length // ENTRY) * ENTRY
     return taken
 
 
 class _Count:
-    def __init__(self, enough: int, ahead: bool) -> None:
+    def __init__(self, enough: int, preallocates: bool) -> None:
         self.enough = enough
-        self.ahead = ahead
+        self.preallocates = preallocates
         self.used = 0
         self.devices: set[int] = set()
         self._seen: set[tuple[int, int]] = set()
@@ -110,7 +110,7 @@ class _Count:
         try:
             fd = os.open(name, _LIST, dir_fd=above)
         except OSError as error:
-            self._closed(error, above, name)
+            self._handle_unlisted(error, above, name)
             return
         names: list[str] = []
         self._open.append((fd, name, names))
@@ -144,15 +144,15 @@ class _Count:
                 except FileNotFoundError:
                     continue
                 except PermissionError as error:
-                    # The directory can be listed but not entered. Its owner can enter it after a chmod.
-                    if _ours(os.fstat(fd)):
+                    # The directory can be listed but not entered. Its owner could enter it after a chmod.
+                    if _may_be_the_plugins(os.fstat(fd)):
                         raise _Fault(f"{self.path()} cannot be entered: {error.strerror}") from None
                     self._spend(ENTRY)
 
     def _add(self, status: os.stat_result) -> None:
-        taken = occupied(status.st_blocks * 512, status.st_size, self.ahead)
+        taken = occupied(status.st_blocks * 512, status.st_size, self.preallocates)
         if status.st_nlink > 1 or taken > ENTRY:
-            # Another name of a counted file, or the same name, moved while we counted.
+            # It may be another name of a counted file, or have been moved while we counted.
             identity = (status.st_dev, status.st_ino)
             if identity in self._seen:
                 taken = 0
@@ -165,14 +165,14 @@ class _Count:
         if self.used > self.enough:
             raise _Enough
 
-    def _closed(self, error: OSError, above: int, name: str) -> None:
-        """A directory that cannot be listed. If the plugin can neither enter it nor make it enterable, it
-        holds nothing of the plugin's: the plugin has no more rights than we have."""
+    def _handle_unlisted(self, error: OSError, above: int, name: str) -> None:
+        """Handle a directory that cannot be listed. If the plugin, which has no more rights than we have, can
+        neither enter it nor chmod it, there are no files of the plugin in it. Else it is a fault."""
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and self._open:
             return  # removed or replaced meanwhile
         if error.errno == errno.EACCES:
             try:
-                ours = _ours(os.stat(name, dir_fd=above, follow_symlinks=False))
+                ours = _may_be_the_plugins(os.stat(name, dir_fd=above, follow_symlinks=False))
             except FileNotFoundError:
                 return
             if not ours and not os.access(name, os.X_OK, dir_fd=above, effective_ids=True):
@@ -180,18 +180,18 @@ class _Count:
         raise _Fault(f"{self.path(name)} cannot be listed: {error.strerror}")
 
     def path(self, *last: str) -> str:
-        """For a message; in ASCII, since the plugin chose the names."""
+        """The current path for messages, escaped to ASCII, because the plugin chose the names."""
         names = [name for _, name, _ in self._open if name != "."]
         return ascii("/".join((*names, *last))) if names or last else "it"
 
 
-def _ours(status: os.stat_result) -> bool:
-    """Whether the plugin may own it: without root it has our uid, with root any."""
+def _may_be_the_plugins(status: os.stat_result) -> bool:
+    """Whether the plugin may own it: its uid is ours, or any if we are root."""
     return os.geteuid() in (0, status.st_uid)
 
 
 def filesystem(fd: int) -> int:
-    """The magic number from statfs(2), which Python does not offer. 0: not known."""
+    """The magic number of the filesystem from statfs(2), which Python does not offer; 0 if unknown."""
     answer = writable(256)
     if open_libc().fstatfs(fd, answer) != 0:
         return 0

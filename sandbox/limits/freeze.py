@@ -1,4 +1,4 @@
-"""Freezing a plugin without a cgroup freezer: by SIGSTOP to each of its processes."""
+"""Freezes a plugin without a cgroup freezer: by SIGSTOP to each of its processes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import os
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Callable, Iterable
 
-# A plugin that forks faster than we stop it goes on running; it is measured in any case.
+# A plugin that forks faster than we stop it keeps running; it is measured all the same.
 _STOP_ROUNDS = 8
 _MOST_PROCESSES = 256  # one descriptor is held for each
 
 
-class Halt:
-    """Stops the processes when called with True, and continues those it has stopped when called with False.
+class SignalFreezer:
+    """Stops the processes when called with True, and continues those that it has stopped when called with
+    False.
 
     A process that was already stopped stays stopped. Our own child is never stopped: it is the cell's init,
-    and its clock must go on if we ourselves are stopped half-way.
+    whose deadline must run even if we ourselves are stopped.
     """
 
     def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
@@ -35,27 +36,27 @@ class Halt:
                 os.close(fd)
 
     def _stop(self) -> bool:
-        """Returns whether it found processes that were not stopped yet."""
+        """Stop all processes once. Returns whether there were new ones."""
         opened: dict[int, int] = {}
         try:
             for pid in self._processes():
                 if (
                     pid not in self._held
                     and len(self._held) + len(opened) < _MOST_PROCESSES
-                    and _goes_on(pid)
+                    and _is_running(pid)
                 ):
                     try:
                         opened[pid] = os.pidfd_open(pid)
                     except OSError:
                         continue
-            # Listed again with the descriptors held: a pid may have been reused.
+            # List again, with the pidfds open: a pid may have been reused before.
             new = opened.keys() & set(self._processes()) if opened else set()
             for pid in new:
                 self._held[pid] = opened.pop(pid)
         finally:
             for fd in opened.values():
                 os.close(fd)
-        # The stopped ones as well: a process that was not stopped yet may have continued them.
+        # Those stopped before as well: a process that was still running may have continued them.
         for fd in self._held.values():
             _send(fd, signal.SIGSTOP)
         return bool(new)
@@ -68,8 +69,8 @@ def _send(pidfd: int, number: int) -> None:
         pass  # it has ended
 
 
-def _goes_on(pid: int) -> bool:
-    """Whether it is to be stopped: alive, not stopped yet, and not our child."""
+def _is_running(pid: int) -> bool:
+    """Whether a process has to be stopped: it is alive, not stopped, and not our child."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, parent = file.read().rpartition(b") ")[2].split()[:2]

@@ -1,4 +1,5 @@
-"""Limits that can run out while a plugin runs, as seen by the loop that waits for its end."""
+"""Limits that the runner checks while a plugin runs: the interface between them and the loop that waits for
+its end."""
 
 from __future__ import annotations
 
@@ -12,49 +13,49 @@ if TYPE_CHECKING:
 
     Found = TypeVar("Found")
 
-# `look` returns the name of a limit, or one of these: the plugin broke its contract, it takes more than its
-# share of a number that the whole machine shares, or somebody lifted its limits.
+# Meter.look() returns the name of a limit, or one of these: the plugin broke its contract, it takes more than
+# its share of a machine-wide resource, or another program lifted its limits.
 VIOLATION = "violation"
 MACHINE_SHARE = "machine_share"
 LIFTED = "lifted"
 
 SHORTEST_PAUSE_SECONDS = 0.02
-# The part of the time between two looks that a look should take. The plugin decides how much there is to look
-# at, so this delays the next look at most by the factor.
+# A look should take at most this part of the time between two looks. The plugin decides how long a look
+# takes, so this delays the next look at most by the factor.
 _LOOKING_SHARE, LATER_FACTOR = 0.05, 4
-# Whoever waits for other plugins in this process waits no longer than this, and the time of one step.
+# Other plugins of this process wait no longer than this, and the time of one step.
 _SLICE_SECONDS = 0.01
 
 
 class Meter:
     """One limit that the runner itself has to check.
 
-    The loop asks `interest` and `due` before it waits and `look` after: when one of the descriptors is ready,
-    or the time has come. Nothing here may block: the plugin decides when there is something to look at.
+    The loop reads `interest` and `due` before it waits. It calls `look` when one of the descriptors is ready
+    or the time has come. No method may block.
     """
 
-    due: float = math.inf  # on the monotonic clock, when to look again even if no descriptor is ready
-    why: str = ""  # more about what has run out
+    due: float = math.inf  # monotonic time of the next look, even if no descriptor is ready
+    why: str = ""  # details about the limit that was exceeded
 
     def interest(self) -> Mapping[int, int]:
         """Descriptors to poll, with the events to poll for."""
         return {}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        """The name of the limit that has run out (a field of Limits), VIOLATION, MACHINE_SHARE or LIFTED;
-        None if none of them."""
+        """The name of the limit that is exceeded (a field of Limits), VIOLATION, MACHINE_SHARE or LIFTED;
+        else None."""
         return None
 
     def peaks(self) -> Mapping[str, float]:
-        """The highest value seen of each limit this checks, by its name."""
+        """The highest value seen, by the name of the limit."""
         return {}
 
     def close(self) -> None:
         """Close the descriptors."""
 
 
-class LaterMeter(Meter):
-    """A meter that is made at its first look: a launch does not load what it takes."""
+class LazyMeter(Meter):
+    """A meter that is made at its first look, so that a launch does not import its modules."""
 
     def __init__(self, seconds: float, make: Callable[[], Meter]) -> None:
         self._make = make
@@ -71,11 +72,12 @@ class LaterMeter(Meter):
         return found
 
 
-# --- looks that take as long as the plugin makes them -----------------------------------------------------
+# --- looks whose duration the plugin decides --------------------------------------------------------------
 
 
-def go_on(steps: Generator[None, None, Found], now: float, rush: float = math.inf) -> Found | None:
-    """Take steps of a look for one slice of time; from `rush` on to its end. None: it is not finished."""
+def run_slice(steps: Generator[None, None, Found], now: float, rush: float = math.inf) -> Found | None:
+    """Run the steps of a look for one slice of time, or to its end once it is later than `rush`. Returns None
+    if it has not finished."""
     try:
         while True:
             next(steps)
@@ -87,6 +89,6 @@ def go_on(steps: Generator[None, None, Found], now: float, rush: float = math.in
 
 
 def pause_after(took: float, pause: float, usual: float | None = None) -> float:
-    """Seconds until the next look. `took`: processor time of the last. `pause`: what is short enough.
-    `usual`: another one to begin with, for a plugin that does nothing."""
+    """Seconds until the next look. `took`: processor time of the last one. `pause`: the longest that the
+    limit allows. `usual`: a longer pause, for an idle plugin."""
     return min(LATER_FACTOR * pause, max(took / _LOOKING_SHARE, pause if usual is None else usual))

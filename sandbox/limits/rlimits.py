@@ -1,4 +1,4 @@
-"""Limits -> resource limits of the kernel, which hold for each process on its own."""
+"""Limits -> the kernel's resource limits, which apply to each process separately."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sandbox.speed.typed import Container
 
 Rlimit = tuple[int, int, int]  # kind, soft, hard
 
-# Of each process, where nobody asks for a number: the second is what it may raise the first to.
+# Soft and hard limit of each process, if neither manifest nor policy has a number.
 OPEN_FILES = (1024, 4096)
-# Where processes are counted per user namespace, the cage's own count too: its init, bwrap and bwrap's init.
+# RLIMIT_NPROC counts the cage's own processes too: the cell's init, bwrap and bwrap's init.
 COUNTED_BESIDE = 3
 
 
 def rlimits(
     limits: Limits, fallbacks: Container[str] = (), open_files: int | None = None
 ) -> tuple[Rlimit, ...]:
-    """The resource limits of every process of a plugin: hygiene, the limits that are resource limits by
-    nature, and the `fallbacks`, for which this machine has nothing better. `open_files`: the most that the
+    """The resource limits of every process of a plugin: fixed ones, the limits that are always resource
+    limits, and the `fallbacks`, for which this machine has nothing better. `open_files`: the most that the
     plugin's share of the machine allows."""
     found = [
         _both(resource.RLIMIT_CORE, 0),
@@ -37,12 +37,13 @@ def rlimits(
     if sizes:
         found.append(_both(resource.RLIMIT_FSIZE, min(sizes)))
     if limits.cpu_time is not None:
-        # Whole seconds, and each process on its own. If a cgroup counts the total, this applies only when
-        # the runner is stopped, so it comes second. Soft before hard: only SIGXCPU tells the reason.
+        # In whole seconds, for each process. If a cgroup counts the total, this is a safety net for the case
+        # that the runner is stopped, so it allows a second more. Soft before hard: only SIGXCPU shows the
+        # reason.
         seconds = math.ceil(limits.cpu_time) + (0 if "cpu_time" in fallbacks else 1)
         found.append((resource.RLIMIT_CPU, seconds, seconds + 1))
     if limits.memory is not None and "memory" in fallbacks:
-        # Not RLIMIT_AS: memory that is reserved and never touched (node: a gigabyte) would count.
+        # Not RLIMIT_AS, which also counts memory that is reserved and never used (node: a gigabyte).
         found.append(_both(resource.RLIMIT_DATA, limits.memory))
     if limits.pids is not None and "pids" in fallbacks:
         found.append(_both(resource.RLIMIT_NPROC, limits.pids + COUNTED_BESIDE))

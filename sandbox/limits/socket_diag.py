@@ -1,8 +1,8 @@
 """The sockets of a network namespace as the kernel's sock_diag lists them, each with the memory it holds.
 
-/proc/net/tcp shows the bytes in the queues of a TCP socket, and neither what the kernel needs to keep them
-nor its error queue. sock_diag(7) shows all of it, and takes a sixth of the time. Its socket has to be made by
-a process in the namespace, so this forks one: setns(2) to a user namespace cannot be undone.
+/proc/net/tcp shows the bytes in the queues of a TCP socket, but not the kernel's overhead for them, and not
+the error queue. sock_diag(7) shows all of it, and takes a sixth of the time. Its socket has to be made by a
+process in the namespace, so this forks one: setns(2) to a user namespace cannot be undone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _SOCK_DIAG_BY_FAMILY, _TCPDIAG_GETSOCK = 20, 18
 _INET_DIAG_SKMEMINFO, _UNIX_DIAG_MEMINFO = 7, 5
 _UDIAG_SHOW_MEMINFO = 0x20
 _ALL_STATES = 0xFFFFFFFF
-_TIME_WAIT = 1 << 6  # these are many, and sockstat counts them
-_ID = bytes(48)  # of one socket; not used for a list
+_TIME_WAIT = 1 << 6  # not listed: there are many, and sockstat counts them
+_ID = bytes(48)  # struct inet_diag_sockid, unused in a dump
 
 _NS_GET_USERNS = 0xB701
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
@@ -42,20 +42,22 @@ MEMORY_BYTES = _MEMORY.size
 
 
 class DiagFault(Exception):
-    """The kernel does not list these sockets: it was built without, or the module cannot be loaded."""
+    """The kernel does not list these sockets: it has no sock_diag, or cannot load the module."""
 
 
 class ListedSocket(NamedTuple):
-    inode: int  # 0: no process has it: not accepted yet, or closed
-    held: int | None  # bytes; None: no socket yet, or no more, but a record of a connection
+    inode: int  # 0: in no process, because it is not accepted yet, or closed
+    held: int | None  # bytes; None: only the record of a connection, before or after its socket
 
 
 class _List(NamedTuple):
+    """A request for a list of sockets, and the layout of the reply."""
+
     kind: int
     request: bytes
-    inode: int  # where it is in the answer
-    attributes: int  # where they begin
-    memory: int  # the type of the one with the memory
+    inode: int  # offset in each entry of the reply
+    attributes: int  # offset of the first attribute
+    memory: int  # type of the attribute with the memory
 
 
 def _internet(family: int, protocol: int) -> _List:
@@ -82,13 +84,13 @@ UNIX = _List(
 
 
 def list_sockets(kernel: _socket.socket, wanted: _List) -> Generator[list[ListedSocket], None, None]:
-    """All sockets of one kind, part by part. Raises DiagFault."""
+    """Yield all sockets of one kind, in parts. Raises DiagFault."""
     try:
         yield from _drain(kernel)
         length = _HEADER.size + len(wanted.request)
         kernel.send(_HEADER.pack(length, wanted.kind, _DUMP, 0, 0) + wanted.request)
         while True:
-            # The kernel writes the next part while this one is received: nothing is waited for.
+            # The kernel writes the next part when this one is received, so recv() never has to wait.
             chunk = kernel.recv(_CHUNK_BYTES, _socket.MSG_DONTWAIT)
             found: list[ListedSocket] = []
             at = 0
@@ -107,7 +109,7 @@ def list_sockets(kernel: _socket.socket, wanted: _List) -> Generator[list[Listed
 
 
 def _drain(kernel: _socket.socket) -> Generator[list[ListedSocket], None, None]:
-    """Read to its end a list that nobody wanted to the end."""
+    """Read the rest of an earlier list that was not read to its end."""
     try:
         while kernel.recv(_CHUNK_BYTES, _socket.MSG_DONTWAIT):
             yield []
@@ -121,19 +123,19 @@ def _read(chunk: bytes, begin: int, end: int, wanted: _List) -> ListedSocket:
     while at + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(chunk, at)
         if kind == wanted.memory:
-            return ListedSocket(inode, held_by(chunk, at + _ATTRIBUTE.size))
+            return ListedSocket(inode, memory_of(chunk, at + _ATTRIBUTE.size))
         at += max((length + 3) & ~3, _ATTRIBUTE.size)
     return ListedSocket(inode, None)
 
 
-def held_by(memory: bytes, at: int = 0) -> int:
-    """Bytes that one socket holds, by its sk_meminfo."""
+def memory_of(memory: bytes, at: int = 0) -> int:
+    """The bytes that a socket holds, from its sk_meminfo."""
     received, _, sent, _, _, queued, options, waiting = _MEMORY.unpack_from(memory, at)
     return int(received + max(sent, queued) + options + waiting)
 
 
-def open_in(namespace: int) -> _socket.socket:
-    """A socket to ask about the network namespace of this descriptor. Raises OSError."""
+def open_diag_socket(namespace: int) -> _socket.socket:
+    """A sock_diag socket in the network namespace of this descriptor. Raises OSError."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     try:
         child = os.fork()
@@ -149,7 +151,7 @@ def open_in(namespace: int) -> _socket.socket:
                 os._exit(0)
         theirs.close()
         _, given, _, _ = ours.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
-        with suppress(ChildProcessError):  # somebody waits for any child
+        with suppress(ChildProcessError):  # a handler of this process has reaped it
             os.waitpid(child, 0)
     finally:
         theirs.close()
@@ -160,7 +162,7 @@ def open_in(namespace: int) -> _socket.socket:
 
 
 def _enter(namespace: int) -> None:
-    """Without root, the right to enter it comes from the user namespace that owns it."""
+    """Enter the network namespace. Without root that needs the user namespace that owns it."""
     libc = open_libc()
     if libc.setns(namespace, _CLONE_NEWNET) == 0:
         return

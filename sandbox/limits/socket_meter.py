@@ -1,13 +1,13 @@
-"""Memory that sockets hold in the kernel, which no cgroup limits in full.
+"""The memory limit for kernel memory of sockets, which no cgroup limits in full.
 
-cgroup v2 charges what arrives by TCP and UDP, v1 counts TCP separately, and without a cgroup only numbers
-limit it that the whole machine shares. Nobody charges answers of netlink, error queues, or datagrams that are
-held back. So the runner adds up what the plugin's sockets hold (socket_tables.py) and the memory that a
-cgroup charges for its processes, and ends a plugin that has more than its limit.
+cgroup v2 charges received TCP and UDP data, and v1 counts TCP separately. Without a cgroup only machine-wide
+numbers limit it. Replies of netlink, error queues and corked datagrams are charged nowhere. So the runner
+adds up what the plugin's sockets hold (socket_tables.py) and the memory that a cgroup charges for its
+processes, and ends a plugin that has more than its limit.
 
-That costs a millisecond even if there is one socket, because the kernel walks through the table of all its
-namespaces. So first it is seen whether it could be too much: there are few sockets, or too little processor
-time was used since the last look to fill the rest.
+Adding up costs a millisecond even for one socket, because the kernel walks through the table of all
+namespaces. So the runner first rules out that it could be too much: if there are few sockets, or if the
+plugin has used too little processor time since the last look to fill the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import os
 from time import monotonic, thread_time
 
-from sandbox.limits.meter import LATER_FACTOR, SHORTEST_PAUSE_SECONDS, Meter, go_on, pause_after
+from sandbox.limits.meter import LATER_FACTOR, SHORTEST_PAUSE_SECONDS, Meter, pause_after, run_slice
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
 from sandbox.speed.value import NamedTuple
 
@@ -24,43 +24,42 @@ if TYPE_CHECKING:
     from sandbox.limits.cgroup import Cgroup
     from sandbox.limits.socket_tables import SocketTables
 
-# A plugin that fills sockets as fast as it can: in bytes a second, and for each second of processor time.
+# How fast a plugin can fill sockets: in bytes per second, and per second of processor time.
 _FASTEST_BYTES_PER_SECOND = 1 << 30
 _FASTEST_BYTES_PER_CPU_SECOND = 4 << 30
 LONGEST_PAUSE_SECONDS = 1.0
-_IDLE_CPU_SECONDS = 0.001  # a plugin that does nothing is looked at later
-# A hundred thousand sockets take half a second to look at. Then the rest is read without a pause: between the
-# steps, data can be moved to sockets that were read.
+_IDLE_CPU_SECONDS = 0.001  # a plugin that used less since the last look is idle, and looked at less often
+# A look at a hundred thousand sockets takes half a second. After that time the rest is read without a pause:
+# between steps, a plugin could move data to sockets that were already read.
 _LONGEST_LOOK_SECONDS = 0.5
-# After this time a look is due although no processor time was used: what others send to the plugin is not in
-# its time.
+# After this time a look is due even if the plugin used no processor time: other programs may send data to it.
 _TRUSTED_SECONDS = 30.0
-# Without a cgroup the processes are asked for their time, unless they are more than this. Then a look is due
-# once a second, or when there are so many more sockets, or when the queues of the whole machine hold this
-# part of the limit more.
+# Without a cgroup the time of each process is read, if there are at most so many. Else a look is due once a
+# second, or when there are so many more sockets, or when the queues of the whole machine have grown by this
+# part of the limit.
 _MOST_ASKED = 32
 _MORE_SOCKETS = 4
 _MORE_SHARE = 1 / 8
-# The time of a process that has ended is nowhere, so each change counts as this much.
+# The time of a process that has ended is lost, so each change of the processes counts as this much.
 _CHANGE_CPU_SECONDS = 1.0
 
-_CONNECTION_BYTES = 512  # of a closed one
-_LARGEST_PACKET_BYTES = 128 << 10  # a queue takes one more when it is nearly full
-_MOST_UNESTABLISHED = 4096  # connections to one socket; a new namespace has its own somaxconn
+_CONNECTION_BYTES = 512  # of a closed connection
+_LARGEST_PACKET_BYTES = 128 << 10  # a nearly full queue takes one more
+_MOST_UNESTABLISHED = 4096  # connections that wait on one socket: somaxconn of a new namespace
 
 
-class _Judged(NamedTuple):
-    """The last look that found out how much is held at most."""
+class _LastLook(NamedTuple):
+    """The result of the last look."""
 
     at: float = -math.inf
-    held: float = 0.0  # bytes, as far as they are known
-    most: float = 0.0  # bytes, with what few sockets could hold
+    held: float = 0.0  # bytes that are known
+    most: float = 0.0  # an upper bound, in bytes
     cpu: float | None = None
-    shown: Shown | None = None
+    shown: SocketCounters | None = None
 
 
 class _ProcessTimes:
-    """The processor time of some processes, of which the kernel keeps no sum."""
+    """Adds up the processor time of processes that are in no cgroup."""
 
     def __init__(self) -> None:
         self._pids: list[int] | None = None
@@ -68,7 +67,7 @@ class _ProcessTimes:
         self._sum = 0.0
 
     def sum(self, pids: Iterable[int]) -> float | None:
-        """Seconds, or more. None: they are too many to ask."""
+        """Seconds, an upper bound. None: there are too many processes."""
         now = list(pids)
         if len(now) > _MOST_ASKED:
             self._pids = None
@@ -83,7 +82,7 @@ class _ProcessTimes:
 
 
 def _ticks_of(pid: int) -> int:
-    """proc_pid_stat(5): its own time, and that of children it has waited for."""
+    """The time of a process and of children it has waited for, from proc_pid_stat(5)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))
@@ -92,8 +91,7 @@ def _ticks_of(pid: int) -> int:
 
 
 class SocketMeter(Meter):
-    """`member`: a process in the plugin's own network namespace, or None (yet); `shares_network`: it has the
-    host's. `processes`: all of the plugin's. `cgroup`: where they are counted, if they are."""
+    """Ends a plugin whose sockets and processes hold more memory than its limit."""
 
     def __init__(
         self,
@@ -103,21 +101,25 @@ class SocketMeter(Meter):
         cgroup: Cgroup | None = None,
         shares_network: bool = False,
     ) -> None:
+        """`member`: a process in the plugin's own network namespace, or None if there is none yet.
+        `processes`: all of the plugin's processes. `cgroup`: the cgroup they are in, if any.
+        `shares_network`: the plugin is in the host's network namespace."""
         self._limit = limit
         self._member = member
         self._processes = processes
         self._cgroup = cgroup
         self._charges = cgroup is not None and cgroup.counts_memory
         self._shares_network = shares_network
-        self._each = math.inf  # bytes that one socket can hold at most
+        self._each = math.inf  # the most bytes that one socket can hold
         self._counters: int | None = None
         self._tables: SocketTables | None = None
         self._reading: Generator[None, None, float] | None = None
-        self._began = 0.0  # the look that is under way
-        self._took = 0.0  # by its parts
-        self._judged = _Judged()
+        self._began = 0.0  # when the current look began
+        self._took = 0.0  # processor time of the current look
+        self._last_look = _LastLook()
         self._times = _ProcessTimes()
-        self._before: float | Shown | None = None  # at the last look: processor time, or the counters
+        # Processor time, or the counters, at the last look.
+        self._before: float | SocketCounters | None = None
         self._is_idle = False
         self._most = 0.0
         self.due = monotonic() + SHORTEST_PAUSE_SECONDS
@@ -125,7 +127,7 @@ class SocketMeter(Meter):
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now < self.due:
             return None
-        began = thread_time()  # not the wall clock, which runs on while a busy plugin delays us
+        began = thread_time()  # not the wall clock, because a busy plugin may delay us
         held = self._held(now)
         self._took += thread_time() - began
         if held is None:
@@ -140,7 +142,8 @@ class SocketMeter(Meter):
         return "memory" if held > self._limit else None
 
     def peaks(self) -> Mapping[str, float]:
-        """Without a cgroup it is not the plugin's memory, unless it is more than the plugin may have."""
+        """The memory, if a cgroup charges it. Else only part of it is known, which counts if above the
+        limit."""
         known = self._charges or self._most > self._limit
         return {"memory": self._most} if known and self._most else {}
 
@@ -152,7 +155,7 @@ class SocketMeter(Meter):
         self._counters = self._tables = self._reading = None
 
     def _held(self, now: float) -> float | None:
-        """Bytes, or as many as are more than the limit. None: the look is not finished."""
+        """The bytes that are held; if above the limit, a lower bound. None: the look is not finished."""
         if self._reading is None:
             shown = None
             if not self._shares_network:
@@ -164,35 +167,35 @@ class SocketMeter(Meter):
                     return shown.closed
             most = math.inf if shown is None else shown.closed + shown.sockets * self._each
             if not self._charges and most <= self._limit:
-                self._see_idle(None, shown)
-                self._judged = _Judged(now, 0.0, most, None, shown)
+                self._update_idle(None, shown)
+                self._last_look = _LastLook(now, 0.0, most, None, shown)
                 return 0.0
             cpu = None if self._cgroup is None else self._cgroup.cpu()
             if cpu is None:
                 cpu = self._times.sum(self._processes())
-            self._see_idle(cpu, shown)
+            self._update_idle(cpu, shown)
             if self._is_quiet(now, cpu, shown):
-                return self._judged.held
+                return self._last_look.held
             charged = self._charged()
             if charged + most <= self._limit:
-                self._judged = _Judged(now, charged, charged + most, cpu, shown)
+                self._last_look = _LastLook(now, charged, charged + most, cpu, shown)
                 return charged
             if not self._open_tables():
                 return charged
-            self._began, self._judged = now, _Judged(now, 0.0, 0.0, cpu, shown)
+            self._began, self._last_look = now, _LastLook(now, 0.0, 0.0, cpu, shown)
             self._reading = self._read(charged, 0 if shown is None else shown.closed)
-        return self._go_on(self._reading, now)
+        return self._continue_look(self._reading, now)
 
-    def _see_idle(self, cpu: float | None, shown: Shown | None) -> None:
+    def _update_idle(self, cpu: float | None, shown: SocketCounters | None) -> None:
         if cpu is not None and isinstance(self._before, float):
             self._is_idle = cpu - self._before < _IDLE_CPU_SECONDS
         else:
             self._is_idle = cpu is None and shown is not None and shown == self._before
         self._before = shown if cpu is None else cpu
 
-    def _is_quiet(self, now: float, cpu: float | None, shown: Shown | None) -> bool:
-        """Whether too little has happened since the last look for more than the limit."""
-        last = self._judged
+    def _is_quiet(self, now: float, cpu: float | None, shown: SocketCounters | None) -> bool:
+        """Whether the plugin cannot have exceeded the limit since the last look."""
+        last = self._last_look
         if now >= last.at + _TRUSTED_SECONDS or last.most > self._limit:
             return False
         if cpu is not None and last.cpu is not None:
@@ -214,16 +217,16 @@ class SocketMeter(Meter):
         found = yield from self._tables.read(self._sockets, self._limit - charged - closed)
         return charged + closed + found
 
-    def _go_on(self, reading: Generator[None, None, float], now: float) -> float | None:
+    def _continue_look(self, reading: Generator[None, None, float], now: float) -> float | None:
         try:
-            found = go_on(reading, now, self._began + _LONGEST_LOOK_SECONDS)
+            found = run_slice(reading, now, self._began + _LONGEST_LOOK_SECONDS)
         except BaseException:
             self._reading = None
             raise
         if found is not None:
             self._reading = None
             is_sure = self._tables is None or self._tables.is_sure
-            self._judged = self._judged._replace(held=found, most=found if is_sure else math.inf)
+            self._last_look = self._last_look._replace(held=found, most=found if is_sure else math.inf)
         return found
 
     # --- the kernel's counters --------------------------------------------------------------------------
@@ -237,8 +240,8 @@ class SocketMeter(Meter):
         except OSError:
             return os.path.exists(
                 f"/proc/{pid}/net/netlink"
-            )  # a kernel without it: every look is at all sockets
-        self._each = most_of_one()
+            )  # this kernel has no sockstat: every look reads all sockets
+        self._each = largest_socket_bytes()
         return True
 
     def _open_tables(self) -> bool:
@@ -254,27 +257,27 @@ class SocketMeter(Meter):
             self._tables = SocketTables(network, self._processes, self._each, not self._charges)
         return True
 
-    def _shown(self) -> Shown | None:
+    def _shown(self) -> SocketCounters | None:
         if self._counters is None:
             return None
-        return shown_by(os.pread(self._counters, 1 << 12, 0).decode("ascii", "replace"))
+        return parse_sockstat(os.pread(self._counters, 1 << 12, 0).decode("ascii", "replace"))
 
     def _sockets(self) -> int | None:
         shown = self._shown()
         return None if shown is None else shown.sockets
 
 
-class Shown(NamedTuple):
-    """What the kernel's counters tell about a namespace."""
+class SocketCounters(NamedTuple):
+    """The kernel's socket counters of a network namespace."""
 
-    sockets: int  # of all kinds; also those that no process has any more, or has not accepted yet
-    closed: int  # bytes, of closed connections
-    queued: int  # bytes in the queues of TCP and UDP, on the whole machine
+    sockets: int  # of all kinds, also those that are in no process any more or not accepted yet
+    closed: int  # bytes of closed connections
+    queued: int  # bytes in TCP and UDP queues of the whole machine
 
 
-def shown_by(counters: str) -> Shown | None:
-    """`counters`: a /proc/net/sockstat. It lists the sockets of one namespace, but the memory in queues (in
-    pages) of the whole machine. None: it does not tell what we need."""
+def parse_sockstat(counters: str) -> SocketCounters | None:
+    """Parse a /proc/net/sockstat. It counts the sockets of one namespace, but the memory in queues (in pages)
+    of the whole machine. None: a number is missing."""
     found: dict[tuple[str, str], int] = {}
     for line in counters.splitlines():
         name, _, rest = line.partition(":")
@@ -283,13 +286,13 @@ def shown_by(counters: str) -> Shown | None:
     try:
         pages = found["TCP", "mem"] + found["UDP", "mem"]
         closed = found["TCP", "tw"] * _CONNECTION_BYTES
-        return Shown(found["sockets", "used"], closed, pages * os.sysconf("SC_PAGE_SIZE"))
+        return SocketCounters(found["sockets", "used"], closed, pages * os.sysconf("SC_PAGE_SIZE"))
     except KeyError:
         return None
 
 
-def most_of_one() -> float:
-    """What one socket can hold at most, in bytes: each queue as much as the kernel lets anybody ask for."""
+def largest_socket_bytes() -> float:
+    """The most bytes that one socket can hold: both queues as large as the kernel allows."""
     import _socket
 
     try:

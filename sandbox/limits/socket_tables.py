@@ -1,12 +1,13 @@
-"""What each socket of a plugin holds in the kernel.
+"""Adds up the kernel memory that a plugin's sockets hold.
 
-The kernel lists the sockets of a network namespace: those with an address. Two kinds are in no list, and keep
-what they hold: a TCP socket whose connection was reset, and a UDP socket that was disconnected. If so many of
-them are missing that it matters, they are asked one by one, through the descriptors of its processes. What no
-process has either (in transit through a unix socket, never accepted, or closed while a thread waits for it)
-counts as the most that one socket can hold, unless there are only a few, or they are gone in half a second.
+The kernel lists the sockets of a network namespace that have an address. Two kinds are not listed, and still
+hold memory: a TCP socket whose connection was reset, and a UDP socket that was disconnected. If enough
+sockets are missing from the list to matter, the sockets are queried one by one, through the descriptors of
+the processes. A socket that is in no process either (in transit through a unix socket, never accepted, or
+closed while a thread waits for it) counts as the most that one socket can hold, unless there are only a few,
+or they are gone within half a second.
 
-On the host's network nobody can tell whose a listed socket is: then only the descriptors count.
+On the host's network a listed socket may belong to any program: then only the descriptors count.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from sandbox.limits.socket_diag import (
     UNIX,
     DiagFault,
     ListedSocket,
-    held_by,
     list_sockets,
-    open_in,
+    memory_of,
+    open_diag_socket,
 )
 from sandbox.speed.libc import get_errno, open_libc
 from sandbox.speed.scopes import suppress
@@ -36,17 +37,17 @@ from sandbox.speed.value import NamedTuple
 
 # An empty socket takes this much: the kernel's structures for it, its file and its inode.
 EMPTY_SOCKET_BYTES = 4096
-# A closed connection, or one not yet established, takes this much. These belong to no process: a program that
-# makes many short connections has thousands of them.
+# A connection that is closed or not established yet takes this much. It belongs to no process. A program that
+# makes many short connections has thousands.
 EMPTY_CONNECTION_BYTES = 512
 _CONNECTIONS_ONLY = (b"03", b"06", b"0C")  # SYN_RECV, TIME_WAIT, NEW_SYN_RECV
 _LISTENING = b"0A"
 _TEXTS = ("tcp", "tcp6", "udp", "udp6", "netlink")  # a kernel may have no IPv6
-_PIECE_BYTES = 64 << 10  # of a text, at a time: some five hundred sockets
+_PIECE_BYTES = 64 << 10  # read from a table at a time: some five hundred sockets
 _STEP_DESCRIPTORS = 32
-_MOST_SOCKETS = 100_000  # to look at; more count as over the limit
+_MOST_SOCKETS = 100_000  # that are read; more count as over the limit
 # So many may be missing: the kernel frees a closed netlink socket some milliseconds later, and a program that
-# looks up many names always has closed some.
+# looks up many names often closes some.
 _FEW_MISSING = 8
 _MISSING_SECONDS = 0.5
 
@@ -55,10 +56,10 @@ _SO_MEMINFO = 55
 
 
 class SocketLists(NamedTuple):
-    """Descriptors for a namespace. They keep it open: its processes may come and go."""
+    """Descriptors to read the sockets of a namespace. They keep it alive without its processes."""
 
-    texts: tuple[int, ...]  # of /proc/net
-    kernel: _socket.socket | None  # None: it does not list them, and the texts have to do
+    texts: tuple[int, ...]  # tables of /proc/net
+    kernel: _socket.socket | None  # for sock_diag; None: only the tables can be read
 
     def close(self) -> None:
         for fd in self.texts:
@@ -68,7 +69,7 @@ class SocketLists(NamedTuple):
 
 
 def open_network(pid: int) -> SocketLists | None:
-    """Of a process in the namespace. None: it has ended, or is not in one of its own."""
+    """Open the namespace of this process. None: it has ended, or is in the host's namespace."""
     texts: list[int] = []
     try:
         for name in _TEXTS:
@@ -83,7 +84,7 @@ def open_network(pid: int) -> SocketLists | None:
             if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
                 raise ProcessLookupError  # its number belongs to another process by now
             with suppress(OSError):
-                kernel = open_in(namespace)
+                kernel = open_diag_socket(namespace)
         finally:
             os.close(namespace)
     except OSError:
@@ -94,8 +95,8 @@ def open_network(pid: int) -> SocketLists | None:
 
 
 class SocketTables:
-    """`network`: None if the plugin has the host's. `most`: bytes that one socket can hold at most.
-    `unix`: whether unix sockets count, which a cgroup charges as the memory of who sends."""
+    """`network`: None if the plugin is on the host's network. `most`: the most bytes that one socket can
+    hold. `unix`: whether unix sockets count; a cgroup charges them to the sender."""
 
     def __init__(
         self, network: SocketLists | None, processes: Callable[[], Iterable[int]], most: float, unix: bool
@@ -104,16 +105,14 @@ class SocketTables:
         self._processes = processes
         self._most = most
         self._unix = unix
-        self.is_sure = True  # nothing was missing at the last look that may be there at the next
-        self._missing = 0.0  # sockets above the few, at every look for half a second
-        self._fewest: float | None = None  # since:
+        self.is_sure = True  # False if missing sockets are not confirmed yet
+        self._missing = 0.0  # missing sockets that are confirmed: at every look for half a second
+        self._fewest: float | None = None  # missing at each look since `_since`
         self._since = 0.0
 
     def read(self, used: Callable[[], int | None], limit: float) -> Generator[None, None, float]:
-        """Bytes that all of them hold. `used`: how many there are; `limit`: more need not be looked for.
-
-        A generator: the caller may do other work between steps.
-        """
+        """The bytes that all sockets hold. `used`: reads how many sockets there are. The count may stop above
+        `limit`. A generator: the caller may do other work between steps."""
         before = used()
         listed = _Listed()
         by_diag = self._network is not None and (yield from self._list(self._network, listed, limit))
@@ -124,7 +123,7 @@ class SocketTables:
         if by_diag and listed.held + missing * self._most <= limit:
             self._forget()
             return listed.held
-        seen = yield from _ask(self._processes(), listed.amounts if by_diag else (), self._unix)
+        seen = yield from _query_sockets(self._processes(), listed.amounts if by_diag else (), self._unix)
         held = listed.held
         for inode, amount in seen.found.items():
             held += max(0, amount - listed.amounts.get(inode, 0))
@@ -132,13 +131,14 @@ class SocketTables:
         if self._network is None or seen.blind or not 0 < missing < math.inf:
             self._forget()
             return held
-        return held + self._confirmed(missing) * self._most
+        return held + self._confirm_missing(missing) * self._most
 
     def _forget(self) -> None:
         self.is_sure, self._missing, self._fewest = True, 0.0, None
 
-    def _confirmed(self, missing: float) -> float:
-        """A socket may be closed, or passed on, while the others are looked at."""
+    def _confirm_missing(self, missing: float) -> float:
+        """How many of the missing sockets count: those missing at every look for half a second. A socket may
+        be closed or passed on during one look."""
         now = monotonic()
         if self._fewest is None:
             self._fewest, self._since = missing, now
@@ -149,7 +149,7 @@ class SocketTables:
         return min(self._missing, missing)
 
     def _list(self, network: SocketLists, listed: _Listed, limit: float) -> Generator[None, None, bool]:
-        """Whether the kernel has listed all sockets that have an address, with all that they hold."""
+        """Read the lists into `listed`. Returns whether sock_diag has listed all, with all that they hold."""
         by_diag = network.kernel is not None
         if network.kernel is not None:
             try:
@@ -164,7 +164,7 @@ class SocketTables:
                 listed.clear()
         for fd in network.texts[-1:] if by_diag else network.texts:
             for lines in _lines(fd):
-                listed.add(entries_of(lines, fd == network.texts[-1]))
+                listed.add(parse_table(lines, fd == network.texts[-1]))
                 if listed.is_over(limit):
                     return by_diag
                 yield
@@ -176,7 +176,7 @@ class SocketTables:
 
 
 class _Listed:
-    """What was listed so far."""
+    """The sockets listed so far."""
 
     def __init__(self) -> None:
         self.clear()
@@ -212,12 +212,12 @@ def _lines(fd: int) -> Iterator[list[bytes]]:
         yield lines
 
 
-def entries_of(lines: Iterable[bytes], netlink: bool = False) -> Iterator[ListedSocket]:
-    """Of a /proc/net/tcp, udp, or netlink."""
+def parse_table(lines: Iterable[bytes], netlink: bool = False) -> Iterator[ListedSocket]:
+    """The sockets in lines of /proc/net/tcp, udp or netlink."""
     for line in lines:
         words = line.split()
         if len(words) < 10 or not words[-1 if netlink else 9].isdigit():
-            continue  # the head, or cut short
+            continue  # the header, or an incomplete line
         if netlink:
             if words[2] != b"0":  # the kernel's own ends
                 yield ListedSocket(int(words[9]), int(words[4]) + int(words[5]))
@@ -238,9 +238,9 @@ class _Seen(NamedTuple):
     blind: bool  # we may inspect none of the processes
 
 
-def _ask(pids: Iterable[int], known: Container[int], unix: bool) -> Generator[None, None, _Seen]:
-    """Ask each socket that is not `known` what it holds. Threads with descriptors of their own are not looked
-    at: what only they have counts as missing."""
+def _query_sockets(pids: Iterable[int], known: Container[int], unix: bool) -> Generator[None, None, _Seen]:
+    """Query each socket that is not `known` for its memory. Descriptor tables of single threads are not read:
+    a socket that is only there counts as missing."""
     found: dict[int, int] = {}
     looked = closed = 0
     for pid in pids:
@@ -254,7 +254,7 @@ def _ask(pids: Iterable[int], known: Container[int], unix: bool) -> Generator[No
                     yield
                 inode = _socket_inode(f"/proc/{pid}/fd/{name}")
                 if inode and inode not in known and inode not in found:
-                    held = _held_through(process, int(name), unix)
+                    held = _query_socket(process, int(name), unix)
                     if held is not None:
                         found[inode] = EMPTY_SOCKET_BYTES + held
             looked += 1
@@ -268,7 +268,7 @@ def _ask(pids: Iterable[int], known: Container[int], unix: bool) -> Generator[No
 
 
 def _socket_inode(link: str) -> int:
-    """0: not a socket, or closed since it was listed. Raises PermissionError."""
+    """The inode of a socket; 0 if it is no socket, or closed since it was listed. Raises PermissionError."""
     try:
         target = os.readlink(link)
     except FileNotFoundError:
@@ -276,8 +276,9 @@ def _socket_inode(link: str) -> int:
     return int(target[8:-1]) if target.startswith("socket:[") else 0
 
 
-def _held_through(process: int, number: int, unix: bool) -> int | None:
-    """None: closed since it was listed. Raises PermissionError."""
+def _query_socket(process: int, number: int, unix: bool) -> int | None:
+    """The bytes that a socket of another process holds. None: it was closed since it was listed. Raises
+    PermissionError."""
     fd = open_libc().syscall(_PIDFD_GETFD, process, number, 0)
     if fd < 0:
         if get_errno() in (errno.EPERM, errno.ENOSYS):
@@ -285,13 +286,13 @@ def _held_through(process: int, number: int, unix: bool) -> int | None:
         return None
     try:
         one = _socket.socket(fileno=fd)
-    except OSError:  # another file has the number by now
+    except OSError:  # the number belongs to another file by now
         os.close(fd)
         return None
     try:
         if one.family == _socket.AF_UNIX and not unix:
             return 0
-        return held_by(one.getsockopt(_socket.SOL_SOCKET, _SO_MEMINFO, MEMORY_BYTES))
+        return memory_of(one.getsockopt(_socket.SOL_SOCKET, _SO_MEMINFO, MEMORY_BYTES))
     except OSError:
         return 0
     finally:

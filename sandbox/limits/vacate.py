@@ -1,7 +1,7 @@
-"""Move the processes out of a cgroup v2, to groups below it, so that it can hand its controllers down.
+"""Move the processes of a cgroup v2 to groups below it, so that it can hand its controllers down.
 
-A process is born in the group of its parent. So once every process of a group was moved, those that are
-started later are below it too. Several runners may do this at once: each moves what it still finds.
+A process starts in the group of its parent. So once every process of a group was moved, later ones are below
+it too. Several runners may do this at once: each moves the processes that are left.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from sandbox.facts import is_of_this_user, members, strangers
 from sandbox.files import write_once
 from sandbox.limits.site import HOST_LEAF
 
-# Each pass moves all that were there when it began. What they have started meanwhile is for the next.
+# Each pass moves the processes that exist when it begins. The next pass moves those started meanwhile.
 _PASSES = 100
 
 
 def vacate(directory: str, leaf: str, *, host: bool) -> None:
-    """Move our processes to `leaf`, and with `host` the others of this user to a leaf of their own. Raises
-    OSError if somebody is left."""
+    """Move our processes to the group `leaf` and, if `host`, the other processes of this user to HOST_LEAF.
+    Raises OSError if a process cannot be moved."""
     if not os.path.exists(f"{directory}/cgroup.type"):
-        return  # the real root group hands down whoever is in it
+        return  # the real root group can hand down with processes in it
     for _ in range(_PASSES):
         found = members(directory)
         if not found:

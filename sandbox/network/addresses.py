@@ -1,13 +1,14 @@
-"""Addresses that a name must not lead to. The owner of a name in the DNS chooses its addresses.
+"""Addresses that must not be dialled, also if a name leads to them. The owner of a name chooses its
+addresses.
 
-The tables follow IANA's registries of special-purpose addresses. They are spelled out because the addresses
-that Python calls private differ from version to version. Of IPv6 only the range for global use (2000::/3) is
-dialled. An address that carries an IPv4 address is judged by that one too.
+The tables follow IANA's registries of special-purpose addresses. They are spelled out because Python's
+`is_private` differs from version to version. Of IPv6 only the range for global use (2000::/3) may be dialled.
+An address that carries an IPv4 address is also judged by that one.
 """
 
 from __future__ import annotations
 
-import _socket as socket  # the module `socket` takes longer to import than all else here
+import _socket as socket  # the module `socket` takes longer to import than everything else here
 import struct
 from functools import cache
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     Address = IPv4Address | IPv6Address
 
-# Every program that can reach one of these gets the keys of a cloud machine. Some lie outside of every
-# special range. Two clouds have several of them in one private range of IPv6.
+# Metadata services: every program that can reach one gets the keys of a cloud machine. Some are outside of
+# every special range. Two clouds have several of them in one private IPv6 range.
 METADATA: tuple[str, ...] = (
     "169.254.169.254",
     "169.254.170.2",
@@ -33,7 +34,7 @@ METADATA: tuple[str, ...] = (
     "fd00:42::42",
 )
 
-# What `allow_private` opens.
+# The ranges that `allow_private` opens.
 PRIVATE: tuple[str, ...] = (
     "10.0.0.0/8",
     "172.16.0.0/12",
@@ -64,7 +65,7 @@ SPECIAL: tuple[tuple[str, str], ...] = (
     ("2001:db8::/32", "is for documentation only"),
     ("3fff::/20", "is for documentation only"),
     ("2001:2::/48", "is for benchmarks only"),
-    # Which bits of it are the IPv4 address, only the network that uses it knows.
+    # Only the network that uses it knows which bits are the IPv4 address.
     ("64:ff9b:1::/48", "is translated to an IPv4 address that cannot be known (local NAT64)"),
 )
 _GLOBAL = "2000::/3"
@@ -78,7 +79,7 @@ _ISATAP = (bytes.fromhex("00005efe"), bytes.fromhex("02005efe"))
 
 
 def refusal(address: str, *, allow_private: bool = False, own_addresses: Collection[str] = ()) -> str:
-    """Why `address` must not be dialled, as the second half of a sentence; "" if it may.
+    """Why `address` must not be dialled, as the rest of a sentence that begins with it; "" if it may.
 
     `allow_private` opens the private ranges and nothing else. `own_addresses`: the addresses of this machine,
     which are never dialled.
@@ -91,7 +92,7 @@ def refusal(address: str, *, allow_private: bool = False, own_addresses: Collect
 
 
 def vet(address: str, *, allow_private: bool = False) -> str:
-    """refusal(), with the addresses of this machine as the kernel knows them now."""
+    """refusal(), with the current addresses of this machine."""
     found = read_address(address)
     if found is None:
         return "is not an address"
@@ -103,13 +104,13 @@ def vet(address: str, *, allow_private: bool = False) -> str:
 
 
 def is_own(address: str) -> bool:
-    """Whether packets to `address` stay on this machine. Raises OSError if the kernel does not say."""
+    """Whether packets to `address` stay on this machine. Raises OSError if the kernel cannot be asked."""
     found = read_address(address)
     return found is not None and _is_own(found)
 
 
 def _is_own(address: Address) -> bool:
-    """Asks the kernel which kind of route it takes. Nothing is sent to the address."""
+    """Ask the kernel for the type of the route. Nothing is sent to the address."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     target = struct.pack("=HH", 4 + len(address.packed), _RTA_DST) + address.packed
     route = struct.pack("=8BI", family, address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0) + target
@@ -121,7 +122,7 @@ def _is_own(address: Address) -> bool:
         answer = kernel.recv(65536)
     finally:
         kernel.close()
-    # Any other answer is an error: there is no route, and so nothing to dial.
+    # Any other reply is an error: there is no route, so the address cannot be dialled.
     return struct.unpack_from("=H", answer, 4)[0] == _RTM_NEWROUTE and answer[16 + 7] in _ROUTES_TO_ITSELF
 
 
@@ -144,7 +145,7 @@ def _judge(address: Address, allow_private: bool, own: Collection[Address]) -> s
 
 
 def _judge_range(address: IPv6Address) -> str:
-    """Of what no table names, by the range it lies in."""
+    """Judge an address that is in no table by its range."""
     from ipaddress import IPv6Network
 
     if address.packed.startswith((_NAT64, _TEREDO)):
@@ -155,7 +156,7 @@ def _judge_range(address: IPv6Address) -> str:
 
 
 def _carried(address: Address) -> list[tuple[IPv4Address, str]]:
-    """The IPv4 addresses inside an IPv6 address, and the forms that put them there."""
+    """The IPv4 addresses inside an IPv6 address, each with the form that carries it."""
     from ipaddress import IPv4Address
 
     if address.version == 4:

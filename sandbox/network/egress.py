@@ -1,16 +1,16 @@
 """Egress by name: the values that the plan, the spawner and the gate share.
 
 The plugin's network namespace has loopback, and local routes for two synthetic ranges. The gate, a process
-outside, answers the plugin's DNS questions with synthetic addresses, takes the plugin's connections to them,
-and makes the real ones. It knows the name that was meant from the address that was dialled.
+outside of it, answers the plugin's DNS questions with synthetic addresses, accepts the plugin's connections
+to them, and makes the real ones. From the synthetic address it knows the name.
 """
 
 from __future__ import annotations
 
 from sandbox.speed.value import NamedTuple
 
-# Every address of these is local in the plugin's namespace. The first is for benchmarks (RFC 2544), the
-# second a random unique-local prefix: no name that may be dialled leads to either (addresses.py).
+# All of these addresses are local in the plugin's namespace. The first range is for benchmarks (RFC 2544),
+# the second a random unique-local prefix: no real address that may be dialled is in either (addresses.py).
 SYNTHETIC_IPV4 = "198.18.128.0/17"
 SYNTHETIC_IPV6 = "fd6e:a9c1:52e7:b04d::/64"
 
@@ -22,50 +22,50 @@ NOT_LISTED = "is not in its list"  # the reason of a refusal that a longer list 
 
 
 class EgressLimits(NamedTuple):
-    """Of all connections of one plugin together, unless it says otherwise."""
+    """Limits of one plugin's egress. The seconds are those of each connection, the others of all together."""
 
     connections: int = 256  # open at once
-    names: int = 4096  # that have a synthetic address
+    names: int = 4096  # with a synthetic address
     idle: float = 600.0  # seconds without a byte in either direction
     dial: float = 10.0  # seconds for resolving and connecting
-    first_bytes: float = 30.0  # seconds until the name in clear text has to be there
-    bytes: int | None = None  # through all connections, both ways
-    rate: int | None = None  # bytes per second, both ways
-    cpu: float | None = None  # cores that the gate itself may use: the plugin's own cpu limit
-    cpu_time: float | None = None  # seconds of processor time, likewise
+    first_bytes: float = 30.0  # seconds until the name in clear text has arrived
+    bytes: int | None = None  # through all connections, both directions
+    rate: int | None = None  # bytes per second, both directions
+    cpu: float | None = None  # cores that the gate may use: the plugin's cpu limit
+    cpu_time: float | None = None  # seconds of processor time for the gate: the plugin's cpu_time limit
 
 
 class EgressPlan(NamedTuple):
-    """What the gate of one plugin lets through. Plain data: part of the plan."""
+    """What the gate of one plugin allows. Plain data, part of the plan."""
 
     rules: tuple[str, ...]  # as sandbox/network/rules.py reads them; ("*:*",) for mode "open"
-    private: bool = False  # whether names may lead to private ranges
+    private: bool = False  # whether names may resolve to private addresses
     limits: EgressLimits = EgressLimits()
-    # The name in clear text has to match on these ports: TLS server name, HTTP Host.
+    # Ports on which the name in clear text (TLS server name, HTTP Host) has to match.
     judged_ports: tuple[int, ...] = (80, 443)
-    every_port: bool = False  # some rule is for every port: needs the redirection
+    every_port: bool = False  # a rule is for every port, which needs the redirection (redirect.py)
 
 
 class GateSockets(NamedTuple):
-    """Made in the plugin's network namespace, served by the gate. Descriptors."""
+    """Descriptors of sockets that were made in the plugin's network namespace, and that the gate serves."""
 
     dns_udp: int
     dns_tcp: int
-    listeners: tuple[int, ...]  # one or more for each port, IPv4 and IPv6; getsockname() tells the port
-    redirected: tuple[int, ...] = ()  # SO_ORIGINAL_DST tells what was dialled
+    listeners: tuple[int, ...]  # one or more for each port, IPv4 and IPv6
+    redirected: tuple[int, ...] = ()  # for every port; SO_ORIGINAL_DST has the dialled address and port
 
 
 class AuditLine(NamedTuple):
     """One connection or one DNS question, allowed or refused."""
 
-    kind: str  # "dns" | "connect"; "gate" in live events alone, if the gate ended early
-    name: str  # the host that was meant, normalised; the address where there is no name
+    kind: str  # "dns" | "connect"; "gate" only in live events, if the gate ended early
+    name: str  # the normalised host name, or the address if there is no name
     port: int  # 0 for dns
-    verdict: str  # "allowed" | "refused" | "failed": allowed, and not reachable
+    verdict: str  # "allowed" | "refused" | "failed" (allowed, but not reachable)
     rule: str = ""  # the rule that allowed it
-    reason: str = ""  # why it was refused or failed, the second half of a sentence
-    address: str = ""  # that was dialled
+    reason: str = ""  # why it was refused or failed: the rest of a sentence that begins with the name
+    address: str = ""  # the dialled one
     sent: int = 0  # bytes, by the plugin
     received: int = 0
     seconds: float = 0.0
-    times: int = 1  # what was refused or asked again has a line for the first, second, fourth, eighth time
+    times: int = 1  # repetitions have a line for the first, second, fourth, eighth time and so on

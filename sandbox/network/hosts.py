@@ -1,7 +1,7 @@
-"""A host as somebody wrote it, in its one normal spelling: a name in A-labels, or an address.
+"""Parses a host into its one normal spelling: a name in A-labels, or an address.
 
-A text that programs read in different ways is refused. So what is compared with a rule is also what is
-resolved, and no second reader finds another host in it.
+A text that programs read in different ways is refused. So the host that is compared with a rule is the host
+that is resolved, and no other program reads another host from the same text.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MOST_NAME_CHARACTERS = 253  # of a name without its last dot: 255 bytes on the w
 MOST_LABEL_CHARACTERS = 63
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z", re.ASCII)
-# Resolvers read 127.1, 0x7f000001, 0177.0.0.1 and 2130706433 as addresses. A name whose last label looks like
-# a number is therefore an address in its plain spelling, or nothing.
+# Resolvers read 127.1, 0x7f000001, 0177.0.0.1 and 2130706433 as addresses. So a name whose last label looks
+# like a number has to be an address in its plain spelling; else it is refused.
 _NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z", re.ASCII)
-# One standard keeps these letters, an older one replaces or removes them: two programs look up two names.
+# IDNA 2008 keeps these characters, IDNA 2003 replaces or removes them: two programs would look up two names.
 _READ_TWO_WAYS = frozenset("ßς\u200c\u200d")
 
 
@@ -34,10 +34,8 @@ class Host(NamedTuple):
 
 
 def parse_host(text: str) -> Host:
-    """Raises ValueError with the second half of a sentence, which says what is wrong.
-
-    An IPv6 address stands in brackets.
-    """
+    """The host; an IPv6 address has brackets. Raises ValueError with the rest of a sentence that begins with
+    the text."""
     if text.startswith("[") or text.endswith("]"):
         if not (text.startswith("[") and text.endswith("]")):
             raise ValueError("has a bracket without its partner")
@@ -51,8 +49,8 @@ def parse_host(text: str) -> Host:
 
 
 def parse_address(text: str) -> Host:
-    """One address in its plain spelling, without brackets. An IPv4 address written as an IPv6 one, such as
-    ::ffff:1.2.3.4, is the IPv4 address, as it is for the kernel."""
+    """An address in its plain spelling, without brackets. An IPv4-mapped address such as ::ffff:1.2.3.4
+    becomes the IPv4 address, as the kernel reads it."""
     if "%" in text:
         raise ValueError("has a zone; the zone of an address means something on one machine only")
     address = read_address(text)
@@ -83,7 +81,7 @@ def _parse_name(text: str) -> Host:
     name = text.removesuffix(".")
     if not name:
         raise ValueError("has no name")
-    # Only A to Z: other letters in upper case are refused below. Unicode would turn some into another letter.
+    # Only A to Z: other upper-case letters are refused below. Lower case of some would be another letter.
     name = name.lower() if name.isascii() else re.sub("[A-Z]", lambda letter: letter[0].lower(), name)
     labels = [_parse_label(label) for label in name.split(".")]
     name = ".".join(labels)
@@ -127,8 +125,8 @@ def _parse_label(label: str) -> str:
 
 
 def _encode_label(label: str) -> str:
-    """The A-label by IDNA 2008, without the mapping that some programs do before: what only a mapping makes
-    valid (upper case, wide letters, other full stops) is refused."""
+    """The A-label by IDNA 2008, without the mapping that some programs apply first. A label that only a
+    mapping makes valid (upper case, wide letters, other full stops) is refused."""
     import idna
 
     if not _READ_TWO_WAYS.isdisjoint(label):

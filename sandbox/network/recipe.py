@@ -1,11 +1,12 @@
-"""EgressPlan -> NetworkRecipe: what is sent to the kernel for a plugin's network namespace, byte by byte.
+"""EgressPlan -> NetworkRecipe: the netlink messages and sockets of a plugin's network namespace.
 
-pyroute2 encodes the messages. Importing it takes half a second, so they are remembered by the rules they
-follow from, and a launch replays bytes. They are the same on every machine: loopback is interface 1 of every
+pyroute2 encodes the messages. Importing it takes half a second, so the bytes are cached by the rules they
+result from, and a launch replays them. They are the same on every machine: loopback is interface 1 of every
 namespace.
 
-The namespace gets loopback, and a local route for everything that leads to the gate: the synthetic ranges,
-and the addresses that the rules name. There is no other route, so that all else fails at once.
+The namespace gets loopback, and a local route for every address that the gate serves: the synthetic ranges,
+and the addresses that the rules name. There is no other route, so that connections to other addresses fail at
+once.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ _IFF_UP = 1
 _RTN_LOCAL, _RT_TABLE_LOCAL, _RT_SCOPE_HOST, _RTPROT_BOOT = 2, 255, 254, 3
 _AF_INET, _AF_INET6 = 2, 10
 
-_MESSAGES_AT_ONCE = 64  # the answers to all of them have to fit into one socket
+_MESSAGES_AT_ONCE = 64  # the replies to all of them have to fit into the socket's buffer
 
 _WILDCARDS = ((4, "0.0.0.0"), (6, "::"))
 
 
 class RecipeEntry(NamedTuple):
     recipe: NetworkRecipe
-    code: tuple[CodeMark, ...]  # our own files that made it
+    code: tuple[CodeMark, ...]  # the runner's files that made it
 
 
 def find_recipe(plan: EgressPlan) -> NetworkRecipe:
-    """From the cache, if it is there."""
+    """The recipe of a plan, from the cache if it is there. Raises as make_recipe() does."""
     from sandbox.speed import codec
 
     name = fingerprint(b"network recipe 2", b"%d" % plan.every_port, *(rule.encode() for rule in plan.rules))
@@ -63,7 +64,7 @@ def find_recipe(plan: EgressPlan) -> NetworkRecipe:
 
 
 def make_recipe(plan: EgressPlan) -> NetworkRecipe:
-    """Raises ValueError for a rule that cannot be read."""
+    """The recipe of a plan. Raises ValueError for a rule that cannot be read."""
     from sandbox.network.rules import EVERY_PORT, listed_ports, parse_rules
 
     rules = parse_rules(plan.rules, ranges=True)
@@ -93,7 +94,7 @@ def _sockets(ports: Sequence[int], every_port: bool) -> Iterator[SocketRequest]:
 
 
 def _networks(hosts: Sequence[str]) -> list[IPNetwork]:
-    """What is local in the namespace, each range once, IPv4 first."""
+    """The ranges that are local in the namespace, merged, IPv4 first."""
     import ipaddress
 
     fourth, sixth = [ipaddress.IPv4Network(SYNTHETIC_IPV4)], [ipaddress.IPv6Network(SYNTHETIC_IPV6)]

@@ -1,8 +1,8 @@
-"""Every TCP port of the plugin's namespace leads to one listener: two nftables rules, and the way back.
+"""Redirects every TCP port of the plugin's namespace to one listener, by two nftables rules.
 
-A listener for each of 65535 ports is not possible. A rule in the namespace sends each connection that leaves
-loopback's own addresses to REDIRECT_PORT, and the kernel remembers what was dialled (SO_ORIGINAL_DST).
-Connections between the plugin's own processes over 127.0.0.1 and ::1 are left alone.
+A listener for each of 65535 ports is not possible. A rule in the namespace redirects each connection to an
+address other than loopback's own to REDIRECT_PORT, and the kernel remembers the dialled address
+(SO_ORIGINAL_DST). Connections between the plugin's own processes over 127.0.0.0/8 and ::1 are left alone.
 
 A kernel without nftables, or without NAT in it, refuses the messages. Then the launch is refused.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import socket
 
 NETLINK_NETFILTER = 12
-# Below 1024, so that no server of the plugin can want it.
+# Below 1024, so that no server of the plugin listens on it.
 REDIRECT_PORT = 1
 
 _TABLE, _CHAIN = "egress", "out"
@@ -39,7 +39,8 @@ _SOL_IPV6, _IP6T_SO_ORIGINAL_DST = 41, 80
 
 
 class _Family:
-    """How an IP version is matched: where its destination stands, and which one stays."""
+    """How a rule matches an IP version: the offset of the destination address, and the addresses that are not
+    redirected."""
 
     def __init__(self, version: int, number: int, offset: int, mask: bytes, own: bytes) -> None:
         self.version, self.number, self.offset, self.mask, self.own = version, number, offset, mask, own
@@ -52,7 +53,7 @@ _FAMILIES = (
 
 
 def redirect_requests() -> list[NetlinkRequest]:
-    """One batch for each IP version: the kernel takes all of it or nothing."""
+    """One batch for each IP version. The kernel applies a batch as a whole or not at all."""
     return [
         NetlinkRequest(
             f"redirect every port of IPv{family.version} to the gate",
@@ -65,7 +66,8 @@ def redirect_requests() -> list[NetlinkRequest]:
 
 
 def original_target(connection: socket.socket) -> tuple[str, int]:
-    """The address and the port that the plugin dialled. Raises OSError if the kernel does not know."""
+    """The address and the port that the plugin dialled. Raises OSError for a connection that was not
+    redirected."""
     import socket
 
     if connection.family == socket.AF_INET6:
@@ -95,16 +97,16 @@ def _batch(family: _Family) -> bytes:
     ]
     begin, end = nfgen_msg(), nfgen_msg()
     begin["res_id"] = end["res_id"] = _NFTABLES
-    messages = [encode_message(begin, _BATCH_BEGIN, 1, answered=False)]
+    messages = [encode_message(begin, _BATCH_BEGIN, 1, acknowledged=False)]
     for number, (message, kind) in enumerate(((table, _NEWTABLE), (chain, _NEWCHAIN), (rule, _NEWRULE)), 2):
         message["nfgen_family"] = family.number
         messages.append(encode_message(message, _NFTABLES << 8 | kind, number, NLM_F_CREATE))
-    messages.append(encode_message(end, _BATCH_END, 5, answered=False))
+    messages.append(encode_message(end, _BATCH_END, 5, acknowledged=False))
     return b"".join(messages)
 
 
 def _expressions(family: _Family) -> list[dict[str, Any]]:
-    """TCP, to an address that is not the namespace's own: redirect."""
+    """The rule: redirect TCP to an address that is not loopback's own."""
     size = len(family.mask)
     return [
         _expression("meta", dreg=_REGISTER, key=_META_L4PROTO),

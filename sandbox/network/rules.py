@@ -1,9 +1,9 @@
-"""Which hosts and ports may be reached: one list of rules, and one judge for all connections.
+"""Rules about hosts and ports that may be reached, and the function that judges all connections.
 
 | written                       | allows                                                       |
 |-------------------------------|--------------------------------------------------------------|
 | example.com:443               | this name on this port                                       |
-| example.com                   | this name on the ports that the caller takes as usual        |
+| example.com                   | this name on the caller's default ports                      |
 | *.example.com:443             | every name below example.com, and not example.com            |
 | *:443                         | every name, and no address                                   |
 | example.com:*                 | this name on every port                                      |
@@ -11,8 +11,8 @@
 | 192.0.2.7:443, [2001:db8::7]  | this address                                                 |
 | 10.0.0.0/8:5432, [fd00::]/8   | every address of a range; for operators only                 |
 
-A rule says what may be asked for. Whether the address behind a name may be dialled is decided by
-addresses.py, after the name was resolved.
+A rule decides which names and addresses may be asked for. Whether the address of a name may be dialled is
+decided by addresses.py, after the name was resolved.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sandbox.network.hosts import Host, parse_host, read_address
 from sandbox.speed.typed import Iterable, Literal
 from sandbox.speed.value import NamedTuple
 
-MOST_PORTS = 64  # of one rule, and of all rules of a list together; not counting rules for every port
+MOST_PORTS = 64  # of one rule, and of all rules of a list together, without rules for every port
 LAST_PORT = 65535
 
-Ports = tuple[tuple[int, int], ...]  # first and last of each range, in order, none touching the next
+Ports = tuple[tuple[int, int], ...]  # first and last port of each range, sorted and merged
 EVERY_PORT: Ports = ((1, LAST_PORT),)
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}\Z", re.ASCII)
@@ -35,7 +35,7 @@ _RANGE = re.compile(r"(?P<first>\S+?|\[\S+?\])/(?P<bits>0|[1-9][0-9]{0,2})\Z", r
 
 class HostRule(NamedTuple):
     kind: Literal["any", "below", "name", "address", "range"]
-    host: str  # "" for any; the name, the address or the range; example.com for *.example.com
+    host: str  # "" for "any"; the name, the address or the range; example.com for *.example.com
     ports: Ports
 
     def __str__(self) -> str:
@@ -48,10 +48,10 @@ class HostRule(NamedTuple):
 
 
 def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = False) -> HostRule:
-    """Raises ValueError with the second half of a sentence, which says what is wrong.
+    """The rule. Raises ValueError with the rest of a sentence that begins with the text.
 
-    `default_ports`: for a rule without a port; if there are none, a rule must have one. `ranges`: whether a
-    range of addresses may be written.
+    `default_ports`: for a rule without a port; if empty, every rule must have a port. `ranges`: whether a
+    range of addresses is allowed.
     """
     if "://" in text:
         host = text.partition("://")[2].partition("/")[0].rpartition("@")[2]
@@ -82,7 +82,7 @@ def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = F
 def parse_rules(
     texts: Iterable[str], *, default_ports: Iterable[int] = (), ranges: bool = False
 ) -> tuple[HostRule, ...]:
-    """A whole list, each rule once. The text of a wrong rule is the first word of the ValueError."""
+    """The rules of a list, without duplicates. A ValueError begins with the text of the wrong rule."""
     usual = tuple(default_ports)
     rules: dict[HostRule, None] = {}
     for text in texts:
@@ -96,13 +96,13 @@ def parse_rules(
 
 
 def parse_authority(text: str, default_port: int) -> tuple[Host, int]:
-    """The host and the port of `example.com` or `example.com:8443`, as URLs and the header Host have it."""
+    """The host and the port of `example.com` or `example.com:8443`, as in URLs and in the header Host."""
     host, port = _split(text)
     return parse_host(host), default_port if port is None else _parse_port(port)
 
 
 def judge(rules: Iterable[HostRule], host: Host, port: int) -> HostRule | None:
-    """The rule that allows a connection to `host` on `port`, or None: then no connection may be made."""
+    """The rule that allows a connection to `host` on `port`, or None if it must not be made."""
     asked = HostRule("address" if host.version else "name", host.text, ((port, port),))
     return next((rule for rule in rules if covers(rule, asked)), None)
 
@@ -118,8 +118,8 @@ def listed_ports(rules: Iterable[HostRule]) -> Ports:
 
 
 def ports_fault(rules: Iterable[HostRule]) -> str:
-    """What is wrong with the ports of all rules together, as the second half of a sentence; "" if nothing is.
-    Each port has listeners of its own in the plugin's namespace."""
+    """What is wrong with the ports of all rules together, as the rest of a sentence that begins with the
+    list; "" if nothing is. Each port needs its own listeners in the plugin's namespace."""
     number = count_ports(listed_ports(rules))
     return f"names {number} ports; {MOST_PORTS} are the most" if number > MOST_PORTS else ""
 
@@ -166,8 +166,8 @@ def _parse_range(text: str, ports: Ports) -> HostRule:
     in_brackets = first.startswith("[") and first.endswith("]")
     address = read_address(first[1:-1] if in_brackets else first)
     if address is None or in_brackets != (address.version == 6):
-        # Also ::ffff:10.0.0.0, which read_address() makes an IPv4 address: its bits would be counted from
-        # another end.
+        # Also ::ffff:10.0.0.0, which read_address() turns into an IPv4 address: its prefix length would mean
+        # something else.
         raise ValueError("is not a range of addresses in its plain spelling, as in 10.0.0.0/8 or [fd00::]/8")
     if bits > address.max_prefixlen:
         raise ValueError(f"has a range of {bits} bits; such an address has {address.max_prefixlen}")
@@ -184,7 +184,7 @@ def _parse_range(text: str, ports: Ports) -> HostRule:
 
 
 def parse_ports(text: str) -> Ports:
-    """`443`, `80,443`, `8000-8010` or `*`. Raises ValueError with the second half of a sentence."""
+    """Parse `443`, `80,443`, `8000-8010` or `*`. Raises ValueError with the rest of a sentence."""
     if text == "*":
         return EVERY_PORT
     if len(text) > 12 * MOST_PORTS:

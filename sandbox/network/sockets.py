@@ -1,4 +1,4 @@
-"""The sockets of a plugin's network namespace, as the gate receives them.
+"""How the gate receives the sockets of a plugin's network namespace.
 
 sandbox/spawn/network.py sends one message: a header with two counts, and the descriptors in the order of
 GateSockets. Nothing in it comes from the plugin, which does not run yet.
@@ -12,15 +12,15 @@ from array import array
 from sandbox.network.egress import GateSockets
 from sandbox.spawn.network import READY
 
-MOST_SOCKETS = 253  # in one message; a kernel's limit (SCM_MAX_FD)
+MOST_SOCKETS = 253  # in one message; the kernel's limit (SCM_MAX_FD)
 _HEADER_BYTES = 256
 _MSG_CMSG_CLOEXEC = 0x40000000
 
 
 def receive_sockets(channel: int) -> GateSockets:
-    """Wait for the sockets. Raises ConnectionError if there will be none: the cell's init has ended.
+    """Wait for the sockets, which are non-blocking. Raises ConnectionError if the cell's init has ended.
 
-    All are non-blocking. If none of the listeners is of IPv6, the plugin's namespace has no IPv6.
+    If none of the listeners is of IPv6, the plugin's namespace has no IPv6.
     """
     import _socket as socket
 
@@ -52,6 +52,6 @@ def receive_sockets(channel: int) -> GateSockets:
     return GateSockets(dns_udp, dns_tcp, tuple(others[:listeners]), tuple(others[listeners:]))
 
 
-def tell_ready(channel: int) -> None:
+def send_ready(channel: int) -> None:
     """Let the plugin start: the gate is confined and serves. Raises OSError if the cell's init has ended."""
     os.write(channel, READY)

@@ -1,4 +1,4 @@
-"""Whether this machine takes a recipe: a child tries it in a namespace that ends with it."""
+"""Tries a network recipe on this machine: in a child process, in a namespace that ends with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RecipeRefusal(Exception):
 
 
 def try_recipe(recipe: NetworkRecipe) -> None:
-    """Raises RecipeRefusal. Made as the spawner would: by root itself, or in a user namespace."""
+    """Make the network as the spawner would: as root, or in a user namespace. Raises RecipeRefusal."""
     read, write = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""A netlink message of pyroute2 as bytes."""
+"""Encodes a netlink message of pyroute2."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from sandbox.speed.typed import Any
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_CREATE = 1, 4, 0x100, 0x400
 
 
-def encode_message(message: Any, kind: int, number: int, flags: int = 0, *, answered: bool = True) -> bytes:
-    """`answered`: the kernel says whether it has taken the message. It always says if it has not."""
+def encode_message(
+    message: Any, kind: int, number: int, flags: int = 0, *, acknowledged: bool = True
+) -> bytes:
+    """The bytes of a message. `acknowledged`: the kernel acknowledges it. Errors are always reported."""
     message["header"]["type"] = kind
-    message["header"]["flags"] = NLM_F_REQUEST | (NLM_F_ACK if answered else 0) | flags
+    message["header"]["flags"] = NLM_F_REQUEST | (NLM_F_ACK if acknowledged else 0) | flags
     message["header"]["sequence_number"] = number
     message["header"]["pid"] = 0
     message.encode()

@@ -1,4 +1,5 @@
-"""Whether a uid can access a file. Asked before a launch, so that the message can name the file."""
+"""Checks before a launch whether a uid can access the files it needs, so that the message can name the
+file."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from sandbox.speed.typed import Container, Iterable
 
 
 def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:
-    """The first folder on the way that keeps `uid` out, or `path` itself; None if nothing does.
+    """The outermost folder above `path` that `uid` cannot enter, or `path` itself if its permissions are
+    missing; else None.
 
-    bwrap walks to each source as the dropped uid, so every folder on the way must let it pass.
+    bwrap walks to each source as the dropped uid, so the uid must be able to enter every folder on the way.
     """
     for folder in reversed(tuple(ancestry(os.path.dirname(path)))):
         if not _may(folder, uid, gid, 0o1):
@@ -21,7 +23,7 @@ def unreachable(path: str, uid: int, gid: int, bits: int) -> str | None:
 
 
 def _may(path: str, uid: int, gid: int, bits: int) -> bool:
-    """Whether mode bits let uid/gid, with no other groups, do `bits` (rwx as 4, 2, 1)."""
+    """Whether the mode gives `bits` (rwx as 4, 2, 1) to this uid and gid, without other groups."""
     if uid == os.geteuid():
         return look.access(path, bits)  # our own uid: the kernel knows all our groups
     try:
@@ -39,7 +41,7 @@ def _may(path: str, uid: int, gid: int, bits: int) -> bool:
 
 
 class Unreadable(Exception):
-    """A file the plugin needs and its uid cannot access."""
+    """The plugin needs a file that its uid cannot access."""
 
     def __init__(self, path: str, uid: int, remedy: str, what: str = "read") -> None:
         super().__init__(f"{path} cannot be {what} by the plugin, which runs as uid {uid}")
@@ -47,10 +49,10 @@ class Unreadable(Exception):
 
 
 def require_access(needed: Iterable[tuple[str, int]], uid: int, gid: int, own: Container[str | None]) -> None:
-    """Raise Unreadable for the first path whose permission bits the uid does not have.
+    """Raise Unreadable for the first path that the uid cannot access.
 
-    `needed`: real paths, each with the permission bits it needs. `own`: paths that came with the plugin;
-    their owner can simply open them to others.
+    `needed`: real paths, each with the permission bits that are needed. `own`: paths that came with the
+    plugin: the hint for them is a plain chmod.
     """
     for path, bits in needed:
         blocked = unreachable(path, uid, gid, bits)

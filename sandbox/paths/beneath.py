@@ -1,10 +1,10 @@
-"""Open a path below a directory so that no link leads out of it, even while others change the links.
+"""Open a path below a directory so that no link leads out of it, even while other programs change the links.
 
 openat2(2) resolves the whole path in one step: RESOLVE_BENEATH refuses every way out, RESOLVE_NO_MAGICLINKS
 refuses /proc/PID/root and the like. It also refuses each absolute link, even one that leads back inside. For
 those, and where the system call is missing or filtered, the path is walked one component at a time: every
-directory on the way is held open, a link is read and never followed by the kernel, and ".." goes back to the
-directory that was held. Either way the descriptor that was judged is the one that is used.
+directory on the way stays open, a link is read and never followed by the kernel, and ".." returns to the
+directory that is already open. Either way the checked descriptor is the one that is used.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from sandbox.speed.typed import Sequence
 
 _SYS_OPENAT2 = 437  # on every architecture
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH = 0x02, 0x08
-_HELD_MOST = 256  # directories on the way of a walk, each of which is a descriptor
-_HELD = os.O_PATH | os.O_CLOEXEC
-_STEP = _HELD | os.O_NOFOLLOW
-# The system call is missing, or a filter refuses it; EXDEV: the path leaves the directory, or has an absolute
-# link; EAGAIN: something was renamed meanwhile, so that the kernel could not be sure.
-_WALKED = frozenset({errno.ENOSYS, errno.EPERM, errno.EXDEV, errno.EAGAIN})
+_MOST_OPEN = 256  # directories that a walk has open at once
+_O_PATH = os.O_PATH | os.O_CLOEXEC
+_STEP = _O_PATH | os.O_NOFOLLOW
+# Errors after which the path is walked. ENOSYS, EPERM: the system call is missing, or a filter refuses it.
+# EXDEV: the path leaves the directory, or has an absolute link. EAGAIN: a concurrent rename made the result
+# uncertain.
+_FALL_BACK = frozenset({errno.ENOSYS, errno.EPERM, errno.EXDEV, errno.EAGAIN})
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -35,23 +36,23 @@ class Escapes(Exception):
 
 
 def open_beneath(directory: int, path: str, names: Sequence[str] = ()) -> int:
-    """An O_PATH descriptor of `path`, which is relative to the open directory. Links are followed as long as
-    they stay inside.
+    """An O_PATH descriptor of `path`, which is relative to the open directory. Links are followed if they
+    stay inside.
 
-    `names`: absolute names of the directory, without links; an absolute link must begin with one of them.
-    Raises Escapes and OSError.
+    `names`: absolute real paths of the directory; an absolute link must begin with one of them. Raises
+    Escapes and OSError.
     """
     try:
         return _openat2(directory, path or ".")
     except OSError as error:
-        if error.errno not in _WALKED:
+        if error.errno not in _FALL_BACK:
             raise
     return walk_beneath(directory, path, names)
 
 
 def walk_beneath(directory: int, path: str, names: Sequence[str] = ()) -> int:
-    """The same without openat2."""
-    held: list[int] = []  # of the directories on the way, below `directory`
+    """open_beneath() without openat2."""
+    held: list[int] = []  # descriptors of the directories on the way, below `directory`
     todo = parts(path)
     links = 0
     try:
@@ -62,7 +63,7 @@ def walk_beneath(directory: int, path: str, names: Sequence[str] = ()) -> int:
                     raise Escapes
                 os.close(held.pop())
                 continue
-            if len(held) >= _HELD_MOST:
+            if len(held) >= _MOST_OPEN:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             held.append(os.open(name, _STEP, dir_fd=held[-1] if held else directory))
             status = os.fstat(held[-1])
@@ -81,14 +82,14 @@ def walk_beneath(directory: int, path: str, names: Sequence[str] = ()) -> int:
                 while held:
                     os.close(held.pop())
             todo += parts(target)
-        return held.pop() if held else os.open(".", _HELD, dir_fd=directory)
+        return held.pop() if held else os.open(".", _O_PATH, dir_fd=directory)
     finally:
         for fd in held:
             os.close(fd)
 
 
 def _openat2(directory: int, path: str) -> int:
-    how = struct.pack("=QQQ", _HELD, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+    how = struct.pack("=QQQ", _O_PATH, 0, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
     found = _libc.syscall(_SYS_OPENAT2, directory, os.fsencode(path), how, len(how))
     if found >= 0:
         return int(found)
@@ -97,8 +98,8 @@ def _openat2(directory: int, path: str) -> int:
 
 
 def _inside(target: str, names: Sequence[str]) -> str:
-    """What is behind the directory's own name. Components are compared as they are: a ".." among them is
-    walked later, from where it leads."""
+    """The rest of an absolute target behind one of the directory's names. Components are compared literally;
+    a ".." in the rest is walked later."""
     walked = parts(target)
     for name in names:
         own = parts(name)

@@ -1,6 +1,6 @@
-"""Paths that no policy can allow, as constants, and how a path is judged by its name alone.
+"""Paths that no policy can allow, and how a path is judged by its name alone.
 
-A policy adds to these and cannot remove one. denylist.py judges the file that a name leads to.
+A policy can add paths and cannot remove one. denylist.py judges the file that a name leads to.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ HOST_PATHS: tuple[str, ...] = (
 )
 
 
-# The kernel keeps limits here. An ordinary user's plugin has the uid that owns its memory.max, so it must
-# not see these filesystems, wherever they are mounted.
+# The files of limits. An ordinary user's plugin has the uid that owns its memory.max, so it must not see
+# these filesystems, at any mount point.
 CGROUP_PATHS: tuple[str, ...] = ("/sys/fs/cgroup",)
 
 
 CGROUP_FILESYSTEMS = frozenset({"cgroup", "cgroup2", "cpuset", "fuse.lxcfs"})
 
 
-# Places in a home directory that hold credentials: the widely used ones first …
+# Places in a home directory that hold credentials: the most widely used ones …
 _USUAL_HOME_PATHS: tuple[str, ...] = (
     ".aws",
     ".ssh",
@@ -56,7 +56,7 @@ _USUAL_HOME_PATHS: tuple[str, ...] = (
 )
 
 
-# … and others that hold credentials in the same way.
+# … and the others.
 HOME_PATHS: tuple[str, ...] = (
     *_USUAL_HOME_PATHS,
     ".azure",
@@ -83,19 +83,19 @@ HOME_PATHS: tuple[str, ...] = (
 )
 
 
-# Denied with everything below: daemons keep their sockets here, and a read-only bind does not stop connect().
+# Denied with everything below: daemons have their sockets here, and a read-only bind does not stop connect().
 SOCKET_PATHS: tuple[str, ...] = ("/run", "/var/run")
 
 
-# Denied as a whole, while a directory below may be granted.
+# Denied as a whole; directories below may be granted.
 HOME_BASES = ("/home", "/var/home", "/export/home", "/Users")
 
 
 WHOLE_PATHS: tuple[str, ...] = ("/", "/tmp", "/var/tmp", "/dev", "/dev/shm", *HOME_BASES)
 
 
-# Denied for writing: files that the host itself runs or obeys. A plugin that can write them leaves its cage
-# at the next login, cron job or package trigger.
+# Denied for writing: files that the host itself runs or obeys. A plugin that writes them could run code
+# outside of its cage at the next login, cron job or package trigger.
 HOST_WRITE_PATHS: tuple[str, ...] = (
     "/usr",
     "/bin",
@@ -140,9 +140,9 @@ Relation = Literal["equal", "below", "above"]
 
 
 def lexical_fault(path: str) -> str | None:
-    """Why `path` cannot be judged by its name, as half a sentence; None if it can.
+    """Why `path` cannot be judged by its name, as the rest of a sentence that begins with it; None if it can.
 
-    ".." is refused rather than resolved: whether /a/../b is /b depends on what /a is at that moment.
+    ".." is refused and not resolved: whether /a/../b is /b depends on what /a is at that moment.
     """
     if not path:
         return "is empty"
@@ -158,7 +158,7 @@ def lexical_fault(path: str) -> str | None:
 
 
 def normal(path: str) -> str:
-    """`path` without empty and "." segments and without a trailing slash. For paths without a fault."""
+    """`path` without empty and "." segments and without a trailing slash. It must have no lexical_fault()."""
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
@@ -190,7 +190,7 @@ _RELATIONS: Mapping[Relation, str] = {"equal": "is", "below": "lies below", "abo
 
 
 def denial_clause(relation: Relation, denied: str, origin: Origin) -> str:
-    """Why a path is denied, to follow its name: "lies below /root, which no policy can allow"."""
+    """Why a path is denied, such as "lies below /root, which no policy can allow"."""
     return f"{_RELATIONS[relation]} {denied}, {REASONS[origin]}"
 
 
@@ -203,7 +203,7 @@ def denial_hint(relation: Relation, origin: Origin = "host") -> str:
 
 
 class NameHit(NamedTuple):
-    """A denied path that another one equals, lies below or lies above, by name."""
+    """A denied path, and how another path relates to it by name."""
 
     denied: str
     relation: Relation
@@ -217,8 +217,8 @@ class NameHit(NamedTuple):
 
 
 def lexical_hit(path: str, homes: Sequence[str] = (), extra: Sequence[str] = ()) -> NameHit | None:
-    """The entry of the denylist that `path` touches, judged by name alone. `homes`: home directories whose
-    credentials are denied too; `extra`: paths that the policy denies."""
+    """The denied path that `path` equals, lies below or contains, by name alone. `homes`: home directories
+    whose credentials are denied too. `extra`: paths that the policy denies."""
     wanted = normal(path)
     groups: tuple[tuple[Origin, Iterable[str]], ...] = (
         ("host", HOST_PATHS),

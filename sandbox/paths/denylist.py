@@ -1,9 +1,9 @@
-"""The denylist by identity: paths that no policy can allow, found under any name.
+"""The denylist by identity: paths that no policy can allow, recognised under any name.
 
-The paths are constants: a policy adds to them and cannot remove one. Each is refused in three directions:
-the path itself, everything below it, and everything above it, since a bind shows all that is below. A file
-is recognised by device and inode (renames, links, hard links) and by its path inside the filesystem (bind
-mounts, which share neither name nor parents with the directory they show).
+The paths are constants: a policy can add paths and cannot remove one. Refused are the path itself, everything
+below it, and every folder above it, because a bind shows all that is below. A file is recognised by device
+and inode (renames, links, hard links) and by its path inside the filesystem (bind mounts, which have neither
+the name nor the parents of the directory they show).
 """
 
 from __future__ import annotations
@@ -80,24 +80,26 @@ class Place(NamedTuple):
 
     names: tuple[str, ...]  # as asked and as resolved, both normal
     identity: Identity
-    ancestors: tuple[Identity, ...]  # of the directories it was reached through
+    ancestors: tuple[Identity, ...]  # the directories it was reached through
     inside: Inside
     mounted_below: tuple[Inside, ...]
 
 
-class Unproven(Exception):
-    """The denied directories could not be walked to the end, so nothing is known about hard links."""
+class LinksUnproven(Exception):
+    """The denied directories could not be read completely, so hard links to their files cannot be ruled
+    out."""
 
 
 class Denylist:
-    """The constants, the homes, the policy's and the runner's own paths, opened and identified once.
+    """All denied paths: the constants, those in homes, the policy's and the runner's own, each identified
+    once.
 
-    Nothing is kept open. A denied path that does not exist, or that the runner may not reach, still counts
-    by name and by its place inside the filesystem.
+    No descriptor stays open. A denied path that does not exist, or that the runner may not reach, still
+    counts by name and by its place inside the filesystem.
 
     There are some fifty denied paths for each home, and a launch judges a few sources. So the places of
-    denied paths inside their filesystems are not listed. Instead each mount of a source's filesystem tells
-    which name the source has by it, and that name is compared with the denied names.
+    denied paths inside their filesystems are not listed. Instead, for each mount of a source's filesystem,
+    the name that the source has by that mount is compared with the denied names.
     """
 
     __slots__ = (
@@ -132,12 +134,12 @@ class Denylist:
         copy: str = "",
         guarded: Iterable[GuardedName] = (),
     ) -> None:
-        """`policy` and `runner` are denied like the constants. `protected` (the runner's own code, bwrap) and
-        `deciding` (manifest and policy) are denied only for writing. `storage` (what hosts keep for
-        plugins) is denied like the constants, but a folder that contains it may be read. `runtime_dir` is
-        $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read, a checked copy of
-        its own. The first of `runner` holds the state directories. `guarded`: names that stay read-only in a
-        writable folder; none: no name does."""
+        """`policy` and `runner` are denied like the constants; the first of `runner` is the folder of state
+        directories. `protected` (the runner's own code, bwrap) and `deciding` (manifest and policy) are
+        denied only for writing. `storage` (what hosts store for plugins) is denied like the constants, but a
+        folder that contains it may be read. `runtime_dir` is $XDG_RUNTIME_DIR. `copy`: a folder below one of
+        `runner` that the plugin may read: the checked copy of its package. `guarded`: names that stay
+        read-only in a writable folder."""
         self.mounts = mounts
         self.guarded = tuple(guarded)
         self.guarded_names = frozenset(each.name for each in self.guarded)
@@ -161,8 +163,8 @@ class Denylist:
         entries += [Entry(normal(path), "storage", read_above=True) for path in storage]
         self.entries = tuple(dict.fromkeys(entries))
         self._names: dict[str, list[Entry]] = {}  # by every name of a denied path
-        self._folders: set[str] = set()  # every name above one of these
-        self._sorted: list[str] = []  # these names, so that those below a folder are side by side
+        self._folders: set[str] = set()  # every folder above one of these names
+        self._sorted: list[str] = []  # these names, so that those below a folder are adjacent
         self._at: dict[Identity, list[Entry]] = {}
         self._above: dict[Identity, set[str]] = {}  # real paths of folders that contain a denied file
         self._roots: dict[str, Entry] = {}  # real path of each denied directory
@@ -178,7 +180,7 @@ class Denylist:
         self._add_layers()
 
     def _add_name(self, name: str, entry: Entry) -> str:
-        """Returns the folder that it is in, by its name."""
+        """Add a name of a denied path. Returns the folder that it is in."""
         if name in self._names:
             self._names[name].append(entry)
         else:
@@ -190,8 +192,8 @@ class Denylist:
         return folder
 
     def _identify(self, entry: Entry, folders: _Folders) -> bool:
-        """Returns whether there is such a file."""
-        # Which file it is, and not what is in it: a history of commands grows.
+        """Add the identity of a denied path. Returns whether it exists."""
+        # Only the identity is noted, and not the content: a shell history grows.
         if not look.note_identity(entry.path):
             return False
         try:
@@ -200,7 +202,7 @@ class Denylist:
             return False
         try:
             status = os.fstat(fd)
-            # The kernel's name, also where nothing is a link: a filesystem may ignore case.
+            # The kernel's name may differ even without links: a filesystem may ignore case.
             real = fd_path(fd)
             if real != entry.path:
                 self._add_name(real, entry)
@@ -214,7 +216,7 @@ class Denylist:
         return True
 
     def _add_layers(self) -> None:
-        """Add the names of what a denied path on an overlay is made of."""
+        """For denied paths on overlays, add the names of the same files in the layers."""
         on_overlays = [
             (mount.inside(denied), entry)
             for mount in self.mounts.overlays
@@ -222,7 +224,7 @@ class Denylist:
             if contains(mount.point, denied)
         ]
         for inside, entry in on_overlays:
-            for name in self.mounts.layered(inside):
+            for name in self.mounts.layer_paths(inside):
                 self._add_name(name, entry)
 
     def name_hit(self, name: str, access: Access = "read") -> Hit | None:
@@ -237,13 +239,14 @@ class Denylist:
         return None
 
     def _is_in_copy(self, name: str, entry: Entry, relation: Relation, access: Access) -> bool:
-        """Whether an entry of the runner's own does not count for `name`, because that is in the copy."""
+        """Whether an entry of the runner's own paths does not apply to `name`, because `name` is in the
+        copy."""
         if not self._copy or entry.origin != "runner" or relation != "below" or access != "read":
             return False
         return contains(self._copy, name)
 
     def _is_guarded_in(self, names: Iterable[str], entry: Entry, relation: Relation) -> bool:
-        """Whether a folder may contain a file that decides, because it is read-only in there."""
+        """Whether a folder may contain a `deciding` file, because the file is guarded there."""
         if relation != "above" or entry.origin != "deciding":
             return False
         return any(
@@ -252,11 +255,11 @@ class Denylist:
         )
 
     def related(self, name: str) -> Iterator[tuple[Relation, Entry]]:
-        """Every entry that the name is, lies below, or lies above."""
+        """Every entry that the name equals, lies below, or contains."""
         return ((relation, entry) for relation, _, entry in self._related(normal(name)))
 
     def _related(self, name: str) -> Iterator[tuple[Relation, str, Entry]]:
-        """The same for a normal name, with the denied name."""
+        """related() for a normal name, with the denied name."""
         for number, place in enumerate(ancestry(name)):
             for entry in self._names.get(place, ()):
                 yield ("below" if number else "equal"), place, entry
@@ -277,8 +280,8 @@ class Denylist:
                 yield denied, entry
 
     def _related_inside(self, inside: Inside) -> Iterator[tuple[Relation, Entry]]:
-        """Every entry whose place inside the filesystem this is, lies below, or lies above. A mount that is
-        hidden by a later one counts too: what it shows may be visible elsewhere."""
+        """Every entry that this place inside a filesystem equals, lies below, or contains. A mount that a
+        later one hides counts too: its files may be visible elsewhere."""
         for mount in self.mounts.of_device(inside.device):
             if contains(mount.root, inside.path):
                 name = mount.name_of(inside.path)
@@ -291,10 +294,10 @@ class Denylist:
                         yield "above", entry
 
     def hit(self, place: Place, access: Access = "read", *, own_state: bool = False) -> Hit | None:
-        """The entry of the denylist that this source is, lies below, or shows.
+        """The first entry that denies this source, or None.
 
-        `own_state`: the source is the plugin's own state directory, which lies below a directory of the
-        runner, or elsewhere by a person's choice. Only that directory is skipped for it.
+        `own_state`: the source is the plugin's own state directory. Then the denied folder of state
+        directories does not count.
         """
         for found in self._hits(place):
             if not found.denied.applies(found.relation, access):
@@ -309,7 +312,7 @@ class Denylist:
         return None
 
     def is_among_states(self, found: Hit) -> bool:
-        """Whether the hit only says that a folder is one of the state directories."""
+        """Whether the only reason of the hit is that the source is in the folder of state directories."""
         denied = found.denied
         holds_states = denied.origin == "runner" and contains(denied.path, self.states)
         return holds_states and found.relation == "below"
@@ -333,34 +336,34 @@ class Denylist:
     def _shown(self, inside: Inside, how: Literal["mount", "mount below"]) -> Iterator[Hit]:
         for found, entry in self._related_inside(inside):
             yield Hit(entry, found, how)
-        for name in self.mounts.layered(inside):
+        for name in self.mounts.layer_paths(inside):
             found_there = [(found, entry) for found, _, entry in self._related(name)]
             for mount in self.mounts.covering(name):
                 found_there += self._related_inside(mount.inside(name))
             for found, entry in found_there:
-                # systemd keeps layers of /usr below /run. Sockets are looked for in the overlay itself.
+                # systemd has layers of /usr below /run. The scan finds sockets in the overlay itself.
                 if entry.origin != "sockets":
                     yield Hit(entry, found, how)
 
     # Hard links: a file below a denied directory may have a second name anywhere on its filesystem.
 
     def file_hit(self, identity: Identity, access: Access) -> Hit | None:
-        """A denied *file* under another name: no walk needed."""
+        """The entry of a denied *file* that has another name, or None. This needs no walk."""
         for entry in self._at.get(identity, ()):
             if entry.applies("equal", access):
                 return Hit(entry, "equal", "hard link")
         return None
 
-    def linked(
+    def find_linked(
         self, wanted: Mapping[Identity, str], *, devices: Iterable[str], limit: int
     ) -> tuple[str, Hit] | None:
-        """The first of `wanted` (files with several names) that has a name below a denied directory.
+        """The first of `wanted` (files with several names) that has a name below a denied directory, or None.
 
-        Walks the denied directories on the same filesystems (`devices`, as mountinfo names them), each at
-        most once per launch and only when a source holds such files, comparing the inode numbers that
-        getdents gives without a stat. Raises Unproven beyond `limit` entries.
-        A directory the runner may not list is left out: link(2) needs search permission on the path to
-        the file, so a user who could make such a link is not one that the runner protects against.
+        This walks the denied directories on the same filesystems (`devices`, as mountinfo names them), each
+        at most once per launch. It compares inode numbers, which getdents gives without a stat. Raises
+        LinksUnproven beyond `limit` entries. A directory that the runner may not list is left out: link(2)
+        needs search permission on the path to the file, so the user who made such a link has more rights than
+        the runner, and it need not protect against that user.
         """
         numbers = {inode for _, inode in wanted}
         for root, entry in self._outermost(frozenset(devices)):
@@ -368,14 +371,14 @@ class Denylist:
                 self._inodes[root] = self._walk(root, limit)
             if numbers.isdisjoint(self._inodes[root]):
                 continue
-            # Mounts may lie below and inode numbers repeat over filesystems: look again, device included.
+            # There may be mounts below, and inode numbers repeat across filesystems: compare devices too.
             for fd, item in _entries_below(root):
                 if item.inode() not in numbers:
                     continue
                 try:
                     status = os.stat(item.name, dir_fd=fd, follow_symlinks=False)
                 except OSError:
-                    raise Unproven from None
+                    raise LinksUnproven from None
                 if (status.st_dev, status.st_ino) in wanted:
                     return wanted[status.st_dev, status.st_ino], Hit(entry, "below", "hard link")
         return None
@@ -385,7 +388,7 @@ class Denylist:
         for _, item in _entries_below(root):
             self._walked += 1
             if self._walked > limit:
-                raise Unproven
+                raise LinksUnproven
             inodes.add(item.inode())
         return inodes
 
@@ -400,12 +403,12 @@ class Denylist:
 
 
 def _entries(origin: Origin, paths: Iterable[str], *, write_only: bool = False) -> list[Entry]:
-    """For the paths of each home, which are most."""
+    """Entries made without keyword arguments, which is faster: most entries are those of homes."""
     return [Entry._make((path, origin, False, write_only, False)) for path in paths]
 
 
 def _cgroup_places(mounts: Mounts) -> Iterator[str]:
-    """The usual place, and every other mount point. By name each stands for all below it."""
+    """The usual mount point of cgroups, and every other one that is not below it."""
     yield from CGROUP_PATHS
     for mount in mounts.all:
         if mount.fstype in CGROUP_FILESYSTEMS and not any(contains(p, mount.point) for p in CGROUP_PATHS):
@@ -413,19 +416,19 @@ def _cgroup_places(mounts: Mounts) -> Iterator[str]:
 
 
 class _Folders:
-    """What is known of the folders that hold denied paths."""
+    """The folders that contain denied paths: which exist, and their identities."""
 
     __slots__ = ("_named", "_present", "identities", "missing")
 
     def __init__(self) -> None:
-        self.identities: set[tuple[str, Identity]] = set()  # of each folder, by its real path
+        self.identities: set[tuple[str, Identity]] = set()  # real path and identity of each folder
         self.missing: set[str] = set()
         self._present: set[str] = set()
         self._named: set[str] = set()
 
     def look_at(self, folder: str) -> None:
-        """Find out whether a folder that lacks a denied path exists. In one that does not, there is nothing
-        to ask for."""
+        """Check whether a folder without a denied path exists. In a missing folder no other denied path has
+        to be looked up."""
         if folder in self._present:
             return
         try:
@@ -438,9 +441,8 @@ class _Folders:
         self._present.add(folder)
 
     def note_above(self, fd: int, status: os.stat_result, real: str, *, plain: bool) -> None:
-        """Note the directories above an open file. `plain`: no link led to it, so its parents are those that
-        it has by name. Otherwise by ".." from it, and by name if it is not a directory or may not be
-        searched."""
+        """Note the directories above an open file. `plain`: its path has no links, so its parents are found
+        by name. Otherwise they are found by "..", or by name if that fails."""
         parent = place = real.rpartition("/")[0] or "/"
         if plain or real == "/":
             self._note_by_name(parent)
@@ -481,13 +483,13 @@ class _Folders:
             self.identities.add((place, (status.st_dev, status.st_ino)))
 
 
-# Errors for which a directory is left out: no permission to list it, or removed. After any other error
-# (too many open files) "found nothing" would be false.
+# Errors for which a directory is left out: no permission to list it, or removed. Other errors (too many open
+# files) must not count as "no hard link found".
 _NOT_LISTED = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 def _entries_below(root: str) -> Iterator[tuple[int, os.DirEntry[str]]]:
-    """Everything below `root` with the fd of its directory, never through a link."""
+    """Every entry below `root` with the descriptor of its directory. No link is followed."""
     look.doubt(f"{root} was searched for hard links")
     fds: list[int] = []
     pending: list[list[str]] = []  # directories still to be entered, for each of fds
@@ -504,7 +506,7 @@ def _entries_below(root: str) -> Iterator[tuple[int, os.DirEntry[str]]]:
                         yield fds[-1], item
             except OSError as error:
                 if error.errno not in _NOT_LISTED:
-                    raise Unproven from None
+                    raise LinksUnproven from None
             while fds and not pending[-1]:
                 pending.pop()
                 os.close(fds.pop())

@@ -1,4 +1,4 @@
-"""An executable file as the kernel reads it: its head, its `#!` line or its ELF loader."""
+"""Reads an executable file as the kernel does: its head, and its ELF loader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 class ProgramFault(Exception):
-    """The command cannot be run in a cage. `found`: the program exists, but cannot be used."""
+    """The command cannot be run in a cage. `found`: the program exists, but cannot be used. `denied`: it may
+    not be shown to a plugin."""
 
     def __init__(self, message: str, hint: str, *, found: bool, denied: bool = False) -> None:
         super().__init__(message)
@@ -22,7 +23,7 @@ class ProgramFault(Exception):
         self.denied = denied
 
 
-def in_proc(path: str) -> ProgramFault:
+def proc_fault(path: str) -> ProgramFault:
     return ProgramFault(
         f"{path} leads into /proc, where one name means a different file to each process",
         "use the program's own path",
@@ -31,7 +32,7 @@ def in_proc(path: str) -> ProgramFault:
 
 
 def follow(path: str) -> tuple[str, tuple[Link, ...]]:
-    """The real path behind `path`, and every symbolic link passed on the way."""
+    """The real path of `path`, and every symbolic link on the way."""
     passed: list[Link] = []
     missing: list[str] = []
     try:
@@ -42,7 +43,7 @@ def follow(path: str) -> tuple[str, tuple[Link, ...]]:
             "remove the loop, or name the program's real path",
             found=True,
         ) from None
-    except OSError:  # a component that cannot be opened: the rest is taken as written
+    except OSError:  # a component cannot be opened: the rest is taken as written
         return look.realpath(path), tuple(passed)
     try:
         return "/".join((real_path(steps).rstrip("/"), *missing)) or "/", tuple(passed)
@@ -99,7 +100,7 @@ _MAX_PHDRS = 64 * 1024 // _PHENTSIZE  # the kernel reads no larger table
 
 
 def read_loader(path: str, real: str, head: bytes) -> str | None:
-    """The first PT_INTERP, which is the one the kernel takes."""
+    """The path in the first PT_INTERP header, which is the one the kernel uses; None if there is none."""
     look.note(real)
     (offset,) = struct.unpack_from("<Q", head, 32)
     size, count = struct.unpack_from("<HH", head, 54)
@@ -122,9 +123,8 @@ def read_loader(path: str, real: str, head: bytes) -> str | None:
 
 
 def loader_of(path: str, real: str, head: bytes) -> str | None:
-    """The loader of an ELF program, which is built for this machine; None: it needs none.
-
-    For a missing loader execve reports "No such file", which does not name the loader.
+    """The loader of an ELF program; None if it needs none. Raises ProgramFault if the program is not built
+    for this machine, or its loader is missing: execve would only report "No such file".
     """
     machine = os.uname().machine
     if len(head) < 64 or head[4] != 2 or head[5] != 1:

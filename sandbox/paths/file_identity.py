@@ -1,4 +1,4 @@
-"""Which file it is, whatever it is called."""
+"""The identity of a file, independent of its names."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Names in a writable folder that stay read-only: they tell programs outside of the cage what to run.
+"""Names in a writable folder that stay read-only, because they tell programs outside of the cage what to run.
 
-A plugin that works on a project may write to its folder. The configuration of an editor in it, or a hook of
-git, would be run outside at the next occasion. Which names a host obeys is the contracts' to say; git's are
-here.
+A plugin that works on a project may write to its folder. But what it writes into the configuration of an
+editor, or into a hook of git, would later run outside of the cage. The contracts name the files that hosts
+obey; those of git are here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from sandbox import look
 from sandbox.speed.typed import Iterable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
-# At most so many host configurations in folders further down are guarded: each costs a mount, and so does
-# every folder on the way.
+# At most so many host configurations in nested folders are guarded: each costs a mount, and so does every
+# folder on the way.
 MOST_NESTED = 40
-# What packages bring along is opened by no editor as a project of its own.
+# Installed packages: no editor opens them as a project.
 _UNGUARDED = frozenset({"node_modules", "site-packages"})
 
 
@@ -29,10 +29,10 @@ class GuardedName(NamedTuple):
     """A file or folder at the top of a project."""
 
     name: str  # without a slash
-    # What stands in for a file that is missing: it has to mean nothing to the program that reads it.
-    # None: a folder.
+    # The content of the stand-in for a missing file, which must have no effect on the program that reads it.
+    # None: the stand-in is a folder.
     content: str | None = None
-    optional: bool = False  # guarded if it exists, and not made otherwise
+    optional: bool = False  # guarded only if it exists: there is no stand-in
 
 
 class GuardedPath(NamedTuple):
@@ -40,12 +40,12 @@ class GuardedPath(NamedTuple):
 
     path: str  # relative
     content: str | None = None
-    optional: bool = False  # left out if it does not exist: nothing is made in its place
+    optional: bool = False  # guarded only if it exists: there is no stand-in
 
 
 GIT = ".git"
-# Of a repository everything else can be written, so that a plugin can commit. `commondir` names a folder with
-# other hooks and another config.
+# The rest of a repository can be written, so that a plugin can commit. `commondir` names a folder with other
+# hooks and another config.
 _GIT_PARTS = (
     GuardedName("hooks"),
     GuardedName("config", ""),
@@ -54,15 +54,16 @@ _GIT_PARTS = (
     GuardedName("modules"),
     GuardedName("worktrees"),
 )
-# Folders of further repositories. Further down, new repositories can be made anyway.
+# Folders with more repositories. In a nested repository they have no stand-in: a plugin can make new ones
+# anyway.
 _GIT_REPOSITORIES = frozenset(("modules", "worktrees"))
-# What makes a folder a repository without `.git`: git obeys the hooks and the config in it.
+# A folder with these names is a bare repository: git obeys the hooks and the config in it.
 BARE_SIGNS = ("HEAD", "objects", "refs")
 _GIT_NAMES = frozenset(part.name for part in _GIT_PARTS)
 
 
 def top_paths(names: Iterable[GuardedName], git_is_folder: bool) -> Iterator[GuardedPath]:
-    """What is guarded at the top of a writable folder."""
+    """The guarded paths at the top of a writable folder."""
     for each in names:
         yield GuardedPath(each.name, each.content, each.optional)
     if not git_is_folder:
@@ -73,8 +74,8 @@ def top_paths(names: Iterable[GuardedName], git_is_folder: bool) -> Iterator[Gua
 
 
 def nested_paths(path: str, git_is_folder: bool) -> Iterator[GuardedPath]:
-    """What is guarded of a name that a scan found further down: what exists, and in a repository what would
-    tell git what to run."""
+    """The guarded paths of a name that a scan found in a nested folder: the name itself, or the parts of a
+    repository that tell git what to run."""
     if not git_is_folder:
         yield GuardedPath(path, None, True)
         return
@@ -84,7 +85,7 @@ def nested_paths(path: str, git_is_folder: bool) -> Iterator[GuardedPath]:
 
 
 def is_guarded(path: str, names: frozenset[str]) -> bool:
-    """Whether a path has a guarded name, or lies below one. `names`: of the contracts."""
+    """Whether a path has a guarded name, or lies below one. `names`: those of the contracts."""
     parts = path.split("/")
     for number, part in enumerate(parts):
         if part in _UNGUARDED:
@@ -97,13 +98,14 @@ def is_guarded(path: str, names: frozenset[str]) -> bool:
 
 
 def is_guarded_at_top(path: str, names: frozenset[str]) -> bool:
-    """Whether it is guarded in the folder that the path is relative to, existing or not."""
+    """Whether a path is guarded at the top of the folder that it is relative to, also if it does not
+    exist."""
     first, _, rest = path.partition("/")
     return first in names or (first == GIT and rest.partition("/")[0] in _GIT_NAMES)
 
 
-def held_name(fd: int, names: frozenset[str]) -> str | None:
-    """A guarded name at the top of an open folder, if it holds one."""
+def find_guarded_name(fd: int, names: frozenset[str]) -> str | None:
+    """The first guarded name at the top of an open folder, or None."""
     for name in sorted((*names, GIT)):
         look.note_below(fd, name)
         try:
@@ -117,13 +119,13 @@ def held_name(fd: int, names: frozenset[str]) -> str | None:
 
 
 def is_unguarded(path: str) -> bool:
-    """Whether a path lies where guarded names mean nothing."""
+    """Whether a path is in a folder of installed packages, where no name is guarded."""
     return not _UNGUARDED.isdisjoint(path.split("/"))
 
 
-def ways(paths: Sequence[str]) -> Iterator[str]:
-    """The folders on the way to these paths, outermost first. Each must be a mount point: the kernel does not
-    let a mount point be renamed, but a folder that contains one."""
+def parent_folders(paths: Sequence[str]) -> Iterator[str]:
+    """The folders on the way to these paths, outermost first. Each must be a mount point: the kernel refuses
+    to rename a mount point, but not a folder that contains one."""
     found: set[str] = set()
     for path in paths:
         parts = path.split("/")

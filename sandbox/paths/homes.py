@@ -1,4 +1,4 @@
-"""Home directories whose credentials are kept from plugins."""
+"""Home directories whose credentials are hidden from plugins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandbox.paths.mounts import contains, join
 from sandbox.speed.typed import Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
-# passwd gives daemons homes such as /usr/sbin or /bin. Taking those for homes would refuse /usr to everyone.
+# passwd gives daemons homes such as /usr/sbin or /bin. If these counted as homes, /usr would be refused.
 _NOT_HOMES = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/sys", "/nonexistent")
 
 
@@ -21,7 +21,8 @@ class _Account(NamedTuple):
 
 
 def _accounts(passwd: str) -> list[_Account]:
-    """Read directly: through NSS a directory server could be asked, which is slow and can hang."""
+    """The accounts of a passwd file. NSS is not used: it could ask a directory server, which is slow and can
+    hang."""
     look.note_content(passwd)
     try:
         with open(passwd, "rb") as file:
@@ -41,9 +42,9 @@ def _is_person(account: _Account) -> bool:
     return (account.uid >= 1000 and account.uid != 65534) or account.home.startswith("/home/")
 
 
-def _looked_up(who: int | str) -> list[str]:
-    """The home of an account that is not in /etc/passwd but from a directory server or systemd. Asked only
-    for the one or two accounts that matter: listing all of them could hang."""
+def _look_up_home(who: int | str) -> list[str]:
+    """The home of an account that is not in /etc/passwd but comes from a directory server or systemd. This
+    asks for one account, because listing all of them could hang."""
     home = look.home_of(who)
     return [home] if home else []
 
@@ -56,9 +57,9 @@ def _directories_in(base: str) -> list[str]:
 
 
 def own_home(passwd: str = "/etc/passwd") -> str:
-    """The home of the runner's user by the password database; empty: it has none that could be used."""
+    """The home of the runner's user by the password database; '' if there is none that can be used."""
     uid = os.geteuid()
-    found = [each.home for each in _accounts(passwd) if each.uid == uid] or _looked_up(uid)
+    found = [each.home for each in _accounts(passwd) if each.uid == uid] or _look_up_home(uid)
     return next((home for home in found if lexical_fault(home) is None), "")
 
 
@@ -71,19 +72,19 @@ def homes(
 ) -> tuple[str, ...]:
     """The homes to protect: those of the runner's user and of the user who called sudo; for root, all.
 
-    Each in its written and its resolved form, since /home/u may be a link to /data/u.
+    Each is listed as written and resolved, because /home/u may be a link to /data/u.
     """
     uid = os.geteuid() if euid is None else euid
     accounts = _accounts(passwd)
     found = [environ.get("HOME", "")]
-    found += [a.home for a in accounts if a.uid == uid] or _looked_up(uid)
+    found += [a.home for a in accounts if a.uid == uid] or _look_up_home(uid)
     sudo_user = environ.get("SUDO_USER", "")
     if sudo_user:
-        found += [a.home for a in accounts if a.name == sudo_user] or _looked_up(sudo_user)
+        found += [a.home for a in accounts if a.name == sudo_user] or _look_up_home(sudo_user)
     if uid == 0:
         # Only homes that exist: each costs half a millisecond, and a missing home has nothing to protect.
         found += [a.home for a in accounts if _is_person(a) and look.isdir(a.home)]
-        # Not every account is in /etc/passwd; each directory there is taken for a home.
+        # Not every account is in /etc/passwd, so each directory in these folders counts as a home.
         found += [home for base in bases for home in _directories_in(base)]
     unique: dict[str, None] = {}
     for home in found:

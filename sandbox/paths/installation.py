@@ -1,4 +1,5 @@
-"""Installations of a language: a Python or node prefix, a virtual environment, a package of a script.
+"""Finds the installation of a program: a Python or node prefix, a virtual environment, or the package of a
+script.
 
 Programs find their parts relative to these folders, so a program is shown together with its installation.
 """
@@ -14,10 +15,11 @@ _CONFIGURATION_BYTES = 65536
 
 
 def package_of(script: str) -> str:
-    """The folder a script belongs to: the nearest one that is a package by its files, else its own."""
+    """The folder a script belongs to: the nearest one with the files of a package, else the script's own
+    folder."""
     before, among, _ = script.partition("/node_modules/")
     if among:
-        # A package among others needs its neighbours and their dependencies, whatever its own files say.
+        # A package in node_modules needs its neighbours and their dependencies.
         return f"{before}/node_modules"
     own = folder = os.path.dirname(script)
     while folder not in ("/", "/home", "/opt", "/srv", "/usr", "/tmp", "/var"):
@@ -31,7 +33,7 @@ def package_of(script: str) -> str:
 
 
 def home_of(executable: str) -> str | None:
-    """The virtual environment or language prefix that a program was installed in; None if neither."""
+    """The virtual environment or language prefix that a program is installed in, or None."""
     prefix, last = os.path.split(os.path.dirname(executable))
     if last not in ("bin", "sbin") or prefix in ("/", "/usr"):
         return None
@@ -40,7 +42,7 @@ def home_of(executable: str) -> str | None:
     return None
 
 
-# Only these parts of a prefix hold programs. Beside them people keep projects (conda), a token (nvm's
+# Only these parts of a prefix hold programs. Beside them are projects of users (conda), a token (nvm's
 # etc/npmrc), or the data of services (Linuxbrew's var).
 _PARTS = ("bin", "lib", "lib64", "libexec", "include", "share")
 
@@ -52,7 +54,7 @@ DISPENSABLE_PARTS = ("/libexec", "/include", "/share")
 
 
 def parts_of(prefix: str) -> tuple[str, ...]:
-    """The parts of an installation, whether or not each is there; none if `prefix` is something else."""
+    """The parts that an installation can have; none if `prefix` is no installation."""
     if prefix == "/":
         return ()
     if look.isfile(os.path.join(prefix, "pyvenv.cfg")):
@@ -64,7 +66,7 @@ def parts_of(prefix: str) -> tuple[str, ...]:
 
 def is_runtime(prefix: str) -> bool:
     """Whether `prefix` is an installation of Python or node and not just a folder with such a name."""
-    # The root directory looks like one too: /lib/python3 is the system's.
+    # The root directory has /lib/python3, and is no prefix.
     return prefix != "/" and (_has_node(prefix) or _has_python(prefix))
 
 
@@ -83,7 +85,7 @@ def _has_python(prefix: str) -> bool:
 
 
 def venv_base(prefix: str) -> str | None:
-    """The prefix of the Python that a virtual environment was made from."""
+    """The prefix of the Python that a virtual environment was made from; None if it is no environment."""
     text = text_at(os.path.join(prefix, "pyvenv.cfg"), _CONFIGURATION_BYTES)
     for line in text.splitlines():
         key, _, value = line.partition("=")

@@ -1,8 +1,8 @@
 """The mount table: /proc/self/mountinfo as values.
 
-A bind mount gives a directory a second name whose parents are not the first one's parents, so walking
-".." from it never meets the directory it was taken from. Both names share the filesystem and the path
-inside it. mountinfo is the only place where an unprivileged process can read those.
+A bind mount gives a directory a second name with other parents, so ".." from there never leads to the
+original directory. Both names share the filesystem and the path inside it. mountinfo is the only place where
+an unprivileged process can read these.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ KERNEL_FILESYSTEMS = frozenset({
 })
 # fmt: on
 
-# The kernel escapes space, tab, newline, backslash (and "#") in mountinfo as three octal digits.
-
 
 class Inside(NamedTuple):
-    """A place named by its filesystem: the same under every name that leads to it."""
+    """A place by its filesystem and its path there: the same under every name that leads to it."""
 
     device: str  # "major:minor" of the superblock, not always st_dev (btrfs has one st_dev per subvolume)
     path: str
 
 
-# Filesystems that keep the time of each change themselves. A server behind another one may tell any time.
+# Filesystems that record the time of each change themselves. Those of a server may show any time.
 KEEP_TIMES = frozenset(
     (
         "bcachefs",
@@ -68,18 +66,18 @@ class Mount(NamedTuple):
     layers: tuple[str, ...] = ()  # the directories an overlay is made of; "": one whose path is not known
 
     def inside(self, path: str) -> Inside:
-        """The filesystem's own name for `path`, which must be at or below this mount's point."""
+        """The place of `path` inside the filesystem. It must be at or below this mount's point."""
         return Inside(self.device, join(self.root, relative(path, self.point)))
 
     def name_of(self, inside: str) -> str:
-        """The name that a path of the filesystem has by this mount. It must be at or below the mount's root,
-        and is taken as it is: the root of a removed folder has an empty segment in it."""
+        """The name that a path of the filesystem has through this mount. It must be at or below the mount's
+        root. It is not normalised: the root of a removed folder has an empty segment in it."""
         rest = inside if self.root == "/" else inside[len(self.root) :]
         return self.point.rstrip("/") + rest.rstrip("/") or "/"
 
 
 class Mounts:
-    """One reading of the mount table. Immutable: mounts made later are not in it."""
+    """The mount table at one moment. Immutable: later mounts are not in it."""
 
     __slots__ = ("_by_device", "_by_id", "_by_point", "_layers", "all", "devices", "overlays")
 
@@ -92,7 +90,7 @@ class Mounts:
             self._by_point.setdefault(mount.point, []).append(mount)
             self._by_device.setdefault(mount.device, []).append(mount)
         self.devices: dict[str, str] = {mount.device: mount.fstype for mount in self.all}
-        # Not for an overlay at the root: in a container its layers are names of the host.
+        # Not for an overlay at the root: in a container its layers are paths of the host.
         roots = {mount.device for mount in self.all if mount.point == "/"}
         self._layers = {m.device: m.layers for m in self.all if m.layers and m.device not in roots}
         self.overlays = tuple(m for m in self.all if m.device in self._layers)
@@ -101,23 +99,23 @@ class Mounts:
         return self._by_id.get(mount_id)
 
     def of_fd(self, fd: int) -> Mount | None:
-        """The mount an open file was reached through; None if it came after this reading."""
+        """The mount through which an open file was reached; None if it is newer than this table."""
         return self._by_id.get(mount_id(fd))
 
     def of_device(self, device: str) -> Sequence[Mount]:
-        """Every mount of one filesystem, hidden ones too."""
+        """Every mount of one filesystem, including hidden ones."""
         return self._by_device.get(device, ())
 
     def covering(self, path: str) -> Iterator[Mount]:
-        """Every mount at or above `path`, hidden ones too: a directory under a later mount may still be
+        """Every mount at or above `path`, including hidden ones: a directory under a later mount may still be
         visible where its filesystem is mounted a second time."""
-        # By name, because hosts full of containers have thousands of mounts, and a launch asks fifty times.
+        # By name: a host with many containers has thousands of mounts, and a launch calls this fifty times.
         for point in ancestry(path):
             yield from self._by_point.get(point, ())
 
-    def layered(self, inside: Inside) -> Iterator[str]:
-        """The paths that a place on an overlay is made of: the same files under other names and numbers. A
-        layer that lies on an overlay itself is resolved in turn."""
+    def layer_paths(self, inside: Inside) -> Iterator[str]:
+        """The paths in the layers of a place on an overlay: the same files under other names and inode
+        numbers. A layer that is on an overlay itself is resolved in turn."""
         open_ends, seen = [(inside, frozenset((inside.device,)))], {inside}
         while open_ends:
             place, above = open_ends.pop()
@@ -127,23 +125,23 @@ class Mounts:
                 path = join(layer, place.path.lstrip("/"))
                 yield path
                 for below in {mount.inside(path) for mount in self.covering(path)} - seen:
-                    # A layer existed before its overlay. An overlay that covers its own layers (/d made of
-                    # /d/low) would otherwise lead to /d/low/low, and so on without end.
+                    # A layer cannot be on its own overlay, which is newer. Without this check an overlay that
+                    # covers its layers (/d made of /d/low) would lead to /d/low/low, and so on without end.
                     if below.device not in above:
                         seen.add(below)
                         open_ends.append((below, above | {below.device}))
 
-    def unprovable(self, inside: Inside) -> bool:
-        """Whether a place is on an overlay with a layer whose path is not known."""
+    def has_unknown_layer(self, inside: Inside) -> bool:
+        """Whether a place is on an overlay with a layer whose path is unknown."""
         layers = self._layers.get(inside.device, ())
         return "" in layers or any(
             "" in self._layers.get(mount.device, ())
-            for path in self.layered(inside)
+            for path in self.layer_paths(inside)
             for mount in self.covering(path)
         )
 
     def below(self, path: str) -> tuple[Mount, ...]:
-        """Mounts strictly below `path`. bwrap makes a recursive bind, which shows them too."""
+        """Mounts strictly below `path`. bwrap's binds are recursive, and show them too."""
         return tuple(m for m in self.all if m.point != path and contains(path, m.point))
 
 
@@ -171,6 +169,7 @@ def join(directory: str, rest: str) -> str:
 
 
 def _unescape(field: bytes) -> str:
+    """A field of mountinfo, in which the kernel writes special characters as three octal digits."""
     if b"\\" in field:
         import re  # late: most mounts need none, and compiling costs a launch half a millisecond
 
@@ -179,7 +178,8 @@ def _unescape(field: bytes) -> str:
 
 
 def parse_mountinfo(raw: bytes) -> Mounts:
-    """Parse proc_pid_mountinfo(5). A malformed line is an error, never skipped: it could hide an alias."""
+    """Parse proc_pid_mountinfo(5). A malformed line is an error and never skipped: it could hide a second
+    name."""
     return Mounts(_parse_line(line) for line in raw.split(b"\n") if line)
 
 
@@ -205,7 +205,8 @@ def _parse_line(line: bytes) -> Mount:
 
 
 def _layers(options: bytes) -> Iterator[str]:
-    """A relative layer is relative to the working directory of the mounting process, which is not known."""
+    """The layers in an overlay's options; "" for a relative one. That is relative to the working directory of
+    the process that mounted it, which is unknown."""
     import re
 
     for option in options.split(b","):  # a comma in a path is escaped
@@ -228,7 +229,7 @@ def read_mounts(path: str = MOUNTINFO) -> Mounts:
 
 
 def mount_id(fd: int) -> int:
-    """The id of the mount an open file was reached through, as mountinfo counts them."""
+    """The id, as in mountinfo, of the mount through which an open file was reached."""
     with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
         for line in file:
             if line.startswith(b"mnt_id:"):
@@ -237,12 +238,14 @@ def mount_id(fd: int) -> int:
 
 
 def fd_path(fd: int) -> str:
-    """Where an open file is now. The kernel follows renames; a removed file's path ends in " (deleted)"."""
+    """The current path of an open file. The kernel follows renames; the path of a removed file ends in
+    " (deleted)"."""
     return os.readlink(f"/proc/self/fd/{fd}")
 
 
 def inside(fd: int, mounts: Mounts) -> tuple[Mount, Inside] | None:
-    """The mount and the filesystem's own name of an open file; None if its mount is not in the table."""
+    """The mount of an open file, and its place inside the filesystem; None if the mount is not in the
+    table."""
     mount = mounts.of_fd(fd)
     if mount is None:
         return None

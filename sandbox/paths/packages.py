@@ -1,9 +1,9 @@
-"""Where the packages of an operator's own program are, when they are not in one folder with it.
+"""Finds the packages of an operator's own program that are in other folders than the program.
 
-npm puts links between node_modules and the folders of a workspace, pnpm writes scripts that start node, pip
---user has its packages apart from the interpreter, and an environment may have a project that is not copied
-into it. Each function reads what the installer wrote and returns folders to show. These files can come with
-a project, so they never lead out of the project's own folder.
+npm makes links between node_modules and the folders of a workspace, pnpm writes scripts that start node, pip
+--user installs packages apart from the interpreter, and an environment may import a project that is not
+copied into it. Each function reads what the installer wrote and returns folders to show. These files can come
+with a project, so they never lead out of the project's own folder.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MOST_LEVELS = 8
 _TEXT_BYTES = 65536
 
 
-class Editable(NamedTuple):
+class EditableProjects(NamedTuple):
     folders: tuple[str, ...]  # real paths to show
-    notes: tuple[str, ...]  # what is needed, and is not shown
+    notes: tuple[str, ...]  # messages about folders that are needed and not shown
 
 
 # --- projects ----------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ _SYSTEM_BINS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/
 
 
 def require_own(project: str | None, tree: str, path: str, reached: str) -> None:
-    """Raise if a link of a project leads to something that a person did not name."""
+    """Raise ProgramFault if a link of `project` leads out of it, except to the installation of a language."""
     if project is None or contains(project, reached) or is_runtime(tree):
         return
     raise ProgramFault(
@@ -52,22 +52,22 @@ def require_own(project: str | None, tree: str, path: str, reached: str) -> None
 
 
 def project_of(path: str, directory: str, search_path: str, environ: Mapping[str, str]) -> str | None:
-    """The real path of the project that a name on the command line is in; None: it is in a folder for
-    programs of the operator's own, whose links may lead anywhere.
+    """The real path of the project that a name on the command line is in. None: it is in a folder for the
+    operator's own programs, whose links may lead anywhere.
 
-    A person who reads `.venv/bin/python` takes it for a part of the project. If it is a link into another
-    project, that one must not be shown. Links above the project are the person's own.
+    `.venv/bin/python` looks like a part of the project. If it is a link into another project, that one must
+    not be shown. Links above the project are the operator's own.
     """
     home = os.path.normpath(environ.get("HOME") or "/")
     folder = os.path.dirname(path)
     own = (*search_path.split(":"), *_SYSTEM_BINS, *(f"{home}/{each}" for each in ("bin", ".local/bin")))
     if folder in own:
         return None
-    project = _around(path, home)
+    project = _project_around(path, home)
     around = look.realpath(directory)
     for link in follow(project)[1]:
-        # The folder of the project is behind a link: it may be a link of the project that is started.
-        owner = _marked(os.path.dirname(link.path), home)
+        # The folder of the project is behind a link, which may belong to another project around it.
+        owner = _nearest_project(os.path.dirname(link.path), home)
         if owner is None and contains(around, link.path) and not contains(around, home):
             owner = around
         if owner is not None and not contains(owner, look.realpath(link.path)):
@@ -75,25 +75,25 @@ def project_of(path: str, directory: str, search_path: str, environ: Mapping[str
     return look.realpath(project)
 
 
-def _around(path: str, home: str) -> str:
+def _project_around(path: str, home: str) -> str:
     before, among, _ = path.partition(_MODULES)
     folder = os.path.dirname(path)
     if among:
         start = before or "/"
     elif os.path.basename(folder) in ("bin", "sbin"):
-        # The parts of an installation are beside bin, and a project has an environment among its files.
+        # The parts of an installation are beside bin. A virtual environment is inside of its project.
         start = os.path.dirname(folder)
         if look.lexists(f"{start}/pyvenv.cfg"):
             start = os.path.dirname(start)
     else:
         start = folder
-    marked = _marked(start, home) or start
+    marked = _nearest_project(start, home) or start
     workspace = _workspace_around(f"{marked}/x")
     return workspace if workspace is not None and workspace not in (home, *_NO_PROJECTS) else marked
 
 
-def _marked(folder: str, home: str) -> str | None:
-    """The nearest folder at or above this one that is a project by its files."""
+def _nearest_project(folder: str, home: str) -> str | None:
+    """The nearest folder at or above this one that has the files of a project, or None."""
     while folder not in (home, *_NO_PROJECTS):
         if any(look.lexists(f"{folder}/{mark}") for mark in _MARKS):
             return folder
@@ -105,17 +105,17 @@ def _marked(folder: str, home: str) -> str | None:
 
 
 def modules_of(path: str) -> str | None:
-    """The outermost node_modules folder that a path is in."""
+    """The outermost node_modules folder that a path is in, or None."""
     before, among, _ = path.partition(_MODULES)
     return f"{before}/node_modules" if among else None
 
 
 def workspace_of(passed: Sequence[str]) -> tuple[str, ...]:
-    """What a program in a workspace needs besides its package. `passed`: the names on the way to it, the
-    real one last.
+    """The folders that a program in a workspace needs besides its package. `passed`: the names on the way to
+    it, the real one last.
 
-    node looks for a package in the node_modules of each folder above a script's real path. There, npm has
-    links to the workspace's other packages, and pnpm's links lead to the node_modules at the top.
+    node looks for a package in the node_modules of each folder above a script's real path. npm's links there
+    lead to other packages of the workspace, and pnpm's links to the node_modules at the top.
     """
     befores = {each.partition(_MODULES)[0] for each in passed if _MODULES in each}
     tops = [before for before in befores if before and contains(before, passed[0])]
@@ -134,7 +134,7 @@ def workspace_of(passed: Sequence[str]) -> tuple[str, ...]:
         for target in _linked_out_of(modules):
             inner = modules_of(target)
             if not contains(root, target) or contains(target, modules):
-                continue  # out of the workspace, or all of it: a file of the project may not choose that
+                continue  # outside of the workspace, or all of it: a project's link may show neither
             if inner is not None:
                 waiting.append(inner)
             elif look.isfile(f"{target}/package.json"):
@@ -144,7 +144,7 @@ def workspace_of(passed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _workspace_around(script: str) -> str | None:
-    """The nearest folder above a script whose package.json says that it holds several packages."""
+    """The nearest folder above a script that is a workspace of npm or pnpm, or None."""
     folder = os.path.dirname(script)
     for _ in range(_MOST_LEVELS):
         if folder == "/":
@@ -172,7 +172,7 @@ def _linked_out_of(modules: str) -> list[str]:
 
 
 def _entries(folder: str) -> list[tuple[str, bool]]:
-    """The names in a folder, and whether each is a link: without a system call for each."""
+    """The names in a folder, and whether each is a link, without a system call for each."""
     try:
         with look.scandir(folder) as found:
             return sorted((entry.name, entry.is_symlink()) for entry in islice(found, _MOST_ENTRIES))
@@ -181,7 +181,8 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 
 def script_behind(path: str) -> str | None:
-    """The program that pnpm's own script starts: `exec node "$basedir/global/5/node_modules/x/cli.js"`."""
+    """The script that a launcher of pnpm starts, by a line such as
+    `exec node "$basedir/global/5/node_modules/x/cli.js"`; None if `path` is no launcher."""
     text = text_at(path, _TEXT_BYTES)
     if not text.startswith("#!/bin/sh") or "basedir=" not in text:
         return None
@@ -204,7 +205,7 @@ def is_python(file: str) -> bool:
 
 
 def _python_version(file: str) -> str:
-    """`3.12` of an interpreter named python3.12; empty if it has another name."""
+    """`3.12` for an interpreter named python3.12; '' for any other name."""
     version = os.path.basename(file).removeprefix("python")
     minor = version.removeprefix("3.")
     named = f"python3.{minor}" == os.path.basename(file) and minor.isascii() and minor.isdecimal()
@@ -212,7 +213,7 @@ def _python_version(file: str) -> str:
 
 
 def user_site(base: str, interpreter: str) -> str | None:
-    """The folder where `pip install --user` puts packages for an interpreter; None if there is none."""
+    """The folder where `pip install --user` puts packages for an interpreter; None if it does not exist."""
     version = _python_version(interpreter)
     path = f"{base}/lib/python{version}/site-packages" if version else ""
     return path if path and look.isdir(path) and not look.islink(path) else None
@@ -226,9 +227,9 @@ def has_module(site: str, name: str) -> bool:
     return look.isdir(f"{site}/{top}") or look.isfile(f"{site}/{top}.py")
 
 
-def editable_of(environment: str) -> Editable:
-    """The folders of projects that a virtual environment imports where they are, as `uv sync` and `pip
-    install --editable` leave them. Only those beside the environment are shown."""
+def editable_of(environment: str) -> EditableProjects:
+    """The folders of projects that a virtual environment imports in place, after `uv sync` or `pip install
+    --editable`. Only those beside the environment are shown."""
     folders: dict[str, None] = {}
     notes: list[str] = []
     around = os.path.dirname(environment)
@@ -241,7 +242,7 @@ def editable_of(environment: str) -> Editable:
             for each in names
             if each.endswith(".dist-info") and (project := _project(f"{site}/{each}"))
         ]
-        # A path file names the very folder that is imported. Without one a hook finds it in the project.
+        # A .pth file names the imported folder itself. Without one, an import hook finds it in the project.
         paths += [project for project in projects if not any(contains(project, path) for path in paths)]
         for path in dict.fromkeys(paths):
             if not look.isdir(path) or contains(environment, path):
@@ -251,7 +252,7 @@ def editable_of(environment: str) -> Editable:
             elif not contains("/usr", path):
                 said = f"{environment} imports {path}, which is not shown because it is outside of {around}"
                 notes.append(f"{said}; let the plugin read it")
-    return Editable(tuple(folders)[:_MOST_LINKED], tuple(dict.fromkeys(notes))[:8])
+    return EditableProjects(tuple(folders)[:_MOST_LINKED], tuple(dict.fromkeys(notes))[:8])
 
 
 def _sites(environment: str) -> list[str]:
@@ -261,7 +262,7 @@ def _sites(environment: str) -> list[str]:
 
 
 def _project(information: str) -> str | None:
-    """The folder of a project that was installed in place."""
+    """The folder of a project that was installed in place, by its .dist-info folder; else None."""
     text = text_at(f"{information}/direct_url.json", _TEXT_BYTES)
     if '"editable"' not in text:
         return None

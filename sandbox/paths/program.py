@@ -1,8 +1,8 @@
-"""From a plugin's command to the files it needs: its program, its interpreter, their installations.
+"""Finds the files that a plugin's command needs: its program, its interpreter, and their installations.
 
-Everything appears inside under its own host path, because that is how virtual environments, node_modules
-and scripts find their parts. So the only question is which trees to show. The command is followed link by
-link and `#!` by `#!`. Each step that no tree shown so far covers adds its own tree.
+All of them appear in the cage under their host paths, because virtual environments, node_modules and scripts
+find their parts by path. So this module only decides which trees to show. It follows the command link by link
+and `#!` by `#!`. A step that is in no tree shown so far adds its own tree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 from sandbox import look
 from sandbox.paths import packages, shims
-from sandbox.paths.executable import ProgramFault, follow, in_proc, is_executable, loader_of, read_head
+from sandbox.paths.executable import ProgramFault, follow, is_executable, loader_of, proc_fault, read_head
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
 from sandbox.paths.walk import Link
@@ -27,46 +27,47 @@ _SHEBANG_BYTES = 256  # the kernel reads no more of a #! line
 
 class Program(NamedTuple):
     argv: tuple[str, ...]
-    trees: tuple[str, ...]  # real paths to show, beyond the roots that were given
-    links: tuple[Link, ...]  # symbolic links on the way that no tree contains
+    trees: tuple[str, ...]  # real paths to show, in addition to the given roots
+    links: tuple[Link, ...]  # symbolic links on the way that are in no tree
     path_dirs: tuple[str, ...]  # directories to put in front of PATH
-    files: tuple[str, ...]  # real paths that must be executable for anything to run
-    scripts: tuple[str, ...]  # real paths that must be readable
-    notes: tuple[str, ...]  # facts about the choice that a person should know
-    env: tuple[tuple[str, str], ...] = ()  # variables by which it finds its parts
-    chosen: tuple[str, ...] = ()  # as in Located
+    files: tuple[str, ...]  # real paths of programs, which must be executable
+    scripts: tuple[str, ...]  # real paths of scripts, which must be readable
+    notes: tuple[str, ...]  # messages about how the program was chosen
+    env: tuple[tuple[str, str], ...] = ()  # variables by which the program finds its parts
+    chosen: tuple[str, ...] = ()  # as in LocatedProgram
 
 
-class Located(NamedTuple):
-    """What a command starts."""
+class LocatedProgram(NamedTuple):
+    """The program that a command starts."""
 
-    program: str = ""  # its name in its real folder; empty: there is none
-    # What else decides which program that is, each as its name in its real folder and as its real path: a
-    # link outside of the system's folders, and an interpreter that the `env` of a #! line finds there.
+    program: str = ""  # its name in its real folder; empty if there is none
+    # Other files that decide which program runs: a link outside of the system's folders, and an interpreter
+    # there that the `env` of a #! line finds. Each is listed by its name in its real folder and by its real
+    # path.
     chosen: tuple[str, ...] = ()
-    code: tuple[str, ...] = ()  # all files that are executed or interpreted, under the names that lead there
+    code: tuple[str, ...] = ()  # all files that are executed or interpreted, by the names that lead to them
 
 
-class Sight(NamedTuple):
-    """Two questions that a search asks about each real path the cage does not show yet."""
+class ShowRules(NamedTuple):
+    """Which real paths may be shown in the cage."""
 
-    denied: Callable[[str], str | None]  # the reason why no plugin may be shown it; None if there is none
-    allowed: Callable[[str], bool]  # whether the policy lets a plugin read it on request
+    denied: Callable[[str], str | None]  # why no plugin may see the path; None if one may
+    allowed: Callable[[str], bool]  # whether the policy lets a plugin read the path on request
 
 
 class _ProgramSearch:
-    """The state of one search. `roots` are real paths shown anyway.
+    """The state of one search. `roots`: real paths that the cage shows anyway.
 
-    A command may come from an untrusted project, and a #! line, an ELF header or a pyvenv.cfg mostly does. An
-    untrusted one adds no more than a language's own installation: else it could name any folder and read it.
+    A command, a #! line, an ELF header or a pyvenv.cfg may come from an untrusted project. Then it can only
+    add the installation of a language: otherwise it could name any folder, and the plugin could read it.
     """
 
-    def __init__(self, roots: Sequence[str], sight: Sight, search_path: str) -> None:
+    def __init__(self, roots: Sequence[str], rules: ShowRules, search_path: str) -> None:
         self.roots = tuple(roots)
         self.search_path = search_path
-        self.sight = sight
+        self.rules = rules
         self.trees: list[str] = []
-        self.prefixes: set[str] = set()  # installations of which parts are among the trees
+        self.prefixes: set[str] = set()  # installations whose parts are among the trees
         self.links: list[Link] = []
         self.path_dirs: list[str] = []
         self.files: list[str] = []
@@ -75,29 +76,31 @@ class _ProgramSearch:
         self.env: dict[str, str] = {}
         self.chosen: list[str] = []
         self.code: list[str] = []
-        # What decides about shims, for a command of the operator's own: others never get behind one.
+        # Working directory and variables, by which a shim chooses its program. Only for a command of the
+        # operator: for others shims are not followed.
         self.shim_rules: tuple[str, Mapping[str, str]] | None = None
-        # The project that the command's name is in. Its links show nothing outside of it.
+        # The project that the command's name is in. Its links must not lead out of it.
         self.project: str | None = None
 
-    def choose(self, path: str) -> None:
-        if os.path.dirname(path) not in SYSTEM_PATH.split(":"):  # the links there are root's to change
+    def note_choice(self, path: str) -> None:
+        """Record a path that decides which program runs (`chosen`)."""
+        if os.path.dirname(path) not in SYSTEM_PATH.split(":"):  # only root can change links there
             try:
                 self.chosen += [_with_real_folder(path), look.realpath(path)]
             except OSError:
-                pass  # a link of /proc that nobody may read: nothing starts by it
+                pass  # an unreadable link of /proc: no program can be started by it
 
     def covered(self, path: str) -> bool:
         return path in self.prefixes or any(contains(tree, path) for tree in (*self.roots, *self.trees))
 
     def show(self, path: str, *, trusted: bool, project: str | None = None) -> str:
-        """Make `path` resolve inside as it does here; return the real file it leads to. `project`: links lead
-        out of it only to a language's own installation."""
+        """Add what is needed so that `path` resolves in the cage as it does here. Returns the real file it
+        leads to. `project`: links may lead out of it only to the installation of a language."""
         real, links = follow(path)
         if any(contains("/proc", passed) for passed in (path, *(link.path for link in links), real)):
-            raise in_proc(path)
+            raise proc_fault(path)
         for link in links:
-            # A virtual environment's bin/python is a link out of it: the folder of the link is needed too.
+            # bin/python of a virtual environment is a link to another folder: the environment is needed too.
             if not self.covered(link.path):
                 home = home_of(link.path)
                 if home is None:
@@ -109,7 +112,7 @@ class _ProgramSearch:
         if home is not None and not self.covered(real):
             packages.require_own(project, home, path, real)
             self.add(home, path, trusted=trusted)
-        if not self.covered(real):  # for example in sbin, which is not among the parts of an installation
+        if not self.covered(real):  # for example in sbin, which is no part of an installation
             packages.require_own(project, real, path, real)
             self.add(real, path, trusted=trusted)
         self.files.append(real)
@@ -120,14 +123,14 @@ class _ProgramSearch:
         parts = parts_of(tree)
         hint = "use a program below /usr, or in the plugin's own folder"
         reason = None
-        if not (trusted or is_runtime(tree) or self.sight.allowed(tree)):
+        if not (trusted or is_runtime(tree) or self.rules.allowed(tree)):
             reason = "it is outside of the plugin's folder, and the policy does not let plugins read there"
         for path in (f"{tree}/{part}" for part in parts) if parts else (tree,):
-            denied = self.sight.denied(path)
+            denied = self.rules.denied(path)
             if denied is not None and path.endswith(DISPENSABLE_PARTS) and parts:
                 self.notes.append(f"{path} is not shown: {denied}")
                 continue
-            if denied is None and reason is not None:  # a policy cannot allow what the denylist refuses
+            if denied is None and reason is not None:  # a policy cannot change the denylist
                 hint += f", or add {tree} to ceiling under [read] in the policy"
             reason = denied or reason
             if reason is not None:
@@ -144,7 +147,7 @@ class _ProgramSearch:
             self.prefixes.add(tree)
         base = venv_base(tree)
         if base is not None and not self.covered(base):
-            # Never trusted: pyvenv.cfg comes with the environment and may name any folder.
+            # Not trusted: pyvenv.cfg comes with the environment and may name any folder.
             self.add(base, f"the virtual environment {tree}", trusted=False)
         if trusted and "pyvenv.cfg" in parts:
             found = packages.editable_of(tree)
@@ -152,21 +155,21 @@ class _ProgramSearch:
             self.add_folders(found.folders)
 
     def add_folders(self, folders: Sequence[str]) -> None:
-        """Show what packages of a trusted program need, as far as it may be shown."""
+        """Show folders that the packages of a trusted program need. A denied folder only gets a note."""
         for folder in folders:
             if self.covered(folder):
                 continue
-            if (denied := self.sight.denied(folder)) is not None:
+            if (denied := self.rules.denied(folder)) is not None:
                 self.notes.append(f"{folder} is not shown: {denied}")
             else:
                 self.trees.append(folder)
 
-    def behind(self, path: str, manager: str) -> str | None:
-        """The program behind a shim, if it may be shown."""
+    def find_behind_shim(self, path: str, manager: str) -> str | None:
+        """The program that a shim runs, if it may be shown; else None."""
         if self.shim_rules is None:
             return None
         target = shims.target_of(path, manager, *self.shim_rules)
-        if target is None or self.sight.denied(look.realpath(target)) is not None:
+        if target is None or self.rules.denied(look.realpath(target)) is not None:
             return None
         self.notes.append(f"{path} is a shim of {manager}; it runs {target}")
         return target
@@ -179,29 +182,29 @@ def resolve(
     directory: str,
     search_path: str,
     roots: Sequence[str],
-    sight: Sight,
+    rules: ShowRules,
     trusted: bool,
     environ: Mapping[str, str] | None = None,
 ) -> Program:
-    """Find the trees that must be shown so that `command` runs as it does outside.
+    """Find the trees that must be shown so that `command` runs in the cage as it does outside.
 
-    `roots` are the real paths the cage shows anyway. `trusted`: the command line is the operator's own.
+    `roots`: real paths that the cage shows anyway. `trusted`: the command line is the operator's own.
     """
-    search = _ProgramSearch(roots, sight, search_path)
+    search = _ProgramSearch(roots, rules, search_path)
     search.shim_rules = (directory, environ or {}) if trusted else None
     for root in roots:
         base = venv_base(root)
         if base is not None and not search.covered(base):
             search.add(base, f"the virtual environment {root}", trusted=False)
-    found, on_path = _found(command, directory, search)
+    found, on_path = _find_program(command, directory, search)
     if trusted and not on_path:
         search.project = packages.project_of(found, directory, search_path, environ or {})
     path = _with_real_folder(found)
-    search.choose(path)
+    search.note_choice(path)
     if contains("/proc", path):
-        raise in_proc(command)
-    # The content of a program found on PATH is the operator's as well. The content of a program that a
-    # command line names may have come with the project.
+        raise proc_fault(command)
+    # A program that was found on PATH is the operator's. A program that a command line names by its path may
+    # have come with the project.
     _show_executable(path, search, trusted=trusted or on_path, deep=on_path)
     if on_path and os.path.dirname(path) not in SYSTEM_PATH.split(":"):
         search.path_dirs.append(os.path.dirname(path))
@@ -211,13 +214,13 @@ def resolve(
         _show_user_site(path, args if interprets else (), search, environ or {})
     script = _show_script(args, directory, search, trusted=interprets, environ=environ or {})
     if script is not None and not search.covered(look.realpath(directory)):
-        # The program starts in another folder, where a relative name would lead nowhere.
+        # The program starts in another folder, where a relative name would not work.
         number, name = script
         args = (*args[:number], name, *args[number + 1 :])
     return Program(
         (path, *args),
         tuple(_outermost(search.trees)),
-        # Links inside a folder that was added later are left out: they are shown with it.
+        # Links in a folder that was added later are left out: they are shown with it.
         tuple(dict.fromkeys(link for link in search.links if not search.covered(link.path))),
         tuple(dict.fromkeys(search.path_dirs)),
         tuple(dict.fromkeys(search.files)),
@@ -237,21 +240,24 @@ def locate(
     trusted: bool,
     environ: Mapping[str, str],
     roots: Sequence[str] = (),
-) -> Located:
-    """The program that `resolve` starts, if it may be shown. `roots`: as for that."""
-    search = _ProgramSearch(roots, Sight(lambda path: None, lambda path: True), search_path or SYSTEM_PATH)
+) -> LocatedProgram:
+    """The program that `resolve` would start, without checks whether it may be shown. `roots`: as in
+    `resolve`."""
+    search = _ProgramSearch(
+        roots, ShowRules(lambda path: None, lambda path: True), search_path or SYSTEM_PATH
+    )
     search.shim_rules = (directory, environ) if trusted else None
     try:
-        path = _with_real_folder(_found(command, directory, search)[0])
+        path = _with_real_folder(_find_program(command, directory, search)[0])
     except (ProgramFault, OSError, ValueError):
-        return Located()
-    search.choose(path)
+        return LocatedProgram()
+    search.note_choice(path)
     try:
         _show_executable(path, search, trusted=False, deep=False)
     except (ProgramFault, OSError, ValueError):
-        pass  # nothing starts, and the launch says why
+        pass  # the launch will fail and report it
     search.code += _scripts(path, args, directory)
-    return Located(path, _unique(search.chosen, path), tuple(dict.fromkeys(search.code)))
+    return LocatedProgram(path, _unique(search.chosen, path), tuple(dict.fromkeys(search.code)))
 
 
 def _unique(chosen: Sequence[str], program: str) -> tuple[str, ...]:
@@ -259,8 +265,8 @@ def _unique(chosen: Sequence[str], program: str) -> tuple[str, ...]:
 
 
 def _scripts(program: str, args: Sequence[str], directory: str) -> list[str]:
-    """The files among the arguments that are code: those with the ending of a script, the first path that an
-    interpreter is given, and the script behind a launcher of npm."""
+    """The files of code among the arguments: those with the ending of a script, the first path that an
+    interpreter gets, and the script behind a launcher of pnpm."""
     words = [text for arg in args for text in (arg, arg.partition("=")[2]) if text and "\0" not in text]
     paths = [os.path.normpath(os.path.join(directory, word)) for word in words]
     found = [path for path in paths if path.endswith(_SCRIPTS) and look.lexists(path)]
@@ -270,8 +276,8 @@ def _scripts(program: str, args: Sequence[str], directory: str) -> list[str]:
     return [*found, behind] if behind is not None else found
 
 
-def _found(command: str, directory: str, search: _ProgramSearch) -> tuple[str, bool]:
-    """The program, and whether it was found on PATH."""
+def _find_program(command: str, directory: str, search: _ProgramSearch) -> tuple[str, bool]:
+    """The path of the program, and whether it was found on PATH."""
     if "/" not in command:
         return _on_path(command, search.search_path, search), True
     path = os.path.normpath(os.path.join(directory, command))
@@ -283,8 +289,8 @@ def _found(command: str, directory: str, search: _ProgramSearch) -> tuple[str, b
         )
     if not (manager := shims.manager_of(path)):
         return path, False
-    if target := search.behind(path, manager):
-        return target, True  # found as the shim finds it on its own PATH
+    if target := search.find_behind_shim(path, manager):
+        return target, True  # counts as found on PATH, because the shim would search it too
     raise ProgramFault(
         f"{path} is a shim of {manager}, whose files are not in the cage",
         shims.remedy(os.path.basename(path), manager),
@@ -293,24 +299,25 @@ def _found(command: str, directory: str, search: _ProgramSearch) -> tuple[str, b
 
 
 def _with_real_folder(path: str) -> str:
-    """The last component keeps its name, because a virtual environment's python finds its home by it."""
+    """`path` with its folder resolved. The last component may stay a link: the python of a virtual
+    environment finds its home by that name."""
     return os.path.join(look.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
-    """The first usable program of that name. A program that may not be shown, or that would not find its
-    files in a cage, is skipped; the message names it."""
+    """The first usable program of that name. A program that may not be shown, or a shim that would not work
+    in a cage, is skipped; the message names it."""
     refused: list[tuple[str, str]] = []
     hint = f"install {command} below /usr or /opt, or give the path of one there"
     for folder in search_path.split(":"):
         if not folder.startswith("/"):
-            continue  # "" and "." mean the caller's directory: programs are never taken from there
+            continue  # "" and "." mean the caller's directory, from which no program is taken
         path = os.path.join(folder, command)
         if not is_executable(path):
             continue
-        reason = search.sight.denied(look.realpath(path))
+        reason = search.rules.denied(look.realpath(path))
         if reason is None and (manager := shims.manager_of(path)):
-            if (target := search.behind(path, manager)) is not None:
+            if (target := search.find_behind_shim(path, manager)) is not None:
                 return target
             reason = f"it is a shim of {manager}, whose files are not in the cage"
             hint = shims.remedy(command, manager)
@@ -332,8 +339,9 @@ def _on_path(command: str, search_path: str, search: _ProgramSearch) -> str:
 
 
 def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: bool, depth: int = 0) -> None:
-    """`trusted`: the operator chose the path. `deep`: the content of the file is the operator's as well."""
-    # An interpreter is none of a project's links: it is the system's, a language's, or on PATH.
+    """Show a program, with its loader or its interpreter. `trusted`: the operator chose the path. `deep`: the
+    content of the file is the operator's as well."""
+    # The rule about links of a project does not apply to interpreters, hence `depth`.
     search.code.append(path)
     real = search.show(path, trusted=trusted, project=search.project if depth == 0 else None)
     head = read_head(path, real)
@@ -384,25 +392,25 @@ def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep:
     if os.path.basename(interpreter) == "env":
         name = next((word for word in words[1:] if not word.startswith("-") and "=" not in word), None)
         if name is not None and "/" not in name:
-            # Inside, env searches the PATH that we set: the system's first, then the folder of this program.
-            # A program of an installation that is shown (nvm, conda) runs with the interpreter beside it.
+            # In the cage env searches the PATH that we set: first the system's, then the folder of this
+            # program. A program of a shown installation (nvm, conda) runs with the interpreter beside it.
             path = os.path.join(os.path.dirname(script), name)
             prefix = home_of(path)
             if prefix not in search.prefixes or not is_runtime(prefix or "/") or not is_executable(path):
                 path = _on_path(name, f"{SYSTEM_PATH}:{search.search_path}", search)
-            search.choose(path)
+            search.note_choice(path)
             _show_executable(path, search, trusted=True, deep=True, depth=depth)
             if os.path.dirname(path) not in SYSTEM_PATH.split(":"):
                 search.path_dirs.append(os.path.dirname(path))
 
 
 _SCRIPTS = (".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".jar", ".rb", ".pl", ".php", ".sh")
-# Options that may stand before a script. No others: `python -c CODE /their/app.py` would show the folder of
-# app.py to CODE, and a configuration that came with a project is untrusted.
+# Options that are allowed before a script. With others, such as `python -c CODE /their/app.py`, the folder of
+# app.py would be shown to CODE, which may come with an untrusted project.
 _HARMLESS_OPTIONS = frozenset(("-u", "-B", "-E", "-I", "-s", "--no-warnings", "--enable-source-maps", "-jar"))
 
 
-# By name, and only if it is the real one: any other program could do anything with the folder.
+# By name, and only in /usr or in the installation of a language: another program could misuse the folder.
 _INTERPRETERS = (
     "python",
     "pypy",
@@ -433,8 +441,8 @@ def _show_script(
     trusted: bool,
     environ: Mapping[str, str],
 ) -> tuple[int, str] | None:
-    """Show the script that an interpreter runs: `node /opt/server/dist/index.js`. Returns which argument it
-    is and its path, if it is shown."""
+    """Show the script that an interpreter runs, as in `node /opt/server/dist/index.js`. Returns the number of
+    the argument and the path; None if no script is shown."""
     number, arg = next(((n, arg) for n, arg in enumerate(args) if arg not in _HARMLESS_OPTIONS), (0, ""))
     path = os.path.normpath(os.path.join(directory, arg))
     if arg.startswith("-") or not arg.endswith(_SCRIPTS) or not look.isfile(path):
@@ -447,7 +455,7 @@ def _show_script(
             packages.project_of(path, directory, search.search_path, environ), real, path, real
         )
         package = package_of(real)
-        search.add(real if search.sight.denied(package) else package, path, trusted=True)
+        search.add(real if search.rules.denied(package) else package, path, trusted=True)
         search.add_folders(packages.workspace_of((path, *(link.path for link in links), real)))
     search.links.extend(link for link in links if not search.covered(link.path))
     search.scripts.append(real)
@@ -455,8 +463,8 @@ def _show_script(
 
 
 def _show_neighbours(path: str, search: _ProgramSearch) -> None:
-    """For a program installed by npm, such as node_modules/.bin/server, a link or a script: show the same as
-    for `node` with the file behind it."""
+    """For a program that npm or pnpm installed, such as the link node_modules/.bin/server: show the same as
+    for `node` with the script behind it."""
     real, links = follow(path)
     if not any("/node_modules/" in each for each in (path, real, *(link.path for link in links))):
         behind = packages.script_behind(real)
@@ -466,7 +474,7 @@ def _show_neighbours(path: str, search: _ProgramSearch) -> None:
     if any(contains(root, real) for root in search.roots):
         return
     package = package_of(real)
-    if not search.sight.denied(package):
+    if not search.rules.denied(package):
         search.add(package, path, trusted=True)
     search.add_folders(packages.workspace_of((path, *(link.path for link in links), real)))
     search.scripts.append(real)
@@ -475,8 +483,8 @@ def _show_neighbours(path: str, search: _ProgramSearch) -> None:
 def _show_user_site(
     path: str, args: Sequence[str], search: _ProgramSearch, environ: Mapping[str, str]
 ) -> None:
-    """For a script that `pip install --user` made, and for `python3 -m` with a package installed so: show
-    the packages. The home is another one inside, so a variable says where they are."""
+    """Show the packages of `pip install --user`, for a script that it made and for `python3 -m` with such a
+    package. The cage has another home, so PYTHONUSERBASE names the place."""
     interpreter = next((file for file in search.files if packages.is_python(file)), "")
     if args:
         words = [arg for arg in args if arg not in _HARMLESS_OPTIONS]

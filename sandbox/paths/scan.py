@@ -1,4 +1,4 @@
-"""Look at everything in a source before it is shown to a plugin.
+"""Scans all files in a source before it is shown to a plugin.
 
 A read-only bind stops neither connect() to a unix socket nor opening a FIFO or a device, and a hard link can
 be another name of a denied file.
@@ -11,21 +11,22 @@ import os
 import stat
 
 from sandbox import look
-from sandbox.paths.denylist import Denylist, Hit, Unproven
+from sandbox.paths.denylist import Denylist, Hit, LinksUnproven
 from sandbox.paths.denylist import Identity as Inode
 from sandbox.paths.guarded import LINKED, is_guarded
 from sandbox.spec import Access
 
 SCAN_LIMIT = 200_000
-# Names below denied directories that are read before "no hard link" counts as unproven, as a multiple of
-# the scan limit: getdents alone costs about a third of what a scanned file costs.
+# The most names that are read in denied directories to look for hard links, as a multiple of the scan limit:
+# reading a name costs about a third of scanning a file.
 LINK_WALK_FACTOR = 5
-# One descriptor is held for each level. RLIMIT_NOFILE is 1024 by default, and node_modules reach some 40.
+# One descriptor is open for each level. RLIMIT_NOFILE is 1024 by default, and node_modules is some 40 levels
+# deep.
 DEPTH_LIMIT = 200
-# At most this many other owners of files in a folder are named.
+# At most this many other owners of files in a folder are recorded.
 MOST_STRANGERS = 8
 
-# A shortage of the runner itself is not a fault of the path.
+# Errors of the runner itself, which say nothing about the path.
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -37,7 +38,7 @@ KINDS = {
 }
 
 
-class Refused(Exception):
+class SourceRefused(Exception):
     """The source may not be shown to a plugin."""
 
     def __init__(self, rule: str, asked: str, reason: str, hint: str = "") -> None:
@@ -49,6 +50,8 @@ class Refused(Exception):
 
 
 class _Linked:
+    """A file with several names: how many it has, and how many the scan has seen."""
+
     __slots__ = ("name", "seen", "total")
 
     def __init__(self, name: str, total: int) -> None:
@@ -72,15 +75,15 @@ class Scan:
         self.count = 0
         self.links: dict[Inode, _Linked] = {}
         self.owner = -1  # the expected owner of everything in it; -1: owners are not checked
-        self.names: frozenset[str] = frozenset()  # that are guarded
-        # The paths that have one, the links below these, and folders that could be bare repositories.
+        self.names: frozenset[str] = frozenset()  # guarded names
+        # Paths with a guarded name, links below these, and folders that could be bare repositories.
         self.guarded: list[str] = []
         self.strangers: dict[int, str] = {}  # up to MOST_STRANGERS other owners, each with one path
 
     def directory(self, parent: int, name: str, path: str, depth: int) -> None:
         if depth > DEPTH_LIMIT:
             raise self._over(f"{self.asked}/{path} is more than {DEPTH_LIMIT} directories deep")
-        # A socket, a pipe, a device or a link that is put into it later changes its time.
+        # A socket, a FIFO, a device or a link that is added later changes the directory's time.
         look.note_listing(f"{self.asked}/{path}")
         try:
             fd = os.open(name, _LIST, dir_fd=parent)
@@ -96,19 +99,20 @@ class Scan:
         except OSError as error:
             if error.errno in SHORTAGES:
                 raise
-            raise Refused(
+            raise SourceRefused(
                 "unreadable", self.asked, f"{self.asked}/{path} cannot be scanned: {error.strerror}"
             ) from None
         finally:
             os.close(fd)
 
     def _entries(self, fd: int, path: str) -> list[str]:
-        """The hot loop: one getdents per few hundred entries and one fstatat for each file, nothing else."""
+        """Scan the entries of a directory. Returns its subdirectories. This is the hot loop: it makes one
+        getdents for a few hundred entries and one fstatat for each file."""
         directories = []
         count = self.count
         limit = self.limit
         regular = stat.S_IFREG
-        # A plugin that can write to a set-id program decides what others run with its owner's rights.
+        # A plugin that can write to a set-id program could change what runs with its owner's rights.
         kind = 0o176000 if self.access == "write" else 0o170000
         with os.scandir(fd) as items:
             for item in items:
@@ -126,7 +130,7 @@ class Scan:
                         continue
                     if self.owner >= 0:
                         self._note_owner(status, f"{path}/{item.name}" if path else item.name)
-                    # d_type describes the entry itself, which a mount may cover. So stat decides.
+                    # d_type describes the entry itself, which a mount may cover, so stat decides.
                     if status.st_nlink != 1 or status.st_mode & kind != regular:
                         self.file(status, f"{path}/{item.name}" if path else item.name)
                 elif self.names and item.name not in self.names:
@@ -145,7 +149,7 @@ class Scan:
     def file(self, status: os.stat_result, name: str) -> None:
         kind = stat.S_IFMT(status.st_mode)
         if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-            raise Refused(
+            raise SourceRefused(
                 "special_file",
                 self.asked,
                 f"it contains {KINDS.get(kind, 'a special file')}: {self.asked}/{name}",
@@ -153,7 +157,7 @@ class Scan:
                 "using it",
             )
         if kind == stat.S_IFREG and self.access == "write" and status.st_mode & (stat.S_ISUID | stat.S_ISGID):
-            raise Refused(
+            raise SourceRefused(
                 "set_id",
                 self.asked,
                 f"{self._named(name)} is a set-id program: the plugin could replace code that runs with "
@@ -167,19 +171,22 @@ class Scan:
             if hit is not None:
                 raise self._linked(name, hit)
             if self.names and is_guarded(name, self.denylist.guarded_names):
-                raise Refused("hard_link", self.asked, f"{self._named(name)} {LINKED}", "make it a copy")
+                raise SourceRefused(
+                    "hard_link", self.asked, f"{self._named(name)} {LINKED}", "make it a copy"
+                )
             self.links.setdefault(identity, _Linked(name, status.st_nlink)).seen += 1
 
-    def settle_links(self, devices: frozenset[str], *, whole: bool) -> None:
-        """Look up files that have names outside this source among the files of the denied directories."""
+    def check_links(self, devices: frozenset[str], *, whole: bool) -> None:
+        """Refuse the source if a file with names outside of it is also in a denied directory. `whole`: the
+        scan has seen every name in the source exactly once."""
         wanted = {i: link.name for i, link in self.links.items() if not whole or link.seen < link.total}
         if not wanted:
             return
         try:
-            found = self.denylist.linked(wanted, devices=devices, limit=self.limit * LINK_WALK_FACTOR)
-        except Unproven:
+            found = self.denylist.find_linked(wanted, devices=devices, limit=self.limit * LINK_WALK_FACTOR)
+        except LinksUnproven:
             name = next(iter(wanted.values()))
-            raise Refused(
+            raise SourceRefused(
                 "hard_link",
                 self.asked,
                 f"{self._named(name)} has other hard links, and whether one of them is in a denied "
@@ -189,9 +196,9 @@ class Scan:
         if found is not None:
             raise self._linked(*found)
 
-    def _linked(self, name: str, hit: Hit) -> Refused:
+    def _linked(self, name: str, hit: Hit) -> SourceRefused:
         what = hit.denied.path if hit.relation == "equal" else f"a file of {hit.denied.path}"
-        return Refused(
+        return SourceRefused(
             "hard_link",
             self.asked,
             f"{self._named(name)} is a hard link to {what}",
@@ -201,8 +208,8 @@ class Scan:
     def _named(self, name: str) -> str:
         return f"{self.asked}/{name}" if name else "it"
 
-    def _over(self, reason: str) -> Refused:
-        return Refused(
+    def _over(self, reason: str) -> SourceRefused:
+        return SourceRefused(
             "scan_limit",
             self.asked,
             f"{reason}, so it was not searched for sockets, FIFOs and devices",
@@ -210,8 +217,9 @@ class Scan:
         )
 
     def _unlisted(self, error: OSError, parent: int, name: str, path: str) -> None:
-        """A directory that we may neither list nor enter is closed to the plugin too, which has no more
-        rights than we have. One that we may enter but not list could hold a socket whose name is known."""
+        """Handle a directory that cannot be listed. If it cannot be entered either, the plugin cannot enter
+        it, which has no more rights than the runner. If it can be entered, it could hold a socket with a
+        known name, and is refused."""
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path:
             return  # removed or replaced meanwhile
         if error.errno in SHORTAGES:
@@ -219,7 +227,7 @@ class Scan:
         enterable = os.access(name, os.X_OK, dir_fd=parent, effective_ids=True)
         if error.errno == errno.EACCES and path and not enterable:
             return
-        raise Refused(
+        raise SourceRefused(
             "unreadable",
             self.asked,
             f"{self._named(path)} cannot be listed ({error.strerror}), so it was not searched for sockets, "

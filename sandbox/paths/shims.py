@@ -1,8 +1,8 @@
-"""Shims of version managers on PATH: python3, node and others, which start the real program.
+"""Shims of version managers (pyenv, asdf, mise and others) on PATH: small programs that start the real one.
 
-A shim finds that program by files in the manager's own folder. No cage shows it, so a shim fails there.
-Where the manager's rules are simple, `target_of` follows them and finds the program behind the shim. A file
-such as .python-version can come with a project: it only chooses among the versions that are installed.
+A shim finds the real program by files in the manager's own folder. No cage shows that folder, so a shim fails
+there. Where the manager's rules are simple, `target_of` follows them and finds the real program. A file such
+as .python-version can come with a project: it only chooses among the installed versions.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from sandbox.files import text_at
 from sandbox.paths.executable import is_executable
 from sandbox.speed.typed import Iterator, Mapping
 
-# Programs that act by the name they are called with: their shims are links to them.
+# Managers whose shims are links to the manager itself, which acts by the name it is called with.
 _BY_TARGET = {"mise": "mise", "rtx": "rtx", "volta-shim": "volta", "proto-shim": "proto", "asdf": "asdf"}
-# The programs that the script of a shim runs with `exec`.
+# Managers whose shims are scripts that run the manager with `exec`.
 _BY_SCRIPT = ("pyenv", "nodenv", "rbenv", "goenv", "jenv", "plenv", "asdf", "mise", "rtx")
 _SCRIPT_BYTES = 4096
 _MOST_INSTALLED = 1000  # folders that are looked at
-# What a version or a tool may be called. No slash, and no dot at the beginning: it is the name of a folder.
 
 
 def manager_of(path: str) -> str:
-    """The version manager whose shim `path` is; empty if it is none."""
+    """The version manager whose shim `path` is; '' if it is no shim."""
     try:
         real = look.realpath(path)  # raises for a link that we may not read
     except OSError:
@@ -47,7 +46,7 @@ def remedy(name: str, manager: str) -> str:
 
 
 def target_of(path: str, manager: str, directory: str, environ: Mapping[str, str]) -> str | None:
-    """The program that a shim runs when it is started in `directory`. None: the manager has to be asked."""
+    """The program that a shim runs when it is started in `directory`; None if that is unknown."""
     folder, name = os.path.split(path)
     if os.path.basename(folder) != "shims":
         return None
@@ -67,7 +66,8 @@ def target_of(path: str, manager: str, directory: str, environ: Mapping[str, str
 
 
 def _of_pyenv(root: str, name: str, manager: str, directory: str, environ: Mapping[str, str]) -> str | None:
-    """By a variable, else by a file in the working directory or above it, else by the file `version`."""
+    """The version is chosen by a variable, else by a file in the working directory or above it, else by the
+    file `version`."""
     variable, file, language = {
         "pyenv": ("PYENV_VERSION", ".python-version", "python-"),
         "nodenv": ("NODENV_VERSION", ".node-version", "node-"),
@@ -85,7 +85,7 @@ def _of_pyenv(root: str, name: str, manager: str, directory: str, environ: Mappi
 
 
 def _installed(versions: str, version: str) -> str | None:
-    """The folder of a version. 3.12 stands for the newest 3.12.x, as for pyenv itself."""
+    """The folder of an installed version, or None. 3.12 means the newest 3.12.x, as for pyenv itself."""
     import re
 
     if not _is_name(version):
@@ -127,7 +127,7 @@ def _tool_versions(files: list[str], tool: str) -> list[str]:
 
 
 def _of_mise(root: str, name: str) -> str | None:
-    """Only if exactly one installed version of one tool has the program: mise has many ways to choose."""
+    """The program, if exactly one installed version of one tool has it: mise has many ways to choose."""
     found: set[str] = set()
     for tool in _listed(f"{root}/installs"):
         for version in _listed(f"{root}/installs/{tool}"):
@@ -142,7 +142,7 @@ def _of_mise(root: str, name: str) -> str | None:
 
 
 def _upwards(directory: str, name: str) -> Iterator[str]:
-    """The texts of the files of that name in a folder and above it, the nearest first."""
+    """The texts of the files with this name in a folder and above it, the nearest first."""
     folder = look.realpath(directory)
     while True:
         if text := _read(os.path.join(folder, name)):
@@ -164,7 +164,8 @@ def _read(path: str) -> str:
 
 
 def _is_name(text: str) -> bool:
-    """Whether a version or tool can have this name. A file of a stranger's may hold anything."""
+    """Whether a version or tool can have this name: it is the name of a folder, without a slash or a dot at
+    its beginning. Files of a project may hold anything."""
     import re
 
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+@-]*", text) is not None

@@ -1,8 +1,8 @@
 """Open a host path so that it can be shown to a plugin, or refuse it with the reason.
 
 The path is walked one component at a time, and only the system's own links are followed. Every decision is
-made on the open descriptor, and the same descriptor is mounted. Swapping the path afterwards changes a name,
-not the files that the plugin sees.
+made on the open descriptor, and the same descriptor is mounted. So replacing the path afterwards does not
+change the files that the plugin sees.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from sandbox import look
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place
 from sandbox.paths.file_identity import FileIdentity
-from sandbox.paths.guarded import GIT, GUARDED, TELLS, held_name, is_guarded
+from sandbox.paths.guarded import GIT, GUARDED, TELLS, find_guarded_name, is_guarded
 from sandbox.paths.mounts import KEEP_TIMES, KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
-from sandbox.paths.scan import KINDS, SCAN_LIMIT, SHORTAGES, Refused, Scan
+from sandbox.paths.scan import KINDS, SCAN_LIMIT, SHORTAGES, Scan, SourceRefused
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
 from sandbox.speed.typed import Literal
 from sandbox.speed.value import NamedTuple
 
 
-class Missing(Exception):
+class SourceMissing(Exception):
     """There is nothing at `path`."""
 
     def __init__(self, path: str) -> None:
@@ -39,11 +39,11 @@ class OpenSource(NamedTuple):
     identity: FileIdentity
     kind: Literal["dir", "file"]
     access: Access
-    scanned: int = 0  # entries looked at
+    scanned: int = 0  # number of entries
     uid: int = 0  # its owner
     gid: int = 0
     strangers: tuple[tuple[int, str], ...] = ()  # other owners in it, each with one path; see Scan
-    # If it is opened for writing, see Scan.
+    # Paths in it that have to be guarded if it is opened for writing; see Scan.
     guarded: tuple[str, ...] = ()
 
     def close(self) -> None:
@@ -60,26 +60,26 @@ def open_source(
     trusted: bool = False,
     own_state: bool = False,
 ) -> OpenSource:
-    """Open `path` for binding. Raises Refused or Missing; the caller closes it.
+    """Open `path` for a bind mount. Raises SourceRefused or SourceMissing; the caller closes it.
 
-    `trusted` skips the scan (the system's runtime, the plugin's own state), never the denylist.
-    `own_state` marks the asking plugin's own state directory, see Denylist.hit. `mounts` is the denylist's
-    reading unless the caller has a newer one.
+    `trusted` skips the scan (for the system's runtime and the plugin's own state), but not the denylist.
+    `own_state`: it is the plugin's own state directory, see Denylist.hit. `mounts`: a newer mount table than
+    the denylist's.
     """
     if mounts is None:
         mounts = denylist.mounts
     fault = lexical_fault(path)
     if fault is not None:
-        raise Refused("path", path, f"the path {fault}", "use an absolute path without '..'")
+        raise SourceRefused("path", path, f"the path {fault}", "use an absolute path without '..'")
     asked = normal(path)
-    # By name first: its message is clearer, and a denied path is refused even if it does not exist.
+    # By name first: the message is clearer, and a denied path is refused even if it does not exist.
     named = denylist.name_hit(asked, access)
     if named is not None and not (own_state and denylist.is_among_states(named)):
         raise _denied(asked, named)
     steps = _walk(asked, mounts)
     last = steps.pop()
     try:
-        return _judged(asked, last, steps, access, denylist, mounts, scan_limit, trusted, own_state)
+        return _judge_source(asked, last, steps, access, denylist, mounts, scan_limit, trusted, own_state)
     except BaseException:
         os.close(last.fd)
         raise
@@ -87,19 +87,19 @@ def open_source(
         close(steps)
 
 
-def _denied(asked: str, hit: Hit) -> Refused:
+def _denied(asked: str, hit: Hit) -> SourceRefused:
     rule = "self_grant" if hit.denied.origin == "deciding" else DENYLIST_RULE
-    return Refused(rule, asked, hit.sentence(), hit.hint())
+    return SourceRefused(rule, asked, hit.sentence(), hit.hint())
 
 
 # --- the walk -------------------------------------------------------------------------------------
 
 
 def _walk(asked: str, mounts: Mounts) -> list[Step]:
-    """Open `asked` and every directory it is reached through, outermost first, links resolved."""
+    """Open `asked` and every directory on the way, outermost first, with links resolved."""
 
     def refuse_kernel(steps: list[Step], last: bool) -> None:
-        # /dev/shm is an ordinary directory behind a devtmpfs; the others have none behind them.
+        # /dev/shm is an ordinary directory below a devtmpfs. Below the others there is none.
         fstype = mounts.devices.get(_device(steps[-1].status.st_dev))
         if fstype in KERNEL_FILESYSTEMS and (fstype != "devtmpfs" or last):
             raise _kernel(asked, real_path(steps), fstype or "")
@@ -108,20 +108,20 @@ def _walk(asked: str, mounts: Mounts) -> list[Step]:
         return walk(asked, check=refuse_kernel)
     except LinkRefused as refused:
         said = "it is" if refused.link == asked else f"its parent {refused.link} is"
-        raise Refused(
+        raise SourceRefused(
             "symlink",
             asked,
             f"{said} a symbolic link to {refused.target}, which users other than root could change",
             f"use the path it leads to: {refused.leads_to}",
         ) from None
     except TooManyLinks as refused:
-        raise Refused("symlink", asked, str(refused)) from None
+        raise SourceRefused("symlink", asked, str(refused)) from None
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise Missing(asked) from None
+            raise SourceMissing(asked) from None
         if error.errno in SHORTAGES:
             raise
-        raise Refused(
+        raise SourceRefused(
             "unreadable",
             asked,
             f"it cannot be opened: {error.strerror}",
@@ -133,9 +133,9 @@ def _device(st_dev: int) -> str:
     return f"{os.major(st_dev)}:{os.minor(st_dev)}"
 
 
-def _kernel(asked: str, place: str, fstype: str) -> Refused:
+def _kernel(asked: str, place: str, fstype: str) -> SourceRefused:
     where = "it is" if place == asked else f"{place} is"
-    return Refused(
+    return SourceRefused(
         "kernel_filesystem",
         asked,
         f"{where} on a {fstype} filesystem, which is an interface to the kernel",
@@ -146,7 +146,7 @@ def _kernel(asked: str, place: str, fstype: str) -> Refused:
 # --- the judgement --------------------------------------------------------------------------------
 
 
-def _judged(
+def _judge_source(
     asked: str,
     last: Step,
     above: list[Step],
@@ -160,7 +160,7 @@ def _judged(
     status = last.status
     kind = stat.S_IFMT(status.st_mode)
     if kind not in (stat.S_IFDIR, stat.S_IFREG):
-        raise Refused(
+        raise SourceRefused(
             "special_file",
             asked,
             f"it is {KINDS.get(kind, 'a special file')}",
@@ -169,7 +169,7 @@ def _judged(
     real = real_path([*above, last]) if above else "/"
     mount = mounts.of_fd(last.fd)
     if mount is None or fd_path(last.fd) != real:
-        raise Refused(
+        raise SourceRefused(
             "source_changed", asked, "it was moved, removed or mounted over while it was opened", "try again"
         )
     if mount.fstype in KERNEL_FILESYSTEMS:
@@ -189,8 +189,8 @@ def _judged(
     hit = denylist.hit(place, access, own_state=own_state)
     if hit is not None:
         raise _denied(asked, hit)
-    if not trusted and any(mounts.unprovable(shown) for shown in (place.inside, *place.mounted_below)):
-        raise Refused(
+    if not trusted and any(mounts.has_unknown_layer(shown) for shown in (place.inside, *place.mounted_below)):
+        raise SourceRefused(
             "overlay",
             asked,
             "it is on an overlay with a relative layer path, which could mean any folder",
@@ -200,9 +200,11 @@ def _judged(
     if own_state and denylist.states and contains(denylist.states, real):
         names = frozenset()
     if names and any(is_guarded(name.strip("/"), names) for name in (*place.names, place.inside.path)):
-        raise Refused("self_grant", asked, GUARDED, "ask for another folder, and copy what is needed there")
-    if own_state and names and kind == stat.S_IFDIR and (held := held_name(last.fd, names)):
-        raise Refused("self_grant", asked, f"it holds {held}, which {TELLS}", "choose another folder")
+        raise SourceRefused(
+            "self_grant", asked, GUARDED, "ask for another folder, and copy what is needed there"
+        )
+    if own_state and names and kind == stat.S_IFDIR and (held := find_guarded_name(last.fd, names)):
+        raise SourceRefused("self_grant", asked, f"it holds {held}, which {TELLS}", "choose another folder")
     scanned = 0
     guarded: tuple[str, ...] = ()
     strangers: tuple[tuple[int, str], ...] = ()
@@ -219,8 +221,8 @@ def _judged(
             scan.directory(last.fd, ".", "", 0)
         else:
             scan.file(status, "")
-        # A mount below could count a name twice, and then the file would seem to have no other names.
-        scan.settle_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
+        # With a mount below, a name could be counted twice, and a name outside would be overlooked.
+        scan.check_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
         scanned, strangers, guarded = scan.count, tuple(scan.strangers.items()), tuple(scan.guarded)
     return OpenSource(
         path=asked,

@@ -1,12 +1,12 @@
-"""Files and folders that stand where a name must not be taken, for as long as plugins run.
+"""Stand-ins: files and folders that are made for guarded names that do not exist, while plugins run.
 
-A mount needs something to be mounted on. So where a guarded name does not exist, an empty folder or a file
-that means nothing is made on the host. Whoever uses such a name holds a shared lock on it, also on one that
-was there before. A stand-in is removed by the last user, who gets the exclusive lock: to remove a file is to
-remove the mounts on it, in every cage.
+A mount needs a mount point. So where a guarded name does not exist, an empty folder, or a file without
+effect, is made on the host. Every launch holds a shared lock on the names that it guards, also on those that
+existed before. The last launch gets the exclusive lock and removes the stand-in: removing a file removes the
+mounts on it in every cage.
 
-A stand-in is known by its time of change to the nanosecond, which every change to it ends. So what a
-killed runner left is taken over and removed by the next launch.
+A stand-in is recognised by its modification time, to the nanosecond, which any change to it replaces. So the
+next launch takes over and removes what a killed runner left.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sandbox.speed.typed import Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
 _MARK = 1_003_715_428_918_273_700  # nanoseconds; in 2001
-_GRAINS = (1, 100, 10**3, 10**6, 10**7, 10**9, 2 * 10**9)  # of the times that filesystems keep
+_GRAINS = (1, 100, 10**3, 10**6, 10**7, 10**9, 2 * 10**9)  # granularities of filesystem times, in nanoseconds
 _TRIES, _PAUSE_SECONDS = 400, 0.005  # while another launch removes it
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class GuardedPlace(NamedTuple):
-    """A name that is held for a launch, and made where it does not exist."""
+    """A guarded name that a launch holds. A stand-in is made if it does not exist."""
 
     root: int  # the open folder it is below
     path: str  # relative
@@ -40,7 +40,7 @@ class GuardedPlace(NamedTuple):
 
 
 class StandInRefused(Exception):
-    """A missing name could not be taken."""
+    """A stand-in could not be made or locked."""
 
     def __init__(self, path: str, code: int) -> None:
         locked = code == errno.EBUSY
@@ -55,17 +55,17 @@ class StandInRefused(Exception):
 
 
 @contextmanager
-def held_places(places: Sequence[GuardedPlace]) -> Iterator[None]:
-    """Make what is missing, and hold all of it. Raises StandInRefused. Afterwards nothing of ours is left,
-    but what another launch uses."""
+def hold_places(places: Sequence[GuardedPlace]) -> Iterator[None]:
+    """Make the missing stand-ins, and hold all places. Raises StandInRefused. Afterwards the stand-ins are
+    removed, except those that another launch uses."""
     with ExitStack() as stack:
         for place in places:
-            stack.enter_context(_held(place))
+            stack.enter_context(_hold_place(place))
         yield
 
 
 @contextmanager
-def _held(place: GuardedPlace) -> Iterator[None]:
+def _hold_place(place: GuardedPlace) -> Iterator[None]:
     above, _, name = place.path.rpartition("/")
     try:
         steps = walk_below(place.root, above)
@@ -82,7 +82,7 @@ def _held(place: GuardedPlace) -> Iterator[None]:
             yield
         finally:
             try:
-                _let_go(fd, parent, name, place.content)
+                _release(fd, parent, name, place.content)
             finally:
                 os.close(fd)
     finally:
@@ -90,7 +90,8 @@ def _held(place: GuardedPlace) -> Iterator[None]:
 
 
 def _take(place: GuardedPlace, parent: int, name: str) -> int | None:
-    """Its descriptor, locked; None if it cannot be locked, and then it is not ours either."""
+    """The locked descriptor of a place, with a stand-in if it was missing. None: it cannot be opened or made,
+    so it is no stand-in of ours."""
     for _ in range(_TRIES):
         try:
             fd = os.open(name, _LOOK, dir_fd=parent)
@@ -105,13 +106,13 @@ def _take(place: GuardedPlace, parent: int, name: str) -> int | None:
                 raise StandInRefused(place.path, error.errno or errno.EIO) from None
             continue
         except OSError:
-            return None  # not ours to read: nobody's stand-in
+            return None  # unreadable, so it is no stand-in
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if _is_there(fd, parent, name):
+            if _is_same_file(fd, parent, name):
                 return fd
         except BlockingIOError:
-            if not _is_stand_in(fd, place.content):  # a plugin that may read it can lock it too
+            if not _is_stand_in(fd, place.content):  # any program that may read it can lock it
                 return fd
             time.sleep(_PAUSE_SECONDS)
         except OSError:  # a filesystem without locks
@@ -121,13 +122,12 @@ def _take(place: GuardedPlace, parent: int, name: str) -> int | None:
 
 
 def _is_closed(parent: int, code: int | None) -> bool:
-    """Whether the folder is closed to us, and so to the plugin: it belongs to another, and root would not
-    have been refused."""
+    """Whether the folder belongs to another user and is closed to us. Then it is closed to the plugin too."""
     return code == errno.EACCES and os.fstat(parent).st_uid != os.geteuid() != 0
 
 
 def _make(parent: int, name: str, content: str | None) -> None:
-    """All at once, as far as it can be: with its content and its owner, the folder's."""
+    """Make a stand-in with its content. For root it gets the owner of its folder."""
     if content is None:
         os.mkdir(name, 0o755, dir_fd=parent)
         fd = os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=parent)
@@ -137,21 +137,21 @@ def _make(parent: int, name: str, content: str | None) -> None:
         if content is not None:
             write_all(fd, content.encode())
         if os.geteuid() == 0:
-            if content is None and os.listdir(fd):  # not the one that was made: its owner would change
+            if content is None and os.listdir(fd):  # another folder: its owner must not be changed
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
             owner = os.fstat(parent)
             os.fchown(fd, owner.st_uid, owner.st_gid)
         os.utime(fd, ns=(_MARK, _MARK))
     except FileExistsError:
         raise
-    except OSError:  # a full disk: half of it would mean something, and stay
+    except OSError:  # such as a full disk: an incomplete stand-in must not stay
         _remove(fd, parent, name)
         raise
     finally:
         os.close(fd)
 
 
-def _is_there(fd: int, parent: int, name: str) -> bool:
+def _is_same_file(fd: int, parent: int, name: str) -> bool:
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError:
@@ -160,29 +160,29 @@ def _is_there(fd: int, parent: int, name: str) -> bool:
     return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
 
-def _let_go(fd: int, parent: int, name: str, content: str | None) -> None:
-    """Remove a stand-in that nobody else uses and nobody has changed."""
+def _release(fd: int, parent: int, name: str, content: str | None) -> None:
+    """Remove a stand-in that no other launch uses and that was not changed."""
     if not _is_stand_in(fd, content):
         return
     try:
-        # Our shared lock is given up first. Of several that let go at the same time one gets this lock.
+        # flock gives up our shared lock first. If several launches release it at once, one gets this lock.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_stand_in(fd, content):
             _remove(fd, parent, name)
-    except OSError:  # used by another launch, or not empty, or the folder is closed by now
+    except OSError:  # used by another launch, or not empty, or the folder is closed now
         pass
 
 
 def _remove(fd: int, parent: int, name: str) -> None:
-    """Remove what is open as `fd`, and nothing that a host puts in its place meanwhile: it is looked at under
-    a name that nobody else knows."""
-    if not _is_there(fd, parent, name):
+    """Remove the file that is open as `fd`, but nothing that a host has put in its place: it is first renamed
+    to a random name and checked there."""
+    if not _is_same_file(fd, parent, name):
         return
     private = f".{name}.{secrets.token_hex(8)}"
     os.rename(name, private, src_dir_fd=parent, dst_dir_fd=parent)
     is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
     try:
-        if _is_there(fd, parent, private):
+        if _is_same_file(fd, parent, private):
             (os.rmdir if is_folder else os.unlink)(private, dir_fd=parent)
             return
     except OSError:  # a folder that is not empty
@@ -191,7 +191,7 @@ def _remove(fd: int, parent: int, name: str) -> None:
 
 
 def _put_back(parent: int, private: str, name: str) -> None:
-    """Never over what has the name by now: then it stays where it is."""
+    """Rename it back, unless the name is taken by now: then it stays."""
     is_folder = stat.S_ISDIR(os.stat(private, dir_fd=parent, follow_symlinks=False).st_mode)
     if not is_folder:
         try:

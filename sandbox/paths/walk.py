@@ -1,8 +1,8 @@
-"""How this package follows symbolic links: one component at a time, from the root.
+"""Opens a path one component at a time, from the root, and decides which symbolic links are followed.
 
-Every directory on the way stays open, so the judged file is the used file. A user who may change a link, or
-put one in the place of a directory, decides where a path leads. So links are followed only where nobody but
-root (or, on request, the caller) could have made them; "all" is for callers that judge the result instead.
+Every directory on the way stays open, so the checked file is the one that is used. A user who can change a
+link, or replace a directory by one, decides where a path leads. So links are followed only where nobody but
+root (or, on request, the caller) could have made them. "all" is for callers that check the result instead.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ LINK_LIMIT = 40  # as the kernel's MAXSYMLINKS
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# Which links are followed. "system": root's, in directories that only root can change. "own": also the links
-# of an ordinary user, for places that the user's own environment names. "none": no link. "all": every link.
+# Which links are followed. "system": root's, in directories that only root can change. "own": also the
+# caller's own, unless it is root, for places that the user's environment names. "none": no link. "all": every
+# link.
 Follow = Literal["system", "own", "none", "all"]
 
 
@@ -35,12 +36,12 @@ class Step(NamedTuple):
     name: str
     fd: int  # O_PATH
     status: os.stat_result
-    system: bool  # only root can change this directory and every one above it
-    made: bool = False  # by this walk
+    system: bool  # only root can change this directory and those above it
+    made: bool = False  # the walk has made it
 
 
 class LinkRefused(Exception):
-    """A link on the way that is not followed."""
+    """There is a link on the way that is not followed."""
 
     def __init__(self, link: str, target: str, rest: list[str]) -> None:
         super().__init__(f"{link} is a symbolic link to {target}, which users other than root could change")
@@ -51,7 +52,7 @@ class LinkRefused(Exception):
 
 
 class TooManyLinks(Exception):
-    """More than LINK_LIMIT links."""
+    """There are more than LINK_LIMIT links on the way."""
 
     def __init__(self) -> None:
         super().__init__(f"it leads through more than {LINK_LIMIT} links")
@@ -66,12 +67,12 @@ def walk(
     make: int | None = None,
     passed: list[Link] | None = None,
 ) -> list[Step]:
-    """Open absolute `path` and every directory it is reached through, outermost first, links resolved.
+    """Open absolute `path` and every directory on the way, outermost first, with links resolved.
 
-    `check` is called with the steps after each one, and with whether it was the last. `missing` receives the
-    components from the first that does not exist on. `make` is the mode of missing directories, which are
-    then created; the last one gets 0700. `passed` receives each link that was followed. Raises OSError,
-    LinkRefused and TooManyLinks; the caller closes the steps.
+    `check`: called after each step with all steps so far, and with whether it was the last. `missing`:
+    receives the components from the first missing one on. `make`: create missing directories with this mode;
+    the last one gets 0700. `passed`: receives each link that was followed. Raises OSError, LinkRefused and
+    TooManyLinks; the caller closes the steps.
     """
     look.note(path)
     steps: list[Step] = []
@@ -93,7 +94,7 @@ def walk(
                     return steps
                 if make is None:
                     raise
-                step = _made(name, steps[-1], make if todo else 0o700)
+                step = _make_step(name, steps[-1], make if todo else 0o700)
             if not stat.S_ISLNK(step.status.st_mode):
                 steps.append(step)
                 if check is not None:
@@ -125,8 +126,8 @@ def walk(
 def walk_below(folder: int, path: str, *, make: bool = False) -> list[Step]:
     """Open `path`, which is relative to the open `folder`, and each folder on the way, `folder` first.
 
-    For places that a plugin may change at the same time: every step has one name, and no link is followed.
-    `make`: missing folders are created, for their owner alone. Raises OSError; the caller closes the steps.
+    No link and no ".." is followed, because a plugin may change these folders at the same time. `make`:
+    create missing folders, with mode 0700. Raises OSError; the caller closes the steps.
     """
     steps: list[Step] = []
     try:
@@ -134,7 +135,7 @@ def walk_below(folder: int, path: str, *, make: bool = False) -> list[Step]:
         for name in reversed(parts(path)):
             if name == "..":
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
-            steps.append(_made(name, steps[-1], 0o700) if make else _step(name, steps[-1].fd))
+            steps.append(_make_step(name, steps[-1], 0o700) if make else _step(name, steps[-1].fd))
             if not stat.S_ISDIR(steps[-1].status.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
     except BaseException:
@@ -145,7 +146,8 @@ def walk_below(folder: int, path: str, *, make: bool = False) -> list[Step]:
 
 
 def unmake(steps: list[Step]) -> None:
-    """Remove the directories that the walk made, from the last one up, while each is empty and the same."""
+    """Remove the directories that the walk made, from the last one up, as long as they are empty and not
+    replaced."""
     for above, step in zip(steps[-2::-1], steps[:0:-1], strict=True):
         if not step.made:
             return
@@ -159,9 +161,9 @@ def unmake(steps: list[Step]) -> None:
 
 
 def resolve(path: str, *, follow: Follow = "system") -> str:
-    """Where `path` is, without links; components that do not exist yet are kept as written.
+    """The real path of `path`. Components that do not exist yet stay as written.
 
-    A relative path is one below the working directory. Raises as `walk` does.
+    A relative path starts at the working directory. Raises as `walk` does.
     """
     missing: list[str] = []
     steps = walk(os.path.join(os.getcwd(), path), follow=follow, missing=missing)
@@ -177,7 +179,7 @@ def close(steps: list[Step]) -> None:
 
 
 def parts(path: str) -> list[str]:
-    """Components still to be walked, last first."""
+    """The components of a path, last first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
@@ -191,12 +193,13 @@ def _is_followed(follow: Follow, link: Step, above: Step) -> bool:
         return True
     if above.system and owner == 0:
         return follow != "none"
-    # In a directory that others can change, they may have moved a link of root's there.
+    # A link of root's in a directory that others can change may have been moved there.
     return follow == "own" and os.geteuid() != 0 and owner in (0, os.geteuid())
 
 
 def _step(name: str, above: int | None, *, system: bool = False, made: bool = False) -> Step:
-    """`system`: of the folder above."""
+    """Open one component without following a link. `system`: whether only root can change the folder
+    above."""
     fd = os.open(name, _STEP, dir_fd=above)
     try:
         status = os.fstat(fd)
@@ -207,17 +210,17 @@ def _step(name: str, above: int | None, *, system: bool = False, made: bool = Fa
     return Step(name, fd, status, ours and system, made)
 
 
-def _made(name: str, above: Step, mode: int) -> Step:
+def _make_step(name: str, above: Step, mode: int) -> Step:
     try:
         os.mkdir(name, 0o700, dir_fd=above.fd)
         made = True
     except FileExistsError:
-        made = False  # by another runner at the same moment
+        made = False  # another runner made it at the same moment
     step = _step(name, above.fd, system=above.system, made=made)
     if not made or mode == 0o700:
         return step
     try:
-        # Independent of the umask. Through a descriptor, because the name may lead to another directory now.
+        # chmod, because mkdir applies the umask. By a descriptor, because the name may lead elsewhere now.
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=step.fd)
         try:
             if os.fstat(fd).st_uid != os.geteuid():

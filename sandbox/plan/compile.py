@@ -16,8 +16,8 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
-from sandbox.paths.scan import Refused
-from sandbox.paths.source import Missing, OpenSource, open_source
+from sandbox.paths.scan import SourceRefused
+from sandbox.paths.source import OpenSource, SourceMissing, open_source
 from sandbox.plan import mentions
 from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, visibility_check
@@ -226,7 +226,7 @@ def _resolve_program(
         directory=request.directory,
         search_path=request.search_path or environ.get("PATH") or programs.SYSTEM_PATH,
         roots=[_real(want.path) for want in wanted],
-        sight=programs.Sight(denied, lambda path: policy.may_read(path)),
+        rules=programs.ShowRules(denied, lambda path: policy.may_read(path)),
         trusted=request.trusted_command,
         environ=environ,
     )
@@ -266,9 +266,9 @@ def _judge_state(state: Iterable[_WantedPath], denylist: Denylist) -> None:
             open_source(
                 want.path, access=want.access, denylist=denylist, trusted=True, own_state=True
             ).close()
-        except Missing:
+        except SourceMissing:
             continue
-        except Refused as refused:
+        except SourceRefused as refused:
             refusals.append(
                 Denial(
                     refused.rule, refused.asked, refused.reason, "choose another directory with --state-dir"
@@ -411,7 +411,7 @@ def _open_all(
                 trusted=want.trusted,
                 own_state=want.origin == "state",
             )
-        except Missing:
+        except SourceMissing:
             if want.origin == "state":  # the launch makes it
                 yield ShownPath(want.path, want.access, want.origin, "made at launch")
                 continue
@@ -427,7 +427,7 @@ def _open_all(
                     where=want.where,
                 )
             )
-        except Refused as refused:
+        except SourceRefused as refused:
             if want.origin == _PROJECT and not want.required:
                 # Nobody asked for the project, so refusing it is only a note.
                 notes.append(Note("project", f"the project {want.path} is not shown: {refused.reason}"))
@@ -461,7 +461,7 @@ def _missing_notes(shown: Iterable[ShownPath]) -> Iterator[Note]:
             yield missing_note(path.path, path.origin)
 
 
-def _refusal(want: _WantedPath, refused: Refused) -> Denial:
+def _refusal(want: _WantedPath, refused: SourceRefused) -> Denial:
     """The denial for one path, with the origin of the request."""
     denial = Denial(refused.rule, refused.asked, refused.reason, refused.hint, where=want.where)
     if want.origin in ("manifest", "command line"):

@@ -21,8 +21,8 @@ from sandbox.paths.guarded import (
     is_guarded,
     is_unguarded,
     nested_paths,
+    parent_folders,
     top_paths,
-    ways,
 )
 from sandbox.paths.mounts import contains, join
 from sandbox.paths.source import OpenSource
@@ -78,7 +78,7 @@ def guards_of(
     except _Unguardable as refused:
         reason = f"{source.real} cannot be written by a plugin: {refused}"
         raise PlanRefused([Denial(GUARD_RULE, source.path, reason, refused.hint, where=where)]) from None
-    for way in ways(list(found)):
+    for way in parent_folders(list(found)):
         found.setdefault(way, Guard(dest, way, "write", "bound" if way == GIT else "optional"))
     return tuple(sorted(found.values(), key=lambda guard: (guard.path.count("/"), guard.path)))
 

@@ -11,8 +11,8 @@ import os
 
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import join
-from sandbox.paths.scan import Refused
-from sandbox.paths.source import Missing, OpenSource, open_source
+from sandbox.paths.scan import SourceRefused
+from sandbox.paths.source import OpenSource, SourceMissing, open_source
 from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanRefused
 from sandbox.spec import Access, Denial, GrantedPath
 from sandbox.speed.scopes import ExitStack, contextmanager
@@ -52,11 +52,11 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
                     trusted=_is_trusted(bind.path, origin),
                     own_state=origin == _STATE,
                 )
-            except Missing:
+            except SourceMissing:
                 if origin != _STATE:
                     refusals.append(_changed(bind.path, f"{bind.path} does not exist any more"))
                 continue
-            except Refused as refused:
+            except SourceRefused as refused:
                 refusals.append(Denial(refused.rule, refused.asked, refused.reason, refused.hint))
                 continue
             stack.callback(os.close, source.fd)
@@ -115,13 +115,13 @@ def open_state(
             place = where.get(path, ())
             try:
                 source = open_source(path, access=access, denylist=denylist, trusted=True, own_state=True)
-            except Missing:
+            except SourceMissing:
                 hint = "choose a place for it with --state-dir that nobody else can write"
                 refusals.append(
                     Denial("missing_path", path, f"{path} does not exist", hint, where=place, origin=_STATE)
                 )
                 continue
-            except Refused as refused:
+            except SourceRefused as refused:
                 refusals.append(
                     Denial(
                         refused.rule, refused.asked, refused.reason, refused.hint, where=place, origin=_STATE

@@ -1,11 +1,11 @@
 """Classic BPF for seccomp: an assembler that builds programs from their end.
 
-It emits only what seccomp accepts and the kernel's per-call verdict cache can emulate (Linux 5.11: loads of
-the number and the architecture, comparisons with constants, AND, RET). Calls decided by number alone then
-cost no filter run at all.
+It emits only instructions that seccomp accepts and that the kernel's verdict cache can emulate (Linux 5.11:
+loads of the number and the architecture, comparisons with constants, AND, RET). The filter then never runs
+for a call that is decided by its number alone.
 
-Conditional jumps in classic BPF go forward only and at most 255 instructions far. Building from the end
-makes every target known when the jump to it is written, so a jump that is too far gets an intermediate jump
+Conditional jumps in classic BPF go forward only, by at most 255 instructions. A program that is built from
+its end knows every target when the jump to it is written. So a jump that is too far gets an intermediate jump
 at once, and no second pass is needed.
 """
 
@@ -61,7 +61,7 @@ class Assembler:
         return len(self._reversed) - 1
 
     def _distance(self, place: int) -> int:
-        """How far a jump goes from the instruction that is written next."""
+        """The length of a jump from the next instruction to `place`."""
         return len(self._reversed) - place - 1
 
     def _near(self, place: int) -> int:
@@ -73,14 +73,14 @@ class Assembler:
         return self._prepend(JA, self._distance(place))
 
     def ret(self, value: int) -> int:
-        """A place that returns this value; an earlier one is used again while it is within reach."""
+        """A place that returns this value. An existing one is reused if it is within reach."""
         place = self._returns.get(value)
         if place is None or self._distance(place) > _REACH_INSTRUCTIONS:
             place = self._returns[value] = self._prepend(RET, value)
         return place
 
     def load(self, offset: int, then: int) -> int:
-        """Load a word and go on at `then`."""
+        """Load a word and continue at `then`."""
         self._fall_through(then)
         return self._prepend(LD_ABS, offset)
 
@@ -89,7 +89,8 @@ class Assembler:
         return self._prepend(AND, bits)
 
     def branch(self, code: int, k: int, if_true: int, if_false: int) -> int:
-        # The second target's jump may push the first one away: _REACH_INSTRUCTIONS leaves room.
+        # An intermediate jump for the second target moves the first one further away: _REACH_INSTRUCTIONS
+        # leaves room for that.
         if_true = self._near(if_true)
         if_false = self._near(if_false)
         return self._prepend(code, k, self._distance(if_true), self._distance(if_false))
@@ -99,7 +100,7 @@ class Assembler:
             self._prepend(JA, self._distance(place))
 
     def program(self) -> bytes:
-        """The finished program. It starts at what was written last."""
+        """The finished program. It starts at the instruction that was written last."""
         if len(self._reversed) > MAX_INSTRUCTIONS:
             raise ValueError(f"{len(self._reversed)} instructions: the kernel takes {MAX_INSTRUCTIONS}")
         return b"".join(_SOCK_FILTER.pack(*instruction) for instruction in reversed(self._reversed))

@@ -1,11 +1,12 @@
-"""Small filters beside the main one: for plugins with a disk limit, and for plugins that write others' files.
+"""Small filters beside the main one: for plugins with a disk limit, and for plugins that write other users'
+files.
 
-A plugin writes data at the speed of memory, and the runner can watch that. Preallocated space comes at once,
-a whole disk of it, and RLIMIT_FSIZE does not count it beyond the end of a file. So preallocation is refused:
-programs that use it (databases, downloads) know filesystems without it, and write instead.
+The runner can watch a plugin that writes data, which is at most as fast as memory. But one call can
+preallocate a whole disk, and RLIMIT_FSIZE does not count space beyond the end of a file. So preallocation is
+refused: programs that use it (databases, downloads) also work on filesystems without it, and write instead.
 
-The numbers are written out: reading the tables and loading the assembler would cost a launch more than all
-else about it. A test compares them with the tables.
+The numbers are written out, because reading the tables and loading the assembler would cost a launch more
+than the rest of this module. A test compares them with the tables.
 """
 
 from __future__ import annotations
@@ -20,23 +21,20 @@ _ENOSYS = 38
 
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCH, _REQUEST = (
-    0,
-    4,
-    24,
-)  # where struct seccomp_data has them; of an ioctl's second argument the low half
+# Offsets in struct seccomp_data; the third is the low half of an ioctl's second argument.
+_NUMBER, _ARCH, _REQUEST = 0, 4, 24
 
-# Filesystems with fallocate also accept it as these ioctls: RESVSP, RESVSP64 and ZERO_RANGE. With
-# FSSETXATTR a file on XFS gets an extent size: then one byte written takes a gigabyte.
+# Filesystems with fallocate also offer it as these ioctls: RESVSP, RESVSP64 and ZERO_RANGE. The last one,
+# FSSETXATTR, sets the extent size of a file on XFS: then one written byte takes a gigabyte.
 REQUESTS = (0x40305828, 0x4030582A, 0x40305839, 0x401C5820)
 
 
 class Numbers(NamedTuple):
     ioctl: int
     fallocate: int
-    file_setattr: int  # FSSETXATTR as a call of its own
-    # io_uring performs fallocate unseen by any filter, and holds files open where no walk finds them. The
-    # default profile refuses it already.
+    file_setattr: int  # FSSETXATTR as a system call
+    # No filter sees an fallocate by io_uring, and no search finds files that it holds open. The default
+    # profile refuses io_uring already.
     io_uring_setup: int
 
 
@@ -44,7 +42,7 @@ NUMBERS = {"x86_64": Numbers(16, 285, 469, 425), "aarch64": Numbers(29, 47, 469,
 
 
 def no_preallocation(arch: str) -> bytes:
-    """A program for the kernel. The main filter judges calls of another architecture."""
+    """A filter that refuses preallocation. The main filter judges calls of another architecture."""
     numbers = NUMBERS[arch]
     code = [
         (_LOAD, 0, 0, _ARCH),
@@ -64,8 +62,9 @@ def no_preallocation(arch: str) -> bytes:
 
 
 def no_io_uring(arch: str) -> bytes:
-    """For a plugin that may write files of other owners: through io_uring, which only the compat profile
-    allows, it could make set-user-id files that no filter sees. Programs fall back to plain calls."""
+    """A filter that refuses io_uring, for a plugin that may write files of other owners: by io_uring, which
+    only the compat profile allows, it could make set-user-id files unseen by any filter. Programs fall back
+    to plain calls."""
     code = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 0, 3, AUDIT_ARCH[arch]),

@@ -2,8 +2,8 @@
 
     policies/seccomp/NAME.toml --load_profile--> Profile --compile_filter--> BPF program
 
-Everything is pure and deterministic: the same profile gives the same bytes on every machine. Not on the
-launch path (see sandbox/seccomp/filter.py): scripts/seccomp-filters, `runner explain` and tests come here.
+Everything is pure and deterministic: the same profile gives the same bytes on every machine. A launch does
+not use this module (see sandbox/seccomp/filter.py): scripts/seccomp-filters, `runner explain` and tests do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sandbox.seccomp import bpf, syscalls
 from sandbox.seccomp.filter import AUDIT_ARCH, PROFILE_DIRECTORY
 from sandbox.speed.value import NamedTuple
 
-# Asm-generic numbers, the same on both architectures; from a table and not from the errno module, so that
-# compiling does not depend on the machine it is done on.
+# Asm-generic numbers, the same on both architectures. Not from the module errno, so that the result does not
+# depend on the machine that compiles.
 ERRNOS: dict[str, int] = {
     "EPERM": 1,
     "ENOMEM": 12,
@@ -33,11 +33,11 @@ _LOW_WORD = 0xFFFFFFFF
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be compiled. The text names profile, entry and fault."""
+    """The profile cannot be compiled. The text names profile, entry and fault."""
 
 
 class ArgumentTest(NamedTuple):
-    """About the low 32 bits of one argument: (argument & mask) in values, argument & any_bits, or
+    """A test of the low 32 bits of one argument: (argument & mask) in values, argument & any_bits, or
     argument > above, unsigned."""
 
     arg: int
@@ -58,7 +58,7 @@ class Rule(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """A verdict for each name; names in no set are denied."""
+    """A verdict for each system call; calls in no set are denied."""
 
     name: str
     allow: frozenset[str]
@@ -78,7 +78,7 @@ class Profile(NamedTuple):
 
 
 def load_profile(name: str) -> Profile:
-    """Read a profile and what it extends."""
+    """Read a profile and the one it extends."""
     path = os.path.join(PROFILE_DIRECTORY, f"{name}.toml")
     with open(path, "rb") as file:
         document = tomllib.load(file)
@@ -87,14 +87,13 @@ def load_profile(name: str) -> Profile:
 
 
 def read_profile(name: str, document: dict[str, object], base: Profile | None) -> Profile:
-    """A document's verdicts, on top of those of the profile it extends.
+    """The verdicts of a document, added to those of the profile it extends.
 
-    A name has one verdict. Repeating a verdict of the base is refused: the author of such a line probably
-    misread the base.
+    A call has one verdict. Repeating a verdict of the base is refused: the author probably misread the base.
     """
-    strangers = sorted(set(document) - {"extends", "allow", "enosys", "deny", "rules"})
-    if strangers:
-        raise ProfileError(f"{name}: unknown table {strangers[0]}")
+    unknown_tables = sorted(set(document) - {"extends", "allow", "enosys", "deny", "rules"})
+    if unknown_tables:
+        raise ProfileError(f"{name}: unknown table {unknown_tables[0]}")
     stated: dict[str, str] = {}
     for verdict in ("allow", "enosys", "deny"):
         for group, names in cast("dict[str, list[str]]", document.get(verdict, {})).items():
@@ -161,11 +160,11 @@ def _read_action(where: str, action: object) -> str:
 
 
 def compile_filter(profile: Profile, arch: str) -> bytes:
-    """The program, an array of struct sock_filter: architecture, then a binary search over the numbers.
+    """The program, an array of struct sock_filter: a check of the architecture, then a binary search over
+    ranges of numbers with the same verdict.
 
-    The search runs over ranges of numbers with one verdict. Numbers that are not in the table, including
-    x32's (0x40000000 and up, and the 512 to 547 that old kernels also took without that bit) included, falls
-    into ranges that answer ENOSYS.
+    Numbers that are not in the table are in ranges that return ENOSYS. That includes x32's: 0x40000000 and
+    up, and 512 to 547, which old kernels also accepted without that bit.
     """
     table = syscalls.load(arch)
     known = set(table).union(*(syscalls.load(other) for other in syscalls.ARCHES))
@@ -183,13 +182,13 @@ def compile_filter(profile: Profile, arch: str) -> bytes:
 
     code = bpf.Assembler()
 
-    def give(action: str) -> int:
+    def return_place(action: str) -> int:
         return code.ret(bpf.ALLOW if action == "allow" else bpf.ERRNO | ERRNOS[action])
 
     def decide(rule: Rule) -> int:
-        place = give(rule.otherwise)
+        place = return_place(rule.otherwise)
         for case in reversed(rule.cases):
-            otherwise, place = place, give(case.action)
+            otherwise, place = place, return_place(case.action)
             for test in reversed(case.tests):
                 if test.any_bits:
                     place = code.branch(bpf.JSET, test.any_bits, place, otherwise)
@@ -207,7 +206,7 @@ def compile_filter(profile: Profile, arch: str) -> bytes:
     def search(low: int, high: int) -> int:
         if high - low == 1:
             action = ranges[low][1]
-            return give(action) if isinstance(action, str) else blocks[action]
+            return return_place(action) if isinstance(action, str) else blocks[action]
         middle = (low + high) // 2
         right = search(middle, high)
         left = search(low, middle)
@@ -227,7 +226,7 @@ def compile_filter(profile: Profile, arch: str) -> bytes:
 
 
 def describe(program: bytes) -> str:
-    """The program as a listing for people, with the names of the calls it compares with."""
+    """A readable listing of the program, with the names of the system calls."""
     code = bpf.instructions(program)
     arch = next((a for a, value in AUDIT_ARCH.items() if len(code) > 1 and code[1].k == value), None)
     names = {number: name for name, number in syscalls.load(arch).items()} if arch else {}

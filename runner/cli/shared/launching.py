@@ -79,7 +79,7 @@ class CommandLineHost:
                 raise Failure(outcome, EXEC_REFUSED)
         # A launch from a stored plan may still differ: a cgroup that cannot be made is replaced by a weaker
         # means.
-        if has_start_notes(planned) if self._tells is None else self._tells or planned.limits.told:
+        if has_start_notes(planned) if self._tells is None else self._tells or planned.limits.announced:
             _print_notes(planned, self.secrets, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:

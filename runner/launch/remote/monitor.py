@@ -387,7 +387,7 @@ def _allowance(planned: Planned) -> Allowance:
 
 def _ending(stage: Stage | None, outcome: Outcome, status: int) -> MonitorEnd:
     if isinstance(stage, Decided | Planned):  # a launch that started has counted them so already
-        stage = stage._replace(limits=stage.limits.in_session())
+        stage = stage._replace(limits=stage.limits.for_session())
     document = json.dumps(report(stage, outcome, status))
     scene = write_scene(make_scene(stage))
     return MonitorEnd(outcome, status, tuple(_explanation(stage, outcome)), document, scene)

@@ -1,9 +1,8 @@
 """System call numbers by name, one committed table per architecture.
 
-The tables are data, not code: they come from the kernel's own exported headers and are written by
-scripts/syscall-tables. Carrying them, instead of asking the installed libc or libseccomp, is what
-makes the filters the same on every machine and lets them name calls newer than the machine's
-libseccomp (2.5.4 has never heard of statmount or open_tree_attr).
+The tables are data: scripts/syscall-tables writes them from the kernel's exported headers. They do not come
+from the installed libc or libseccomp, so the filters are the same on every machine, and can name calls that
+are newer than the machine's libseccomp (2.5.4 does not know statmount or open_tree_attr).
 
 A launch reads none of this: it uses the compiled filters. Only compiling, explaining and testing do.
 """

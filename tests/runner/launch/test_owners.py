@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from sandbox.identity import reservations, uid_range
-from sandbox.identity.all_states import StateKept, list_states, remove_state
+from sandbox.identity.all_states import StateNotRemoved, list_states, remove_state
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
 from sandbox.identity.owner import Writing
 from sandbox.identity.state import owned_state
@@ -660,5 +660,5 @@ def test_a_state_is_removed_as_it_is_and_not_as_it_was_listed(plugins: Plugins) 
     (listed,) = (each for each in list_states(os.environ) if each.manifest == str(manifest))
     plugins.write("writer", first, second)
     plugins.run(manifest, f"text('{second}/x', 'x')")
-    with pytest.raises(StateKept, match=f"{second}/x belongs to uid"):
+    with pytest.raises(StateNotRemoved, match=f"{second}/x belongs to uid"):
         remove_state(listed)

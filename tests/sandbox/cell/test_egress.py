@@ -33,7 +33,7 @@ def small_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -
     import socket
 
     from sandbox.network.redirect import original_target
-    from sandbox.network.sockets import receive_sockets, tell_ready
+    from sandbox.network.sockets import receive_sockets, send_ready
 
     sockets = receive_sockets(channel)
     if identity is not None:
@@ -41,7 +41,7 @@ def small_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -
         os.setresuid(identity[0], identity[0], identity[0])
     held = {fd: socket.socket(fileno=fd) for fd in (*sockets.listeners, *sockets.redirected)}
     resolver = socket.socket(fileno=sockets.dns_udp)
-    tell_ready(channel)
+    send_ready(channel)
     while True:
         ready, _, _ = select.select([alive, sockets.dns_udp, *held], [], [])
         if alive in ready:

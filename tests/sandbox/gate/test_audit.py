@@ -125,8 +125,8 @@ def test_a_line_is_what_json_would_write(fields: dict[str, str | float]) -> None
 def test_totals_of_nothing_are_not_told(pipe: tuple[int, int]) -> None:
     """Who reads them would load a reader of JSON for that."""
     audit = AuditPipe(Loop(), pipe[1])
-    audit.tell_totals()
+    audit.write_totals()
     assert _read(pipe[0]) == []
     audit.write(LINE)
-    audit.tell_totals()
+    audit.write_totals()
     assert _read(pipe[0])[-1] == {"kind": "totals", "connect refused": 1}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 
-from sandbox.gate.loop import READ, Brake, Loop
+from sandbox.gate.loop import READ, Loop, RateLimiter
 
 
 def test_timers_run_in_order_and_a_cancelled_one_does_not() -> None:
@@ -53,12 +53,12 @@ def test_the_brake_stops_reading_for_the_rest_of_a_second() -> None:
     with left, right:
         heard: list[int] = []
         loop.watch(left.fileno(), READ, heard.append)
-        brake = Brake(loop, 3, (left.fileno(),))
+        limiter = RateLimiter(loop, 3, (left.fileno(),))
         right.send(b"x")
-        assert [brake.count() for _ in range(4)] == [False, False, True, True]
+        assert [limiter.count() for _ in range(4)] == [False, False, True, True]
         loop.run_once(0)
         assert heard == []
-        brake._release()
+        limiter._release()
         loop.run_once(0)
         assert len(heard) == 1
-        assert brake.count() is False
+        assert limiter.count() is False

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox.gate.loop import Loop
-from sandbox.gate.meter import ByteMeter
-from sandbox.gate.pump import PipePool, PumpEnding, SplicePump
+from sandbox.gate.pump import ByteMeter, PipePool, PumpEnding, SplicePump
 
 MUCH = 8 << 20
 

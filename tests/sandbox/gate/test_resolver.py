@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandbox.gate.loop import Loop
-from sandbox.gate.resolver import MOST_TRIES, Addresses, Resolver, interleave
+from sandbox.gate.resolver import MOST_QUERIES, Addresses, Resolver, interleave
 from sandbox.gate.upstream import NameServer, Upstream
 from tests.sandbox.gate.netlab import AAAA, CNAME, A, Record, encode_record
 
@@ -252,7 +252,7 @@ def test_only_some_questions_are_open_at_once(loop: Loop) -> None:
     with servers(loop, server) as resolver:
         resolver._upstream = resolver._upstream._replace(attempts=10)
         assert "no name server answers" in look_up(loop, resolver).reason
-    assert len(server.asked) == 20 and most == 2 * MOST_TRIES
+    assert len(server.asked) == 20 and most == 2 * MOST_QUERIES
 
 
 def test_missing_descriptors_are_told(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_an_answer_holds_as_long_as_it_says(loop: Loop) -> None:
                 look_up(loop, resolver)
                 assert len(server.asked) == 2 * looks
                 loop.now += 31  # it is kept 30 seconds at most
-                assert resolver._kept[NAME][0] < loop.now
+                assert resolver._cache[NAME][0] < loop.now
 
 
 def test_hosts_come_first(loop: Loop) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.identity import all_states
-from sandbox.identity.all_states import State, StateKept, list_states, remove_state
+from sandbox.identity.all_states import State, StateNotRemoved, list_states, remove_state
 from sandbox.identity.host_side import host_side
 from sandbox.identity.state import RECORDS, owned_state
 from tests import elsewhere
@@ -39,11 +39,11 @@ def test_a_state_that_vanishes_while_all_are_listed(tmp_path: Path, monkeypatch:
             os.rmdir(path)
         return real(path)
 
-    real = vars(all_states)["_record"]
+    real = vars(all_states)["_read_record"]
     monkeypatch.setattr(all_states, "state_root", lambda _: str(tmp_path))
     listed = {Path(each.path) for each in list_states({})}
     assert listed >= {tmp_path / "one", tmp_path / "two"}  # the control
-    monkeypatch.setattr(all_states, "_record", vanish)
+    monkeypatch.setattr(all_states, "_read_record", vanish)
     assert {Path(each.path) for each in list_states({})} == listed - {tmp_path / "one"}
 
 
@@ -69,7 +69,7 @@ def test_a_state_that_was_replaced_keeps_its_host_side(plugin_dir: Path) -> None
     state = make_state(plugin_dir / "state")
     kept = Path(host_side(state.path), "kept")
     os.chown(state.path, state.uid + 1, -1)
-    with pytest.raises(StateKept, match="replaced meanwhile"):
+    with pytest.raises(StateNotRemoved, match="replaced meanwhile"):
         remove_state(state)
     assert kept.exists() and Path(state.path, "file").exists()
     os.chown(state.path, state.uid, -1)
@@ -82,7 +82,7 @@ def remove_with_a_mount(state: list[object], point: str, source: str) -> list[st
     import ctypes
     import os
 
-    from sandbox.identity.all_states import State, StateKept, remove_state
+    from sandbox.identity.all_states import State, StateNotRemoved, remove_state
 
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(0x20000) == 0
@@ -92,7 +92,7 @@ def remove_with_a_mount(state: list[object], point: str, source: str) -> list[st
     try:
         remove_state(State(*state))  # type: ignore[arg-type]
         return ["removed"]
-    except StateKept as kept:
+    except StateNotRemoved as kept:
         return [str(kept)]
 
 

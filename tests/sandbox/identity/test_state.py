@@ -556,7 +556,7 @@ def test_a_state_that_is_being_removed_is_not_started(plugin_dir: Path, own_book
     path = plugin_dir / "state"
     with owned_state(str(path), RANGE) as owner:
         pass
-    removing = uids.lease_alone(owner.uid, leases=own_books["leases"])
+    removing = uids.lease_exclusively(owner.uid, leases=own_books["leases"])
     assert removing is not None
     with pytest.raises(UidsUnavailable, match="being removed"), owned_state(str(path), RANGE):
         pytest.fail("it was started")

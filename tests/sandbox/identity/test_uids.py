@@ -457,7 +457,7 @@ def writing(books: Books, state: Path, manifest: str, left: Path) -> UidLease:
     """A plugin without state that leaves files in a folder."""
     places = {"leases": books.leases, "reservations": books.reservations}
     lease = uids.lease_for_writing(str(state), 5000, 5007, manifest, **places)
-    reservations.remember_left(lease.uid, [str(left)], reservations=books.reservations)
+    reservations.record_left_folders(lease.uid, [str(left)], reservations=books.reservations)
     return lease
 
 

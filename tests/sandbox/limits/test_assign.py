@@ -164,7 +164,7 @@ def test_rlimits_as_a_fallback() -> None:
 def test_a_kernel_that_counts_all_processes_of_a_uid_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then RLIMIT_NPROC would hold the whole user to the plugin's limit."""
     for release, by in (((5, 13), ""), ((5, 14), "RLIMIT_NPROC"), ((6, 0), "RLIMIT_NPROC"), ((4, 20), "")):
-        monkeypatch.setattr(limits, "_release", lambda release=release: release)
+        monkeypatch.setattr(limits, "_kernel_version", lambda release=release: release)
         found = assign(granted(), policy(), NONE)
         assert one(found, "pids").enforced_by == by
         assert ("pids" in found.fallbacks) is bool(by)
@@ -188,11 +188,11 @@ def test_releases_as_kernels_write_them(
 ) -> None:
     name = os.uname_result(("Linux", "host", release, "#1", "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: name)
-    assert limits._release() == expected
+    assert limits._kernel_version() == expected
 
 
 def test_the_release_of_this_machine() -> None:
-    assert limits._release() >= (5, 10)  # or nothing else here works either
+    assert limits._kernel_version() >= (5, 10)  # or nothing else here works either
 
 
 # --- required ----------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_a_limit_without_a_cgroup_is_never_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_by", "survey", "told"),
+    ("asked_by", "survey", "announced"),
     [
         ("command line", NONE, ("memory", "cpu")),
         ("manifest", NONE, ("memory", "cpu")),
@@ -257,21 +257,21 @@ def test_a_limit_without_a_cgroup_is_never_refused(name: str) -> None:
         ("manifest", V2, ()),
     ],
 )
-def test_what_is_told_of_a_weaker_limit(asked_by: str, survey: Survey, told: tuple[str, ...]) -> None:
+def test_which_weaker_limits_are_announced(asked_by: str, survey: Survey, announced: tuple[str, ...]) -> None:
     limits = Limits(memory=64 << 20, cpu=0.5, tmp=1 << 20)
     decided = tuple((name, asked_by) for name in ("memory", "cpu", "tmp"))
     rules = policy()._replace(
         limits=tuple((name, LimitRule(getattr(limits, name), None, "prefer")) for name in ("memory", "cpu"))
     )
     found = assign(granted(limits, decided_by=decided), rules, survey)
-    assert found.told == told
-    assert found.shortfall() == ("memory by RLIMIT_DATA, cpu by nothing" if told else "")
+    assert found.announced == announced
+    assert found.shortfall() == ("memory by RLIMIT_DATA, cpu by nothing" if announced else "")
 
 
 def test_a_ceiling_that_cut_what_was_asked_for_is_no_default() -> None:
     limits = Limits(cpu=8.0)
     rules = policy()._replace(limits=(("cpu", LimitRule(None, 8.0, "prefer")),))
-    assert assign(granted(limits, decided_by=(("cpu", "policy"),)), rules, NONE).told == ("cpu",)
+    assert assign(granted(limits, decided_by=(("cpu", "policy"),)), rules, NONE).announced == ("cpu",)
 
 
 # --- io needs a disk ---------------------------------------------------------------------------------------
@@ -391,13 +391,13 @@ def test_exec_leaves_protocol_clocks_to_the_caller(name: str) -> None:
 
 def test_a_session_enforces_protocol_clocks() -> None:
     found = assign(granted(EVERYTHING), policy("prefer"), NONE)
-    held = found.in_session()
+    held = found.for_session()
     for name in ("handshake", "call", "idle", "output", "output_lines"):
         limit = one(held, name)
         assert (limit.enforced_by, limit.effective) == ("session", getattr(EVERYTHING, name))
     changed = {old.name for old, new in zip(found.all, held.all, strict=True) if old != new}
     assert changed == {"handshake", "call", "idle", "output", "output_lines"}
-    assert held.in_session() == held
+    assert held.for_session() == held
 
 
 # --- which groups are made ---------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_groups_only_where_they_are_needed(limits: Limits, survey: Survey, sites
 
 def test_effective_values_are_the_kernels() -> None:
     found = assign(granted(Limits(memory=5000, pids=3)), policy(), V1)
-    confirmed = found.confirmed({"memory": 8192, "cpu": 1.0})
+    confirmed = found.with_effective({"memory": 8192, "cpu": 1.0})
     assert (one(confirmed, "memory").requested, one(confirmed, "memory").effective) == (5000, 8192)
     assert one(confirmed, "pids") == one(found, "pids")
     assert [each.name for each in confirmed.all] == ["memory", "pids", "open_files"]

@@ -324,14 +324,14 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
                     files[name] = text.split()[0]
         try:
             for group in cgroup.groups:
-                fd = os.open(group.whole, os.O_RDONLY)
+                fd = os.open(group.outer_path, os.O_RDONLY)
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = False
         except BlockingIOError:
             locked = True
             os.close(fd)
         result: dict[str, Any] = {
-            "names": [os.path.basename(group.whole) for group in cgroup.groups],
+            "names": [os.path.basename(group.outer_path) for group in cgroup.groups],
             "sites": sorted(name for each in found.sites for name in each.controllers),
             "in all": set(cgroup.lines) <= set(lines) and len(cgroup.lines) == len(found.sites),
             "we are not": not set(cgroup.lines) & set(own),
@@ -340,7 +340,7 @@ def limited(limits: dict[str, Any]) -> dict[str, Any]:
             "effective": cgroup.effective,
             "files": files,
             "locked": locked,
-            "paths": [group.whole for group in cgroup.groups],
+            "paths": [group.outer_path for group in cgroup.groups],
         }
         cgroup.kill()
         result["killed by"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -447,16 +447,16 @@ def nested() -> list[Any]:
     sites = survey(read_mounts()).sites
     names: list[Any] = []
     with make_cgroup(sites, Limits()) as one, make_cgroup(sites, Limits()) as two:
-        names += [os.path.basename(each.groups[0].whole) for each in (one, two)]
+        names += [os.path.basename(each.groups[0].outer_path) for each in (one, two)]
         try:
             with make_cgroup(sites, Limits()) as three:
-                names.append(os.path.basename(three.groups[0].whole))
+                names.append(os.path.basename(three.groups[0].outer_path))
                 raise KeyError("ours")
         except KeyError:
             pass
         names.append(os.path.exists(three.groups[0].path))
     with make_cgroup(sites, Limits()) as four:
-        names.append(os.path.basename(four.groups[0].whole))
+        names.append(os.path.basename(four.groups[0].outer_path))
     return [name if isinstance(name, bool) else int(name.rpartition("-")[2]) for name in names]
 
 
@@ -1119,15 +1119,15 @@ class Kernel:
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    monkeypatch.setattr(cgroups, "_left_for", {})
+    monkeypatch.setattr(cgroups, "_leaf_locks", {})
     yield Kernel(tmp_path, monkeypatch)
-    for fd in cgroups._left_for.values():
+    for fd in cgroups._leaf_locks.values():
         os.close(fd)
 
 
 def test_the_runner_leaves_its_group_before_it_hands_controllers_down(kernel: Kernel) -> None:
     with make_cgroup([kernel.site()], Limits(pids=5)) as cgroup:
-        own = os.path.basename(cgroup.groups[0].whole).removesuffix("-0")
+        own = os.path.basename(cgroup.groups[0].outer_path).removesuffix("-0")
         assert kernel.written == [
             (f"{own}-self/cgroup.procs", "0"),
             ("cgroup.subtree_control", "+memory +pids"),
@@ -1174,12 +1174,14 @@ def test_a_group_of_ours_hands_the_controllers_down(kernel: Kernel) -> None:
     for controllers, inner in ((handing.controllers, "/plugin"), (frozenset[str](), "")):
         with make_cgroup([handing._replace(controllers=controllers)], Limits()) as cgroup:
             (group,) = cgroup.groups
-            assert group.path == f"{group.whole}{inner}" and group.line.endswith(f"-{group.whole[-1]}{inner}")
+            assert group.path == f"{group.outer_path}{inner}" and group.line.endswith(
+                f"-{group.outer_path[-1]}{inner}"
+            )
             assert os.path.samestat(os.fstat(group.fd), os.stat(group.path))
-            assert os.path.samestat(os.fstat(group.lock), os.stat(group.whole))
-            assert cgroup.holds == (group.lock,)
+            assert os.path.samestat(os.fstat(group.lock), os.stat(group.outer_path))
+            assert cgroup.lock_fds == (group.lock,)
             assert not os.stat(group.path).st_mode & 0o077
-        assert not os.path.exists(group.whole)
+        assert not os.path.exists(group.outer_path)
     assert [file.partition("/")[2] for file, _ in kernel.written] == ["cgroup.subtree_control"]
 
 
@@ -1264,7 +1266,7 @@ def lifted_for_real() -> dict[str, Any]:
         told["by us"] = cgroup.lifted()
         if pids.version == 2:
             told["refused"] = take_back(pids.directory, "pids"), cgroup.lifted()
-            told["inside"] = take_back(group.whole, "pids"), cgroup.lifted()
+            told["inside"] = take_back(group.outer_path, "pids"), cgroup.lifted()
         else:
             group.write("pids.max", "max")
             told["inside"] = "", cgroup.lifted()

@@ -20,9 +20,9 @@ MIB = 1 << 20
 
 def searched(pids: list[int]) -> dict[str, Any]:
     """The findings of a search. Also run in other processes."""
-    from sandbox.limits.deleted_files import search
+    from sandbox.limits.deleted_files import search_deleted_files
 
-    steps = search(pids)
+    steps = search_deleted_files(pids)
     try:
         while True:
             next(steps)
@@ -189,7 +189,7 @@ def test_a_search_leaves_nothing_to_the_collector() -> None:
         gc.disable()
         try:
             for _ in range(times):
-                for _ in deleted_files.search([os.getpid()]):
+                for _ in deleted_files.search_deleted_files([os.getpid()]):
                     pass
             return gc.collect()
         finally:

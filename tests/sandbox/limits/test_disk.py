@@ -382,7 +382,7 @@ def test_a_plugin_is_charged_from_what_was_there_before_it(place: Path) -> None:
         hold = "f = open('f', 'wb'); f.write(bytes(1 << 25)); f.flush(); os.unlink('f'); os.write(1, b'.')\n"
         with running(hold + begun, place, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.read(1) == b"."
-            made.guard(lambda: [process.pid])
+            made.watch_processes(lambda: [process.pid])
             assert made._ended == measured
             assert watched(made, lambda: False) == "disk"
             assert made.where == str(place)
@@ -675,7 +675,7 @@ def test_a_slow_measurement_before_the_start_puts_off_no_other(place: Path) -> N
         assert not made.measure()
         made._cost = 60.0
         assert made._next_measurement() > time.monotonic() + 100  # the control
-        made.guard(list)
+        made.watch_processes(list)
         assert made._next_measurement() < time.monotonic() + 100
 
 

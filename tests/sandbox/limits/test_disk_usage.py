@@ -152,8 +152,8 @@ def test_counting_goes_in_steps_and_can_be_abandoned(place: Path) -> None:
     ],
 )
 def test_what_xfs_reserves_ahead_does_not_count(taken: int, length: int, counts: int) -> None:
-    assert occupied(taken, length, ahead=True) == counts
-    assert occupied(taken, length, ahead=False) == taken
+    assert occupied(taken, length, preallocates=True) == counts
+    assert occupied(taken, length, preallocates=False) == taken
 
 
 # --- Whoever owns the folder does not want to be counted --------------------------------------------------

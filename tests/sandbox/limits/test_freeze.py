@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sandbox.limits.freeze import Halt
+from sandbox.limits.freeze import SignalFreezer
 from tests import elsewhere
 from tests.tables import wait_for
 
@@ -89,7 +89,7 @@ def test_all_are_stopped_and_continued_except_those_stopped_before() -> None:
     with family(FAMILY) as init:
         assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
         [own] = [pid for pid in below(init.pid) if state(pid) == "T"]
-        halt = Halt(lambda: [init.pid, *below(init.pid)])
+        halt = SignalFreezer(lambda: [init.pid, *below(init.pid)])
         halt(True)
         assert become(lambda: {state(pid) for pid in below(init.pid)} == {"T"})
         assert state(init.pid) == "S"  # our own child
@@ -102,7 +102,7 @@ def test_all_are_stopped_and_continued_except_those_stopped_before() -> None:
 def test_children_forked_meanwhile_are_stopped_as_well() -> None:
     with family(BREEDER) as init:
         assert become(lambda: len(below(init.pid)) > 2)
-        halt = Halt(lambda: below(init.pid))
+        halt = SignalFreezer(lambda: below(init.pid))
         halt(True)
         # Not only that none goes on: a child that is just ending would be missing from the second look.
         assert become(lambda: set(map(state, below(init.pid))) == {"T"})
@@ -118,7 +118,7 @@ def test_repeated_calls_and_ended_processes_are_harmless() -> None:
     before = descriptors()
     with family(FAMILY) as init:
         assert become(lambda: len(below(init.pid)) == 5)
-        halt = Halt(lambda: below(init.pid))
+        halt = SignalFreezer(lambda: below(init.pid))
         halt(False)
         halt(True)
         halt(True)
@@ -134,7 +134,7 @@ def test_a_reused_pid_is_left_alone() -> None:
     with family(FAMILY) as init:
         assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
         listings = iter([below(init.pid), [], below(init.pid), []])
-        halt = Halt(lambda: next(listings, []))
+        halt = SignalFreezer(lambda: next(listings, []))
         halt(True)
         time.sleep(0.1)  # a signal would have arrived
         assert sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"]
@@ -146,7 +146,7 @@ def test_a_process_born_after_the_first_pass_is_stopped_in_the_next() -> None:
         assert become(lambda: sorted(map(state, below(init.pid))) == ["S"] * 4 + ["T"])
         first, *others = [pid for pid in below(init.pid) if state(pid) == "S"]
         listings = iter([[first], [first, *others]])
-        halt = Halt(lambda: next(listings, [first, *others]))
+        halt = SignalFreezer(lambda: next(listings, [first, *others]))
         halt(True)
         assert become(lambda: {state(pid) for pid in (first, *others)} == {"T"})
         halt(False)

@@ -15,15 +15,15 @@ from typing import TypeVar
 import pytest
 
 from sandbox.limits.assigned import Shares
-from sandbox.limits.meter import MACHINE_SHARE, LaterMeter, Meter
+from sandbox.limits.meter import MACHINE_SHARE, LazyMeter, Meter
 from sandbox.limits.shares import (
     ShareMeter,
-    Watched,
+    ShareSources,
     can_hold_files,
+    count_files,
+    count_orphans,
     files_in_use,
-    held_files,
     is_orphan,
-    orphans_of,
     shares_of,
     sockets_in_use,
 )
@@ -48,7 +48,7 @@ def test_a_quarter_of_what_the_machine_has() -> None:
     assert quarter.socket_bytes == whole.socket_bytes // 4 > 0 and quarter.orphans == whole.orphans // 4 > 0
     most = int(Path("/proc/sys/fs/file-max").read_text())
     assert quarter.files == (most // 4 if most < 1 << 40 else None)
-    assert quarter.told("fs.file-max") == "25% of fs.file-max"
+    assert quarter.describe("fs.file-max") == "25% of fs.file-max"
 
 
 def test_memory_that_bounds_the_files_itself() -> None:
@@ -81,7 +81,7 @@ def test_a_row_that_is_cut_short() -> None:
 
 def test_connections_of_ours_that_were_closed() -> None:
     """Every namespace shows the orphans of all in its counters, and its own in its tables."""
-    before = finish(orphans_of(os.getpid()))
+    before = finish(count_orphans(os.getpid()))
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -96,7 +96,7 @@ def test_connections_of_ours_that_were_closed() -> None:
                         client.send(bytes(1 << 16))
                 except BlockingIOError:
                     pass
-        assert finish(orphans_of(os.getpid())) >= before + 20
+        assert finish(count_orphans(os.getpid())) >= before + 20
         used, orphans = sockets_in_use()
         assert orphans >= 20 and used > 0
 
@@ -129,7 +129,7 @@ def test_files_of_a_process() -> None:
     own = os.getpid()
 
     def count(enough: int = 10**6) -> int:
-        return finish(held_files(lambda: [own], enough))
+        return finish(count_files(lambda: [own], enough))
 
     before = count()
     assert 0 < before <= 10**6 and count(5) > 5
@@ -161,8 +161,8 @@ def test_files_of_a_process() -> None:
 
 def test_processes_that_end_and_begin_while_they_are_counted() -> None:
     looks = iter([[os.getpid(), 4_194_305], [os.getpid(), os.getppid()], [os.getpid(), os.getppid()]])
-    alone = finish(held_files(lambda: [os.getpid()], 10**6))
-    assert finish(held_files(lambda: next(looks), 10**6)) > alone
+    alone = finish(count_files(lambda: [os.getpid()], 10**6))
+    assert finish(count_files(lambda: next(looks), 10**6)) > alone
 
 
 # --- the meter --------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_number_is_only_looked_at_more_closely_if_the_machine_shows_more_than_
         yield
         return 1 << 60
 
-    watched = Watched(processes, socket_bytes, None)
+    watched = ShareSources(processes, socket_bytes, None)
     roomy = Shares(0.5, int(files_in_use()) * 4 + 10**6, 1 << 50, 1 << 50)
     assert looked(ShareMeter(roomy, watched)) is None and asked == []
     meter = ShareMeter(roomy._replace(files=3), watched)
@@ -199,10 +199,10 @@ def test_a_number_is_only_looked_at_more_closely_if_the_machine_shows_more_than_
 
 def test_a_machine_without_a_file_left() -> None:
     """Only root can still look at a plugin then. What cannot be counted counts as too much."""
-    meter = ShareMeter(Shares(1.0, 1, 1 << 50, 1 << 50), Watched(list, None, None))
+    meter = ShareMeter(Shares(1.0, 1, 1 << 50, 1 << 50), ShareSources(list, None, None))
     assert looked(meter) == MACHINE_SHARE and meter.why.startswith("no file can be opened on this machine")
     shares = Shares(1e-6, 1, 1 << 50, 1 << 50)  # a machine with a million files
-    assert looked(ShareMeter(shares, Watched(list, None, None))) is None
+    assert looked(ShareMeter(shares, ShareSources(list, None, None))) is None
 
 
 def test_a_meter_that_is_made_later() -> None:
@@ -218,7 +218,7 @@ def test_a_meter_that_is_made_later() -> None:
         made.append(Made())
         return made[0]
 
-    meter = LaterMeter(100.0, make)
+    meter = LazyMeter(100.0, make)
     assert meter.look({}, meter.due - 1) is None and made == []
     assert meter.look({}, meter.due) == MACHINE_SHARE
     assert (meter.due, meter.why, len(made)) == (7.0, "because", 1)

@@ -13,7 +13,7 @@ import pytest
 
 from sandbox.limits import meter as meters
 from sandbox.limits import socket_meter
-from sandbox.limits.socket_meter import Shown, SocketMeter, most_of_one, shown_by
+from sandbox.limits.socket_meter import SocketCounters, SocketMeter, largest_socket_bytes, parse_sockstat
 
 MIB = 1 << 20
 
@@ -41,7 +41,7 @@ class Scripted(SocketMeter):
         super().__init__(limit, lambda: 1, lambda: self.pids, group, **options)
         self.pids = list(range(100))  # too many to ask for their time
         self._each = each
-        self.shown: Shown | None = Shown(1, 0, 0)
+        self.shown: SocketCounters | None = SocketCounters(1, 0, 0)
         self.in_sockets = 0.0
         self.steps = 0
         self.reads = 0
@@ -52,7 +52,7 @@ class Scripted(SocketMeter):
     def _open_tables(self) -> bool:
         return True
 
-    def _shown(self) -> Shown | None:
+    def _shown(self) -> SocketCounters | None:
         return self.shown
 
     def _read(self, charged: float, closed: int) -> Generator[None, None, float]:
@@ -118,8 +118,8 @@ def test_few_sockets_are_not_looked_at(clock: list[float]) -> None:
     meter = Scripted(100 * MIB, Group(memory=40 * MIB), each=10 * MIB)
     for sockets, closed, reads in ((0, 0, 0), (6, 0, 0), (6, 1, 1), (7, 0, 1)):
         meter.reads = 0
-        meter.shown = Shown(sockets, closed, 0)
-        meter._judged = socket_meter._Judged()
+        meter.shown = SocketCounters(sockets, closed, 0)
+        meter._last_look = socket_meter._LastLook()
         clock[0] += 10.0
         meter.look({}, clock[0])
         assert meter.reads == reads, (sockets, closed)
@@ -146,11 +146,11 @@ def test_a_plugin_that_uses_no_processor_time_is_not_looked_at(clock: list[float
 def test_a_plugin_that_does_nothing_is_looked_at_later(clock: list[float]) -> None:
     group = Group()
     meter, without, empty = (Scripted(64 * MIB, each) for each in (group, None, None))
-    empty.shown = Shown(0, 0, 0)
+    empty.shown = SocketCounters(0, 0, 0)
     for used, queued, wait in ((0.0, 0, 0.0625), (0.0009, 0, 0.25), (0.002, 1, 0.0625), (0.0, 1, 0.25)):
         clock[0] += 2.0
         group.seconds = (group.seconds or 0) + used
-        without.shown = Shown(1, 0, queued)
+        without.shown = SocketCounters(1, 0, queued)
         for each, pause in ((meter, wait), (without, wait), (empty, 0.25)):
             each.look({}, clock[0])
             assert each.due == pytest.approx(clock[0] + pause)
@@ -159,11 +159,11 @@ def test_a_plugin_that_does_nothing_is_looked_at_later(clock: list[float]) -> No
 def test_where_nobody_counts_processor_time(clock: list[float]) -> None:
     meter = Scripted(64 * MIB)
     for seconds, shown, reads in (
-        (1.0, Shown(10, 0, 0), 1),
-        (0.5, Shown(14, 0, 8 * MIB), 0),
-        (0.1, Shown(15, 0, 0), 1),
-        (0.1, Shown(15, 0, 8 * MIB + 1), 1),
-        (1.0, Shown(1, 0, 0), 1),
+        (1.0, SocketCounters(10, 0, 0), 1),
+        (0.5, SocketCounters(14, 0, 8 * MIB), 0),
+        (0.1, SocketCounters(15, 0, 0), 1),
+        (0.1, SocketCounters(15, 0, 8 * MIB + 1), 1),
+        (1.0, SocketCounters(1, 0, 0), 1),
         (0.1, None, 1),  # a kernel that does not tell
         (0.1, None, 0),
     ):
@@ -250,9 +250,9 @@ RAW: inuse 0
 
 
 def test_the_counters_of_the_machine() -> None:
-    assert shown_by(COUNTERS) == Shown(5, 2 * 512, 7 * os.sysconf("SC_PAGE_SIZE"))
-    assert shown_by(COUNTERS.replace("TCP", "SCTP")) is None
-    assert shown_by("") is None
+    assert parse_sockstat(COUNTERS) == SocketCounters(5, 2 * 512, 7 * os.sysconf("SC_PAGE_SIZE"))
+    assert parse_sockstat(COUNTERS.replace("TCP", "SCTP")) is None
+    assert parse_sockstat("") is None
 
 
 def test_what_one_socket_can_hold_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,9 +260,9 @@ def test_what_one_socket_can_hold_at_most(monkeypatch: pytest.MonkeyPatch) -> No
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             largest.setsockopt(socket.SOL_SOCKET, option, 1 << 30)
         sizes = [largest.getsockopt(socket.SOL_SOCKET, each) for each in (socket.SO_SNDBUF, socket.SO_RCVBUF)]
-    assert sum(sizes) + 4096 * 512 <= most_of_one() < math.inf
+    assert sum(sizes) + 4096 * 512 <= largest_socket_bytes() < math.inf
     monkeypatch.setattr("builtins.open", lambda *_: (_ for _ in ()).throw(FileNotFoundError()))
-    assert most_of_one() == math.inf  # then the number of sockets is never enough
+    assert largest_socket_bytes() == math.inf  # then the number of sockets is never enough
 
 
 def test_a_namespace_without_a_process_yet() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sandbox.limits import socket_tables
-from sandbox.limits.socket_diag import TCP, DiagFault, ListedSocket, list_sockets, open_in
-from sandbox.limits.socket_meter import most_of_one, shown_by
-from sandbox.limits.socket_tables import SocketLists, SocketTables, entries_of, open_network
+from sandbox.limits.socket_diag import TCP, DiagFault, ListedSocket, list_sockets, open_diag_socket
+from sandbox.limits.socket_meter import largest_socket_bytes, parse_sockstat
+from sandbox.limits.socket_tables import SocketLists, SocketTables, open_network, parse_table
 from tests.limits.socket_ways import WAY_NAMES, WAYS
 from tests.tables import one_case
 
@@ -47,12 +47,12 @@ NETLINK = (
     ids=["none", "both queues", "listening", "closed", "cut short"],
 )
 def test_a_text(lines: str, entries: list[ListedSocket]) -> None:
-    assert list(entries_of((HEAD + lines).encode().split(b"\n"))) == entries
+    assert list(parse_table((HEAD + lines).encode().split(b"\n"))) == entries
 
 
 def test_the_text_of_netlink() -> None:
     """Without the kernel's own ends."""
-    assert list(entries_of(NETLINK.encode().split(b"\n"), True)) == [ListedSocket(5, 930)]
+    assert list(parse_table(NETLINK.encode().split(b"\n"), True)) == [ListedSocket(5, 930)]
 
 
 # In a network namespace of its own. It holds what it is told to until it is told something else.
@@ -83,7 +83,7 @@ class Holder:
         return int(self._out.readline())
 
     def used(self) -> int | None:
-        shown = shown_by(Path(f"/proc/{self.pid}/net/sockstat").read_text())
+        shown = parse_sockstat(Path(f"/proc/{self.pid}/net/sockstat").read_text())
         return None if shown is None else shown.sockets
 
 
@@ -125,7 +125,7 @@ def test_each_way_to_hold_memory_counts(
     clock = [100.0]
     monkeypatch.setattr(socket_tables, "monotonic", lambda: clock[0])
     shown = network if by_diag else network._replace(kernel=None)
-    tables = SocketTables(shown, lambda: [holder.pid], most_of_one(), unix=True)
+    tables = SocketTables(shown, lambda: [holder.pid], largest_socket_bytes(), unix=True)
     told = {}
     for way in WAY_NAMES[:-2]:
         assert holder.hold("") == 0
@@ -148,14 +148,14 @@ def test_each_way_to_hold_memory_counts(
 
 def test_what_is_charged_to_the_sender_by_a_cgroup_counts_once(holder: Holder, network: SocketLists) -> None:
     holder.hold("unix")
-    tables = SocketTables(network, lambda: [holder.pid], most_of_one(), unix=False)
+    tables = SocketTables(network, lambda: [holder.pid], largest_socket_bytes(), unix=False)
     assert ended(tables.read(holder.used, math.inf)) < MIB
     holder.hold("netlink")
     assert ended(tables.read(holder.used, math.inf)) > GOAL
 
 
 def test_on_the_hosts_network_only_what_its_processes_have_counts(holder: Holder) -> None:
-    tables = SocketTables(None, lambda: [holder.pid], most_of_one(), unix=False)
+    tables = SocketTables(None, lambda: [holder.pid], largest_socket_bytes(), unix=False)
     for way in ("netlink", "UDP errors, disconnected", "TCP"):
         held = holder.hold(way)
         assert held <= ended(tables.read(lambda: None, math.inf)) < held + MIB
@@ -170,7 +170,7 @@ def test_a_look_ends_when_there_is_too_much(
     held = holder.hold("UDP held back")
     monkeypatch.setattr(socket_tables, "_PIECE_BYTES", 1024)
     for shown in (network, network._replace(kernel=None)):
-        tables = SocketTables(shown, lambda: [holder.pid], most_of_one(), unix=True)
+        tables = SocketTables(shown, lambda: [holder.pid], largest_socket_bytes(), unix=True)
         for _ in range(2):
             found = ended(tables.read(holder.used, MIB))
             assert found > MIB
@@ -238,7 +238,7 @@ def test_a_process_of_our_own_network_is_not_the_plugin(holder: Holder) -> None:
     assert open_network(os.getpid()) is None
     assert open_network(2**22 + 1) is None
     with pytest.raises(PermissionError), open(os.devnull) as other:
-        open_in(other.fileno())
+        open_diag_socket(other.fileno())
 
 
 def test_a_kernel_that_does_not_list_them(network: SocketLists) -> None:

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from sandbox.network.audit import (
-    LAST_TOLD,
+    LAST_LIVE_LINE,
     MOST_FIRST_LINES,
     MOST_LAST_LINES,
     MOST_LINE_BYTES,
-    MOST_TOLD_LINES,
+    MOST_LIVE_LINES,
     AuditLog,
 )
 from sandbox.network.egress import AuditLine
@@ -131,10 +131,10 @@ def test_only_so_many_are_told_at_once(more: int) -> None:
     log = AuditLog()
     told: list[AuditLine] = []
     log.on_line = told.append
-    log.feed(line() * (MOST_TOLD_LINES + more))
-    assert len(told) == MOST_TOLD_LINES + (more > 0)
-    assert (told[-1] == LAST_TOLD) is (more > 0) and str(MOST_TOLD_LINES) in LAST_TOLD.reason
-    assert log.totals == {("connect", "allowed"): MOST_TOLD_LINES + more}
+    log.feed(line() * (MOST_LIVE_LINES + more))
+    assert len(told) == MOST_LIVE_LINES + (more > 0)
+    assert (told[-1] == LAST_LIVE_LINE) is (more > 0) and str(MOST_LIVE_LINES) in LAST_LIVE_LINE.reason
+    assert log.totals == {("connect", "allowed"): MOST_LIVE_LINES + more}
 
 
 def test_the_gate_counts_what_has_no_line() -> None:

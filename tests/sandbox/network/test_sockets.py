@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, tell_ready
+from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, send_ready
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -73,5 +73,5 @@ def test_an_end_before_the_sockets_is_told(pair: Pair) -> None:
 
 
 def test_the_answer_is_one_byte(pair: Pair) -> None:
-    tell_ready(pair[1].fileno())
+    send_ready(pair[1].fileno())
     assert pair[0].recv(16) == b"g"

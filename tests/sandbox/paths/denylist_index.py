@@ -77,7 +77,7 @@ class IndexedDenylist(Denylist):
             device, place = inside = mount.inside(path)
             if place.startswith("/"):  # nsfs and friends name things like "net:[4026531840]"
                 self._of_insides.add(device, place, entry)
-            for name in self.mounts.layered(inside):
+            for name in self.mounts.layer_paths(inside):
                 self._of_names.add("", name, entry)
 
     def related(self, name: str) -> Iterator[tuple[Relation, Entry]]:
@@ -101,7 +101,7 @@ class IndexedDenylist(Denylist):
     def _shown(self, inside: Inside, how: Literal["mount", "mount below"]) -> Iterator[Hit]:
         for found, entry in self._of_insides.related(*inside):
             yield Hit(entry, found, how)
-        for name in self.mounts.layered(inside):
+        for name in self.mounts.layer_paths(inside):
             found_there = list(self._of_names.related("", name))
             for mount in self.mounts.covering(name):
                 found_there += self._of_insides.related(*mount.inside(name))

@@ -24,7 +24,7 @@ from sandbox.paths.denied_paths import (
     lexical_hit,
     normal,
 )
-from sandbox.paths.denylist import Denylist, Place, Unproven
+from sandbox.paths.denylist import Denylist, LinksUnproven, Place
 from sandbox.paths.homes import homes
 from sandbox.paths.mounts import Inside, parse_mountinfo, read_mounts
 from sandbox.spec import Access, Limits
@@ -333,7 +333,7 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     found = only_policy(Denylist(read_mounts(), policy=[str(tmp_path / "a"), str(tmp_path / "none")]))
     devices = {mount.device for mount in found.mounts.all}
-    assert found.linked({(0, 0): "x"}, devices=devices, limit=10**7) is None
+    assert found.find_linked({(0, 0): "x"}, devices=devices, limit=10**7) is None
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -349,13 +349,13 @@ def test_hard_links_are_found_among_denied_directories_within_bounds(tmp_path: P
     def fresh() -> Denylist:
         return only_policy(Denylist(read_mounts(), policy=[str(tmp_path / "vault")]))
 
-    found = fresh().linked(wanted, devices=[device], limit=21)
+    found = fresh().find_linked(wanted, devices=[device], limit=21)
     assert found is not None
     assert found[0] == "its name" and found[1].denied.path == str(tmp_path / "vault")
-    with pytest.raises(Unproven):
-        fresh().linked(wanted, devices=[device], limit=20)
-    assert fresh().linked(wanted, devices=["0:0"], limit=0) is None  # another filesystem: no walk at all
-    assert fresh().linked({(status.st_dev + 1, status.st_ino): "x"}, devices=[device], limit=21) is None
+    with pytest.raises(LinksUnproven):
+        fresh().find_linked(wanted, devices=[device], limit=20)
+    assert fresh().find_linked(wanted, devices=["0:0"], limit=0) is None  # another filesystem: no walk at all
+    assert fresh().find_linked({(status.st_dev + 1, status.st_ino): "x"}, devices=[device], limit=21) is None
 
 
 def test_every_hit_is_a_sentence() -> None:

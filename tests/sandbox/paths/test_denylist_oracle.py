@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from sandbox import look
 from sandbox.paths.denylist import Denylist, Hit, Place
 from sandbox.paths.mounts import Inside, parse_mountinfo, read_mounts
-from sandbox.paths.scan import Refused
-from sandbox.paths.source import Missing, open_source
+from sandbox.paths.scan import SourceRefused
+from sandbox.paths.source import SourceMissing, open_source
 from sandbox.spec import Access
 from tests.conftest import ROOT
 from tests.sandbox.paths.denylist_index import IndexedDenylist
@@ -46,9 +46,9 @@ def answer(path: str, access: Access, denylist: Denylist) -> str:
     denylist._roots = {root: entry for root, entry in denylist._roots.items() if entry.origin == "policy"}
     try:
         open_source(path, access=access, denylist=denylist).close()
-    except Refused as refused:
+    except SourceRefused as refused:
         return refused.rule
-    except Missing:
+    except SourceMissing:
         return "missing"
     return "open"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox.paths.guarded import is_guarded, is_guarded_at_top, ways
+from sandbox.paths.guarded import is_guarded, is_guarded_at_top, parent_folders
 
 NAMES = frozenset({".vscode", ".mcp.json"})
 
@@ -32,4 +32,4 @@ def test_names(path: str, anywhere: bool, at_top: bool) -> None:
 
 
 def test_ways_are_all_folders_above_outermost_first() -> None:
-    assert list(ways([".mcp.json", ".git/hooks", "a/b/.vscode"])) == [".git", "a", "a/b"]
+    assert list(parent_folders([".mcp.json", ".git/hooks", "a/b/.vscode"])) == [".git", "a", "a/b"]

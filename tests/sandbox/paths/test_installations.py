@@ -11,7 +11,7 @@ import pytest
 from sandbox.paths import packages, shims
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.mounts import contains
-from sandbox.paths.program import Program, Sight, resolve
+from sandbox.paths.program import Program, ShowRules, resolve
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox.paths import installed
 from tests.sandbox.paths.installed import NODE, PYTHON, Installed, write
@@ -47,7 +47,7 @@ def found(
         directory=str(directory),
         search_path=environ["PATH"],
         roots=["/usr"],
-        sight=Sight(
+        rules=ShowRules(
             lambda path: "it is denied" if denied is not None and contains(str(denied), path) else None,
             lambda _: False,
         ),

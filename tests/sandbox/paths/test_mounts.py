@@ -138,10 +138,12 @@ def test_the_layers_of_an_overlay() -> None:
     assert [mount.layers for mount in mounts.all[:2]] == [(), ("/a", "/b:c,d", "", "/u v")]
     assert mounts.all[2].layers == ("/x:y", "/z", "/d")
     bound = mounts.all[3]
-    assert list(mounts.layered(bound.inside("/bound/x"))) == ["/a/sub/x", "/b:c,d/sub/x", "/u v/sub/x"]
-    assert list(mounts.layered(mounts.all[0].inside("/etc"))) == []
-    assert mounts.unprovable(bound.inside("/bound/x"))
-    assert not mounts.unprovable(mounts.all[2].inside("/new")) and not mounts.unprovable(Inside("254:0", "/"))
+    assert list(mounts.layer_paths(bound.inside("/bound/x"))) == ["/a/sub/x", "/b:c,d/sub/x", "/u v/sub/x"]
+    assert list(mounts.layer_paths(mounts.all[0].inside("/etc"))) == []
+    assert mounts.has_unknown_layer(bound.inside("/bound/x"))
+    assert not mounts.has_unknown_layer(mounts.all[2].inside("/new")) and not mounts.has_unknown_layer(
+        Inside("254:0", "/")
+    )
 
 
 def test_overlays_of_overlays() -> None:
@@ -153,10 +155,10 @@ def test_overlays_of_overlays() -> None:
 54 29 0:54 / /far rw - overlay overlay ro,lowerdir=relative:/e
 """
     mounts = parse_mountinfo(raw)
-    three = set(mounts.layered(Inside("0:52", "/x")))
+    three = set(mounts.layer_paths(Inside("0:52", "/x")))
     assert three == {"/two/x", "/three/x", "/one/in/x", "/e2/x", "/secret/in/x", "/e/in/x"}
-    assert not mounts.unprovable(Inside("0:52", "/x"))
-    assert mounts.unprovable(Inside("0:53", "/x"))  # by a layer of a layer
+    assert not mounts.has_unknown_layer(Inside("0:52", "/x"))
+    assert mounts.has_unknown_layer(Inside("0:53", "/x"))  # by a layer of a layer
 
 
 def test_overlays_that_cover_their_own_layers() -> None:
@@ -166,9 +168,9 @@ def test_overlays_that_cover_their_own_layers() -> None:
 52 29 0:52 / /b rw - overlay overlay ro,lowerdir=/a/low
 """
     mounts = parse_mountinfo(raw)
-    assert set(mounts.layered(Inside("0:50", "/x"))) == {"/d/low/x", "/other/x"}
-    assert set(mounts.layered(Inside("0:51", "/x"))) == {"/b/low/x", "/a/low/low/x"}
-    assert not mounts.unprovable(Inside("0:50", "/x"))
+    assert set(mounts.layer_paths(Inside("0:50", "/x"))) == {"/d/low/x", "/other/x"}
+    assert set(mounts.layer_paths(Inside("0:51", "/x"))) == {"/b/low/x", "/a/low/low/x"}
+    assert not mounts.has_unknown_layer(Inside("0:50", "/x"))
 
 
 def test_the_layers_of_a_containers_root_are_names_of_its_host() -> None:
@@ -176,4 +178,4 @@ def test_the_layers_of_a_containers_root_are_names_of_its_host() -> None:
         b"29 1 0:50 / / rw - overlay overlay rw,lowerdir=/root/images/l,upperdir=/root/images/u,workdir=/w\n"
     )
     mounts = parse_mountinfo(raw)
-    assert list(mounts.layered(Inside("0:50", "/etc"))) == []
+    assert list(mounts.layer_paths(Inside("0:50", "/etc"))) == []

@@ -12,7 +12,7 @@ import pytest
 
 from sandbox.paths.executable import ProgramFault, follow
 from sandbox.paths.installation import is_runtime, package_of
-from sandbox.paths.program import Program, Sight, resolve
+from sandbox.paths.program import Program, ShowRules, resolve
 from sandbox.paths.walk import Link
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.sandbox import cages
@@ -41,7 +41,7 @@ def found(
         directory=str(directory),
         search_path=path,
         roots=[str(root) for root in roots],
-        sight=Sight(
+        rules=ShowRules(
             lambda asked: "it is denied" if within(denied, asked) else None,
             lambda asked: within(allowed, asked),
         ),
@@ -602,9 +602,9 @@ def test_a_pyvenv_cfg_that_is_a_fifo_does_not_block_the_runner(plugin: Path, wri
     write_file(plugin / "run", "#!/bin/sh\n", 0o755)
     # In a process of its own: a hang here would be one of the tests.
     program = (
-        "import sys; from sandbox.paths.program import Sight, resolve\n"
+        "import sys; from sandbox.paths.program import ShowRules, resolve\n"
         "resolve('./run', (), directory=sys.argv[1], search_path='/usr/bin', roots=['/usr', sys.argv[1]],"
-        " sight=Sight(lambda _: None, lambda _: False), trusted=False)"
+        " rules=ShowRules(lambda _: None, lambda _: False), trusted=False)"
     )
     subprocess.run(["/usr/bin/python3", "-c", program, plugin], timeout=20, check=True, cwd=ROOT)
 
@@ -721,7 +721,7 @@ def test_a_script_in_a_shared_folder_adds_only_itself(plugin_dir: Path, write_fi
         directory="/",
         search_path=SYSTEM_PATH,
         roots=["/usr"],
-        sight=Sight(lambda asked: "it is a home" if asked == str(plugin_dir) else None, lambda _: False),
+        rules=ShowRules(lambda asked: "it is a home" if asked == str(plugin_dir) else None, lambda _: False),
         trusted=True,
     )
     assert refused.trees == (str(script),)

@@ -23,8 +23,8 @@ from sandbox.paths import source as sources
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.scan import DEPTH_LIMIT, Refused
-from sandbox.paths.source import Missing, OpenSource, open_source
+from sandbox.paths.scan import DEPTH_LIMIT, SourceRefused
+from sandbox.paths.source import OpenSource, SourceMissing, open_source
 from sandbox.spec import Access
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.tables import one_case
@@ -43,9 +43,9 @@ def ask(path: str | Path, deny: Sequence[str | Path] = (), access: Access = "rea
     denylist._roots = {root: entry for root, entry in denylist._roots.items() if entry.origin == "policy"}
     try:
         source = open_source(str(path), access=access, denylist=denylist, **options)
-    except Refused as refused:
+    except SourceRefused as refused:
         return Answer(refused.rule, refused.reason, refused.hint)
-    except Missing:
+    except SourceMissing:
         return Answer("missing", "", "")
     source.close()
     return Answer("open", source.real, "")
@@ -187,7 +187,7 @@ def test_a_rename_does_not_free_a_denied_directory(tmp_path: Path) -> None:
     (base / "denied" / "vault").rename(base / "elsewhere")
     (base / "harmless" / "vault").rename(base / "beside")
     for path in (base / "elsewhere", base / "elsewhere" / "inner"):
-        with pytest.raises(Refused, match="the file or folder it leads to"):
+        with pytest.raises(SourceRefused, match="the file or folder it leads to"):
             open_source(str(path), access="read", denylist=denylist)
     open_source(str(base / "beside"), access="read", denylist=denylist).close()
 
@@ -198,7 +198,7 @@ def test_a_rename_does_not_free_what_contains_a_denied_directory(tmp_path: Path)
     denylist = Denylist(read_mounts(), policy=[str(base / "denied" / "vault")])
     (base / "denied").rename(base / "elsewhere")
     (base / "harmless").rename(base / "beside")
-    with pytest.raises(Refused, match="the file or folder it leads to contains"):
+    with pytest.raises(SourceRefused, match="the file or folder it leads to contains"):
         open_source(str(base / "elsewhere"), access="read", denylist=denylist)
     open_source(str(base / "beside"), access="read", denylist=denylist).close()
 
@@ -245,7 +245,7 @@ def test_home_directories(tmp_path: Path) -> None:
     def rule(path: Path) -> str:
         try:
             open_source(str(path), access="read", denylist=denylist).close()
-        except Refused as refused:
+        except SourceRefused as refused:
             return refused.rule
         return "open"
 
@@ -263,7 +263,7 @@ def test_a_plugins_own_state_below_the_runners_directory(tmp_path: Path) -> None
     def rule(name: str, own_state: bool) -> str:
         try:
             open_source(str(base / name), access="write", denylist=denylist, own_state=own_state).close()
-        except Refused as refused:
+        except SourceRefused as refused:
             return refused.rule
         return "open"
 
@@ -284,7 +284,7 @@ def test_a_checked_copy_below_the_runners_directory(tmp_path: Path) -> None:
     def rule(name: str, access: Access = "read") -> str:
         try:
             open_source(str(base / name), access=access, denylist=denylist).close()
-        except Refused as refused:
+        except SourceRefused as refused:
             return refused.rule
         return "open"
 
@@ -305,9 +305,9 @@ def test_what_hosts_keep_for_plugins(tmp_path: Path) -> None:
         for access in ("read", "write"):
             try:
                 open_source(str(path), access=access, denylist=denylist, own_state=True).close()
-            except Refused as refused:
+            except SourceRefused as refused:
                 found.append(refused.rule)
-            except Missing:
+            except SourceMissing:
                 found.append("missing")
             else:
                 found.append("open")
@@ -320,7 +320,7 @@ def test_what_hosts_keep_for_plugins(tmp_path: Path) -> None:
         assert rules(kept) == rules(kept / "state") == ["denylist", "denylist"]
         assert rules(base / "place") == rules(base) == ["open", "denylist"]
         assert rules(base / "place/state") == ["open", "open"]
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(SourceRefused) as caught:
         open_source(str(base), access="write", denylist=denylist)
     assert caught.value.reason == f"it contains {kept}, where hosts keep what plugins store"
     assert caught.value.hint.endswith("or choose another place with --state-dir")
@@ -336,15 +336,15 @@ PROBE = """
 import json, os, subprocess, sys
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.scan import Refused
-from sandbox.paths.source import Missing, open_source
+from sandbox.paths.scan import SourceRefused
+from sandbox.paths.source import SourceMissing, open_source
 
 def ask(path, deny):
     try:
         source = open_source(path, access="read", denylist=Denylist(read_mounts(), policy=deny))
-    except Refused as refused:
+    except SourceRefused as refused:
         return refused.rule, refused.reason
-    except Missing:
+    except SourceMissing:
         return "missing", ""
     return "open", source.real
 
@@ -521,7 +521,7 @@ def test_links_that_stay_inside_of_the_source_need_no_search(
 ) -> None:
     (tmp_path / "one").touch()
     os.link(tmp_path / "one", tmp_path / "two")
-    monkeypatch.setattr(Denylist, "linked", lambda *_, **__: pytest.fail("searched"))
+    monkeypatch.setattr(Denylist, "find_linked", lambda *_, **__: pytest.fail("searched"))
     assert ask(tmp_path).rule == "open"
 
 
@@ -708,7 +708,7 @@ def test_a_source_that_is_swapped_all_the_time(tmp_path: Path) -> None:
             while min(counts.values()) < 100:
                 try:
                     source = open_source(str(base / "source"), access="read", denylist=denylist)
-                except (Refused, Missing):
+                except (SourceRefused, SourceMissing):
                     counts["refused"] += 1
                     continue
                 counts["open"] += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.paths import stand_in
-from sandbox.paths.stand_in import GuardedPlace, StandInRefused, held_places
+from sandbox.paths.stand_in import GuardedPlace, StandInRefused, hold_places
 from tests.conftest import SPARE_UID
 
 
@@ -28,15 +28,15 @@ def places(root: int) -> list[GuardedPlace]:
 
 
 def test_made_and_removed(tmp_path: Path, places: list[GuardedPlace]) -> None:
-    with held_places(places):
+    with hold_places(places):
         assert os.listdir(tmp_path / "folder") == [] and (tmp_path / "file").read_text() == "{}\n"
     assert os.listdir(tmp_path) == []
 
 
 def test_the_last_user_removes_them(tmp_path: Path, places: list[GuardedPlace]) -> None:
-    with held_places(places):
+    with hold_places(places):
         before = (tmp_path / "folder").stat().st_ino
-        with held_places(places):
+        with hold_places(places):
             pass
         assert (tmp_path / "folder").stat().st_ino == before and (tmp_path / "file").exists()
     assert os.listdir(tmp_path) == []
@@ -45,20 +45,20 @@ def test_the_last_user_removes_them(tmp_path: Path, places: list[GuardedPlace]) 
 def test_what_is_there_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("{}\n")
-    with held_places(places):
+    with hold_places(places):
         pass
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
 def test_what_was_changed_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
-    with held_places(places):
+    with hold_places(places):
         (tmp_path / "folder/x").touch()
         (tmp_path / "file").write_text("mine")
     assert (tmp_path / "folder/x").exists() and (tmp_path / "file").read_text() == "mine"
 
 
 def test_what_was_replaced_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
-    with held_places(places):
+    with hold_places(places):
         (tmp_path / "new").write_text("{}\n")
         os.replace(tmp_path / "new", tmp_path / "file")
         os.rmdir(tmp_path / "folder")
@@ -67,7 +67,7 @@ def test_what_was_replaced_stays(tmp_path: Path, places: list[GuardedPlace]) -> 
 
 def test_a_link_is_neither_followed_nor_removed(tmp_path: Path, places: list[GuardedPlace]) -> None:
     (tmp_path / "file").symlink_to("elsewhere")
-    with held_places(places):
+    with hold_places(places):
         pass
     assert os.listdir(tmp_path) == ["file"]
 
@@ -90,10 +90,10 @@ def test_nothing_is_made_through_a_link_on_the_way(tmp_path: Path, swapped: str)
         elif swapped == "out of it":
             places = [(f"../victim/{path}", content) for path, content in places]
         if swapped == "no":  # the control
-            with held_places([GuardedPlace(root, *place) for place in places]):
+            with hold_places([GuardedPlace(root, *place) for place in places]):
                 assert sorted(os.listdir(granted / "sub/x")) == ["commondir", "config", "hooks"]
         for place in places if swapped != "no" else ():
-            with pytest.raises(StandInRefused), held_places([GuardedPlace(root, *place)]):
+            with pytest.raises(StandInRefused), hold_places([GuardedPlace(root, *place)]):
                 pytest.fail("it was followed")
     finally:
         os.close(root)
@@ -119,10 +119,10 @@ def test_a_folder_put_in_the_place_of_a_new_one_keeps_its_owner(
     real = os.mkdir
     monkeypatch.setattr(os, "mkdir", mkdir)
     root = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
-    with held_places([GuardedPlace(root, "hooks")]):
+    with hold_places([GuardedPlace(root, "hooks")]):
         assert (tmp_path / "hooks").stat().st_uid == SPARE_UID  # the control
     swap = True
-    with held_places([GuardedPlace(root, "hooks")]):
+    with hold_places([GuardedPlace(root, "hooks")]):
         pass
     os.close(root)
     assert (tmp_path / "hooks").stat().st_uid == 0 and (tmp_path / "hooks/key").exists()
@@ -136,10 +136,10 @@ def test_one_that_is_being_removed_for_ever_is_refused(
     os.utime(tmp_path / "folder", ns=(stand_in._MARK, stand_in._MARK))
     fd = os.open(tmp_path / "folder", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    with pytest.raises(StandInRefused, match="folder is locked by another program"), held_places(places):
+    with pytest.raises(StandInRefused, match="folder is locked by another program"), hold_places(places):
         raise AssertionError("held what another one is removing")
     os.close(fd)
-    with held_places(places):
+    with hold_places(places):
         assert (tmp_path / "file").exists()
 
 
@@ -148,7 +148,7 @@ def test_a_lock_on_what_was_there_before_stops_nobody(tmp_path: Path, places: li
     (tmp_path / "file").write_text("of a person")
     fd = os.open(tmp_path / "file", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    with held_places(places):
+    with hold_places(places):
         assert (tmp_path / "folder").is_dir()
     os.close(fd)
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "of a person"
@@ -161,7 +161,7 @@ def test_half_of_one_is_not_left(
         raise OSError(errno.ENOSPC, "")
 
     monkeypatch.setattr("sandbox.paths.stand_in.write_all", full)
-    with pytest.raises(StandInRefused, match="No space left"), held_places(places):
+    with pytest.raises(StandInRefused, match="No space left"), hold_places(places):
         raise AssertionError("held what could not be made")
     assert os.listdir(tmp_path) == []
 
@@ -170,7 +170,7 @@ def test_a_file_of_the_same_second_is_nobodys_stand_in(tmp_path: Path, places: l
     (tmp_path / "file").write_text("{}\n")
     second = stand_in._MARK // 10**9 * 10**9
     os.utime(tmp_path / "file", ns=(second, second))
-    with held_places(places):
+    with hold_places(places):
         pass
     assert os.listdir(tmp_path) == ["file"]
 
@@ -189,7 +189,7 @@ def test_what_a_host_renames_over_it_at_the_last_moment_stays(
             (tmp_path / "folder/sub").mkdir(parents=True)
         real(source, target, **places)
 
-    with held_places(places):
+    with hold_places(places):
         monkeypatch.setattr(os, "rename", late)
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]

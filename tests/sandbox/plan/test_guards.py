@@ -12,7 +12,7 @@ import pytest
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.guarded import MOST_NESTED, GuardedName
 from sandbox.paths.mounts import read_mounts
-from sandbox.paths.scan import Refused
+from sandbox.paths.scan import SourceRefused
 from sandbox.paths.source import open_source
 from sandbox.plan.guards import guard_notes, guards_of, shown_guards
 from sandbox.plan.plan import Guard, PlanRefused
@@ -30,7 +30,7 @@ def guards(place: Path, conceal: tuple[str, ...] = (), deciding: tuple[str, ...]
 
 
 def refusal(place: Path) -> str:
-    with pytest.raises((PlanRefused, Refused)) as refused:
+    with pytest.raises((PlanRefused, SourceRefused)) as refused:
         guards(place)
     return str(refused.value)
 
@@ -74,7 +74,7 @@ def test_the_own_configuration_is_hidden_and_no_reason_to_refuse(tmp_path: Path)
     file.write_text("{}")
     found = {guard.path: guard.access for guard in guards(tmp_path, (str(file),), (str(file),))}
     assert found[".mcp.json"] == "hidden"
-    with pytest.raises(Refused, match="decides what a plugin may do"):
+    with pytest.raises(SourceRefused, match="decides what a plugin may do"):
         guards(tmp_path, (), (str(tmp_path / "plugin.toml"),))
 
 

@@ -622,7 +622,7 @@ def grouped(given: dict[str, Any], fault: str = "") -> Any:
                 membership.append(membership[0] + b"x")
             elif fault == "half a line":
                 membership[0] = membership[0][:-1]
-            given |= {"cgroups": handles, "membership": membership, "hold": cgroup.holds}
+            given |= {"cgroups": handles, "membership": membership, "hold": cgroup.lock_fds}
             try:
                 pid = spawner.spawn(SpawnOrder(**given))
             except SpawnError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.gate.pace import Pace, TimeSpent
+from sandbox.gate.gate import CpuLimiter, CpuTimeSpent
 
 
 class Clocks:
@@ -44,21 +44,21 @@ def clocks() -> Clocks:
     return Clocks()
 
 
-def paced(
+def make_limiter(
     monkeypatch: pytest.MonkeyPatch, clocks: Clocks, alive: int, cores: float | None, seconds: float | None
-) -> Pace:
-    monkeypatch.setattr(Pace, "_rest", lambda _, seconds: clocks.rest(seconds))
-    return Pace(cores, seconds, alive, lambda: clocks.now, lambda: clocks.used)
+) -> CpuLimiter:
+    monkeypatch.setattr(CpuLimiter, "_sleep", lambda _, seconds: clocks.rest(seconds))
+    return CpuLimiter(cores, seconds, alive, lambda: clocks.now, lambda: clocks.used)
 
 
 @pytest.mark.parametrize("cores", [0.05, 0.5])
 def test_work_without_end_is_held_to_the_cpu_limit(
     monkeypatch: pytest.MonkeyPatch, clocks: Clocks, alive: tuple[int, int], cores: float
 ) -> None:
-    pace, began = paced(monkeypatch, clocks, alive[0], cores, None), clocks.now
+    limiter, began = make_limiter(monkeypatch, clocks, alive[0], cores, None), clocks.now
     for _ in range(5000):
         clocks.work(0.004)
-        pace.keep()
+        limiter.throttle()
     used, passed = 5000 * 0.004, clocks.now - began
     assert used == pytest.approx(cores * passed, rel=0.02)
 
@@ -67,42 +67,42 @@ def test_work_without_end_is_held_to_the_cpu_limit(
 def test_without_a_limit_that_it_can_meet_it_never_rests(
     monkeypatch: pytest.MonkeyPatch, clocks: Clocks, alive: tuple[int, int], cores: float | None
 ) -> None:
-    pace = paced(monkeypatch, clocks, alive[0], cores, None)
+    limiter = make_limiter(monkeypatch, clocks, alive[0], cores, None)
     for _ in range(1000):
         clocks.work(0.004)
-        pace.keep()
+        limiter.throttle()
     assert clocks.rests == []
 
 
 def test_a_pause_earns_no_more_than_the_burst(
     monkeypatch: pytest.MonkeyPatch, clocks: Clocks, alive: tuple[int, int]
 ) -> None:
-    pace = paced(monkeypatch, clocks, alive[0], 0.1, None)
+    limiter = make_limiter(monkeypatch, clocks, alive[0], 0.1, None)
     clocks.now += 3600
-    pace.keep()
+    limiter.throttle()
     clocks.work(0.09)
-    pace.keep()
+    limiter.throttle()
     assert clocks.rests == []
     clocks.work(0.09)
-    pace.keep()
+    limiter.throttle()
     assert len(clocks.rests) == 1
 
 
 def test_the_cpu_time_limit_ends_it(
     monkeypatch: pytest.MonkeyPatch, clocks: Clocks, alive: tuple[int, int]
 ) -> None:
-    pace = paced(monkeypatch, clocks, alive[0], None, 2.0)
+    limiter = make_limiter(monkeypatch, clocks, alive[0], None, 2.0)
     for _ in range(2):
         clocks.work(0.99)
-        pace.keep()
+        limiter.throttle()
     clocks.work(0.99)
-    with pytest.raises(TimeSpent):
-        pace.keep()
+    with pytest.raises(CpuTimeSpent):
+        limiter.throttle()
 
 
 def test_a_rest_ends_with_the_plugin(alive: tuple[int, int]) -> None:
     """Without the descriptor this takes an hour, and the suite's bound ends the test."""
     used = iter((0.0, 36.0))
-    pace = Pace(0.01, None, alive[0], time.monotonic, lambda: next(used))
+    limiter = CpuLimiter(0.01, None, alive[0], time.monotonic, lambda: next(used))
     os.close(alive[1])
-    pace.keep()
+    limiter.throttle()
