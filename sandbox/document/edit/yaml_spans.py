@@ -46,6 +46,7 @@ class _YamlSpans:
 
     def read(self) -> Spans:
         for event in yaml.parse(self.text, Loader=_LOADER):
+            assert event.start_mark is not None and event.end_mark is not None  # the parser sets both
             start, end = event.start_mark.index, event.end_mark.index
             match event:
                 case yaml.ScalarEvent():
