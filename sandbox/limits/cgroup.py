@@ -116,6 +116,7 @@ class Cgroup:
         self.effective: dict[str, float] = {}  # limits as the kernel has accepted them
         # Group, controller, file, and the text that the kernel then showed.
         self._set: list[tuple[CgroupDirectory, str, str, str]] = []
+        self._lifted_before: tuple[str, ...] = ()  # found when the runner itself lifted the cpu limit
         self._by: dict[str, CgroupDirectory] = {c: group for group in groups for c in group.site.controllers}
         self._unified = next((group for group in groups if group.site.version == 2), None)
 
@@ -225,9 +226,8 @@ class Cgroup:
 
     def lifted(self) -> tuple[str, ...]:
         """The limits that another program has lifted or changed since they were set."""
-        return tuple(
-            dict.fromkeys(name for group, name, *setting in self._set if group.has_changed(*setting))
-        )
+        changed = (name for group, name, *setting in self._set if group.has_changed(*setting))
+        return tuple(dict.fromkeys((*self._lifted_before, *changed)))
 
     # --- changing -------------
 
@@ -265,6 +265,7 @@ class Cgroup:
         """Remove the cpu limit: processes need processor time to end."""
         cpu = self._by.get("cpu")
         if cpu is not None and "cpu" in self.effective:
+            self._lifted_before = self.lifted()
             self._set = [setting for setting in self._set if setting[1] != "cpu"]
             try:
                 if cpu.site.version == 2:
@@ -640,14 +641,16 @@ class CpuTimeMeter(Meter):
         self._cgroup = cgroup
         self._limit = limit
         self._cores = os.cpu_count() or 1
-        self._used = 0.0
         self.due = time.monotonic() + max(SHORTEST_PAUSE_SECONDS, limit / self._cores)
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now < self.due:
             return None
-        self._used = self._cgroup.cpu() or 0.0
-        left = self._limit - self._used
+        used = self._cgroup.cpu()
+        if used is None:  # this process has no free descriptor just now
+            self.due = now + SHORTEST_PAUSE_SECONDS
+            return None
+        left = self._limit - used
         self.due = now + max(SHORTEST_PAUSE_SECONDS, left / self._cores)
         return "cpu_time" if left <= 0 else None
 

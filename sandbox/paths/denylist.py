@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from bisect import bisect
+from bisect import bisect, bisect_left
 
 from sandbox import look
 from sandbox.paths.denied_paths import (
@@ -274,7 +274,9 @@ class Denylist:
             self._order = {name: number for number, name in enumerate(self._names)}
             self._sorted = sorted(self._names)
         path = folder.rstrip("/")
-        found = self._sorted[bisect(self._sorted, path + "/") : bisect(self._sorted, path + "0")]  # "/" + 1
+        found = self._sorted[
+            bisect(self._sorted, path + "/") : bisect_left(self._sorted, path + "0")
+        ]  # "/" + 1
         for denied in sorted(found, key=self._order.__getitem__):
             for entry in self._names[denied]:
                 yield denied, entry

@@ -143,7 +143,7 @@ def _fork_shared(before: SharedMonitor | None) -> SharedMonitor | None:
                 os._exit(1)
         stack.pop_all()
     theirs.close()
-    return SharedMonitor(ours, pid)
+    return SharedMonitor(ours)
 
 
 def _become_monitor() -> None:
@@ -266,7 +266,7 @@ def start_by_exec() -> ForkServer:
     if not sys.executable:
         raise OSError(errno.ENOENT, "this process does not know the Python it runs")
     # Every place the host itself imports from, without those relative to its working directory. No plugin may
-    # write to them (runner/launch/plan.py).
+    # write to them (runner/launch/denylist.py).
     path = [place for place in sys.path if place.startswith("/")]
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:

@@ -98,16 +98,19 @@ def serve(
     descriptors: LaunchDescriptors,
     sources: tuple[int, ...] | None = None,
     shared: SharedMonitor | None = None,
+    receipt: int | None = None,
 ) -> Steps[None]:
     """The whole life of one launch. The descriptors are closed at the end.
 
     `sources`: of a plan, which is what `descriptors.order` holds then. None: it holds an order. `shared`: may
-    go on with the launch when it is planned.
+    go on with the launch when it is planned. `receipt`: the process that has planned the launch waits until
+    this is closed.
     """
     control = Control(descriptors.control)
     try:
-        if sources is None:
-            control.tell(Born(os.getpid()))
+        yield from control.telling(Born(os.getpid()))
+        if receipt is not None:
+            os.close(receipt)  # not earlier: until now the host has the pid of the process that waits for it
         try:
             ending = yield from _serve(descriptors, sources, control, shared)
         except HandedOver:
@@ -250,12 +253,12 @@ def _sharing(
     def see_planned(planned: Planned, sources: Sources) -> None:
         held = sources.held
         before.stop()  # the shared monitor sets up the same socket
-        if held is not None and can_be_shared(planned):
-            # Before: this process ends then, and its pid may be another's.
-            control.tell(Born(shared.pid))
-            if hand_over(shared, order, planned, held.opened.descriptors, descriptors):
-                raise HandedOver
-            control.tell(Born(os.getpid()))
+        if (
+            held is not None
+            and can_be_shared(planned)
+            and hand_over(shared, order, planned, held.opened.descriptors, descriptors)
+        ):
+            raise HandedOver
         shared.pass_by()
         before.start()
 

@@ -23,18 +23,20 @@ from typing import NoReturn
 from runner.launch.remote.descriptors import receive_descriptors
 from runner.launch.remote.messages import LaunchDescriptors
 from runner.launch.remote.monitor import obey_host_only, serve
-from runner.launch.remote.shared_plan import MOST_SOURCES
+from runner.launch.remote.shared_plan import MOST_SOURCES, take
 from runner.launch.wait import Need, Ready, Steps, milliseconds_until
 
 # More plugins than these should not end with one process.
 MOST_PLUGINS = 64
-# Descriptors that have to be free for a launch: those it brings, and those of its pipes, cgroups and lease.
+# Descriptors that have to be free for a launch beside those it brings: of its pipes, cgroups and lease, and
+# of the meters of all others.
 _SPARE_DESCRIPTORS = 96
 # What a shared monitor raises its own limit of descriptors to, if it may: enough for all its plugins. Plugins
 # have limits of their own.
 _MOST_DESCRIPTORS = 16384
 
 _COUNT = len(LaunchDescriptors._fields)
+_MOST_AT_ONCE = _COUNT + 1 + MOST_SOURCES  # and the receipt
 
 
 def monitor_plans(plans: socket.socket) -> NoReturn:
@@ -56,27 +58,29 @@ class Inbox:
         self.is_over = False  # nobody can send any more
         self._is_shut = False
 
-    def arrivals(self) -> list[Steps[None]]:
-        """The launches that have come since the last look."""
+    def arrivals(self, most: int) -> list[Steps[None]]:
+        """Take launches that have come since the last look, `most` at most. The processes of the others carry
+        them out themselves."""
         found: list[Steps[None]] = []
         while not self.is_over:
             try:
-                word, fds = receive_descriptors(self._plans, 1, _COUNT + MOST_SOURCES, socket.MSG_DONTWAIT)
+                word, fds = receive_descriptors(self._plans, 1, _MOST_AT_ONCE, socket.MSG_DONTWAIT)
             except OSError:  # nothing is there; or no memory: the message is lost, and its host sees that
                 break
             self.was_used = True
             if not word:
                 self.is_over = True
                 self._plans.close()
-            elif len(fds) < _COUNT:  # not shared; or there are no descriptors here, and its host sees the end
+            elif len(fds) <= _COUNT or len(found) >= most or not _has_room() or not take(fds[_COUNT]):
                 for fd in fds:
                     os.close(fd)
             else:
-                found.append(serve(LaunchDescriptors(*fds[:_COUNT]), fds[_COUNT:]))
+                sources = fds[_COUNT + 1 :]
+                found.append(serve(LaunchDescriptors(*fds[:_COUNT]), sources, receipt=fds[_COUNT]))
         return found
 
     def shut(self) -> None:
-        """Take no more than what was sent already. The fork server sees it, as do processes that plan."""
+        """Let nobody send any more. The fork server sees it, as do processes that plan."""
         if not self._is_shut and not self.is_over:
             self._is_shut = True
             self._plans.shutdown(socket.SHUT_RDWR)
@@ -167,7 +171,8 @@ def wait_for_all(inbox: Inbox) -> None:
         for launch, events in ready.items():
             poll.go_on(launch, events)
         if has_arrivals:
-            starting.extend(map(_Launch, inbox.arrivals()))
+            room = MOST_PLUGINS - len(poll.launches) - len(starting)
+            starting.extend(map(_Launch, inbox.arrivals(room)))
             if inbox.is_over:
                 poll.forget(inbox.fd)  # at once: the next file that is opened gets this number
         if starting:

@@ -4,8 +4,10 @@ A monitor takes 5 MB, more than all else beside the plugin, and most of its life
 (runner/launch/remote/shared_monitor.py) starts the plugins of a host and waits for all of them. What comes
 before the start may take long: manifest and plugin decide how much there is to read, and other plugins must
 not wait for that. So each launch has a process of its own up to its plan. That process sends the plan, the
-sources that it has opened and the host's descriptors to the shared monitor, and ends. If the plan cannot be
-shared or sent, it carries out the plan itself.
+sources that it has opened and the host's descriptors to the shared monitor, with one end of a socket as a
+receipt. The monitor writes a byte there when it takes the launch, and closes it when it begins with it. The
+process of the launch ends then. It carries out the plan itself if the plan cannot be shared, or if the
+monitor does not take it in time: the monitor cannot write the byte once reading is shut down.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import select
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from runner.launch.carry_out import CalledOff
 from runner.launch.denylist import make_denylist, writes_outside
@@ -40,6 +42,8 @@ _MOST_BYTES = 128 << 10
 _SHARED, _NOT_SHARED = b"s", b"n"  # the whole message, but for descriptors
 _LEAST_CPU = 0.1  # processors
 MOST_SOURCES = 128  # the kernel passes 253 descriptors at once
+_TAKE_SECONDS = 0.5
+_TAKEN = b"t"
 
 
 class SharedPlan(NamedTuple):
@@ -55,7 +59,6 @@ class SharedMonitor(NamedTuple):
     """The shared monitor, as the fork server and the processes that plan see it."""
 
     plans: socket.socket  # SOCK_SEQPACKET: each message is one launch
-    pid: int
 
     def pass_by(self) -> None:
         """Tell it that the launch of this process is not for it, unless it has the launch."""
@@ -113,23 +116,49 @@ def hand_over(
     sources: Mapping[str, int],
     descriptors: LaunchDescriptors,
 ) -> bool:
-    """Send the launch of this process to the shared monitor. False: it was not sent."""
+    """Give the launch of this process to the shared monitor. Returns when that has begun with it, so that the
+    host knows by then whose pid to use. False: the monitor did not take the launch, and never will."""
     told = SharedPlan(order, tuple(sources), time.monotonic(), surroundings())
     content = encode(told) + b"\n" + encode_planned(planned)
     if len(content) > _MOST_BYTES or len(sources) > MOST_SOURCES:
         return False
-    memory = os.memfd_create("runner-plan", os.MFD_CLOEXEC)
-    try:
-        write_all(memory, content)
-        # Contents of memory files are not passed on: a plan with some is not shared.
-        sent = descriptors._replace(order=memory, contents=memory)
-        send_descriptors(monitor.plans, _SHARED, (*sent, *sources.values()))
-    except OSError:  # it has ended, takes no more, or has no room for messages
-        return False
-    finally:
-        os.close(memory)
-    monitor.plans.close()
+    with ExitStack() as stack:
+        try:
+            memory = os.memfd_create("runner-plan", os.MFD_CLOEXEC)
+            stack.callback(os.close, memory)
+            write_all(memory, content)
+            receipt, theirs = map(stack.enter_context, socket.socketpair())
+            # Contents of memory files are not passed on: a plan with some is not shared.
+            sent = descriptors._replace(order=memory, contents=memory)
+            send_descriptors(monitor.plans, _SHARED, (*sent, theirs.fileno(), *sources.values()))
+            theirs.close()
+            if not _was_taken(receipt):
+                return False
+        except OSError:  # it has ended, takes no more, or has no room for messages
+            return False
+        monitor.plans.close()
+        ended = select.poll()
+        ended.register(receipt, 0)  # poll reports a hang-up without being asked
+        ended.poll()
     return True
+
+
+def _was_taken(receipt: socket.socket) -> bool:
+    receipt.settimeout(_TAKE_SECONDS)
+    try:
+        return receipt.recv(1) == _TAKEN
+    except TimeoutError:
+        receipt.shutdown(socket.SHUT_RD)  # the kernel orders this and the monitor's byte
+        return receipt.recv(1) == _TAKEN
+
+
+def take(receipt: int) -> bool:
+    """In the shared monitor: take a launch. False: its process carries it out itself."""
+    with socket.socket(fileno=os.dup(receipt)) as sender:
+        try:
+            return sender.send(_TAKEN, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) == 1
+        except OSError:
+            return False
 
 
 def decode_shared(raw: bytes) -> tuple[SharedPlan, Planned]:

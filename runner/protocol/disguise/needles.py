@@ -52,7 +52,7 @@ class Needles:
         found: list[Span] = []
         for start, end in self._matches(text, plain, at_end):
             if found and start <= found[-1][1]:
-                found[-1] = found[-1][0], max(end, found[-1][1])
+                found[-1] = min(start, found[-1][0]), max(end, found[-1][1])
             else:
                 found.append((start, end))
         ends = [cut.start() for cut in _CUT.finditer(plain)] if CUT in plain else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -177,6 +178,40 @@ def test_a_full_one_is_followed_by_another(box: Box) -> None:
     assert told == [[0, 0, 0, 3, 3, 3, 6], [True] * 7]
 
 
+def at_once(given: dict[str, Any], count: int) -> list[Any]:
+    patched(MOST_PLUGINS=3)
+    import os
+    from collections import Counter
+
+    import trio
+
+    from runner.launch.remote.remote_cell import open_cage
+
+    monitors: list[int | None] = []
+    all_open = trio.Event()
+
+    async def open_one() -> None:
+        async with open_cage(invocation(given), environ=dict(os.environ)) as cage:
+            await line(cage.stdout)
+            monitors.append(cage._pid)
+            if len(monitors) == count:
+                all_open.set()
+            await all_open.wait()
+
+    async def act(cages: list[Any]) -> list[Any]:
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(open_one)
+        return [max(Counter((cages[0]._pid, *monitors)).values()), len(monitors)]
+
+    return list(in_crowd([given], act, []))
+
+
+def test_no_more_than_it_may_have_also_if_they_come_at_once(box: Box) -> None:
+    most, count = run(box, at_once, monitored_plugins.given(box, ECHOES), 8)
+    assert 2 <= most <= 3 and count == 8
+
+
 def one_after_the_other(given: dict[str, Any], count: int) -> list[Any]:
     """Many launches beside one that stays."""
     patched(MOST_PLUGINS=3)
@@ -312,7 +347,7 @@ def starved(given: dict[str, Any], spare: int) -> list[Any]:
 
 def test_without_descriptors_it_takes_no_more(box: Box) -> None:
     given = monitored_plugins.given(box, ECHOES)
-    assert run(box, starved, given, 96) == [[[True, True], [False, True]], [True, True]]
+    assert run(box, starved, given, 96) == [[[False, True], [False, True]], [True, True]]
 
 
 def test_a_launch_that_finds_no_descriptors_fails_alone(box: Box) -> None:
@@ -355,8 +390,6 @@ def stopped(given: dict[str, Any], then: str) -> list[Any]:
     import os
     import signal
 
-    import trio
-
     from runner.launch.remote.remote_cell import open_cage
     from sandbox.cell.cell import children
 
@@ -364,29 +397,28 @@ def stopped(given: dict[str, Any], then: str) -> list[Any]:
         pid: int = cages[0]._pid
         os.kill(pid, signal.SIGSTOP)
         async with open_cage(invocation(given), environ=dict(os.environ)) as cage:
-            while cage._pid != pid:  # noqa: ASYNC110 -- a monitor has no event for it
-                await trio.sleep(0.01)
-            if then == "killed":
-                os.kill(pid, signal.SIGKILL)
-                ended = [summed(await each.ended()) for each in (cage, *cages)]
-                async with open_cage(invocation(given), environ=dict(os.environ)) as late:
-                    await line(late.stdout)
-                    return [ended, late._pid == pid, await echo(late)]
-            os.kill(pid, signal.SIGCONT)
             await line(cage.stdout)
-            return [[await echo(each) for each in (cage, *cages)], len(children(pid))]
+            alone = cage._pid != pid and await echo(cage)
+            os.kill(pid, signal.SIGKILL if then == "killed" else signal.SIGCONT)
+            if then == "killed":
+                return [alone, [summed(await each.ended()) for each in cages], await echo(cage)]
+            async with open_cage(invocation(given), environ=dict(os.environ)) as late:
+                await line(late.stdout)  # so it has read what was sent before
+                together = [await echo(each) for each in (cage, late, *cages)]
+                return [alone, late._pid == pid, together, len(children(pid))]
 
     return list(in_crowd([given] * 2, act, []))
 
 
-def test_a_launch_waits_for_one_that_is_stopped(box: Box) -> None:
-    assert run(box, stopped, monitored_plugins.given(box, ECHOES), "continued") == [[True] * 3, 3]
+def test_a_launch_does_not_wait_for_one_that_is_stopped(box: Box) -> None:
+    """Its own process starts it, and nothing starts twice when the monitor goes on."""
+    told = run(box, stopped, monitored_plugins.given(box, ECHOES), "continued")
+    assert told == [True, True, [True] * 4, 3]
 
 
-def test_a_launch_that_was_sent_to_one_that_is_killed_is_reported(box: Box) -> None:
-    never = ["launch_failed", "launch", "spawn", 125]
+def test_a_launch_outlives_one_that_did_not_take_it(box: Box) -> None:
     told = run(box, stopped, monitored_plugins.given(box, ECHOES), "killed")
-    assert told == [[never, KILLED, KILLED], False, True]
+    assert told == [True, [KILLED, KILLED], True]
 
 
 # --- the loop ----------------------------------------------------------------------------------------------
@@ -424,7 +456,7 @@ def test_a_fault_of_one_does_not_end_the_others(pipes: list[tuple[int, int]], fa
             self.is_over = self.was_used = False
             self.shuts = 0
 
-        def arrivals(self) -> list[Steps[None]]:
+        def arrivals(self, most: int) -> list[Steps[None]]:
             if os.read(self.fd, 1) == b"s":
                 self.is_over = True
                 return []
@@ -445,23 +477,28 @@ def test_a_fault_of_one_does_not_end_the_others(pipes: list[tuple[int, int]], fa
 
 
 def test_what_has_arrived_is_taken_also_when_it_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[tuple[Any, tuple[int, ...]]] = []
-    monkeypatch.setattr(shared_monitor, "serve", lambda *given: served.append(given))
+    served: list[Any] = []
+    monkeypatch.setattr(shared_monitor, "serve", lambda *given, receipt: served.append((*given, receipt)))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    inbox, shared = shared_monitor.Inbox(theirs), SharedMonitor(ours, 0)
-    with ours, open("/dev/null") as file:
+    inbox, shared = shared_monitor.Inbox(theirs), SharedMonitor(ours)
+    with ours, open("/dev/null") as file, contextlib.ExitStack() as stack:
         fds = [file.fileno()] * len(LaunchDescriptors._fields)
-        send_descriptors(ours, b"s", fds[1:])  # too few
-        send_descriptors(ours, b"s", [*fds, file.fileno()])
+        pairs = [socket.socketpair() for _ in range(3)]
+        for pair in pairs:
+            stack.enter_context(pair[0])
+        send_descriptors(ours, b"s", fds)  # too few: there is no receipt
+        for _, receipt in pairs:
+            send_descriptors(ours, b"s", [*fds, receipt.fileno(), file.fileno()])
+            receipt.close()
+        pairs[0][0].shutdown(socket.SHUT_RD)  # its process carries it out itself
         assert shared.is_open() and not inbox.was_used
-        before = len(os.listdir("/proc/self/fd"))
         inbox.shut()
         with pytest.raises(BrokenPipeError):
             send_descriptors(ours, b"s", fds)
-        assert not shared.is_open() and len(inbox.arrivals()) == 1
-    ((descriptors, sources),) = served
-    # The socket and the file are closed, and so are descriptors that are too few.
-    assert len(os.listdir("/proc/self/fd")) == before + len(fds) + 1 - 3
-    for fd in (*descriptors, *sources):
+        assert not shared.is_open() and len(inbox.arrivals(1)) == 1
+        # Taken; not taken, and everything closed.
+        assert pairs[1][0].recv(1) == b"t" and pairs[2][0].recv(1) == b""
+    ((descriptors, sources, taken),) = served
+    for fd in (*descriptors, *sources, taken):
         os.close(fd)
     assert len(sources) == 1
