@@ -168,6 +168,7 @@ def test_a_quick_run_of_one_part_prints_its_tables_and_writes_no_page() -> None:
     assert [page.read_bytes() for page in pages] == before
 
 
+@pytest.mark.broad
 @installed
 @pytest.mark.bound(900)
 @pytest.mark.needs("user")
