@@ -125,7 +125,7 @@ class Template:
         self.prefix, self.python, self.pythonpath = prefix, python, pythonpath
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(60)
+        self._control.settimeout(300)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # one message, one program
         with theirs:
             self._process = subprocess.Popen(
