@@ -33,7 +33,7 @@ SERVICE = ("--pipe", "--wait", "-q", "--collect", "-p", "Delegate=yes")
 
 
 @pytest.fixture
-def box(request: pytest.FixtureRequest, plugin_dir: Path) -> Box:
+def box(request: pytest.FixtureRequest, plugin_dir: Path, templates: None) -> Box:
     caller: Caller = request.getfixturevalue("runner_as_root" if os.geteuid() == 0 else "runner_as_user")
     return Box(caller, plugin_dir)
 
