@@ -99,7 +99,7 @@ def test_names_that_lead_where_no_name_may(plugin: Plugin, name: str) -> None:
     assert first == REACHED and second in ("ECONNRESET", "ECONNREFUSED", "closed")
     assert plugin.internet.connections() == [API]
     refused = [each for each in ran.network["connections"] if each["verdict"] != "allowed"]
-    # One for each address that the plugin tries: it goes on to the next if a connection ends while it is made.
+    # One for each address that the plugin tries: it goes on to the next if the first connection fails.
     assert {each["name"] for each in refused} == {name} and all(each["reason"] for each in refused)
 
 
