@@ -131,7 +131,7 @@ class Interruptible:
         """From now on nothing interrupts. Before the start, `look` asks once more."""
         self._armed = False
         if not self._started:
-            return  # whoever took the launch has set up the same socket meanwhile
+            return  # the shared monitor has set up the same socket meanwhile
         self._started = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         fcntl.fcntl(self._control.fd, fcntl.F_SETFL, self._flags)

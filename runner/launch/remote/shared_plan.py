@@ -175,7 +175,7 @@ def surroundings() -> tuple[bytes, ...]:
 
 
 class GivenSources(Sources):
-    """Sources that another process of ours has opened and judged just now. Whoever made this closes them."""
+    """Sources that another process of ours has opened and judged just now. The caller closes them."""
 
     def __init__(self, descriptors: Mapping[str, int], where: tuple[bytes, ...]) -> None:
         """`where`: the surroundings of that process."""

@@ -1227,6 +1227,20 @@ def test_limits_that_were_lifted(kernel: Kernel) -> None:
         assert cgroup.counters().lifted == ("memory", "pids")
 
 
+@pytest.mark.parametrize("from_outside", [True, False])
+def test_a_cpu_limit_that_was_lifted_before_the_runner_lifts_it(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, from_outside: bool
+) -> None:
+    monkeypatch.setattr(cgroups, "write_once", lambda path, text: Path(path).write_text(f"{text}\n"))
+    site = kernel.site(leave=False)._replace(controllers=frozenset({"cpu"}), enable=())
+    with make_cgroup([site], Limits(cpu=0.5)) as cgroup:
+        assert cgroup.lifted() == () and cgroup.effective == {"cpu": 0.5}
+        if from_outside:
+            Path(f"{cgroup.groups[0].path}/cpu.max").write_text("max 100000\n")
+        cgroup.lift_cpu()
+        assert cgroup.lifted() == (("cpu",) if from_outside else ())
+
+
 def test_a_file_that_has_the_limits_of_several_disks(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     def append(path: str, text: str) -> None:
         with open(path, "a", encoding="ascii") as file:

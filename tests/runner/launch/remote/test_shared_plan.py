@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from runner.launch.remote.shared_plan import GivenSources, surroundings
+from runner.launch.remote import shared_plan
+from runner.launch.remote.shared_plan import GivenSources, surroundings, take
 from runner.launch.run import rehearse
 from runner.launch.stages import Invocation
 from sandbox.limits.cgroup_survey import survey
@@ -49,3 +51,24 @@ def test_what_the_other_process_opens_itself_is_judged(folder: Path) -> None:
     held = GivenSources({}, surroundings()).hold_again(planned, os.environ)
     assert held.denylist is not None
     assert held.denylist() is not held.denylist()
+
+
+class LateSocket(socket.socket):
+    """The byte comes just after the wait for it has ended."""
+
+    is_late = True
+
+    def recv(self, *given: int) -> bytes:
+        if self.is_late:
+            self.is_late = False
+            raise TimeoutError
+        return super().recv(*given)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_launch_is_taken_or_withdrawn_and_never_both(taken: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with LateSocket(fileno=ours.detach()) as receipt, theirs:
+        assert not taken or take(theirs.fileno())
+        assert shared_plan._was_taken(receipt) is taken
+        assert taken or not take(theirs.fileno())

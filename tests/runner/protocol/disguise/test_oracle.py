@@ -63,6 +63,10 @@ NEEDLES = st.lists(
 ENCODED = st.lists(st.binary(min_size=8, max_size=13).map(lambda raw: bytes(b"ab+/"[x % 4] for x in raw)))
 
 
+def test_a_merged_span_begins_with_the_letter_before_a_base64_needle() -> None:
+    assert Needles([b"abcdefghi"], [b"abcdefgh"]).find(b"Xabcdefghi") == [(0, 10)]
+
+
 @given(st.data(), NEEDLES, ENCODED, st.booleans())
 def test_needles_stand_where_a_slow_search_finds_them(
     data: st.DataObject, texts: list[bytes], encoded: list[bytes], at_end: bool
