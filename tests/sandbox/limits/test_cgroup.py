@@ -531,8 +531,8 @@ def test_counters_of_the_kernel(inside: OwnCgroups) -> None:
         assert told["throttled"] >= 1 and told["first"]["throttled"] == 0
     if told["cpu"] is not None:
         assert told["first"]["cpu_user"] + told["first"]["cpu_system"] < 0.1
-        # The kernel scales the two parts to its own sum, and counts on in between.
-        assert told["cpu"] == pytest.approx(told["cpu_user"] + told["cpu_system"], rel=0.5)
+        # Two reads: the kernel may still have added the last milliseconds of a process in between.
+        assert told["cpu"] == pytest.approx(told["cpu_user"] + told["cpu_system"], abs=0.05)
         assert 0.1 <= told["cpu"] < 30
 
 
