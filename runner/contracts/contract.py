@@ -176,32 +176,32 @@ class Contract(Protocol):
 
     # --- what few contracts have. The types of these stand below --------------------------------------------
 
-    one_shot: bool = False  # one process serves one call (rune)
-    switches: Switches | None = None  # variables with which its own host is configured (nexo)
+    one_shot: bool = False  # one process serves one call
+    switches: Switches | None = None  # variables with which its own host is configured
 
     @property
     def configurations(self) -> HostConfigurations | None:
-        """Its manifests are the configuration files of hosts (mcp)."""
+        """Its manifests are the configuration files of hosts."""
         return None
 
     @property
     def choice(self) -> Choice | None:
-        """Its options choose from what the manifest says (vai)."""
+        """Its options choose from what the manifest says."""
         return None
 
     @property
     def prepared_calls(self) -> PreparedCalls | None:
-        """Its cages depend on the call (vai)."""
+        """Its cages depend on the call."""
         return None
 
     @property
     def package_rules(self) -> PackageRules | None:
-        """Its packages have rules that `runner package lint` checks (vai)."""
+        """Its packages have rules that `runner package lint` checks."""
         return None
 
     @property
     def commands(self) -> CommandCalls | None:
-        """Its tools are commands (ainb)."""
+        """Its tools are commands."""
         return None
 
 
