@@ -49,8 +49,10 @@ def hold_against_policy(
         state = state_dir(plugin, policy, invocation, environ)
         own_homes = homes(environ)
         told: tuple[Note, ...] = ()
+        strays: tuple[Denial, ...] = ()
         if plugin.template is not None:
             plugin, told = _fill_plugin(loaded, policy, environ, own_homes)
+            strays = _file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
         filled = Placeholders(plugin, state, caged=plugin.spec.enabled or not policy.unsandboxed)
         told = (*told, *found.notes(loaded, environ))
         asked = found.with_added(plugin.spec)
@@ -71,8 +73,7 @@ def hold_against_policy(
             denial._replace(required=False) if _is_missing(denial, plugin) else denial
             for denial in granted.denials
         )
-        told = (*told, *_withheld_notes(denials, loaded))
-        strays = _file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
+        told = (*told, *found.withheld(denials, loaded))
         if strays:
             denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
         return Decided(
@@ -88,21 +89,6 @@ def hold_against_policy(
             approved_at=0.0 if found.record is None else found.record.when,
             approved_program=() if found.record is None else found.record.key.programs,
         )
-
-
-def _withheld_notes(denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
-    """A note about variables of the host that a wrapped entry names and does not get without an approval."""
-    command = loaded.invocation.command
-    if command is None or command.host_environ is None:
-        return ()
-    names = [each.asked for each in denials if each.rule == "env_ceiling" and not each.required]
-    if not names:
-        return ()
-    from runner.launch.approve import allow_command
-
-    options = [word for name in names for word in ("--env", name)]
-    message = f"the entry asks for variables of the host, which need your yes: {', '.join(names)}"
-    return (Note("withheld", message, f"to allow it: {allow_command(loaded, *options)}"),)
 
 
 def _fill_plugin(
@@ -126,8 +112,6 @@ def _file_variable_denials(
 ) -> tuple[Denial, ...]:
     """Denials of variables that decide which code runs and come from a file. The file may change after an
     approval, so no approval covers them. If there is an approval, PATH is one of them."""
-    if filled is written:
-        return ()
     from sandbox.policy.policy import matches, steers
 
     known = {each.name for each in written.spec.env}
