@@ -78,11 +78,3 @@ class Allowance(NamedTuple):
     hosts: tuple[str, ...] = ()  # patterns of the hosts that the policy allows: "*.example.com:443"
     writable: tuple[str, ...] = ()  # paths of the host that it can change, the state directory among them
     denied: tuple[str, ...] = ()  # paths that the policy denies to every plugin
-
-
-class Switches(NamedTuple):
-    """Settings of the operator in a contract's own environment variables."""
-
-    sandbox_required_by: str = ""  # the variable that refuses manifests without a sandbox, if it is set
-    # The variable that asks for the host's network, if it is set. The policy says whether that counts.
-    host_network_by: str = ""

@@ -260,7 +260,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         if dict(plugin.exports).get("hooks"):
             yield ""
             meaning = decided.policy.on_hook_failure
-            if find_contract(plugin.contract).policy_answers_hooks:
+            if "hook_answers" in find_contract(plugin.contract).takes:
                 yield f"if a hook fails: {meaning} (on_failure under [hooks] in the policy)"
             else:
                 yield "if a hook fails: it contributes nothing, and the session goes on (by its contract)"

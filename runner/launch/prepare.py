@@ -60,7 +60,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     if plugin.template is not None:
         plugin, told = _fill_plugin(loaded, policy, environ, own_homes)
     told = (*told, *found.notes(loaded, environ))
-    switches = find_contract(plugin.contract).switches(environ)
+    switches = find_contract(plugin.contract).switches
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
     asked = found.with_added(plugin.spec)
     spec = asked._replace(env=tuple(map(filled.request, asked.env)))
@@ -71,8 +71,8 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         environ=environ_of_host(invocation.command, environ),
         overrides=invocation.overrides,
         homes=own_homes,
-        sandbox_required_by=switches.sandbox_required_by,
-        host_network_by=switches.host_network_by,
+        sandbox_required_by=switches.named(switches.require_sandbox, environ) if switches else "",
+        host_network_by=switches.named(switches.host_network, environ) if switches else "",
         bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )
     denials = tuple(

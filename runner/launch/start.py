@@ -113,7 +113,7 @@ def _as_watched(planned: Planned, plumbing: Plumbing) -> Planned:
 
 def make_inspection(planned: Planned) -> MakeInspection:
     """A function that makes the inspection between this plugin and its host, from the relay of stderr."""
-    from runner.contracts.registry import find_contract
+    from runner.contracts.registry import find_contract, make_inspector
     from runner.launch.inspect.inspection import Inspection
     from runner.protocol.dialect import Setting
 
@@ -121,7 +121,7 @@ def make_inspection(planned: Planned) -> MakeInspection:
     declare, options = planned.policy.capabilities.declare, dict(planned.invocation.options)
     setting = Setting(planned.plugin, limits, os.environ, declare, options=options)
     contract = find_contract(planned.plugin.contract)
-    return lambda relay, forget: Inspection(contract.inspector(setting), limits, relay, forget=forget)
+    return lambda relay, forget: Inspection(make_inspector(contract, setting), limits, relay, forget=forget)
 
 
 def final_checks(started: Started, end: End, stop: Collection[int] = ()) -> tuple[End, bool]:

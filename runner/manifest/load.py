@@ -294,8 +294,10 @@ def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
         name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError:
         return reads  # they report the same fault, or it is a folder of plugins
+    if (rules := find_contract(name).package_rules) is None:
+        return reads
     return tuple(
-        read._replace(diagnostics=read.diagnostics + find_contract(name).lint(document, read.plugin))
+        read._replace(diagnostics=read.diagnostics + rules.lint(document, read.plugin))
         for read in reads
         if read.plugin is not None
     )
@@ -307,7 +309,7 @@ def _read(
     contract = find_contract(name)
     if (fault := _foreign_option(contract, options)) is not None:
         return ManifestRead(None, (document.diagnostic((), "option_foreign", *fault),))
-    if config and not contract.config_shapes_cage:
+    if config and "config" not in contract.takes:
         message = f"the cage of a {name} plugin does not depend on its configuration"
         hint = "leave --config out here; runner call sends a configuration to plugins that take one"
         return ManifestRead(None, (document.diagnostic((), "config_foreign", message, hint),))

@@ -20,7 +20,7 @@ from sandbox.document.diagnostic import quoted
 from sandbox.spec import Limits
 from sandbox.speed.value import NamedTuple
 
-# A contract's own word (see Contract.kinds), or one of two with the same meaning everywhere: "list" asks for
+# A contract's own word (see Contract.calls), or one of two with the same meaning everywhere: "list" asks for
 # a list, and its name says which ("tools", …); "event" is a notification and has no answer.
 Kind = str
 
@@ -327,6 +327,11 @@ class Dialect(Protocol):
         """Whether the process serves one call: Setting.call, which the session sends with `call` after
         Ready."""
         return False
+
+    @property
+    def event_method(self) -> str:
+        """The notification for a call of kind "event", with its topic and its payload."""
+        return ""
 
     @property
     def patience(self) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from runner.contracts.registry import find_contract
+from runner.contracts.registry import find_contract, make_dialect
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.remote.messages import MonitorEnd
@@ -81,7 +81,7 @@ async def open_session(
                 dict(invocation.options),
                 hidden,
             )
-            dialect = contract.dialect(setting)
+            dialect = make_dialect(contract, setting)
             session = Session(cell, terms, dialect, guard, _one_shot_seconds(dialect, setting, seconds))
             session.state.record.secrets = hidden
             cell.on_audit = session.see_audit

@@ -102,7 +102,7 @@ def send_event(request: SessionRequest, output: Output) -> int:
         seconds = SECONDS if request.seconds is None else request.seconds
         granted = session.terms.limits.call
         seconds = seconds if granted is None else min(granted, seconds)
-        method = find_contract(session.terms.plugin.contract).event_method
+        method = session.state.dialect.event_method
         queued = session.notify(method, {"topic": request.call.name, "payload": request.call.input})
         with trio.move_on_after(seconds):
             await session.ended()

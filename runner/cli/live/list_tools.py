@@ -56,12 +56,13 @@ async def _everything(session: Session) -> dict[str, list[Any]]:
     for listing in contract.lists:
         # A plugin that does not offer a list may not even answer.
         offered = not listing.offered_as or listing.offered_as in identity.details
-        if offered and listing.what not in found:
+        if offered and not listing.declared and listing.what not in found:
             with contextlib.suppress(PluginError):
                 found[listing.what] = await session.call(Call("list", listing.what))
-    for what, names in plugin.exports:
-        if what in contract.declared:
-            found[what] = [{"name": name} for name in names]
+    declared = {listing.what for listing in contract.lists if listing.declared}
+    found.update(
+        {what: [{"name": name} for name in names] for what, names in plugin.exports if what in declared}
+    )
     return found
 
 

@@ -202,7 +202,7 @@ def _answer_outcome(seen: list[Session], output: Output, lost: int) -> Outcome:
         return Outcome("ok", "call", f"the event was sent, and {output.lines} came in return{also}")
     if not seen or not seen[0].substituted:
         return Outcome("ok", "call", "the plugin answered")
-    if not find_contract(seen[0].terms.plugin.contract).policy_answers_hooks:
+    if "hook_answers" not in find_contract(seen[0].terms.plugin.contract).takes:
         message = f"the hook failed, and contributes nothing: {seen[0].substituted}"
         return Outcome("ok", "call", message, "hook_failed", "the contract has no answer for a failed hook")
     message = f"the hook failed, and the policy answered in its place: {seen[0].substituted}"

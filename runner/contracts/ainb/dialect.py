@@ -99,6 +99,7 @@ def make(setting: Setting) -> AinbDialect:
 
 class AinbDialect(Dialect):
     handshake_seconds = INIT_SECONDS
+    event_method = "plugin/handle_event"
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -255,7 +256,7 @@ class AinbDialect(Dialect):
             twice = token in self._open
             why = "this call has been sent already" if twice else "the plugin is not ready for calls"
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
-        if stray := stray_context(call, CONTRACT.context):
+        if stray := stray_context(call, CONTRACT.calls):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         granted = self._setting.limits.call
         seconds = self.seconds(call) if granted is None else min(granted, self.seconds(call))

@@ -124,11 +124,11 @@ class McpContract(Contract):
     sign = "an mcpServers object"
     no_command_hint = 'give the server a command: "command": "./server"'
     configurations = McpConfigurations()
-    kinds = ("tool", "prompt", "resource", "method")
+    calls: Mapping[str, tuple[str, ...]] = dict.fromkeys(("tool", "prompt", "resource", "method"), ())
     lists = (
-        Listing("tools", "tool"),
-        Listing("prompts", "prompt", offered_as="prompts"),
-        Listing("resources", "resource", "uri", offered_as="resources", complete=False),  # and templates
+        Listing("tools", kind="tool"),
+        Listing("prompts", kind="prompt", offered_as="prompts"),
+        Listing("resources", kind="resource", key="uri", offered_as="resources", complete=False),  # templates
         Listing("resource_templates", key="uriTemplate", offered_as="resources"),
     )
     verbs = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import Contract, ContractOption, Example
+from runner.contracts.contract import Contract, ContractOption, Example, Listing
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.contracts.contract import Choice, LaunchFault, PreparedCalls, SecretsBy
+    from runner.contracts.contract import Choice, LaunchFault, PackageRules, PreparedCalls, Takes
     from runner.plugin import Plugin
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -27,17 +27,19 @@ class VaiContract(Contract):
     file_names = ("vai-plugin.toml",)
     sign = 'api_version = "vai.plugin.v1"'
     no_command_hint = 'give [runtime] an entrypoint: entrypoint = ["./bin/plugin"]'
-    kinds = ("export", "tool", "hook", "compactor", "harness")
-    context: Mapping[str, tuple[str, ...]] = {
+    calls: Mapping[str, tuple[str, ...]] = {
         "export": (*IDENTITIES, "tool_execution_id", "attempt", "compaction_id"),
         "tool": (*IDENTITIES, "tool_execution_id"),
         "hook": (*IDENTITIES, "attempt"),
         "compactor": (*IDENTITIES, "compaction_id"),
         "harness": IDENTITIES,
     }
-    declared = ("hooks", "compactors", "harnesses")
+    lists = (
+        Listing("tools"),
+        *(Listing(what, declared=True) for what in ("hooks", "compactors", "harnesses")),
+    )
     example = Example(namespace="example/")
-    secrets_by: SecretsBy = "files"
+    takes: Takes = ("secret_files",)
     options = (
         ContractOption("--export", "ID", "the export that the cage is for", ("exec", "explain", "check")),
         ContractOption(
@@ -99,10 +101,11 @@ class VaiContract(Contract):
 
         return exports_asked(plugin)
 
-    def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        from runner.contracts.vai.package.lint import lint
+    @property
+    def package_rules(self) -> PackageRules:
+        from runner.contracts.vai.package import lint
 
-        return lint(document, plugin)
+        return lint
 
 
 CONTRACT = VaiContract()

@@ -45,7 +45,7 @@ def test_json_has_every_contract(runner_as_user: Caller) -> None:
     assert [each["name"] for each in document["contracts"]] == list(contract_names())
     for said, contract in zip(document["contracts"], all_contracts(), strict=True):
         assert said.keys() == KEYS
-        assert said["file_names"] == list(contract.file_names) and said["calls"] == list(contract.kinds)
+        assert said["file_names"] == list(contract.file_names) and said["calls"] == list(contract.calls)
         assert said["one_call_per_process"] == contract.one_shot and said["lists"]
         assert said["host_methods"] == dict(contract.services(NOBODY, Allowance()).METHODS)
 
@@ -74,10 +74,10 @@ def test_text_has_the_same_values(runner_as_user: Caller) -> None:
         ]
         assert all(values.values())
         assert values["manifest"].startswith(", ".join(contract.file_names))
-        secrets = {"": "none", "dialect": "--secrets", "files": "--secret, as files in the cage"}
-        assert values["secrets"] == secrets[contract.secrets_by]
-        assert ("--config" in values["cage"]) == contract.config_shapes_cage
-        assert values["calls"] == ", ".join(contract.kinds)
+        assert (values["secrets"] == "--secrets") == ("secrets" in contract.takes)
+        assert ("files in the cage" in values["secrets"]) == ("secret_files" in contract.takes)
+        assert ("--config" in values["cage"]) == ("config" in contract.takes)
+        assert values["calls"] == ", ".join(contract.calls)
         assert values["may ask"] == (", ".join(contract.services(NOBODY, Allowance()).METHODS) or "none")
 
 

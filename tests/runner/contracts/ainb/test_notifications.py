@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.ainb import CONTRACT
 from runner.contracts.ainb.messages import BODY_LIMIT
 from runner.contracts.ainb.notifications import (
     MOST_DELIVERIES,
@@ -194,7 +193,7 @@ def test_one_generation_counts_renders_keys_and_the_mouse() -> None:
 
 def test_a_call_of_kind_event() -> None:
     params = {"topic": "cts.a07", "payload": {"text": "event-data"}}
-    (told,) = sent(ready().notify(CONTRACT.event_method, params))
+    (told,) = sent(ready().notify(ready().event_method, params))
     assert told["params"] == {"topic": "cts.a07", "payload": b64("event-data")}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runner import __version__
+from runner.contracts.registry import make_dialect
 from runner.contracts.vai import CONTRACT
 from runner.contracts.vai.messages import BODY_LIMIT
 from runner.protocol.dialect import (
@@ -73,7 +74,7 @@ def test_the_host_says_hello_at_once() -> None:
         }
     ]
     assert dialect().handshake_seconds == 10.0
-    assert isinstance(CONTRACT.dialect(Setting(DEVKIT)), type(dialect()))
+    assert isinstance(make_dialect(CONTRACT, Setting(DEVKIT)), type(dialect()))
 
 
 @pytest.mark.parametrize("plugin_first", [False, True])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runner.contracts.registry import make_inspector
 from runner.contracts.vai import CONTRACT
 from runner.contracts.vai.inspector import Inspector, make
 from runner.contracts.vai.messages import BODY_LIMIT
@@ -55,7 +56,7 @@ def faults(inspector: Inspector, *messages: Any) -> list[tuple[str, str]]:
 
 
 def test_the_limits_are_the_contracts() -> None:
-    inspector = CONTRACT.inspector(Setting(DEVKIT))
+    inspector = make_inspector(CONTRACT, Setting(DEVKIT))
     assert inspector.handshake_seconds == 10.0
     cutter = inspector.framing.cutter()
     assert [cut.frame for cut in cutter.cut(b"content-length: 2\r\nX: y\r\n\r\n{}")] == [b"{}"]
