@@ -22,6 +22,7 @@ from runner.approvals.record import (
     approvals_folder,
 )
 from sandbox import look
+from sandbox.files import replace_file
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.load import trust_fault
 from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, Approval, is_variable_name
@@ -303,20 +304,7 @@ def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
     folder = _make_folder(environ)
     path = os.path.join(folder, record.key.name + ENDING)
     with _explain_errors(path), _open_folder(folder) as directory:
-        temporary = f".{record.key.name}.{os.getpid()}.{os.urandom(8).hex()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
-            try:
-                os.fchmod(file.fileno(), 0o600)  # independent of the umask
-                file.write(raw)
-                file.flush()
-                os.fsync(file.fileno())
-                os.rename(temporary, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(temporary, dir_fd=directory)
-                raise
-        os.fsync(directory)
+        replace_file(directory, os.path.basename(path), raw, sync=True)
     return path
 
 

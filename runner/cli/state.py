@@ -92,7 +92,7 @@ def _find_states(word: str, known: Sequence[State]) -> list[State]:
 
 def _find_unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
     """States of an older version, which recorded no manifest: found by the name that version gave them."""
-    from runner.launch.prepare import state_name
+    from runner.launch.own_folders import state_name
 
     names = {state_name(each.plugin) for each in load_all(manifest) if each.plugin is not None}
     return [state for state in known if not state.manifest and state.name in names]

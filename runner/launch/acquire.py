@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 
-from runner.launch.sources import HeldSources, Sources
+from runner.launch.sources import HeldSources, Sources, with_known_state
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.identity.owner import Owner, Writing, leased_owner
 from sandbox.limits.cgroup import CgroupFault, OuterOomCounter, make_cgroup, sweep, whole_disks
@@ -174,8 +174,6 @@ def _open_state(planned: Planned, held: HeldSources, owners: Decision | None, st
     if planned.provision.state_dir is None:
         return held.opened if owners is planned.plan.owners else _with_owners(held.opened, owners)
     if held.denylist is None:
-        from sandbox.cell.reopened import with_known_state
-
         return stack.enter_context(with_known_state(held.opened))
     from sandbox.plan.sources import open_state, with_state
 

@@ -87,6 +87,19 @@ class Approved(NamedTuple):
             found.append(Note("approval", why, f"to allow it again: {allow_command(loaded)}"))
         return tuple(found)
 
+    def withheld(self, denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
+        """A note about variables of the host that a wrapped entry names and does not get without an
+        approval."""
+        command = loaded.invocation.command
+        if command is None or command.host_environ is None:
+            return ()
+        names = [each.asked for each in denials if each.rule == "env_ceiling" and not each.required]
+        if not names:
+            return ()
+        options = [word for name in names for word in ("--env", name)]
+        message = f"the entry asks for variables of the host, which need your yes: {', '.join(names)}"
+        return (Note("withheld", message, f"to allow it: {allow_command(loaded, *options)}"),)
+
 
 def approval_of(
     loaded: Loaded, policy: Policy, environ: Mapping[str, str], record: ApprovalRecord | None = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 
 from runner.launch.acquire import acquire, require_contents
+from runner.launch.finish import finish
 from runner.launch.sources import Sources
 from runner.launch.stages import Ended, Stopwatch
-from runner.launch.start import final_checks, start
+from runner.launch.start import start
 from runner.launch.wait import wait_steps
 from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
 from sandbox.speed.typed import TYPE_CHECKING, Mapping, Protocol
@@ -100,7 +101,7 @@ def plan_steps(
                     writer.store()
                 end = yield from wait_steps(started.cell, orders, host.caller, started.clocks, started.meters)
                 stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
-                end, writable = final_checks(started, end, stop)
+                end, writable = finish(started, end, stop)
                 watch.lap("run")
         return Ended(started, end, writable, watch.lap("teardown"))
     except CalledOff as called:

@@ -48,6 +48,8 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
     """The report document. `status`: the exit status."""
     loaded, started, ended = loaded_of(stage), started_of(stage), ended_of(stage)
     end = None if ended is None else ended.end
+    relay = None if started is None else started.plumbing.counter
+    inspection = None if started is None else started.plumbing.inspection
     return {
         "schema": SCHEMA,
         "runner": __version__,
@@ -84,10 +86,8 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
         "degraded": list(degraded(stage)),
         "limits_hit": _hits(outcome, ended),
         "streams": None if started is None else dict(zip(NAMES, started.plumbing.ways, strict=True)),
-        "stderr": None if started is None or started.relay is None else _stderr_document(started.relay),
-        "inspection": None
-        if started is None or started.inspection is None
-        else started.inspection.document(),
+        "stderr": None if relay is None else _stderr_document(relay),
+        "inspection": None if inspection is None else inspection.document(),
         "network": _network_document(stage),
         "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),

@@ -24,6 +24,7 @@ DECIDING = (
     *(
         "runner/launch/plan.py",
         "runner/launch/prepare.py",
+        "runner/launch/own_folders.py",
         "runner/launch/approve.py",
         "runner/launch/denylist.py",
     ),

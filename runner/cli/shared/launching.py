@@ -12,7 +12,7 @@ import sys
 
 from runner.launch.carry_out import judge_end
 from runner.launch.orders import Signals, watch_caller, watch_signals
-from runner.launch.stages import Planned, Stage, Started, ended_of, has_start_notes, planned_of
+from runner.launch.stages import Planned, Stage, Started, has_start_notes, planned_of
 from runner.launch.stdio import Plumbing, connect_caller
 from runner.launch.wait import End
 from runner.outcome import EXEC_REFUSED, Failure, Outcome, has_failed
@@ -69,6 +69,9 @@ class CommandLineHost:
         self.is_ready = True
         if self.events is not None and self.events.path:
             _refuse_writable(planned, self.events.path)
+        # A launch from a stored plan may still differ: a cgroup that cannot be made is replaced by a weaker
+        # means.
+        tells = has_start_notes(planned) if self._tells is None else self._tells or planned.limits.announced
         if self._is_new:
             from runner.contracts.registry import choice_fault
 
@@ -77,9 +80,7 @@ class CommandLineHost:
             if fault is not None:
                 outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
                 raise Failure(outcome, EXEC_REFUSED)
-        # A launch from a stored plan may still differ: a cgroup that cannot be made is replaced by a weaker
-        # means.
-        if has_start_notes(planned) if self._tells is None else self._tells or planned.limits.announced:
+        if tells:
             _print_notes(planned, self.secrets, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:
@@ -129,6 +130,7 @@ def launch(
 ) -> int:
     """Run a plugin, report how it ended, and return the exit status of `runner`."""
     stage: Stage | None = None
+    ended: Ended | None = None
     secrets = host.secrets
     try:
         with watch_caller() as host.caller:
@@ -155,10 +157,9 @@ def launch(
     if report_file is not None and report_file.wanted:
         with suppress(OSError):
             _write_report(report_file, verb, stage, outcome, status, secrets)
-    ended_stage = ended_of(stage)
-    if (ended_stage is None or ended_stage.stderr_writable) and _is_stderr_writable():
+    if (ended is None or ended.stderr_writable) and _is_stderr_writable():
         with suppress(OSError):
-            _print_outcome(stage, outcome, secrets)
+            _print_outcome(stage, ended, outcome, secrets)
     return status
 
 
@@ -228,10 +229,11 @@ def _print_advice(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, b
         sys.stderr.flush()
 
 
-def _print_outcome(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
+def _print_outcome(
+    stage: Stage | None, ended: Ended | None, outcome: Outcome, secrets: Mapping[str, bytes]
+) -> None:
     """Print the outcome, unless the plugin failed by itself: then its own stderr says why. Only the runner
     knows that a limit ended it, and which paths it may have missed."""
-    ended = ended_of(stage)
     by_limit = ended is not None and (_is_limit(ended.end, outcome) or outcome.cause == "seccomp")
     if outcome.code not in ("ok", "crashed", "cancelled") or by_limit:
         from runner.cli.shared import text

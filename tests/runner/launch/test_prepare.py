@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.launch.prepare import managed_state_dir
+from runner.launch.own_folders import managed_state_dir
 from sandbox.identity.state import StateRefused
 from tests.conftest import Caller
 

@@ -90,14 +90,14 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
         ):
             result |= {
                 "meters": [type(meter).__name__ for meter in found.meters],
-                "relay": found.relay is not None,
+                "relay": found.plumbing.counter is not None,
                 "clock": found.clocks.deadline and found.clocks.deadline - started,
                 "init's": bounds[0].deadline and bounds[0].deadline - started,
                 "own stderr": found.plumbing.ways[2] == "direct",
                 "cpu": [soft for kind, soft, _ in bounds[0].rlimits if kind == resource.RLIMIT_CPU],
                 "grouped": bounds[0].cgroup is not None,
                 "groups": [group.path for group in acquired.cgroup.groups] if acquired.cgroup else [],
-                "source": None if found.relay is None else found.relay.end,
+                "source": None if found.plumbing.counter is None else found.plumbing.counter.end,
             }
             if given["how"] == "accident":
                 raise KeyError("ours")
