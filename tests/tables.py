@@ -94,8 +94,12 @@ def one_case(
     Each row has a `plugin_dir` and a `tmp_path` of its own. Its patches by `monkeypatch` end with it.
     """
     words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names)
-    values = [_values(row, len(words)) for row in rows]
-    names_of_rows = [ids] * len(values) if ids is None or callable(ids) else list(ids)
+    given_rows = list(rows)
+    values = [_values(row, len(words)) for row in given_rows]
+    if ids is None or callable(ids):
+        names_of_rows = [getattr(row, "id", None) or ids for row in given_rows]
+    else:
+        names_of_rows = list(ids)
     keys = [_Row(number, *row) for number, row in enumerate(zip(values, names_of_rows, strict=True))]
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
