@@ -228,16 +228,20 @@ def quick(caller: Caller) -> Caller:
 
 
 @dataclass(frozen=True)
-class _Settled(_Quick):
-    program: str = f"import sandbox.look\nsandbox.look.SETTLED_SECONDS = -3600.0\n{_RUNNER}"
-
+class _Prepared(_Quick):
     def command(self, *args: str | os.PathLike[str]) -> list[str]:
         return [*self.prefix, *self.python, "-c", self.program, *(os.fspath(arg) for arg in args)]
 
 
+def prepared(caller: Caller, code: str) -> Caller:
+    """The same caller, whose runners run `code` before they begin."""
+    known = {field.name: getattr(caller, field.name) for field in fields(Caller)}
+    return _Prepared(**known, program=f"{code}\n{_RUNNER}")
+
+
 def settled(caller: Caller) -> Caller:
     """The same caller. Its runners also store plans that rest on files which were changed a moment ago."""
-    return _Settled(**{field.name: getattr(caller, field.name) for field in fields(Caller)})
+    return prepared(caller, "import sandbox.look\nsandbox.look.SETTLED_SECONDS = -3600.0")
 
 
 @pytest.fixture(scope="session")
