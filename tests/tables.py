@@ -26,8 +26,8 @@ Value = TypeVar("Value")
 
 
 def check_rows(rows: Mapping[Key, Value] | Iterable[tuple[Key, Value]], check: Callable[..., None]) -> None:
-    """Call `check(key, value)` for every row. Fails once, and names every row that is wrong. Skips if all rows
-    do."""
+    """Call `check(key, value)` for every row. Fails once, and names every row that is wrong. Skips if every
+    row does."""
     pairs = list(rows.items() if isinstance(rows, Mapping) else rows)
     assert pairs, "a table without rows proves nothing"
     wrong: dict[Key, str] = {}

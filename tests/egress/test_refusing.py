@@ -113,6 +113,7 @@ ADDRESS_WORDS = {
 def test_a_manifest_that_names_a_private_address_itself(plugin: Plugin, contract: str) -> None:
     """A ceiling that lets it name every host is not the operator's word for the local network."""
     name, document = ADDRESS_WORDS[contract]
+    plugin.internet.look()
     script = f"#!/usr/bin/python3 -I\nimport sys\nsys.argv[1:] = ['{PRIVATE}', '2525']\n{LINE}"
     plugin.write(plugin.folder / "words", script, mode=0o755)
     text = json.dumps(document).replace("WORD", f"{PRIVATE}:2525")
