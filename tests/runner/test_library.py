@@ -73,6 +73,7 @@ each_contract = pytest.mark.parametrize(
 INPUT = {"text": "hello"}
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 @each_contract
 async def test_a_conversation(
@@ -91,6 +92,7 @@ async def test_a_conversation(
     assert plugin.report["session"]["identity"]["id"] == who[0]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 @each_contract
 async def test_one_call(
@@ -105,6 +107,7 @@ async def test_one_call(
     assert result.report["session"]["calls"]["ok"] == 1
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 @pytest.mark.parametrize(
     ("folder", "options", "tool", "given", "code"),
@@ -129,6 +132,7 @@ async def test_a_no(shelf: Path, folder: str, options: Any, tool: str, given: An
     assert caught.value.report["outcome"]["code"] == "plugin_error"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
     plugin_dir: Path, nothing_left: None
@@ -211,6 +215,7 @@ async def test_what_cannot_be_opened(shelf: Path, spoil: str, code: str) -> None
     is_sound(failure.report)
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_limits_hold_for_each_contract(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -222,6 +227,7 @@ async def test_limits_hold_for_each_contract(shelf: Path) -> None:
     assert plugin.report["limits_hit"] == ["call"]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_closed_plugin_is_closed(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -244,6 +250,7 @@ async def test_a_kind_that_a_contract_has_not_got_starts_nothing(shelf: Path) ->
         await run(shelf / "mcp_bare", "x", kind="hook", server="modern", environ=ENVIRON)
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_failure_stays_its_own_plugins(shelf: Path) -> None:
     """Also if it passes through the context of another one."""
@@ -253,6 +260,7 @@ async def test_a_failure_stays_its_own_plugins(shelf: Path) -> None:
     assert caught.value.report is not None and caught.value.report["plugin"]["contract"] == "nexo"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_events_until_the_end(shelf: Path) -> None:
     """What it says unasked comes; the iteration ends with the plugin."""
@@ -274,6 +282,7 @@ async def test_events_until_the_end(shelf: Path) -> None:
     assert (heard[1].value["source"], heard[1].value["payload"]) == ("bare", {"n": 1})
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_progress(shelf: Path) -> None:
     steps: list[Any] = []
@@ -290,6 +299,7 @@ async def test_progress(shelf: Path) -> None:
     assert all(isinstance(event, Progress) for event in told)
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 @each_contract
 async def test_a_wrong_time_limit(
@@ -313,6 +323,7 @@ async def test_wrong_variables(shelf: Path, env: Any) -> None:
             raise AssertionError("it was opened")
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_told(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -334,6 +345,7 @@ async def test_told(shelf: Path) -> None:
                 await plugin.notify("made.up")
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_initialize_does_not_use_up_the_time_for_the_configuration(shelf: Path) -> None:
     environ = {**ENVIRON, "NEXO_PLUGIN_INIT_TIMEOUT_MS": "0"}
@@ -344,6 +356,7 @@ async def test_initialize_does_not_use_up_the_time_for_the_configuration(shelf: 
     assert caught.value.outcome[:2] == ("timeout", "handshake") and caught.value.outcome.cause == "deadline"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_configured(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -388,6 +401,7 @@ class Host:
         return {"role": "assistant", "content": {"type": "text", "text": "blue"}, "model": "m"}
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_services_of_nexo(shelf: Path) -> None:
     host = Host()
@@ -409,6 +423,7 @@ async def test_services_of_nexo(shelf: Path) -> None:
     assert served == {"memory.recall": 1, "llm.complete": 2, "broker.publish": 1}
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 @pytest.mark.parametrize("server", ["modern", "legacy"])
 @pytest.mark.parametrize("tool", ["roots", "sample"])
