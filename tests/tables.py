@@ -21,6 +21,9 @@ from tests.conftest import Caller
 # A factor for the number of repetitions in race tests: RUNNER_TEST_REPEAT=10 before a release.
 REPEAT = int(os.environ.get("RUNNER_TEST_REPEAT", "1"))
 
+# Fixtures that are folders: each row of one_case has its own.
+_ROWS_OWN = ("plugin_dir", "tmp_path", "place")
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -117,7 +120,8 @@ def one_case(
     """Like `pytest.mark.parametrize`, but all rows are one test, which names every row that is wrong.
 
     For rows that share their fixtures: the caller with its home and caches, and the leak check at the end.
-    Each row has a `plugin_dir` and a `tmp_path` of its own. Its patches by `monkeypatch` end with it.
+    Each row has a `plugin_dir`, a `tmp_path` and a `place` of its own. Its patches by `monkeypatch` end with
+    it.
     """
     words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names)
     given_rows = list(rows)
@@ -134,7 +138,7 @@ def one_case(
         @contextlib.contextmanager
         def arguments(given: Mapping[str, Any], key: _Row) -> Iterator[dict[str, Any]]:
             own = {
-                name: _folder(value, key.number) if name in ("plugin_dir", "tmp_path") else value
+                name: _folder(value, key.number) if name in _ROWS_OWN else value
                 for name, value in given.items()
             }
             patch = given.get("monkeypatch")

@@ -53,7 +53,6 @@ def place(box: Box) -> Path:
 
 
 def launch(box: Box, place: Path, mode: str, *names: str) -> Result:
-    (place / "mark").unlink(missing_ok=True)
     return box.run(
         LEAVES_A_MARK.format(place=place),
         policy=policy(mode, write=(str(place),)),

@@ -19,6 +19,7 @@ import trio
 import runner
 from runner.launch.remote import forkserver
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
+from tests.tables import one_case
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 TEXT = {"text": "hello"}
@@ -151,7 +152,7 @@ def test_on_an_event_loop_it_is_refused() -> None:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize(
+@one_case(
     ("attempt", "error", "code"),
     [
         (

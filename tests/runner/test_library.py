@@ -33,6 +33,7 @@ from runner.protocol.host_services import Completion, Services
 from tests import misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH
 from tests.runner.launch.monitored_plugins import is_sound
+from tests.tables import one_case
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 SECONDS = 60.0
@@ -109,7 +110,7 @@ async def test_one_call(
 
 @pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize(
+@one_case(
     ("folder", "options", "tool", "given", "code"),
     [
         ("nexo_bare", {}, "bare_fail", {"code": -33402, "message": "as told", "data": {"n": 1}}, "-33402"),
@@ -155,7 +156,7 @@ async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(
+@one_case(
     ("limits", "message"),
     [
         ({"memroy": "1M"}, "there is no limit 'memroy'"),
@@ -316,7 +317,7 @@ async def test_a_wrong_time_limit(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("env", [{"A B": "x"}, {"A=B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 5}, {5: "A"}])
+@one_case("env", [{"A B": "x"}, {"A=B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 5}, {5: "A"}])
 async def test_wrong_variables(shelf: Path, env: Any) -> None:
     with pytest.raises(ValueError, match=r"^env: "):
         async with opened(shelf / "nexo_bare", env=env):
@@ -425,8 +426,8 @@ async def test_services_of_nexo(shelf: Path) -> None:
 
 @pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize("server", ["modern", "legacy"])
-@pytest.mark.parametrize("tool", ["roots", "sample"])
+@one_case("server", ["modern", "legacy"])
+@one_case("tool", ["roots", "sample"])
 async def test_services_of_mcp(shelf: Path, write_file: Write, server: str, tool: str) -> None:
     """Refused by the default policy, which gives strangers neither; allowed by one that says so."""
     host = Host()
@@ -554,7 +555,7 @@ def test_the_names_are_listed() -> None:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("given", [["sesame"], "sesame", [("a", "sesame")]])
+@one_case("given", [["sesame"], "sesame", [("a", "sesame")]])
 async def test_secrets_that_are_no_mapping_are_refused(shelf: Path, given: Any) -> None:
     with pytest.raises(ValueError, match=r"^secrets: it has to be a mapping") as caught:
         async with runner.open_plugin(shelf / "nexo_bare", secrets=given):
@@ -563,9 +564,7 @@ async def test_secrets_that_are_no_mapping_are_refused(shelf: Path, given: Any) 
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(
-    "given", [{"binding": {"a": 1}}, {"binding": b"{}"}, {1: "x"}, ["binding"], "binding"]
-)
+@one_case("given", [{"binding": {"a": 1}}, {"binding": b"{}"}, {1: "x"}, ["binding"], "binding"])
 async def test_options_that_are_no_texts_are_refused(shelf: Path, given: Any) -> None:
     with pytest.raises(ValueError, match=r"^options: "):
         async with runner.open_plugin(shelf / "nexo_bare", options=given):
@@ -573,7 +572,7 @@ async def test_options_that_are_no_texts_are_refused(shelf: Path, given: Any) ->
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("name", ["policy", "state_dir"])
+@one_case("name", ["policy", "state_dir"])
 async def test_an_empty_name_is_refused(shelf: Path, name: str) -> None:
     """It is a variable that is not set, and must not mean the default."""
     with pytest.raises(ValueError, match=f"^{name}: its value is empty"):

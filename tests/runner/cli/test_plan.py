@@ -16,6 +16,7 @@ from runner.cli.plan import _KINDS
 from runner.contracts.registry import contract_options
 from sandbox.facts import Facts
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.tables import one_case
 from tests.template import settled
 
 Write = Callable[..., Path]
@@ -94,7 +95,7 @@ def test_the_facts_are_names_and_no_values(runner_as_user: Caller, plugin: Path)
     assert SECRET not in said.stdout + said.stderr
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("change", "policy", "status"),
     [
         ('fs_read_paths = ["/srv"]\n', "default", 21),
@@ -188,7 +189,7 @@ def run_script(
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+@one_case("shell", ["/bin/sh", "/bin/bash"])
 def test_the_script_makes_the_cage(runner_as: Caller, plugin: Path, shell: str) -> None:
     said = runner_as("plan", "--emit", "sh", plugin, "--", "given")
     assert (said.returncode, said.stderr) == (0, "") and said.stdout.startswith("#!/bin/sh\n")

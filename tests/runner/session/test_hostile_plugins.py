@@ -36,6 +36,7 @@ from tests.runner.session.test_session import (
     opened,
     sessions,
 )
+from tests.tables import one_case
 
 __all__ = ["sessions"]  # a fixture
 
@@ -45,7 +46,7 @@ __all__ = ["sessions"]  # a fixture
 
 @pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize(("length", "kept"), [(1000, 20), (4 << 20, 8)], ids=["short", "long"])
+@one_case(("length", "kept"), [(1000, 20), (4 << 20, 8)], ids=["short", "long"])
 async def test_fewer_long_unread_events_are_kept(
     plugin_dir: Path, write_file: Write, sessions: None, length: int, kept: int
 ) -> None:
@@ -198,7 +199,7 @@ async def test_a_request_cancelled_at_once_is_not_served(
 
 @pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize("taken_back", [True, False])
+@one_case("taken_back", [True, False])
 async def test_a_service_that_fails_while_it_is_cancelled(
     plugin_dir: Path, write_file: Write, sessions: None, taken_back: bool
 ) -> None:
@@ -244,7 +245,7 @@ hear()
 
 @pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize("breaks", [True, False])
+@one_case("breaks", [True, False])
 async def test_a_violation_cancels_running_services(
     plugin_dir: Path, write_file: Write, sessions: None, breaks: bool
 ) -> None:

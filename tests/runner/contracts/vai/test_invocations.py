@@ -370,7 +370,7 @@ def test_failures_of_runner_call(
     assert report["invocation"] == failure["invocation"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("given", "code", "hits"),
     [
         ({"do": "fill"}, "runner.resource_exhausted", ["disk"]),
@@ -389,7 +389,7 @@ def test_a_scratch_folder_that_is_full(
     assert report["outcome"]["cause"] == ("disk" if hits else "exit:1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@one_case("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cancels_the_call(runner_as: Caller, devkit: Path, number: int) -> None:
     given = '{"do": "wait", "count": 1}'
     words = ("call", "--events", "2", "--json", devkit, "reader", "--input", given, "--report", "2")
