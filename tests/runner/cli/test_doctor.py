@@ -537,7 +537,7 @@ def test_an_empty_policy_names_nothing(runner_as_user: Caller) -> None:
     assert (done.returncode, done.stdout) == (2, "") and "its value is empty" in done.stderr
 
 
-@pytest.mark.parametrize("named", ["nosuch", "/nonexistent/policy.toml"])
+@one_case("named", ["nosuch", "/nonexistent/policy.toml"])
 def test_a_policy_that_cannot_be_used(runner_as_user: Caller, named: str) -> None:
     done = runner_as_user("doctor", "--policy", named)
     assert (done.returncode, done.stdout) == (26, "")

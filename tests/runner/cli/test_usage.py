@@ -202,7 +202,7 @@ def test_only_what_fits_is_offered(runner_as_user: Caller) -> None:
     assert completed(script, "runner", "exec", "--memory", "") == set()
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
+@one_case("shell", ["zsh", "fish"])
 def test_other_shells(runner_as_user: Caller, shell: str) -> None:
     script = runner_as_user("completion", shell).stdout
     for verb in VERBS:

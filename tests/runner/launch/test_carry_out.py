@@ -17,6 +17,7 @@ from sandbox.spawn.launcher import ExecReport
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import one_case
 from tests.test_layers import MAKES_PLANS
 
 Write = Callable[..., Path]
@@ -139,7 +140,7 @@ def carried_out(plan: str) -> dict[str, Any]:
 
 
 @pytest.mark.fresh
-@pytest.mark.parametrize("status", [0, 3])
+@one_case("status", [0, 3])
 def test_nothing_that_decides_is_loaded(
     runner_as: Caller, plugin_dir: Path, write_file: Write, status: int
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from runner.launch.own_folders import managed_state_dir
 from sandbox.identity.state import StateRefused
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -57,9 +58,7 @@ def refused(document: dict[str, Any]) -> tuple[str, str]:
     return document["outcome"]["code"], document["outcome"]["cause"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "code"), [("default", "policy_denied"), ("strict", "policy_denied"), ("dev", "ok")]
-)
+@one_case(("policy", "code"), [("default", "policy_denied"), ("strict", "policy_denied"), ("dev", "ok")])
 def test_a_list_of_hosts_is_granted_or_refused_and_never_ignored(ask: Ask, policy: str, code: str) -> None:
     told = ask('network = "allowlist"\nnetwork_allowlist = ["example.com:443"]\n', "--policy", policy)
     assert told["outcome"]["code"] == code

@@ -79,6 +79,7 @@ def test_a_child_that_hangs_is_ended() -> None:
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
 def test_a_program_that_hangs_is_ended_with_all_its_children() -> None:
     run = run_spawned(("/bin/sh", "-c", "sleep 1000 & sleep 1000"), uid=UID, timeout=0.5)

@@ -17,6 +17,7 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.runner.contracts.ainb.canaries import Nest
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -122,16 +123,17 @@ def test_a01_the_manifest(nest: Nest) -> None:
     assert report["session"]["identity"] == {"id": "a01", "version": "0.0.1", "protocol": "2"}
 
 
-@pytest.mark.parametrize("name", ["a02", "a02split"])
-def test_a02_framing(nest: Nest, name: str) -> None:
+@one_case("name", ["a02", "a02split"])
+def test_a02_framing(plugin_dir: Path, runner_as: Caller, name: str) -> None:
     """The second one writes seven bytes at a time: frames come in thousands of pieces."""
+    nest = Nest(plugin_dir, runner_as)
     drawn, report = run(nest, nest.put(name), ["render", 80, 24])
     assert (drawn["width"], drawn["height"], len(drawn["cells"])) == (80, 24, 1920)
     assert drawn["lines"] == ["".join(str((x + y) % 10) for x in range(80)) for y in range(24)]
     assert report["outcome"]["code"] == "ok"
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("said", "cause"),
     [
         (b"Content-Length: 16777217\r\n\r\n", "frame_too_large"),
@@ -142,7 +144,10 @@ def test_a02_framing(nest: Nest, name: str) -> None:
         (b"X" * 8193, "frame_too_large"),
     ],
 )
-def test_a02_a_frame_that_breaks_the_rules_ends_the_plugin(nest: Nest, said: bytes, cause: str) -> None:
+def test_a02_a_frame_that_breaks_the_rules_ends_the_plugin(
+    plugin_dir: Path, runner_as: Caller, said: bytes, cause: str
+) -> None:
+    nest = Nest(plugin_dir, runner_as)
     folder = nest.put("a02", namespaces=["a02"])
     failed, report = run(nest, folder, ["cli", "a02", "write", base64.b64encode(said).decode()])
     assert failed == ["malformed_response", cause]
@@ -189,10 +194,11 @@ def test_a06_publish_then_get(nest: Nest) -> None:
     assert json.loads(got) == {"result": {"payload": payload, "version": 1}}
 
 
-@pytest.mark.parametrize("declared", [(), ("cts.a07",)])
-def test_a07_subscribe_and_delivery(nest: Nest, declared: tuple[str, ...]) -> None:
+@one_case("declared", [(), ("cts.a07",)])
+def test_a07_subscribe_and_delivery(plugin_dir: Path, runner_as: Caller, declared: tuple[str, ...]) -> None:
     """It subscribes inside plugin/init and waits for the reply. With a declared subscription as well, an
     event still arrives once."""
+    nest = Nest(plugin_dir, runner_as)
     grants = {"event_bus": True}
     folder = nest.put("a07", capabilities=grants, namespaces=["a07"], subscribes=declared)
     _, _, told, report = run(
@@ -291,9 +297,10 @@ def test_a10_the_path_guard(nest: Nest) -> None:
     assert own == ["-32601", "as it was told"]
 
 
-@pytest.mark.parametrize("program", ["canary.py", "fixture.py"])
-def test_a11_shutdown(nest: Nest, program: str) -> None:
+@one_case("program", ["canary.py", "fixture.py"])
+def test_a11_shutdown(plugin_dir: Path, runner_as: Caller, program: str) -> None:
     """The canary answers and exits when stdin is closed. The fixture exits at once, without an answer."""
+    nest = Nest(plugin_dir, runner_as)
     (report,) = run(nest, nest.put("a11", program))
     assert report["outcome"]["code"] == "ok"
     assert (report["exit"]["code"], report["exit"]["ended_by"]) == (0, None)  # by itself

@@ -27,6 +27,7 @@ from sandbox.spec import EnvRequest, MemoryFile, Network, SandboxSpec, Scratch
 from tests.conftest import ROOT, Caller
 from tests.runner.contracts.vai.package import bound, make_package
 from tests.runner.contracts.vai.test_manifest import LEAST, SHOWN
+from tests.tables import one_case
 
 PERMISSIONS = "[exports.permissions]\n"
 AT = ("exports", 0, "permissions")
@@ -366,7 +367,7 @@ def test_tools_does_not_list_the_export_of_a_disabled_binding(
         assert [tool["name"] for tool in json.loads(done.stdout)["tools"]] == names
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("context", "said"),
     [
         ('{"delivery_id": "del_1"}', "'delivery_id', which is an option of its own: give --delivery-id"),

@@ -53,6 +53,7 @@ def recorded(holder: Any) -> dict[str, Any]:
 # --- processes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_worker_serves_one_call_after_the_other(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -73,6 +74,7 @@ async def test_a_worker_serves_one_call_after_the_other(devkit: Path) -> None:
         assert plugin.report is not None and plugin.report["invocation"]["status"] == "succeeded"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_workers_at_once(devkit: Path) -> None:
     """max_concurrency is 2."""
@@ -91,6 +93,7 @@ async def test_workers_at_once(devkit: Path) -> None:
     assert sorted(codes) == ["runner.deadline_exceeded", "runner.deadline_exceeded", "runner.overloaded"]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_binding_narrows(devkit: Path) -> None:
     binding = {
@@ -124,6 +127,7 @@ async def test_a_binding_narrows(devkit: Path) -> None:
     assert sorted(codes) == ["runner.deadline_exceeded", "runner.overloaded"]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -141,6 +145,7 @@ async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
             assert recorded(plugin)["retryable"] and recorded(plugin)["code"] == "devkit.asked"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_each_kind_has_a_record(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -198,6 +203,7 @@ async def test_a_binding_that_is_nested_too_deeply_is_refused(devkit: Path) -> N
         assert found["invocation_id"] is not None
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_no_and_the_events_of_a_worker(devkit: Path) -> None:
     """What the documentation of the library promises for each contract."""
@@ -216,6 +222,7 @@ async def test_a_no_and_the_events_of_a_worker(devkit: Path) -> None:
     assert [(e.kind, e.value["code"]) for e in told if isinstance(e, Notice)] == [("ended", "crashed")]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_deadline_and_a_late_answer(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -244,6 +251,7 @@ async def test_a_deadline_before_anything_runs(devkit: Path) -> None:
         assert (found["status"], found["code"]) == ("retryable_failure", "runner.deadline_exceeded")
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_cancelled_call(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -362,7 +370,7 @@ def test_failures_of_runner_call(
     assert report["invocation"] == failure["invocation"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("given", "code", "hits"),
     [
         ({"do": "fill"}, "runner.resource_exhausted", ["disk"]),
@@ -381,7 +389,7 @@ def test_a_scratch_folder_that_is_full(
     assert report["outcome"]["cause"] == ("disk" if hits else "exit:1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@one_case("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cancels_the_call(runner_as: Caller, devkit: Path, number: int) -> None:
     given = '{"do": "wait", "count": 1}'
     words = ("call", "--events", "2", "--json", devkit, "reader", "--input", given, "--report", "2")
