@@ -165,8 +165,8 @@ def _network_notes(stage: Stage | None) -> list[Note]:
 
 
 def _network_document(stage: Stage | None) -> dict[str, Any] | None:
-    planned = planned_of(stage)
-    if planned is None or planned.plan.egress is None:
+    started, planned = started_of(stage), planned_of(stage)
+    if planned is None or (planned.plan.egress is None and (started is None or started.audit is None)):
         return None
     from runner.launch.network_report import network_document
 

@@ -41,14 +41,18 @@ _REMOTE = frozenset(("autofs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "
 _COMMON_NAMES = frozenset(("PATH", "HOME", "PWD", "OLDPWD", "SHELL", "USER", "LOGNAME", "TERM", "LANG"))
 
 
-def advise(scene: Scene, stderr: str = "", mounts: Mounts | None = None) -> tuple[Advice, ...]:
-    """The advice, most useful first. `stderr`: its last lines. `mounts`: of this machine."""
+def advise(
+    scene: Scene, stderr: str = "", mounts: Mounts | None = None, answers: str = ""
+) -> tuple[Advice, ...]:
+    """The advice, most useful first. `stderr`: its last lines. `mounts`: of this machine. `answers`: the
+    errors that it answered calls with."""
     clues = read_clues(stderr) if stderr.strip() else Clues()
     found: dict[str, Advice] = {}
     paths = _PathAdvice(scene, mounts)
     for each in (
-        *_refused(scene, scene.hosts),
-        *(_unresolved(scene, clues) if scene.network == "none" else ()),
+        *(host_advice(scene, host) for host in scene.hosts),
+        *_unresolved(scene, clues, "its stderr"),
+        *_unresolved(scene, read_clues(answers) if answers else Clues(), "its answer"),
         *paths.of_stderr(clues.paths),
         *paths.of_words(scene.mentions),
         *_variables(scene, clues.names),
@@ -72,14 +76,15 @@ def _select(found: tuple[Advice, ...]) -> tuple[Advice, ...]:
 # --- hosts --------------------------------------------------------------------------------------------------
 
 
-def _refused(scene: Scene, hosts: Iterable[RefusedHost]) -> Iterator[Advice]:
-    for host in hosts:
-        yield _host(scene, host.message, host.rule) if host.rule else Advice("host", host.message)
+def host_advice(scene: Scene, host: RefusedHost) -> Advice:
+    return _host(scene, host.message, host.rule) if host.rule else Advice("host", host.message)
 
 
-def _unresolved(scene: Scene, clues: Clues) -> Iterator[Advice]:
-    if clues.offline and not clues.hosts:
-        what = "its stderr says that a host was not found, and it has no network"
+def _unresolved(scene: Scene, clues: Clues, who: str) -> Iterator[Advice]:
+    if scene.network != "none":
+        return  # the gate has seen each name
+    if clues.offline and not clues.hosts and not scene.hosts:
+        what = f"{who} says that a host was not found, and it has no network"
         yield _host(scene, what, "HOST:443")
     for name, port in clues.hosts:
         try:
@@ -87,7 +92,7 @@ def _unresolved(scene: Scene, clues: Clues) -> Iterator[Advice]:
         except ValueError:
             continue
         if "." in name and not name.startswith("127."):  # localhost is the cage's own
-            yield _host(scene, f"its stderr names the host {name}, and it has no network", rule)
+            yield _host(scene, f"{who} names the host {name}, and it has no network", rule)
 
 
 def _host(scene: Scene, what: str, rule: str) -> Advice:
