@@ -209,7 +209,9 @@ class Session:
             return deadline, deadline.passed("call"), False
         limited = limit is not None and (deadline is not None or seconds >= limit)
         most = limit if limited and limit is not None else seconds
-        outcome = verdict.expired("call", most, hint=self.state.noise, limited=limited)
+        outcome = verdict.expired(
+            "call", most, hint=self.state.noise, limited=limited, **self.state.time_remedies
+        )
         return Deadline(now + most, most), outcome, limited
 
     def _end_of(self, waiter: Waiter, dropped: int) -> CallEnd:
@@ -246,8 +248,12 @@ class Session:
             state.note_given_up(token, trio.current_time() - seconds)
         if not all(unsent):
             outcome = verdict.stalled(seconds)
+        elif state.outbox.is_full:
+            outcome = verdict.deaf(seconds)
         else:
-            outcome = verdict.expired("call", seconds, hint=state.noise, limited=limited)
+            outcome = verdict.expired(
+                "call", seconds, hint=state.noise, limited=limited, **state.time_remedies
+            )
         state.give_up_call(token, waiter, outcome)
         if outcome.cause == "write_stalled":
             state.fail(outcome)  # half a frame is in the pipe: nothing more can be sent

@@ -15,13 +15,13 @@ from sandbox.limits.meter import Meter
 from sandbox.spawn import spawner
 from sandbox.spawn.network import HEADER, outside_network
 from sandbox.spawn.order import (
-    NAME_SERVER,
     NetlinkRequest,
     NetworkOrder,
     NetworkRecipe,
     SocketRequest,
     SpawnOrder,
 )
+from sandbox.spec import NAME_SERVER
 from sandbox.speed.scopes import contextmanager, suppress
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator, Mapping
 

@@ -7,7 +7,7 @@ to them, and makes the real ones. From the synthetic address it knows the name.
 
 from __future__ import annotations
 
-from sandbox.spawn.order import NAME_SERVER
+from sandbox.spec import NAME_SERVER
 from sandbox.speed.value import NamedTuple
 
 # All of these addresses are local in the plugin's namespace. The first range is for benchmarks (RFC 2544),

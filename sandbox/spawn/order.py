@@ -12,9 +12,6 @@ import struct
 from sandbox.speed.typed import Literal
 from sandbox.speed.value import NamedTuple
 
-# The plugin's name server, in its own network namespace. Programs also ask there without an /etc/resolv.conf.
-NAME_SERVER = "127.0.0.1", 53
-
 
 class NetlinkRequest(NamedTuple):
     """Netlink messages that are sent to the kernel as they are."""

@@ -152,7 +152,7 @@ def launch(
         with watch_caller() as host.caller:
             refuse_directories()
             stage = ended = begin(host)
-        outcome, status = judge_end(ended.end, ended.started.planned.plan.limits)
+        outcome, status = judge_end(ended.end, ended.started.planned)
     except Exception as error:
         from runner.launch.failures import judge_error
 

@@ -25,6 +25,7 @@ from sandbox.paths.denied_paths import (
     lexical_hit,
     normal,
 )
+from sandbox.paths.guarded import GUARDED
 from sandbox.paths.mounts import Mounts, contains, join, read_mounts
 from sandbox.policy.approval import limit_approval
 from sandbox.spec import Access, Approval
@@ -134,12 +135,20 @@ class _PathAdvice:
             if path is None or path in scene.own:
                 continue  # many programs start messages with their own name
             if self._is_shown(path):
-                if clue.read_only and not self._is_writable(path):
+                guard = next((each for each in scene.guarded if contains(each, path)), None)
+                if clue.read_only and guard is not None:
+                    yield from self._guarded(guard)
+                elif clue.read_only and not self._is_writable(path):
                     yield from self._read_only(path)
+            elif self._is_above_a_mention(path) and self._denial(path, "read"):
+                continue  # `mkdir -p` begins with a folder that no option grants: the word says what it wants
             elif self._exists(path):
                 yield from self._advice(path, "write" if clue.written else "read", "its stderr names")
-            elif clue.read_only and self._is_folder(os.path.dirname(path)):
-                yield from self._advice(os.path.dirname(path), "write", "it wanted to write in")
+            elif clue.read_only and self._is_folder(folder := os.path.dirname(path)):
+                if self._denial(folder, "write") or any(contains(folder, own) for own in scene.own):
+                    yield from self._missing(path, "it wanted to make")
+                else:
+                    yield from self._advice(folder, "write", "it wanted to write in")
 
     def of_words(self, mentions: Iterable[Mention]) -> Iterator[Advice]:
         for who, word in mentions:
@@ -154,6 +163,13 @@ class _PathAdvice:
                 # No advice about files that do not exist and cannot be written: a note says so.
                 found = self._advice(folder, "write", f"{who} names a file in")
                 yield from (advice for advice in found if advice.option)
+            elif _is_plain(word) and self._is_folder(os.path.dirname(folder)):
+                yield from self._missing(folder, f"{who} names a file in")
+
+    def _is_above_a_mention(self, path: str) -> bool:
+        """Whether a word that the plugin was given is a path below this one."""
+        named = (self._absolute(word.removeprefix("file://")) for _, word in self._scene.mentions)
+        return any(each is not None and each != path and contains(path, each) for each in named)
 
     def _existing_path(self, clue: PathClue) -> str | None:
         """The first reading that exists, else the last."""
@@ -170,6 +186,23 @@ class _PathAdvice:
             return
         told = f"{who} names {path} by a relative path, and it did not start in"
         yield from self._advice(scene.directory, "read", told)
+
+    def _guarded(self, guard: str) -> Iterator[Advice]:
+        remedy = "no option lets it write there: make or change it outside of the cage"
+        yield Advice("write", f"it wanted to write {guard}, which stays read-only: {GUARDED}; {remedy}")
+
+    def _missing(self, folder: str, who: str) -> Iterator[Advice]:
+        """A folder that does not exist on the host either, and has to before it can be granted."""
+        import shlex
+
+        if self._denial(folder, "write"):
+            return
+        what = f"{who} {folder}, which does not exist: make it first (mkdir {shlex.quote(folder)})"
+        self._told.append((folder, "write"))
+        where = f'"{folder}" to write under [approvals]'
+        yield _option_advice(
+            self._scene, "write", what, ("--write", folder), Approval(write=(folder,)), where
+        )
 
     def _read_only(self, path: str) -> Iterator[Advice]:
         if self._exists(path):

@@ -62,6 +62,7 @@ class Terms(NamedTuple):
     notes: tuple[Note, ...] = ()
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
     allowance: Allowance = Allowance()
+    decided_by: tuple[tuple[str, str], ...] = ()  # who set each limit, as in Grant
 
 
 class Launched(NamedTuple):

@@ -168,7 +168,8 @@ def _serve(
             watch = Stopwatch(planned.timings, told.since)
             steps = plan_steps(planned, order.environ, order.began, host, given, watch)
         stage = ended = yield from steps
-        outcome, status = judge(ended.end, ended.started.planned.grant.limits)
+        grant = ended.started.planned.grant
+        outcome, status = judge(ended.end, grant.limits, grant.decided_by)
     except HandedOver:
         raise
     except CalledOff as called:
@@ -371,6 +372,7 @@ def _terms(planned: Planned) -> Terms:
         notes(planned),
         policy.on_hook_failure,
         _allowance(planned),
+        planned.grant.decided_by,
     )
 
 

@@ -393,6 +393,7 @@ def scene(folder: Path, **changes: Any) -> Scene:
         inside="/tmp",
         shown=("/usr", "/etc/passwd"),
         writable=("/tmp",),
+        guarded=(),
         own=(),
         network="none",
         given=("LANG",),
