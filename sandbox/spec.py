@@ -32,6 +32,9 @@ ARGUMENT_LIMIT = 131072 - 1
 STATE_DIR_TOKEN = "${state_dir}"
 PLUGIN_DIR_TOKEN = "${plugin_dir}"  # the folder of its manifest
 
+# The plugin's name server, in its own network namespace. Programs also ask there without an /etc/resolv.conf.
+NAME_SERVER = "127.0.0.1", 53
+
 APPROVED = "your approval"  # origin of what a person granted beyond what the plugin asks
 
 

@@ -241,11 +241,12 @@ def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMet
     meter = DiskMeter(writable, limit)
     try:
         if meter.measure():
+            from runner.launch.verdict import raise_hint
             from sandbox.units import format_limit
 
             amount = format_limit("disk", limit)
             message = f"{meter.where} already holds more than the disk limit of {amount}"
-            hint = "delete files there, or raise the disk limit: --limit disk=SIZE, or in manifest and policy"
+            hint = f"delete files there, or {raise_hint('disk')}"
             raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
         yield meter
     finally:
@@ -254,6 +255,7 @@ def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMet
 
 def require_contents(planned: Planned, contents: Contents | None) -> None:
     """Raise Failure if a memory file has no content, or more than fits."""
+    from runner.launch.verdict import raise_hint
     from sandbox.cell.contents import Contents
     from sandbox.document.diagnostic import quoted
     from sandbox.paths.mounts import contains
@@ -282,9 +284,7 @@ def require_contents(planned: Planned, contents: Contents | None) -> None:
             message = (
                 f"the files for {scratch.dest} take {held} bytes, and it has {format_limit('disk', size)}"
             )
-            raise _contents_refused(
-                message, "raise the disk limit: --limit disk=SIZE, or in manifest and policy"
-            )
+            raise _contents_refused(message, raise_hint("disk", planned.grant.decided_by))
 
 
 def _contents_refused(message: str, hint: str) -> Failure:

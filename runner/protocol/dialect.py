@@ -322,6 +322,9 @@ class Dialect(Protocol):
 
     # --- what a contract may leave out ----------------------------------------------------------------------
 
+    # Whether the grant may set a longer time than `handshake_seconds` too: the contract has none of its own.
+    handshake_is_raisable: bool = False
+
     @property
     def one_shot(self) -> bool:
         """Whether the process serves one call: Setting.call, which the session sends with `call` after

@@ -32,8 +32,9 @@ MOST_KEYS = 64
 # Most deliveries that wait; their bytes have a limit too (DELIVERIES).
 MOST_DELIVERIES = 256
 # Most replies that wait, and their bytes: a reply repeats the plugin's id, which can be as long as a frame.
-# Beyond them nothing more is read from the plugin.
-MOST_REPLIES = 256
+# Beyond them nothing more is read from the plugin, which may then wait for us as we wait for it: many plugins
+# write some thousand requests before they read an answer.
+MOST_REPLIES = 8192
 MOST_REPLY_BYTES = 4 << 20
 
 

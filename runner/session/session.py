@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.launch.remote.messages import MonitorEnd, Terms
+from runner.launch.remote.messages import Audited, MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.launch.verdict import is_lifted
 from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
@@ -47,7 +47,6 @@ from runner.session.record import exit_section, without_verdict
 from runner.session.shutdown import Shutdown, await_answer
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
-from sandbox.network.egress import AuditLine
 
 # The counter of a dialect for events about a call that it did not pass on.
 DROPPED_EVENTS = "dropped_events"
@@ -210,7 +209,9 @@ class Session:
             return deadline, deadline.passed("call"), False
         limited = limit is not None and (deadline is not None or seconds >= limit)
         most = limit if limited and limit is not None else seconds
-        outcome = verdict.expired("call", most, hint=self.state.noise, limited=limited)
+        outcome = verdict.expired(
+            "call", most, hint=self.state.noise, limited=limited, **self.state.time_remedies
+        )
         return Deadline(now + most, most), outcome, limited
 
     def _end_of(self, waiter: Waiter, dropped: int) -> CallEnd:
@@ -247,8 +248,12 @@ class Session:
             state.note_given_up(token, trio.current_time() - seconds)
         if not all(unsent):
             outcome = verdict.stalled(seconds)
+        elif state.outbox.is_full:
+            outcome = verdict.deaf(seconds)
         else:
-            outcome = verdict.expired("call", seconds, hint=state.noise, limited=limited)
+            outcome = verdict.expired(
+                "call", seconds, hint=state.noise, limited=limited, **state.time_remedies
+            )
         state.give_up_call(token, waiter, outcome)
         if outcome.cause == "write_stalled":
             state.fail(outcome)  # half a frame is in the pipe: nothing more can be sent
@@ -270,6 +275,7 @@ class Session:
         state = self.state
         if isinstance(event, Refusal):
             state.record.calls["refused"] += 1
+            state.record.note_refusal(event.message)
             return PluginError(event) if asked else InvalidCall(event)
         state.record.calls["failed"] += 1
         return PluginFailure(self._outcome_of(event))
@@ -310,9 +316,11 @@ class Session:
         self.state.backlog.close()
         self.state.backlog = Backlog(whole)
 
-    def see_audit(self, line: AuditLine) -> None:
+    def see_audit(self, audited: Audited) -> None:
         """Called when a connection or a DNS question of the plugin has ended."""
-        self.state.act(Notice("network", line._asdict()))
+        self.state.act(Notice("network", audited.line._asdict()))
+        if audited.advice is not None:
+            self.state.act(Notice("advice", audited.advice._asdict()))
 
     # --- the end ----------------------------------------------------------------------------------------
 
@@ -398,7 +406,7 @@ class Session:
             return ()
         from runner.launch.advice.advice import advise
 
-        found = advise(scene, record.stderr)
+        found = advise(scene, record.stderr, answers=record.refusals)
         return found if failed else tuple(each for each in found if each.kind == "host")
 
 

@@ -39,6 +39,7 @@ from runner.session.backlog import Backlog
 from runner.session.outbox import Outbox, QueuedFrame
 from runner.session.pending import CallClock, Waiter
 from runner.session.record import SessionRecord
+from runner.session.verdict import MORE_SECONDS, TimeRemedies
 
 # The outcome of a call that was made after the end, or that the plugin did not answer before it.
 CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
@@ -89,6 +90,7 @@ class SessionState:
         self.doom: Outcome | None = None
         self.left: Outcome | None = None  # how a one-shot plugin ended by itself
         self.owes_answer = False  # the last call timed out
+        self.more_time = MORE_SECONDS  # the hint of a call that timed out
         self.closing = False
         self.given_up = False  # the caller that opened it was cancelled
         self.ends_if_talkative = False  # the plugin is ended if it sends much while no call is open
@@ -123,6 +125,11 @@ class SessionState:
     def is_quiet(self) -> bool:
         """Whether neither side waits for an answer of the other."""
         return not self.waiters and not self.serving
+
+    @property
+    def time_remedies(self) -> TimeRemedies:
+        """How a call or a phase that timed out gets more time, for `verdict.expired`."""
+        return {"remedy": self.more_time, "decided_by": self.terms.decided_by}
 
     @property
     def noise(self) -> str:

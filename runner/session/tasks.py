@@ -121,7 +121,12 @@ class SessionTasks:
             limited = granted is not None and granted <= contract
             if limited:
                 state.record.limits_hit.append("handshake")
-            state.fail(verdict.expired("handshake", seconds, hint=state.noise, limited=limited))
+            limited = limited or state.dialect.handshake_is_raisable
+            state.fail(
+                verdict.expired(
+                    "handshake", seconds, hint=state.noise, limited=limited, **state.time_remedies
+                )
+            )
         if not state.ready.is_set():
             self._require_no_verdict()
         state.phase = "run"
@@ -247,7 +252,7 @@ class SessionTasks:
         state.record.count_output(stream, data)
         exceeded = state.record.exceeded(state.terms.limits)
         if exceeded is not None:
-            state.fail(verdict.output_exceeded(exceeded, state.terms.limits, state.phase))
+            state.fail(verdict.output_exceeded(exceeded, state.terms, state.phase))
 
     def _note_unasked(self, what: Literal["frames", "bytes"], count: int, most: int) -> None:
         state = self._state
@@ -363,7 +368,7 @@ class SessionTasks:
         limited = granted is not None and seconds >= granted
         if state.verdict is None and limited:
             state.record.limits_hit.append("call")
-        state.fail(verdict.expired("invocation", seconds, limited=limited))
+        state.fail(verdict.expired("invocation", seconds, limited=limited, **state.time_remedies))
 
     @_uninterrupted
     async def _watch_silence(self) -> None:
@@ -395,7 +400,7 @@ class SessionTasks:
             if left <= 0:
                 state.record.limits_hit.append("idle")
                 state.phase = "idle"
-                state.fail(verdict.expired("idle", seconds, limited=True))
+                state.fail(verdict.expired("idle", seconds, limited=True, **state.time_remedies))
                 return
             await trio.sleep(left)
 

@@ -220,7 +220,7 @@ def test_two_plugins_do_not_reach_each_others_hosts(plugin: Plugin) -> None:
 def test_a_failure_after_a_refusal_names_the_host_and_the_remedy(plugin: Plugin) -> None:
     ran = plugin.python(LISTED, LINE, "other.example.org", "2525")
     assert ran.process.returncode == 1
-    assert "it asked for other.example.org, which is not in its list" in ran.process.stderr
+    assert "the plugin asked for the host other.example.org, which is not in its list" in ran.process.stderr
 
 
 def test_what_is_asked_again_and_again_is_counted(plugin: Plugin) -> None:

@@ -105,6 +105,8 @@ class McpDialect(Dialect):
 
     # --- the Dialect interface -------------------------------------------------------------------
 
+    handshake_is_raisable = True
+
     @property
     def handshake_seconds(self) -> float:
         return self._handshake.seconds

@@ -61,6 +61,7 @@ def make(setting: Setting) -> Inspector:
 class Inspector:
     framing = HeaderFraming(RULES._replace(read_length=_read_length))
     handshake_seconds = HELLO_SECONDS
+    handshake_is_raisable = False
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
