@@ -151,7 +151,7 @@ class OpenPlugin:
         call = partial(self._opened.call, name, input, kind=kind, seconds=seconds, context=context)
         if on_progress is None:
             return await self._home.run(call)
-        return await self._home.run(_call_with_progress, call, self._home.callback(on_progress))
+        return await self._home.run(_call_with_progress, call, self._home.callbacks()(on_progress))
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
@@ -300,7 +300,7 @@ class SnapshotBus:
     def register_action(self, name: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Let plugins invoke `name` (host/action/invoke): the handler gets the payload and returns one. It
         goes before a plugin's action of the same name. Raises ValueError if the name is taken."""
-        self.on_trio.register_action(name, home().callback(handler))
+        self.on_trio.register_action(name, home().callbacks()(handler))
 
 
 def _awaited(function: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
@@ -333,7 +333,7 @@ class _Service:
 
     def __init__(self, service: object, home: Home) -> None:
         self._service = service
-        self._callback = home.callback
+        self._callback = home.callbacks()
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         return self._callback(getattr(self._service, name))
@@ -442,7 +442,7 @@ async def run(
     run = partial(library.run, path, name, input, kind=kind, seconds=seconds, context=context, **given)
     if on_progress is None:
         return await here.run(run)
-    return await here.run(_call_with_progress, run, here.callback(on_progress))
+    return await here.run(_call_with_progress, run, here.callbacks()(on_progress))
 
 
 async def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArguments]) -> Any:  # noqa: A002

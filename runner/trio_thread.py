@@ -127,7 +127,7 @@ class Crossing(Generic[_T]):
             self.cancel()
             raise
         error, self._error = self._error, None
-        if cancelled is not None and (error is None or isinstance(error, _Abandoned)):
+        if error is None or (isinstance(error, _Abandoned) and (cancelled is not None or shielded)):
             error = cancelled
         try:
             if error is not None:
@@ -397,18 +397,21 @@ class TrioThread(trio.abc.Instrument):
             self.post(leaving.set)
             await crossing.wait()
 
-    def callback(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        """The function for callers on trio. It runs in the event loop of this task, and may be a coroutine
-        function. Functions among its arguments are those of trio."""
+    def callbacks(self) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:
+        """Returns what makes a function of this task's event loop one for callers on trio. It runs in that
+        loop, and may be a coroutine function. Functions among its arguments are those of trio."""
         gate = self.gate_of(asyncio.get_running_loop())
 
-        async def visit(*args: Any, **named: Any) -> Any:
-            if self.ended:
-                raise RuntimeError(self.ended)
-            given = [partial(self.run, each) if callable(each) else each for each in args]
-            return await Visit(gate, partial(function, *given, **named)).result()
+        def callback(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+            async def visit(*args: Any, **named: Any) -> Any:
+                if self.ended:
+                    raise RuntimeError(self.ended)
+                given = [partial(self.run, each) if callable(each) else each for each in args]
+                return await Visit(gate, partial(function, *given, **named)).result()
 
-        return visit
+            return visit
+
+        return callback
 
 
 class OnTrio:
@@ -423,11 +426,14 @@ class OnTrio:
     def enter(self, opening: AbstractAsyncContextManager[_T]) -> AbstractAsyncContextManager[_T]:
         return opening
 
-    def callback(self, function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-        async def call(*args: Any, **named: Any) -> Any:
-            return await call_either(partial(function, *args, **named))
+    def callbacks(self) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:
+        def callback(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+            async def call(*args: Any, **named: Any) -> Any:
+                return await call_either(partial(function, *args, **named))
 
-        return call
+            return call
+
+        return callback
 
 
 Home = TrioThread | OnTrio

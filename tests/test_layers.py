@@ -29,7 +29,8 @@ from tests.conftest import PACKAGES, ROOT, Caller
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.__main__",),
     ("runner.cli.*",),
-    ("runner.library",),
+    ("runner.aio",),
+    ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop"),
     ("runner.launch.*", "runner.exceptions"),
     ("runner.package.*", "runner.approvals.*"),
@@ -77,6 +78,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),
     "trio": Use(
         (
+            "runner.aio",
             "runner.cli.live.*",
             "runner.contracts.*.compaction",
             "runner.contracts.*.files",
@@ -91,6 +93,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.protocol.host_services",
             "runner.protocol.https.fetch",
             "runner.session.*",
+            "runner.trio_thread",
         )
     ),
     "cryptography": Use(("runner.package.keys",), lazily=True),
