@@ -56,6 +56,7 @@ from runner.protocol.host_services import (
     Roots,
     Sampling,
 )
+from runner.protocol.memory import EVENTS, Share
 from runner.session.backlog import Backlog
 from runner.session.pending import OnProgress as OnProgressOnTrio
 from runner.trio_thread import Home, home
@@ -100,6 +101,7 @@ class OpenPlugin:
     def __init__(self, opened: library.OpenPlugin, home: Home) -> None:
         self._opened = opened
         self._home = home
+        self._waiting = Share(EVENTS)  # progress of all calls that waits for callbacks
 
     @property
     def plugin(self) -> Plugin:
@@ -151,7 +153,8 @@ class OpenPlugin:
         call = partial(self._opened.call, name, input, kind=kind, seconds=seconds, context=context)
         if on_progress is None:
             return await self._home.run(call)
-        return await self._home.run(_call_with_progress, call, self._home.callbacks()(on_progress))
+        tell = self._home.callbacks()(on_progress)
+        return await self._home.run(_call_with_progress, call, tell, self._waiting)
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
@@ -186,11 +189,12 @@ class _Reader(AsyncIterator[_T]):
 
 
 async def _call_with_progress(
-    call: Callable[..., Awaitable[_T]], tell: Callable[[Mapping[str, Any]], Awaitable[Any]]
+    call: Callable[..., Awaitable[_T]], tell: Callable[[Mapping[str, Any]], Awaitable[Any]], share: Share
 ) -> _T:
     """Make a call on trio. `tell` gets its progress piece by piece, all of it before this returns. What
     waits for `tell` is bounded like events, so that the plugin and its other callers do not wait for it."""
     waiting = Backlog()
+    waiting.share = share
     scope = trio.CancelScope()
     fault: Exception | None = None
     failure: BaseException | None = None
@@ -206,14 +210,17 @@ async def _call_with_progress(
 
     on_progress: OnProgressOnTrio = lambda value: waiting.tell(Progress(None, value), None)  # noqa: E731
     # What the call raises is kept until after the nursery, which would put it into a group.
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell_all)
-        try:
-            with scope:
-                value = await call(on_progress=on_progress)
-        except BaseException as error:  # noqa: BLE001 -- raised again below
-            failure = error
-        waiting.close()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell_all)
+            try:
+                with scope:
+                    value = await call(on_progress=on_progress)
+            except BaseException as error:  # noqa: BLE001 -- raised again below
+                failure = error
+            waiting.close()
+    finally:
+        waiting.discard()
     if fault is not None or failure is not None:
         try:
             raise fault or failure or AssertionError
@@ -442,7 +449,7 @@ async def run(
     run = partial(library.run, path, name, input, kind=kind, seconds=seconds, context=context, **given)
     if on_progress is None:
         return await here.run(run)
-    return await here.run(_call_with_progress, run, here.callbacks()(on_progress))
+    return await here.run(_call_with_progress, run, here.callbacks()(on_progress), Share(EVENTS))
 
 
 async def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArguments]) -> Any:  # noqa: A002
