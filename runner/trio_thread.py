@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -38,7 +38,11 @@ _FORKED = (
     "this was opened before a fork, by the parent process; open the plugin again in this process, or start "
     "processes with the multiprocessing method 'spawn'"
 )
+_CANCELLED = "it was cancelled"
 _EXITED = "the program is ending, and so has the thread that runs plugins"
+
+_MOST_IDLE = 64  # tasks of trio that wait for the next crossing
+_NO_VARIABLES = Context()
 
 _T = TypeVar("_T")
 Work = Callable[[], object]
@@ -52,19 +56,22 @@ class LoopGate:
     def __init__(self, loop: Loop, thread: TrioThread) -> None:
         self.loop = loop
         self._thread = thread
-        self._to_trio: list[Work] = []
+        self._to_trio: list[Crossing[Any]] = []
         self._to_loop: list[Work] = []
 
-    def post_to_trio(self, work: Work) -> None:
-        """Called in a task of the loop. `work` must not raise."""
+    def start(self, crossing: Crossing[Any]) -> None:
+        """Called in a task of the loop."""
         if not self._to_trio:
             self.loop.call_soon(self._flush_to_trio)
-        self._to_trio.append(work)
+        self._to_trio.append(crossing)
 
     def _flush_to_trio(self) -> None:
-        works, self._to_trio = self._to_trio, []
-        with suppress(RuntimeError):  # the thread has ended since then, and has told all that waited
-            self._thread.post(partial(_call_each, works))
+        crossings, self._to_trio = self._to_trio, []
+        try:
+            self._thread.post(partial(self._thread.start_all, crossings))
+        except RuntimeError as error:  # it has ended
+            for crossing in crossings:
+                crossing.refuse(str(error))
 
     def post_to_loop(self, work: Work) -> None:
         """Called on trio. `work` must not raise. Does nothing if the loop is closed."""
@@ -86,24 +93,26 @@ def _call_each(works: list[Work]) -> None:
 class Crossing(Generic[_T]):
     """A coroutine on trio that a task of asyncio waits for."""
 
+    value: _T
+    worker: _Worker | None = None  # while it runs
+    is_cancelled = False
+    _waiter: asyncio.Future[None] | None = None
+    _is_told = False
+    _has_ended = False
+    _error: BaseException | None = None
+
     def __init__(self, thread: TrioThread, gate: LoopGate, begin: Callable[[], Awaitable[_T]]) -> None:
         self._thread = thread
         self._gate = gate
-        self._begin = begin
-        self._context = copy_context()
-        self._scope = trio.CancelScope()
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_told = False
-        self._has_ended = False
-        self._value: _T
-        self._error: BaseException | None = None
+        self.begin = begin
+        self.context = copy_context()
 
     # --- on asyncio ---------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
         """Cancel the coroutine, without waiting for its end."""
         with suppress(RuntimeError):  # the thread has ended
-            self._thread.post(self._scope.cancel)
+            self._thread.post(self._cancel)
 
     async def wait(self, *, told: bool = False, shielded: bool = False) -> None:
         """Wait until the coroutine has ended. If this task is cancelled, so is the coroutine, and this raises
@@ -135,56 +144,48 @@ class Crossing(Generic[_T]):
         finally:
             del error, cancelled  # each is in its own traceback now
 
-    async def result(self) -> _T:
-        await self.wait()
-        return self._value
-
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def refuse(self, reason: str) -> None:
+        """It cannot be started any more."""
+        self._error = _Abandoned(reason)
+        self._has_ended = True
+        self._wake()
+
     # --- on trio ------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        try:
-            self._context.run(self._thread.nursery.start_soon, self._run)
-        except RuntimeError:  # the nursery has closed: the program ends
-            self._end(_Abandoned(_EXITED))
-            return
-        self._thread.note(self)
-
-    async def _run(self) -> None:
-        try:
-            with self._scope:
-                self._value = await self._begin()
-                self._end(None)
-                return
-            self._end(_Abandoned("it was cancelled"))  # by its caller, or because its loop is closed
-        except trio.Cancelled:
-            self._end(_Abandoned(_EXITED))
-            raise
-        except BaseException as error:  # noqa: BLE001 -- raised by `wait`
-            self._end(error)
-        finally:
-            self._thread.crossings.discard(self)
+    def _cancel(self) -> None:
+        self.is_cancelled = True
+        if self.worker is not None:
+            self.worker.cancel()
 
     def end_if_abandoned(self) -> None:
         if self._gate.loop.is_closed():
-            self._scope.cancel()
+            self._cancel()
+
+    def end(self, error: BaseException | None = None) -> None:
+        self._error = error
+        self._has_ended = True
+        self.worker = None
+        self._thread.crossings.discard(self)
+        self.tell()
 
     def tell(self) -> None:
         """Let `wait` return before the coroutine has ended."""
         self._is_told = True
         self._gate.post_to_loop(self._wake)
 
-    def _end(self, error: BaseException | None) -> None:
-        self._error = error
-        self._has_ended = True
-        self.tell()
-
 
 class _Abandoned(RuntimeError):
     """The coroutine was cancelled on trio's side."""
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)
 
 
 def _anyio_shield() -> Any:
@@ -192,6 +193,65 @@ def _anyio_shield() -> Any:
     is in a shield."""
     anyio = sys.modules.get("anyio")
     return nullcontext() if anyio is None else anyio.CancelScope(shield=True)
+
+
+class _Worker:
+    """A task of trio that runs one crossing after the other: a task and a cancel scope for each would take
+    longer than the rest of the way. One that was cancelled runs no other."""
+
+    def __init__(self, thread: TrioThread) -> None:
+        self._scope = trio.CancelScope()
+        self._is_cancelled = False
+        self._thread = thread
+        self._task: trio.lowlevel.Task | None = None  # while it waits for a crossing
+        self._crossing: Crossing[Any] | None = None
+
+    def give(self, crossing: Crossing[Any]) -> None:
+        """Run this one next. Called while it waits, or has not begun. Raises RuntimeError if trio ends."""
+        self._crossing = crossing
+        if self._task is None:
+            crossing.context.run(self._thread.nursery.start_soon, self._run)
+        else:
+            self._task.context = crossing.context
+            trio.lowlevel.reschedule(self._task)
+        crossing.worker = self
+
+    def cancel(self) -> None:
+        """Cancel the crossing that it runs."""
+        self._is_cancelled = True
+        self._scope.cancel()
+
+    async def _run(self) -> None:
+        try:
+            with self._scope:
+                await self._run_all()
+            if self._crossing is not None:
+                self._crossing.end(_Abandoned(_CANCELLED))
+        except BaseException as error:  # noqa: BLE001 -- raised to the caller of the crossing
+            if self._crossing is not None:
+                self._crossing.end(_Abandoned(_EXITED) if _is_cancelled(error) else error)
+
+    async def _run_all(self) -> None:
+        while self._crossing is not None:
+            try:
+                self._crossing.value = await self._crossing.begin()
+            except Exception as error:
+                if self._is_cancelled:
+                    raise  # perhaps in a group with the cancellation, which the scope takes out
+                self._crossing.end(error)
+            else:
+                self._crossing.end()
+            self._crossing = None
+            if self._is_cancelled or len(self._thread.idle) >= _MOST_IDLE:
+                return
+            self._task = trio.lowlevel.current_task()
+            self._task.context = _NO_VARIABLES  # those of its last caller are not held
+            self._thread.idle.append(self)
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    def _abort(self, raise_cancel: object) -> trio.lowlevel.Abort:
+        self._thread.idle.remove(self)
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class Visit:
@@ -274,7 +334,8 @@ class TrioThread(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.ended = ""  # why it can do nothing any more
-        self.crossings: set[Crossing[Any]] = set()
+        self.crossings: set[Crossing[Any]] = set()  # those that run
+        self.idle: list[_Worker] = []
         self.gates_to_flush: list[LoopGate] = []
         self._gates: dict[Loop, LoopGate] = {}
         self._is_watching = False
@@ -323,10 +384,20 @@ class TrioThread(trio.abc.Instrument):
             found = self._gates[loop] = LoopGate(loop, self)
         return found
 
-    def note(self, crossing: Crossing[Any]) -> None:
-        """Called on trio: look after the coroutine if its loop is closed."""
-        self.crossings.add(crossing)
-        if not self._is_watching:
+    def start_all(self, crossings: list[Crossing[Any]]) -> None:
+        """Called on trio."""
+        for crossing in crossings:
+            if crossing.is_cancelled:
+                crossing.end(_Abandoned(_CANCELLED))
+                continue
+            try:
+                worker = self.idle.pop() if self.idle else _Worker(self)
+                worker.give(crossing)
+            except RuntimeError:  # the nursery is closed
+                crossing.end(_Abandoned(_EXITED))
+            else:
+                self.crossings.add(crossing)
+        if self.crossings and not self._is_watching:
             self._is_watching = True
             self.nursery.start_soon(self._watch_loops)
 
@@ -348,14 +419,16 @@ class TrioThread(trio.abc.Instrument):
 
     async def run(self, function: Callable[..., Awaitable[_T]], *args: Any, **named: Any) -> _T:
         """Await a coroutine function of trio."""
-        return await self._started_crossing(partial(function, *args, **named)).result()
+        crossing = self._started_crossing(partial(function, *args, **named))
+        await crossing.wait()
+        return crossing.value
 
     def _started_crossing(self, begin: Callable[[], Awaitable[_T]]) -> Crossing[_T]:
         if self.ended:  # first: after a fork there is no running loop either
             raise RuntimeError(self.ended)
         gate = self.gate_of(asyncio.get_running_loop())
         crossing = Crossing(self, gate, begin)
-        gate.post_to_trio(crossing.start)
+        gate.start(crossing)
         return crossing
 
     @asynccontextmanager

@@ -235,9 +235,15 @@ def test_an_error_while_it_is_cancelled_is_raised() -> None:
 def test_a_timeout_of_asyncio() -> None:
     async def main() -> None:
         slow = Slow()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
+
+        async def call() -> None:
+            async with asyncio.timeout(None) as clock:
+                begun = asyncio.create_task(slow.has_begun())
+                begun.add_done_callback(lambda _: clock.reschedule(0))
                 await here().run(slow)
+
+        with pytest.raises(TimeoutError):
+            await call()
         assert slow.ended == "cancelled"
         task = asyncio.current_task()
         assert task is not None and task.cancelling() == 0
