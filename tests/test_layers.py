@@ -29,7 +29,8 @@ from tests.tables import one_case
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.__main__",),
     ("runner.cli.*",),
-    ("runner.library",),
+    ("runner.aio",),
+    ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop"),
     ("runner.launch.*", "runner.exceptions"),
     ("runner.package.*", "runner.approvals.*"),
@@ -77,6 +78,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),
     "trio": Use(
         (
+            "runner.aio",
             "runner.cli.live.*",
             "runner.contracts.*.compaction",
             "runner.contracts.*.files",
@@ -91,6 +93,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.protocol.host_services",
             "runner.protocol.https.fetch",
             "runner.session.*",
+            "runner.trio_thread",
         )
     ),
     "cryptography": Use(("runner.package.keys",), lazily=True),
@@ -350,10 +353,10 @@ def _is_of_a_contract(path: Path) -> bool:
 
 
 def test_no_two_classes_share_a_name() -> None:
-    """But for the same role in each contract's folder."""
+    """But for the same role in each contract's folder, and runner.aio, which has the names of the library."""
     places: dict[str, list[str]] = {}
     for name, path in _sources():
-        if not _is_of_a_contract(path):
+        if not _is_of_a_contract(path) and name != "runner.aio":
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(name)

@@ -68,7 +68,7 @@ class Member:
 
     def subscribe(self, topic: str) -> None:
         """Subscribe to future publications. The current value is not delivered. Raises BusRefused."""
-        _check_topic(topic)
+        check_topic(topic)
         if topic not in self.topics and len(self.topics) >= SUBSCRIPTIONS_MOST:
             raise BusRefused(f"there are {SUBSCRIPTIONS_MOST} subscriptions already, which is the most")
         self.topics.add(topic)
@@ -206,7 +206,7 @@ class SnapshotBus:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _store(self, topic: str, payload: bytes, publisher: str, member: Member | None) -> int:
-        _check_topic(topic)
+        check_topic(topic)
         if len(payload) > PAYLOAD_MOST_BYTES:
             raise BusRefused(f"the payload has {len(payload)} bytes, and the most is {PAYLOAD_MOST_BYTES}")
         before = self._kept.get(topic)
@@ -240,7 +240,8 @@ class SnapshotBus:
                 del counts[publisher]
 
 
-def _check_topic(topic: str) -> None:
+def check_topic(topic: str) -> None:
+    """Raises BusRefused if the topic is too long."""
     if len(topic) > TOPIC_MOST_BYTES or len(topic.encode("utf-8", "replace")) > TOPIC_MOST_BYTES:
         raise BusRefused(f"the topic is longer than {TOPIC_MOST_BYTES} bytes")
 

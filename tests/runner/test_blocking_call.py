@@ -142,7 +142,7 @@ def test_on_an_event_loop_it_is_refused() -> None:
 
     with pytest.raises(runner.WouldBlock, match=r"runs trio's event loop; use await runner\.run\(\.\.\.\)"):
         trio.run(main)
-    with pytest.raises(runner.WouldBlock, match=r"use await asyncio\.to_thread\(runner\.call, \.\.\.\) here"):
+    with pytest.raises(runner.WouldBlock, match=r"use await runner\.aio\.call\(\.\.\.\) here"):
         asyncio.run(main())
     with pytest.raises(runner.PluginFailure):  # the control: without a loop the call is made
         runner.call("nowhere", "x")

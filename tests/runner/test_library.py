@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -510,8 +511,13 @@ print(runner.call("demo", "demo_echo", {"text": "hello"}, seconds=3.0, limits={"
 
 def test_programs_are_checked_against_the_types(tmp_path: Path) -> None:
     """With a fault put in, it is found: the types are the package's, and not Any. The package's own files are
-    not the program's to answer for, as when it is installed."""
+    not the program's to answer for, as when it is installed. The examples of docs/library.md are such
+    programs."""
     assert (ROOT / "runner/py.typed").exists()
+    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/library.md").read_text(), re.M | re.S)
+    for number, example in enumerate(examples):
+        (tmp_path / f"example_{number}.py").write_text(example)
+    assert len(examples) >= 9
 
     def checked(program: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "program.py").write_text(program)
@@ -519,7 +525,12 @@ def test_programs_are_checked_against_the_types(tmp_path: Path) -> None:
         argv = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", str(tmp_path / "c")]
         env = {"PATH": SYSTEM_PATH, "MYPYPATH": str(ROOT), "HOME": str(tmp_path)}
         return subprocess.run(
-            [*argv, "program.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+            [*argv, *sorted(each.name for each in tmp_path.glob("*.py"))],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
 
     right = checked(PROGRAM)
