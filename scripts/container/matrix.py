@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from scripts.container import filter as container_filter
-from scripts.container.image import BuildError, Image, build, shifted
+from scripts.container.image import BuildError, Image, build, copied, read_dockerfile, shifted
 from scripts.container.runc import DOCKER_CAPABILITIES, USER_NAMESPACE, Config, Done, Mount, Runc
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -383,11 +383,12 @@ def _image(work: Path, kept: Path | None, runc: Runc) -> Image:
 
 
 def _context(work: Path) -> Path:
-    """A copy of this checkout as umask 002 makes it. The image must not keep group-writable modes."""
+    """A copy of what the Dockerfile takes, as umask 002 makes it. The image must not keep group-writable
+    modes."""
     context = work / "context"
     context.mkdir()
-    for name in ("Dockerfile", "LICENSE", "README.md", "pyproject.toml", "policies", "runner", "sandbox"):
-        subprocess.run(["cp", "-r", str(ROOT / name), str(context)], check=True)
+    sources = sorted(set(copied(read_dockerfile((ROOT / "Dockerfile").read_text()))))
+    subprocess.run(["cp", "-r", "--parents", *sources, str(context)], cwd=ROOT, check=True)
     subprocess.run(["chmod", "-R", "g+w", str(context)], check=True)
     return context
 
