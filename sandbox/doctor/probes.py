@@ -230,8 +230,7 @@ def user_namespaces(machine: Machine) -> list[Finding]:
     # uid_drop reports a root that cannot drop its uid. Then root's own namespaces are tried instead.
     uid = None if _cannot_drop(machine) else machine.plugin_uid
     who = f"uid {machine.around.uid if uid is None else uid}"
-    path = machine.bwrap.path if machine.bwrap else "/usr/bin/bwrap"
-    refused = refusal(try_user_namespace(uid), machine.around, path)
+    refused = refusal(try_user_namespace(uid), machine.around)
     works = Finding("user_namespaces", "ok", f"{who} made a user namespace, mapped its ids and mounted in it")
     if refused is None:
         return [works]

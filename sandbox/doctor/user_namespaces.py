@@ -10,15 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 
+from sandbox import CODE_ROOT
 from sandbox.doctor.pages import page
 from sandbox.doctor.trial import KILLED, NAMESPACES, NONSENSE, TrialOutcome, apparmor_label
 from sandbox.identity.uid_range import id_is_mapped
 from sandbox.speed.value import NamedTuple
 
 FILTER = "policies/container/seccomp.json"
+PROFILE = "policies/apparmor/runner"
+UNIT = "policies/systemd/plugin-host.service"
 _FLAGS = "--security-opt seccomp=FILE --security-opt apparmor=unconfined --security-opt"
 _DOCKER = f"start the container with: docker run {_FLAGS} systempaths=unconfined …"
 _PODMAN = f"start the container with: podman run {_FLAGS} unmask=ALL …"
@@ -161,9 +164,7 @@ def container_remedy(engine: str) -> str:
     )
 
 
-def refusal(
-    outcome: TrialOutcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap"
-) -> NamespaceRefusal | None:
+def refusal(outcome: TrialOutcome, around: Surroundings) -> NamespaceRefusal | None:
     """Why the steps of trial.user_namespace did not all work; None if they did."""
     if outcome.signal == signal.SIGSYS:
         return _seccomp("kills a process that asks for a user namespace", around, ("clone", "unshare"))
@@ -184,7 +185,7 @@ def refusal(
             return _seccomp(f"kills a process that calls {calls[0]}", around, calls)
         if number:
             label = str(outcome.steps.get("label", ""))
-            return _kernel_refusal(step, number, label, around, bwrap)._replace(step=step)
+            return _kernel_refusal(step, number, label, around)._replace(step=step)
     return None
 
 
@@ -208,7 +209,7 @@ def _filtered(outcome: TrialOutcome, around: Surroundings) -> NamespaceRefusal |
     return _seccomp(f"answers {answers}", around, tuple(call for call, _ in refused))
 
 
-def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> NamespaceRefusal:
+def _kernel_refusal(step: str, number: int, label: str, around: Surroundings) -> NamespaceRefusal:
     name = errno.errorcode.get(number, str(number))
     if step == "proc" and number == errno.EPERM and around.masked_proc:
         return NamespaceRefusal(
@@ -256,12 +257,10 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
             "root without CAP_SETFCAP may not map uid 0 into a user namespace",
             "give the runner CAP_SETFCAP (docker: --cap-add SETFCAP), or start it as an ordinary user",
         )
-    return _security_module(step, number, label, around, bwrap)
+    return _security_module(step, number, label, around)
 
 
-def _security_module(
-    step: str, number: int, label: str, around: Surroundings, bwrap: str
-) -> NamespaceRefusal:
+def _security_module(step: str, number: int, label: str, around: Surroundings) -> NamespaceRefusal:
     name = errno.errorcode.get(number, str(number))
     what = {
         "create": "creating a user namespace",
@@ -277,7 +276,7 @@ def _security_module(
             f"AppArmor refuses {what} ({name}"
             + (f", profile {confined}" if confined else "")
             + (", kernel.apparmor_restrict_unprivileged_userns = 1)" if around.apparmor_restricts else ")"),
-            container_remedy("docker") if "docker" in confined else apparmor_remedy(bwrap, around.uid),
+            container_remedy("docker") if "docker" in confined else apparmor_remedy(),
         )
     if around.container:
         return NamespaceRefusal(
@@ -340,7 +339,7 @@ def filter_remedy(around: Surroundings, calls: Sequence[str]) -> str:
         " (an allowlist has to have it: where the option is set, add it)" if added else ""
     )
     if around.unit:
-        return f"{unit}: {words}. policies/systemd/plugin-host.service is a unit with all that plugins need"
+        return f"{unit}: {words}. {CODE_ROOT}/{UNIT} has all that plugins need"
     return (
         f"start the runner without that filter: {unit}, {words}; in a container, "
         f"--security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
@@ -362,20 +361,13 @@ def sysctl_remedy(name: str, value: str) -> str:
     return f"as root: sysctl -w {name}={value}, and to keep it: {keep}"
 
 
-def apparmor_remedy(bwrap: str, uid: int) -> str:
-    """The AppArmor profile that allows user namespaces only to the programs that need them."""
-    programs = [bwrap]
-    if uid != 0:
-        # For an ordinary user our own Python makes a namespace before bwrap does. For root it does not.
-        programs.append(os.path.realpath(sys.executable))
-    lines = ["as root, write /etc/apparmor.d/runner:", "  abi <abi/4.0>,", "  include <tunables/global>"]
-    for program in programs:
-        name = f"runner-{os.path.basename(program)}"
-        lines += [f"  profile {name} {program} flags=(unconfined) {{", "    userns,", "  }"]
-    lines.append("and load it: apparmor_parser -r /etc/apparmor.d/runner")
-    if uid != 0:
-        lines.append(
-            f"(this allows user namespaces to everything that runs {programs[1]}; a runner that runs as "
-            "root needs the profile for bwrap only)"
-        )
-    return "\n".join(lines)
+def apparmor_remedy() -> str:
+    """The commands that load the shipped AppArmor profile for this installation."""
+    folder = os.path.realpath(sysconfig.get_path("scripts"))
+    installed = "/etc/apparmor.d/runner"
+    return (
+        f"as root: sed 's|^@{{runner}} = .*|@{{runner}} = {folder}|' {CODE_ROOT}/{PROFILE} > {installed}\n"
+        f"and load it: apparmor_parser -r {installed}\n"
+        "It lets the command runner make user namespaces. A host that uses the library needs\n"
+        "AppArmorProfile=runner in its unit, or aa-exec -p runner before its command"
+    )

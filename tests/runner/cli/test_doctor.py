@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from runner import __version__
 from runner.cli import doctor
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.probes import REQUIRED
@@ -94,7 +96,9 @@ def examined(
     )
     assert done.stderr == ""
     result: dict[str, Any] = json.loads(done.stdout)
-    assert result["schema"] == "runner.doctor.v1"
+    assert (result["schema"], result["version"]) == ("runner.doctor.v1", __version__)
+    digest = hashlib.sha256(Path(result["policy_file"]).read_bytes()).hexdigest()
+    assert result["policy_digest"] == f"sha256:{digest}"
     assert done.returncode == (0 if result["ok"] else 22)
     return result
 
