@@ -93,6 +93,7 @@ def test_a_real_mount(tmp_path: Path) -> None:
     """A policy of somebody else, in a folder that everybody may write, by links as a ConfigMap has them."""
     script = f"""
 cd {tmp_path} && mkdir m bound && mount -t tmpfs -o mode=777 none m && mkdir m/..1
+echo [] > m/..1/approval && ln -s ..data/approval m/approval
 echo 'version = 1' > m/..1/policy.toml && ln -s ..1 m/..data && ln -s ..data/policy.toml m/policy.toml
 chown -R {SPARE_UID}:{SPARE_UID} m/..1 && mount --bind m bound
 ask() {{ {sys.executable} -c '
@@ -100,15 +101,27 @@ import sys
 sys.path.insert(0, "{ROOT}")
 from sandbox.policy.load import trust_fault
 print(trust_fault(sys.argv[1]))' $1; }}
+read() {{ {sys.executable} -c '
+import sys
+sys.path.insert(0, "{ROOT}")
+from runner.approvals import files
+try:
+    files.read_file(sys.argv[1])
+except files.ApprovalsUnusable as unusable:
+    print(unusable)' $1; }}
 ask {tmp_path}/m/policy.toml
+read {tmp_path}/m/approval
 mount -o remount,bind,ro bound && ask {tmp_path}/bound/policy.toml
 mount -o remount,ro m && ask {tmp_path}/m/policy.toml
+read {tmp_path}/m/approval
 """
     tmp_path.chmod(0o755)
     argv = ["/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", script]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    writable, bound, fixed = done.stdout.splitlines()
+    writable, refused, bound, fixed, read = done.stdout.splitlines()
     assert "can be written by its group or by everybody" in writable and "chmod go-w" in writable
     # Read-only here, and writable beside it. Nobody can follow a chmod on a read-only mount.
     assert "can be written" in bound and "copy it" in bound and "chmod" not in bound
     assert fixed == "None", done.stderr
+    # An approval too: it is read, and found to be none.
+    assert "can be written" in refused and "is damaged" in read, (refused, read)
