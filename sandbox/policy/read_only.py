@@ -1,4 +1,4 @@
-"""Files that nobody but root can change, whoever they belong to: those on read-only mounts.
+"""Files that nobody but root can change, no matter whose they are: those on read-only mounts.
 
 A container gets its configuration in this way: a ConfigMap is a folder that everybody may write, on a mount
 that nobody can write. But a mount that is read-only here proves little alone. The same files may be mounted a

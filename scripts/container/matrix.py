@@ -290,7 +290,7 @@ def _cached(bench: Bench, case: Case) -> tuple[str, Done]:
 
 
 def _policy(bench: Bench, case: Case) -> tuple[str, Done]:
-    """A policy on a read-only volume is trusted whoever it belongs to: a ConfigMap with its links, the same
+    """A policy on a read-only volume is trusted no matter whose it is: a ConfigMap with its links, the same
     with an fsGroup, and a file of the operator. Where the volume can be written it is not, and it is said how
     it would be."""
     text = (bench._image.root / "etc/runner/policy.toml").read_bytes()

@@ -16,7 +16,7 @@ import pyseccomp
 import pytest
 
 from sandbox import cache
-from sandbox.doctor import bwrap_version, conditions, ids, probes, rehearsal
+from sandbox.doctor import bwrap_version, conditions, ids, probes, rehearsal, user_namespaces
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.probes import launcher_in_cage, named_hosts
 from sandbox.doctor.trial import (
@@ -270,6 +270,27 @@ def test_a_unit_is_told_its_own_options() -> None:
     masked = TrialOutcome({**MADE, "map": 0, "tmpfs": 0, "proc": errno.EPERM})
     found = refusal(masked, in_unit._replace(masked_proc=("/proc/kmsg",)))
     assert found is not None and "ProtectKernelLogs=no" in found.remedy
+
+
+def test_the_shipped_unit_lets_cages_be_built() -> None:
+    """It sets nothing that the remedies take back, and allows what they add."""
+    lines = [line.partition("=") for line in (ROOT / UNIT).read_text().splitlines() if line[:1].isupper()]
+    options = {name: value for name, _, value in lines}
+    for call, wanted in user_namespaces._OPTIONS.items():
+        for option, _, value in (each.partition("=") for each in wanted):
+            assert (
+                option not in options
+                if value == "no"
+                else value in options[option].split()
+                or (
+                    value == "@keyring" and "@system-service" in options[option].split()  # which has it
+                )
+            ), (call, option)
+    assert not {"ProtectKernelTunables", "ProtectKernelLogs", "ProcSubset", "ProtectControlGroups"} & set(
+        options
+    )
+    assert options["NoNewPrivileges"] == "yes" and options["CapabilityBoundingSet"] == ""
+    assert options["ProtectSystem"] == "strict" and "memory" in options["Delegate"]
 
 
 def test_no_mechanism_is_named_if_all_steps_work() -> None:
