@@ -132,7 +132,10 @@ def _require_own(path: str, what: str) -> None:
 
 def _is_on_read_only_mount(path: str) -> bool:
     """Whether the file, with the links on the way to it, was trusted because nobody can change it."""
-    if not look.statvfs(path).f_flag & os.ST_RDONLY:
+    try:
+        if not look.statvfs(path).f_flag & os.ST_RDONLY:
+            return False
+    except OSError:  # opening it tells why
         return False
     from sandbox.policy.read_only import is_unchangeable
 
