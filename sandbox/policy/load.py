@@ -175,7 +175,8 @@ def trust_fault(
 
                     fault = None if is_private(status.st_gid) else fault
                 if fault is not None and not _is_unchangeable(place):
-                    return fault
+                    reason, *ways = fault
+                    return reason, _remedy(place, *ways)
     except (OSError, ProgramFault):
         return None  # reading the file reports this error
     return None
@@ -198,23 +199,21 @@ def _is_unchangeable(place: str) -> bool:
     return is_unchangeable(place)
 
 
-def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str] | None:
+def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str, str] | None:
+    """The fault of this place, the command that corrects it, and what else can be done ('': nothing)."""
     own = os.geteuid()
     if status.st_uid not in (0, own):
-        chown = f"chown -h {own} {place}" if own == 0 else f"have root chown it (chown -h {own} {place})"
-        remedy = _possible(place, chown, "copy it to a directory of your own")
-        return f"{what} belongs to uid {status.st_uid}, which is neither root nor the runner's user", remedy
+        reason = f"{what} belongs to uid {status.st_uid}, which is neither root nor the runner's user"
+        return reason, f"chown -h {own} {place}", "copy it to a directory of your own"
     if stat.S_ISLNK(status.st_mode):
         return None  # the mode of a link means nothing
     if status.st_mode & 0o022 and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
-        chmod = f"chmod go-w {place}"
-        remedy = chmod if own in (0, status.st_uid) else f"have root chmod it ({chmod})"
-        return f"{what} can be written by its group or by everybody", _possible(place, remedy, "")
+        return f"{what} can be written by its group or by everybody", f"chmod go-w {place}", ""
     return None
 
 
-def _possible(place: str, change: str, otherwise: str) -> str:
-    """The remedy: `change`, unless `place` is on a read-only mount, where nothing can be changed."""
+def _remedy(place: str, change: str, otherwise: str) -> str:
+    """`change`, or what else is possible: nothing can be changed on a read-only mount."""
     try:
         is_read_only = look.statvfs(place).f_flag & os.ST_RDONLY
     except OSError:
@@ -227,6 +226,8 @@ def _possible(place: str, change: str, otherwise: str) -> str:
     from sandbox.paths.mounts import read_mounts
     from sandbox.policy.read_only import is_in_container
 
+    if os.geteuid() not in (0, look.lstat(place).st_uid):
+        change = f"have root change it ({change})"
     if is_in_container(read_mounts()):
         otherwise = f"{otherwise}, or " if otherwise else ""
         otherwise += "mount it read-only (docker: -v …:ro; Kubernetes: readOnly: true)"
