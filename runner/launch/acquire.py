@@ -128,11 +128,11 @@ def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
 def _require_capabilities(uid_range: tuple[int, int]) -> None:
     """For a root without all rights, in a container or a unit. Raises LayerUnavailable if it cannot drop its
     uid."""
-    from sandbox.doctor.probes import first_obstacle
+    from sandbox.doctor.probes import obstacles
 
-    found = first_obstacle(os.environ, uid_range=uid_range)
-    if found is not None and found.layer == "uid_drop":
-        raise LayerUnavailable(found.layer, found.summary, " ".join(found.remedy.split())) from None
+    for found in obstacles(os.environ, uid_range=uid_range):
+        if found.layer == "uid_drop":
+            raise LayerUnavailable(found.layer, found.summary, " ".join(found.remedy.split())) from None
 
 
 def _confirm_owners(owners: Decision, planned: Planned, opened: OpenPlan, uid: int) -> Decision:

@@ -6,7 +6,15 @@ import errno
 import os
 
 from runner.launch.stages import Stage, decided_of, loaded_of
-from runner.outcome import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
+from runner.outcome import (
+    EXEC_NO_CAGE,
+    EXEC_NOT_FOUND,
+    EXEC_REFUSED,
+    KILLED_BY_FILTER,
+    Failure,
+    Outcome,
+    Phase,
+)
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
@@ -150,27 +158,38 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
     return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
 
 
-def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
-    """The outcome of a launch that the machine refused, with the doctor's finding.
+# Layers whose lack is seen when a launch is planned, and mostly comes with others.
+_SEEN_WHEN_PLANNED = ("session_keyring", "user_namespace_lock")
 
-    The spawner and bubblewrap name only a step. The doctor tries which layer refused it. That takes time, so
+
+def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
+    """The outcome of a launch that the machine refused, with everything that the doctor finds in the way.
+
+    The spawner and bubblewrap name only a step. The doctor tries which layers refuse it. That takes time, so
     only a launch that failed does it.
     """
     decided = decided_of(stage)
-    if outcome.code != "launch_failed" or outcome.cause not in ("spawn", "bubblewrap"):
+    if outcome.cause not in ("spawn", "bubblewrap", KILLED_BY_FILTER, *_SEEN_WHEN_PLANNED):
         return outcome
     if "ulimit" in outcome.hint:
         return outcome  # no layer is at fault
     if decided is None or decided.grant.unsandboxed:
         return outcome
-    from sandbox.doctor.probes import first_obstacle
+    from sandbox.doctor.probes import obstacles
 
     policy = decided.policy
     preferred = [name for name, mode in policy.layers if mode == "prefer"]
-    found = first_obstacle(os.environ, uid_range=policy.uids, preferred=preferred)
-    if found is None:
-        return outcome
-    said = outcome.message.partition(";")[0]
-    hint = " ".join(found.remedy.split())  # the doctor writes it on several lines
-    message = f"{said}: {found.layer.replace('_', ' ')}: {found.summary}"
-    return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=hint)
+    found = obstacles(os.environ, uid_range=policy.uids, preferred=preferred)
+    planned = outcome.cause in _SEEN_WHEN_PLANNED
+    others = [each for each in found if each.layer != outcome.cause]
+    # Each once: containers have one remedy for most of them. The doctor writes it on several lines.
+    hint = "; ".join(dict.fromkeys(" ".join(each.remedy.split()) for each in found if each.remedy))
+    if not others:
+        prefer = f', or say {outcome.cause} = "prefer" under [layers] in the policy'
+        return outcome._replace(hint=hint + prefer) if found else outcome
+    told = [f"{each.layer.replace('_', ' ')}: {each.summary}" for each in others]
+    if planned:
+        message, cause = f"{outcome.message}. Also in the way: {'; '.join(told)}", outcome.cause
+    else:
+        message, cause = f"{outcome.message.partition(';')[0]}: {'; '.join(told)}", others[0].layer
+    return outcome._replace(code="sandbox_unavailable", message=message, cause=cause, hint=hint)

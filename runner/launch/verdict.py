@@ -5,7 +5,16 @@ from __future__ import annotations
 import errno
 import os
 
-from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, GOOD, Outcome, Phase
+from runner.outcome import (
+    EXEC_DEADLINE,
+    EXEC_NO_CAGE,
+    EXEC_NOT_FOUND,
+    EXEC_REFUSED,
+    GOOD,
+    KILLED_BY_FILTER,
+    Outcome,
+    Phase,
+)
 from sandbox.spec import Limits
 from sandbox.speed.typed import TYPE_CHECKING, Iterable
 
@@ -16,6 +25,13 @@ if TYPE_CHECKING:
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
 
+_FILTERED = Outcome(
+    "sandbox_unavailable",
+    "launch",
+    "a seccomp filter around the runner killed the process that builds the cage (SIGSYS)",
+    KILLED_BY_FILTER,
+    "run `runner doctor`: it says which calls are refused",
+)
 DecidedBy = Iterable[tuple[str, str]]  # of a Grant
 
 
@@ -96,6 +112,8 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         return Outcome("cancelled", phase, f"ended by signal {number}", f"signal:{number}"), 128 + number
     if end.exit.unexecuted is not None:
         return _unexecuted(end.exit.unexecuted)
+    if end.exit.signal == _SIGSYS and not end.exit.reached_exec:
+        return _FILTERED, EXEC_NO_CAGE
     if code is None and end.exit.signal is not None:
         cause = f"signal:{end.exit.signal}"
         return Outcome(

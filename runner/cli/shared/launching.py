@@ -165,7 +165,7 @@ def launch(
             stage = error.stage
     if host.events is not None:
         host.events.drain()
-    if outcome.code == "launch_failed":
+    if outcome.code in ("launch_failed", "sandbox_unavailable"):
         from runner.launch.failures import diagnose
 
         outcome = diagnose(outcome, stage)

@@ -190,7 +190,7 @@ def _serve(
             streams.give_away()
             gc.enable()
     _go_to(order)  # others may have had their turn meanwhile
-    if outcome.code == "launch_failed":
+    if outcome.code in ("launch_failed", "sandbox_unavailable"):
         outcome = yield from _diagnose_aside(outcome, stage)
         _go_to(order)
     ending = _ending(stage, outcome, status)
