@@ -10,7 +10,7 @@ import os
 
 from runner.contracts.registry import find_contract
 from runner.launch.approve import approval_of
-from runner.launch.command import environ_of_host
+from runner.launch.command import environ_of_host, environ_of_places, mark_entry
 from runner.launch.failures import as_failure, judge_denials
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
@@ -18,7 +18,9 @@ from runner.plugin import Plugin
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.identity.host_side import FOLDER, is_host_side
-from sandbox.identity.state import StateRefused, real_state_dir, state_root
+from sandbox.identity.reservations import name_file
+from sandbox.identity.state import StateRefused, last_used, real_state_dir, state_root
+from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.paths.homes import homes
 from sandbox.policy.approval import raise_ceilings
 from sandbox.policy.grant import grant
@@ -54,12 +56,14 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     chosen = load_policy(invocation.policy, environ)
     found = approval_of(loaded, chosen, environ, record)
     policy = raise_ceilings(chosen, found.counted)
-    state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
     told: tuple[Note, ...] = ()
     if plugin.template is not None:
         plugin, told = _fill_plugin(loaded, policy, environ, own_homes)
-    told = (*told, *found.notes(loaded, environ))
+    if invocation.command is None and find_contract(plugin.contract).configurations is not None:
+        plugin = mark_entry(plugin)
+    state_dir, unused = _state_dir(plugin, policy, invocation, environ)
+    told = (*told, *found.notes(loaded, environ), *(_unused_note(state_dir, each) for each in unused))
     switches = find_contract(plugin.contract).switches(environ)
     filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
     asked = found.with_added(plugin.spec)
@@ -167,32 +171,60 @@ def _is_missing(denial: Denial, plugin: Plugin) -> bool:
 
 def _state_dir(
     plugin: Plugin, policy: Policy, invocation: Invocation, environ: Mapping[str, str]
-) -> str | None:
-    """The plugin's state directory, if the plugin or the policy asks for one."""
+) -> tuple[str | None, tuple[str, ...]]:
+    """The plugin's state directory, if the plugin or the policy asks for one, and directories of the same
+    plugin that are not used."""
     asked = [request.path for request in plugin.spec.paths]
     if not any(
         path.startswith(STATE_DIR_TOKEN) for path in (*asked, *policy.read.default, *policy.write.default)
     ):
-        return None
+        return None, ()
     if invocation.state_dir is not None:
         chosen = real_state_dir(invocation.state_dir)
         if is_host_side(chosen):
             message = f"state directory {chosen} is in a folder {FOLDER}, where hosts keep what plugins store"
             raise StateRefused(message, "choose another directory with --state-dir")
-        return chosen
-    return managed_state_dir(plugin, environ)
+        return chosen, ()
+    used, *unused = _managed_state_dirs(plugin, environ)
+    return used, tuple(path for path in unused if look.isdir(path))  # for others there is only a uid
+
+
+def _unused_note(used: str | None, unused: str) -> Note:
+    message = f"earlier versions made two state directories of this plugin: {used} was used last and is used"
+    hint = f"take what you need out of it, then: runner state remove {os.path.basename(unused)}"
+    return Note("state", f"{message}, {unused} is left alone", hint)
 
 
 def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
     """The plugin's directory in the runner's own folder of state directories. Raises StateRefused."""
-    root = state_root(environ)
+    return _managed_state_dirs(plugin, environ)[0]
+
+
+def _managed_state_dirs(plugin: Plugin, environ: Mapping[str, str]) -> list[str]:
+    """That directory, and then others that earlier versions made for the same plugin. If there are several,
+    the last used comes first. Raises StateRefused."""
+    root = state_root(environ_of_places(plugin, environ))
     if not root.startswith("/"):  # a relative one would be below the working directory
         message = "there is no place for the plugin's state: HOME is not the path of a folder"
         hint = (
             "set HOME, or choose a directory with --state-dir; what runner wrap wrote needs an account with"
         )
         raise StateRefused(message, f"{hint} a home in the password database")
-    return os.path.join(real_state_dir(root, follow="own"), state_name(plugin))
+    folder = real_state_dir(root, follow="own")
+    own, *former = (
+        os.path.join(folder, state_name(plugin._replace(mark=mark)))
+        for mark in (plugin.mark, *plugin.former_marks)
+    )
+    found = [path for path in former if _is_known_state(path)]
+    if not found or not _is_known_state(own):
+        return found or [own]
+    look.doubt(f"{own} and {found[0]} are state of one plugin")
+    return sorted((own, *found), key=last_used, reverse=True)
+
+
+def _is_known_state(path: str) -> bool:
+    """Whether there is such a state directory, or for root a uid that is reserved for it."""
+    return look.lexists(path) or (os.geteuid() == 0 and look.lexists(name_file(RESERVATIONS, path)))
 
 
 def state_name(plugin: Plugin) -> str:

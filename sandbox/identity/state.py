@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PACKAGES = "packages"  # beside the folder of all states: checked copies of packages, one for each launch
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, with the path of its manifest
 
+_MOST_DATED = 1000  # files that `last_used` looks at
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -77,6 +79,19 @@ def real_state_dir(path: str, *, follow: Follow = "system") -> str:
             f"state directory {path} cannot be used: {error.strerror}",
             "choose another directory with --state-dir",
         ) from None
+
+
+def last_used(path: str) -> float:
+    """When a state directory was last used, in seconds since 1970; 0 if there is none. A launch sets the time
+    of the directory. Earlier versions did not, so files at its top count too."""
+    try:
+        newest = os.lstat(path).st_mtime
+        with os.scandir(path) as entries:
+            for _, each in zip(range(_MOST_DATED), entries, strict=False):
+                newest = max(newest, each.stat(follow_symlinks=False).st_mtime)
+        return newest
+    except OSError:  # it is gone, or another user's
+        return 0.0
 
 
 @contextmanager
@@ -174,7 +189,10 @@ class _Directory:
         return self._steps[-1].made
 
     def make_below(self, parts: Sequence[str], uid: int, gid: int) -> None:
-        """Make folders inside the directory. No link is followed: the plugin owns what is already there."""
+        """Make folders inside the directory. No link is followed: the plugin owns what is already there. Also
+        sets its time, for `last_used`."""
+        with suppress(OSError):
+            os.utime(self.fd)
         for part in parts:
             try:
                 steps = walk_below(self.fd, part, make=True)

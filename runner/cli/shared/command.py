@@ -116,6 +116,8 @@ def command_of(
         search_path=variables["PATH"].value or "" if "PATH" in variables else "",
         host_environ=given if wrapped else None,
         outdated=outdated,
+        filled=found is not None and found.filled,
+        entry_directory="" if found is None else found.directory,
     )
 
 
