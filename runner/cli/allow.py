@@ -41,14 +41,14 @@ from runner.cli.shared.options import (
     config_of,
     contract_options_of,
 )
-from runner.cli.shared.text import say
+from runner.cli.shared.text import day, say
 from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
 from runner.launch.command import command_approval
 from runner.launch.prepare import hold_against_policy
 from runner.launch.read import load
 from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
-from runner.outcome import EXIT, USAGE_ERROR, Failure
+from runner.outcome import EXIT, USAGE_ERROR, Failure, Outcome
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.paths.homes import homes, own_home
@@ -95,7 +95,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     do.add_argument("--diff", action="store_true", help="show what is new or gone since your yes")
     do.add_argument("--list", action="store_true", help="show all that you have allowed")
     do.add_argument(
-        "--revoke", metavar="MANIFEST|KEY", nargs="?", const="", help="take a yes back; --list shows the keys"
+        "--revoke",
+        metavar="MANIFEST|KEY",
+        nargs="?",
+        const="",
+        help="take a yes back; --list shows the keys. Of a manifest with several it takes all, and asks",
     )
     do.add_argument("--json", action="store_true", help="with --list: print one JSON document")
     add_config(parser)
@@ -264,6 +268,11 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
         say("\n".join(f"runner allow: {printable(each)}" for each in impossible))
         say("  nothing is recorded: the plugin could not start with it")
         return EXIT["policy_denied"]
+    if (failure := _launch_failure(after)) is not None and (lasting := _lasting(failure.outcome, added)):
+        for told, hint in lasting:
+            say(f"runner allow: {printable(told)}\n  {printable(hint)}")
+        say("  nothing is recorded: the plugin could not start with it")
+        return EXIT[failure.outcome.code]
     refused = {(denial.rule, denial.asked, denial.where) for denial in after.grant.denials}
     needed = [each for each in before.grant.denials if (each.rule, each.asked, each.where) not in refused]
     # The project folder is judged when the cage is planned, so it is not among the denials.
@@ -278,7 +287,7 @@ def _allow(args: argparse.Namespace, subject: AllowSubject, added: Approval) -> 
         return EXIT["ok"]
     if not args.yes and not sys.stdin.isatty():
         raise ValueError("there is no terminal to ask on; --yes allows what is shown without asking")
-    if not args.yes and not _ask_person():
+    if not args.yes and not _ask_person("Allow this?"):
         say("runner allow: nothing is recorded")
         return _DECLINED
     write_record(record, os.environ)
@@ -307,6 +316,30 @@ def _impossible(added: Approval, after: Decided) -> Iterator[str]:
                     break
 
 
+def _launch_failure(after: Decided) -> Failure | None:
+    """Why the plugin could not start with the approval, by its plan; None: it could. Nothing is started."""
+    from runner.launch.plan import plan
+    from runner.launch.sources import Sources
+
+    if after.grant.refused:
+        return None  # told already
+    try:
+        with Sources() as sources:
+            plan(after, os.environ, Stopwatch(), sources)
+    except Failure as failure:
+        return failure
+    return None
+
+
+def _lasting(outcome: Outcome, added: Approval) -> list[tuple[str, str]]:
+    """Why an approval would be in vain, each reason with what to do: there is no program to record it for, or
+    what is added cannot be given. Otherwise the machine may be at fault, and others may mend that."""
+    if (outcome.code, outcome.cause) == ("launch_failed", "not_found"):
+        return [(outcome.message, outcome.hint)]
+    paths = (*added.read, *added.write)
+    return [(f"{each.asked}: {each.reason}", each.hint) for each in outcome.denials if each.asked in paths]
+
+
 def _all_refused(added: Approval, after: Decided) -> bool:
     refused = {denial.asked for denial in after.grant.denials}
     return all(item.what in refused or f"network {item.what}" in refused for item in items_of(added))
@@ -323,9 +356,9 @@ def _say_needless(after: Decided, *, is_command: bool) -> int:
     return EXIT["ok"]
 
 
-def _ask_person() -> bool:
+def _ask_person(question: str) -> bool:
     sys.stdout.flush()
-    sys.stderr.write("\nAllow this? [y/N] ")
+    sys.stderr.write(f"\n{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -397,6 +430,8 @@ def _notes(shown: _Proposal, items: tuple[AskedItem, ...]) -> dict[AskedItem, st
             notes[item] = "CANNOT BE ALLOWED by you"
         elif words & lacking:
             notes[item] = "not set here now"
+        elif item.kind in ("read", "write") and item.what.startswith("/") and not os.path.lexists(item.what):
+            notes[item] = "does not exist now"
         elif old is not None and item not in old and item.kind != "project":
             notes[item] = "NEW since your last yes"
         elif item in asked and not words & before:
@@ -463,7 +498,7 @@ def _print_diff(subject: AllowSubject) -> int:
 
 def _revoke(args: argparse.Namespace) -> int:
     if args.revoke or args.manifest is not None:
-        return revoke(args.revoke or args.manifest, args.server)
+        return revoke(args.revoke or args.manifest, args.server, sure=args.yes)
     return revoke_key(key_of(load(_invocation(args), Stopwatch()).plugin))
 
 
@@ -640,10 +675,6 @@ SCHEMA = "runner.allow.v1"
 _SHORTEST_KEY = 6
 
 
-def day(when: float) -> str:
-    return time.strftime("%Y-%m-%d", time.localtime(when))
-
-
 def _all() -> list[tuple[ListedApproval, Mapping[str, str]]]:
     """All approvals, each with the environment that finds it: this one, and that of entries which `runner
     wrap` wrote, where HOME comes from the password database. Raises ApprovalsUnusable."""
@@ -665,24 +696,26 @@ def print_list(*, as_json: bool) -> int:
     if not found:
         say("nothing is allowed", sys.stdout)
     for each in found:
-        record = each.record
-        if record is None:
-            say(
-                f"{printable(each.name[:12])}  UNUSABLE  {printable(each.fault)}\n    {printable(each.hint)}",
-                sys.stdout,
-            )
-            continue
-        key = record.key
-        gone = "" if not key.file or os.path.exists(key.file) else "  (the file is gone)"
-        head = f"{each.name[:12]}  {day(record.when)}  {key.id} ({key.contract})  {key.file}{gone}"
-        head += f"  project {key.scope}" if key.scope else ""
-        head += f"  in {key.folder}" if key.folder else ""
-        head += f"  program {' with '.join(key.programs)}" if key.program else ""
-        head += f"  ({each.fault}; {each.hint})" if each.fault else ""
-        lines = item_lines(items_of(record.asked, homes(os.environ)))
-        lines += [f"{line}  (added by you)" for line in item_lines(items_of(record.added, homes(os.environ)))]
-        say("\n".join(map(printable, (head, *lines))), sys.stdout)
+        _print_record(each)
     return EXIT["ok"]
+
+
+def _print_record(each: ListedApproval) -> None:
+    record = each.record
+    if record is None:
+        unusable = f"{printable(each.name[:12])}  UNUSABLE  {printable(each.fault)}"
+        say(f"{unusable}\n    {printable(each.hint)}", sys.stdout)
+        return
+    key = record.key
+    gone = "" if not key.file or os.path.exists(key.file) else "  (the file is gone)"
+    head = f"{each.name[:12]}  {day(record.when)}  {key.id} ({key.contract})  {key.file}{gone}"
+    head += f"  project {key.scope}" if key.scope else ""
+    head += f"  in {key.folder}" if key.folder else ""
+    head += f"  program {' with '.join(key.programs)}" if key.program else ""
+    head += f"  ({each.fault}; {each.hint})" if each.fault else ""
+    lines = item_lines(items_of(record.asked, homes(os.environ)))
+    lines += [f"{line}  (added by you)" for line in item_lines(items_of(record.added, homes(os.environ)))]
+    say("\n".join(map(printable, (head, *lines))), sys.stdout)
 
 
 def _document(each: ListedApproval) -> dict[str, object]:
@@ -701,9 +734,10 @@ def _document(each: ListedApproval) -> dict[str, object]:
     }
 
 
-def revoke(word: str, server: str | None) -> int:
+def revoke(word: str, server: str | None, *, sure: bool = False) -> int:
     """Revoke the approval with this key, or all approvals for a manifest, which may be deleted or have a
-    fault. `server`: only for this server. Raises ValueError and ApprovalsUnusable."""
+    fault: if there are several, the person is asked, unless `sure`. `server`: only for this server. Raises
+    ValueError and ApprovalsUnusable."""
     found = _all()
     meant = [(each, at) for each, at in found if len(word) >= _SHORTEST_KEY and each.name.startswith(word)]
     if len({each.name for each, _ in meant}) > 1:
@@ -717,6 +751,15 @@ def revoke(word: str, server: str | None) -> int:
         ]
     if not meant:
         raise ValueError(f"--revoke {word}: nothing is allowed for it; runner allow --list shows what is")
+    if len(meant) > 1 and not sure:
+        for each, _ in meant:
+            _print_record(each)
+        if not sys.stdin.isatty():
+            told = f"these {len(meant)} would be revoked, and there is no terminal to ask on"
+            raise ValueError(f"--revoke {word}: {told}; --yes revokes them all, --server NAME or a key one")
+        if not _ask_person(f"Revoke these {len(meant)}?"):
+            say("runner allow: nothing is revoked")
+            return _DECLINED
     return _remove(meant)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from runner.contracts.contract import LaunchFault
 from runner.contracts.mcp.hosts.choice import choose, remarks_on
 from runner.contracts.mcp.hosts.entries import GENERIC, servers_of
 from runner.contracts.mcp.hosts.expand import OURS, expand_home, references, with_folders
@@ -17,6 +18,7 @@ from runner.contracts.mcp.hosts.find import host_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
 from runner.contracts.mcp.hosts.site import Site, directory_of, site_of
 from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run_name, split_wrapped
+from runner.contracts.mcp.named_paths import missing_program, named_paths
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
@@ -284,6 +286,33 @@ def command_keys(document: Document, plugin: Plugin) -> KeyPath:
     """The keys that lead to a plugin's program."""
     found = (server for server in _all(document, _home())[1] if run_name(server.name) == plugin.id)
     return next((server.command_keys for server in found), ())
+
+
+def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -> tuple[Diagnostic, ...]:
+    """A launcher that cannot work in a cage, a program that does not exist, and folders that do not.
+    `fault`: of the launcher."""
+    keys = command_keys(document, plugin)
+    if fault is not None:
+        return (document.diagnostic(keys, fault.cause, fault.message, fault.hint, "warning"),)
+    entrypoint, template = plugin.entrypoint, plugin.template
+    if entrypoint is None:
+        return ()
+    rules, project = ("", "") if template is None else (template.rules, template.folder)
+    env = [(each.name, each.value) for each in plugin.spec.env if each.value is not None]
+    directory = entrypoint.directory
+    told, hint = missing_program(
+        entrypoint.command, env, directory=directory, rules=rules, project=project, home=_home()
+    )
+    found = [document.diagnostic(keys, "entrypoint_missing", told, hint)] if told else []
+    where = {each.name: each.where for each in plugin.spec.env}
+    for each in named_paths(entrypoint.args, env, rules=rules, project=project, home=_home()):
+        if each.missing:
+            named = each.variable or "an argument"
+            message = f"{named} names {quoted(each.path)}, and there is no {quoted(each.missing)}"
+            at = where.get(each.variable, keys)
+            hint = "make the folder, or correct the path"
+            found.append(document.diagnostic(at, "path_missing", message, hint, "warning"))
+    return tuple(found)
 
 
 def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:

@@ -395,7 +395,7 @@ def test_what_is_unusual_stands_out(user_server: Server) -> None:
     assert marked == sorted(
         [
             f"! write {user_server.more} it can change what is there",
-            f"! read {home}/notes in your home directory",
+            f"! read {home}/notes in your home directory; does not exist now",
             "! host *.example.org:443 a wildcard",
             "! host 10.1.2.3:5432 it is private",
             "! host example.net:* every port",
