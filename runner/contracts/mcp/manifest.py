@@ -308,7 +308,9 @@ def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -
     for each in named_paths(entrypoint.args, env, rules=rules, project=project, home=_home()):
         if each.missing:
             named = each.variable or "an argument"
-            message = f"{named} names {quoted(each.path)}, and there is no {quoted(each.missing)}"
+            message = f"{named} names {each.path}, and there is no folder {each.missing}"
+            if each.missing == each.path:
+                message = f"{named} names {each.path}, which does not exist"
             at = where.get(each.variable, keys)
             hint = "make the folder, or correct the path"
             found.append(document.diagnostic(at, "path_missing", message, hint, "warning"))
