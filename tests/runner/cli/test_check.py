@@ -96,7 +96,7 @@ def test_what_a_server_names_has_to_be_there(tmp_path: Path, capsys: pytest.Capt
         ("./no", 20, ["error: entrypoint_missing: ./no does not exist in"]),
         ("/bin/true", 0, []),
         ("${plugin_dir}/x", 0, []),
-        ("npx", 0, ["warning: fetches_at_start"]),
+        ("npx", 0, ["warning: launcher_needs_network"]),
     ):
         (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"a": {**entry, "command": command}}}))
         assert run(check, "mcp.json") == status
