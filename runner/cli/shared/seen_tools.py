@@ -1,6 +1,6 @@
 """The names of tools that `runner tools` saw last, for the completion of a shell.
 
-Most MCP servers tell their tools only while they run, and a completion must not start them.
+Some plugins tell their tools only while they run, and a completion must not start them.
 """
 
 from __future__ import annotations

@@ -57,6 +57,14 @@ def say(text: str, stream: TextIO | None = None) -> None:
     print(fit(text, out), file=out)
 
 
+def ask_person(question: str) -> bool:
+    """Ask on the terminal. Returns whether the answer was yes."""
+    sys.stdout.flush()
+    sys.stderr.write(f"\n{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def day(when: float) -> str:
     """The local date of a time in seconds since 1970. A plugin may have set it to anything."""
     try:
