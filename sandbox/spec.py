@@ -187,7 +187,7 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld, wrapped, approval, limits.
+    # withheld, wrapped, approval, limits, state.
     rule: str
     message: str
     hint: str = ""
@@ -196,7 +196,7 @@ class Note(NamedTuple):
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
         urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
-        return self.rule in (*urgent, "wrapped", "approval", "limits")
+        return self.rule in (*urgent, "wrapped", "approval", "limits", "state")
 
 
 class Project(NamedTuple):

@@ -292,7 +292,8 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
 
 def _approval_lines(decided: Decided) -> Iterable[str]:
     """The approval, where it comes from, and which parts of it the policy accepts."""
-    from runner.cli.allow import day, items_of
+    from runner.cli.approving.items import items_of
+    from runner.cli.shared.text import day
 
     whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
     whose += ["the command line"] if decided.loaded.invocation.command is not None else []

@@ -248,6 +248,10 @@ class EntryFound(NamedTuple):
     # Variables of the host that the plugin gets without an approval: those that the entry sets itself, and in
     # a user's own configuration all that it names.
     variables: frozenset[str] | None  # None: all
+    # Whether the command line, or a variable that decides which code runs, is another than the file says: its
+    # host, or somebody else, has filled in placeholders.
+    filled: bool = False
+    directory: str = ""  # the working directory by the file alone
 
 
 class HostPlaces(NamedTuple):

@@ -117,12 +117,18 @@ def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
     except OSError as error:
         if isinstance(error, PermissionError) and uid_range is not None:
             _require_capabilities(uid_range)
-        from sandbox.identity.state import StateRefused
+        from sandbox.identity.state import StateUnwritable, unwritable
+        from sandbox.identity.uid_range import RESERVATIONS
 
-        place, hint = error.filename or state_dir, "choose a writable place with --state-dir"
-        if uid_range is not None and str(place).startswith("/run/"):
-            hint = "uids of plugins are leased there: make it writable (in a container: --tmpfs /run)"
-        raise StateRefused(f"{place}: {error.strerror}", hint) from None
+        place, hint = str(error.filename or state_dir), "choose a writable place with --state-dir"
+        if uid_range is None or not place.startswith(("/run/", RESERVATIONS)):
+            raise unwritable(place, error) or StateUnwritable(f"{place}: {error.strerror}", hint) from None
+        hint = "uids of plugins are leased there: make it writable (in a container: --tmpfs /run)"
+        if place.startswith(RESERVATIONS):
+            hint = (
+                "uids of plugins with state are reserved there: make it writable (in a container: a volume)"
+            )
+        raise StateUnwritable(f"{place}: {error.strerror}", hint) from None
 
 
 def _require_capabilities(uid_range: tuple[int, int]) -> None:

@@ -64,7 +64,7 @@ def _known(error: Exception, stage: Stage | None) -> Failure | None:
     # Imported here: the host of a session imports this module too, and launches nothing itself.
     from runner.approvals.record import ApprovalsUnusable
     from sandbox.identity.leases import UidsUnavailable
-    from sandbox.identity.state import StateRefused
+    from sandbox.identity.state import StateRefused, StateUnwritable
     from sandbox.paths.access import Unreadable
     from sandbox.paths.executable import ProgramFault
     from sandbox.plan.find_bwrap import BwrapUnusable
@@ -74,6 +74,9 @@ def _known(error: Exception, stage: Stage | None) -> Failure | None:
             return Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage)
         case PlanRefused():
             return Failure(judge_denials(error.denials, "plan", stage), EXEC_REFUSED, stage)
+        case StateUnwritable():
+            outcome = Outcome("launch_failed", "plan", str(error), "state_dir", error.hint)
+            return Failure(outcome, EXEC_NO_CAGE, stage)
         case StateRefused():
             return _denied("plan", str(error), "state_dir", error.hint, stage)
         case Unreadable():

@@ -11,7 +11,7 @@ import signal
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
-from sandbox.doctor import conditions, ids
+from sandbox.doctor import conditions, ids, own_files
 from sandbox.doctor import limits as limits
 from sandbox.doctor.bwrap_version import bwrap_version
 from sandbox.doctor.finding import Finding
@@ -542,6 +542,8 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),
     "cache": lambda machine: conditions.manifest_cache(),
+    "state_directory": lambda machine: own_files.state_directory(machine.environ),
+    "own_code": lambda machine: own_files.own_code(machine.around.uid),
     "surroundings": lambda machine: conditions.surroundings(machine.around),
     "landlock": lambda machine: conditions.landlock(),
     "switches": lambda machine: conditions.switches(),
