@@ -33,7 +33,7 @@ from runner.protocol.dialect import (
     Violation,
 )
 from runner.protocol.host_services import ServiceGuard
-from runner.protocol.memory import QUESTIONS, Charge, Share
+from runner.protocol.memory import DELIVERIES, QUESTIONS, Charge, Share
 from runner.protocol.secrets import Secrets
 from runner.session.backlog import Backlog
 from runner.session.outbox import Outbox, QueuedFrame
@@ -99,6 +99,8 @@ class SessionState:
         self.frame_read = trio.Event()  # replaced with each frame
         self.shutdown_answered = trio.Event()
         self.flushed = trio.Event()  # nothing more is written
+        # Until when nothing was read from the plugin, because subscribers had no room for its publications.
+        self.unread_until = -math.inf
         self.alive = trio.Event()  # replaced with each health check
         self.went_quiet = trio.Event()  # replaced by the task that waits until nothing is in flight
         # Calls that were given up: token -> until when the plugin may still work on it.
@@ -146,6 +148,18 @@ class SessionState:
         """Called when a call or a request of the plugin has ended."""
         if not self.waiters and not self.serving:
             self.went_quiet.set()
+
+    # --- notifications that wait ------------------------------------------------------------------------
+
+    @property
+    def deliveries(self) -> int:
+        """Bytes of the deliveries that wait: until the plugin may be told, and until it reads them."""
+        return self.outbox.bytes["delivery"] + self.dialect.held_bytes
+
+    async def room(self) -> None:
+        """Wait until half of DELIVERIES is free, or the session is over."""
+        while self.deliveries >= DELIVERIES // 2 and not self.outbox.closed:
+            await self.outbox.delivered()
 
     # --- events -----------------------------------------------------------------------------------------
 
