@@ -133,7 +133,8 @@ def _write_named(
         raise NotWritten(f"--name {quoted(asked)} is not possible; {_PLAIN_NAME_HINT}")
     base = os.path.basename(os.path.abspath(folder))
     plain = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-") if base.isascii() else ""
-    spellings = (base, plain, plain.replace("-", "_"), own_name) if asked is None else (asked,)
+    real = os.path.basename(os.path.realpath(folder))
+    spellings = (base, plain, plain.replace("-", "_"), real, own_name) if asked is None else (asked,)
     faults: list[str] = []
     for name in dict.fromkeys(each for each in spellings if _PLAIN_NAME.match(each)):
         files = _rename(example, own_name, name)
