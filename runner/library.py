@@ -28,7 +28,16 @@ from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
-from runner.protocol.host_services import Completion, DirectoryEntry, Fetched, Granted, HostError, Services
+from runner.protocol.host_services import (
+    Completion,
+    Delegation,
+    DelegationRequest,
+    DirectoryEntry,
+    Fetched,
+    Granted,
+    HostError,
+    Services,
+)
 from runner.protocol.secrets import Secrets
 from runner.session.open import bare_report, open_prepared, open_session
 from runner.session.pending import OnProgress
@@ -44,6 +53,8 @@ from sandbox.units import parse_limit
 __all__ = [
     "BusRefused",
     "Completion",
+    "Delegation",
+    "DelegationRequest",
     "DirectoryEntry",
     "Fetched",
     "Granted",

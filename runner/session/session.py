@@ -361,7 +361,8 @@ class Session:
     @property
     def _ended_outcome(self) -> Outcome:
         state = self.state
-        return verdict.ended_early(state.verdict or state.left or CLOSED, "call", state.record.stderr)
+        doom = state.doom if state.spent else None
+        return verdict.ended_early(state.verdict or doom or state.left or CLOSED, "call", state.record.stderr)
 
     def settle(self, ended: MonitorEnd | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
         """Make the report when everything has ended: the monitor's report, completed by what the session

@@ -90,6 +90,7 @@ class SessionState:
         self.left: Outcome | None = None  # how a one-shot plugin ended by itself
         self.owes_answer = False  # the last call timed out
         self.closing = False
+        self.spent = False  # a call was cancelled and answered: it serves no more, and is then shut down
         self.given_up = False  # the caller that opened it was cancelled
         self.ends_if_talkative = False  # the plugin is ended if it sends much while no call is open
         self.ready = trio.Event()
@@ -113,7 +114,7 @@ class SessionState:
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be asked of the plugin."""
-        return self.closing or self.over.is_set()
+        return self.closing or self.spent or self.over.is_set()
 
     @property
     def is_awaited(self) -> bool:

@@ -352,7 +352,9 @@ class SessionTasks:
             await state.stderr_eof.wait()
         if state.verdict is not None or state.closing:
             return
-        if state.is_awaited:
+        if state.spent:
+            state.verdict = state.doom
+        elif state.is_awaited:
             state.verdict = state.doom or verdict.ended_early(ended.outcome, state.phase, state.record.stderr)
         elif state.dialect.one_shot:
             state.left = ended.outcome  # a one-shot plugin is expected to end after its answer

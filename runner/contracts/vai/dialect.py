@@ -8,8 +8,9 @@
     end       shutdown, which has no answer, then stdin is closed
 
 A frame that cannot be read, of a wrong protocol, an unknown type, or that only a host sends ends the plugin.
-So does a response or event for a request that never was, while one is open. While none is open, such a frame
-is counted and dropped; so are a second response, and an event after the response, at any time.
+So does a response or event for a request that never was, while one is open and before the first. Between two
+requests such a frame is counted and dropped; so are a second response, and an event after the response, at
+any time.
 """
 
 from __future__ import annotations
@@ -222,9 +223,13 @@ class VaiDialect(Dialect):
 
     def _stray(self, why: str) -> Events:
         """A response or an event that belongs to no request that ever was."""
-        if self._open is None:
-            return self._drop(why)
-        return self._end(unexpected(why, f"use the id of the request, the string {quoted(self._open.id)}"))
+        if self._open is not None:
+            return self._end(
+                unexpected(why, f"use the id of the request, the string {quoted(self._open.id)}")
+            )
+        if not self._requests:
+            return self._end(unexpected(why, "after the hello, send nothing before the request"))
+        return self._drop(why)
 
     def _was_sent(self, number: str) -> bool:
         digits = number.removeprefix("req_")
