@@ -325,6 +325,7 @@ class Contract(Protocol):
     # "root": also side by side, each in a folder of its own. `check` and `tools` take the root, and skip a
     # plugin whose manifest has an error.
     layout: Layout = "folder"
+    takes_tar: bool = False  # whether a tar of its folder can be given in the folder's place
     # Whether requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
     # check take --config too. Otherwise only the dialect gets it.
     config_shapes_cage: bool = False

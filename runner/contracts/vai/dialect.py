@@ -25,18 +25,17 @@ from runner.contracts.vai.call.requests import with_pinned
 from runner.contracts.vai.declared import declared_by
 from runner.contracts.vai.events import EventCount, fault_of_event
 from runner.contracts.vai.messages import (
-    BODY_LIMIT,
     EVENT,
     HELLO,
     HOST_TYPES,
     RESPONSE,
-    RULES,
     LongEvent,
     encode_frame,
     fault_of,
     invalid,
     make_frame,
     read_message,
+    rules_of,
     unexpected,
     unreadable,
 )
@@ -111,6 +110,7 @@ class VaiDialect(Dialect):
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
         self._options = setting.options
+        self._rules = rules_of(setting.options)
         self._declared = declared_by(setting.plugin)
         self._stage: Stage = "greeting"
         self._has_greeted = False
@@ -143,7 +143,7 @@ class VaiDialect(Dialect):
         return text if count else ""
 
     def framer(self) -> Framer:
-        return HeaderFramer(RULES)
+        return HeaderFramer(self._rules)
 
     def read(self, raw: bytes) -> Message:
         return read_message(raw)
@@ -296,8 +296,8 @@ class VaiDialect(Dialect):
             raise CallRefused(
                 Refusal(token, "tool.invalid_input", f"the input is {error}", "not_json")
             ) from None
-        if len(raw) > BODY_LIMIT:
-            text = f"the request has {len(raw)} bytes, and a frame of this contract has at most {BODY_LIMIT}"
+        if len(raw) > (most := self._rules.body_limit):
+            text = f"the request has {len(raw)} bytes, and a frame has at most {most}"
             raise CallRefused(Refusal(token, "asset.payload_too_large", text, "too_large"))
         if call.kind == "tool" and self._schema is None:
             self._schema = self._compile_schema(token)

@@ -206,9 +206,10 @@ async def test_a_plugin_that_stops_reading_is_ended(autojump_clock: Any) -> None
         await trio.sleep(WRITE_SECONDS - 0.1)
         assert not session.is_over
         await trio.sleep(0.2)
-        assert session.is_over and session.state.verdict is not None
-        assert session.state.verdict.cause == "write_stalled"
-        assert "did not read what was sent to it for 2s" in session.state.verdict.message
+        with pytest.raises(PluginFailure) as failed:
+            await session.ended()
+        assert failed.value.outcome.cause == "write_stalled"
+        assert "did not read what was sent to it for 2s" in failed.value.outcome.message
 
 
 async def test_one_that_reads_slowly_is_not(autojump_clock: Any) -> None:

@@ -61,7 +61,7 @@ def launch_fault(plugin: Plugin) -> LaunchFault | None:
     fault = machine_fault(declared_by(plugin))
     if fault is not None:
         return LaunchFault(fault.cause, fault.message, fault.hint)
-    if plugin.entrypoint is not None:
+    if plugin.entrypoint is not None and plugin.root is not None:
         name = plugin.entrypoint.command.removeprefix("./")
         try:
             find_in_package(plugin.root, name)

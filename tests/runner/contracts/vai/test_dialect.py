@@ -441,3 +441,22 @@ def test_after_the_shutdown_nothing_is_a_violation() -> None:
     assert conversation.counters["unexpected"] == 3
     assert conversation.cancel(TOKEN, "shutdown") == ()
     assert hear(conversation, succeeded()) == [Reply(TOKEN, {"content": CONTENT})]
+
+
+# --- §3: the limit of a frame can be set --------------------------------------------------------------------
+
+
+def test_the_limit_of_a_frame() -> None:
+    small, usual = ready(options={"frame_limit": "2K"}), ready()
+    raw = json.dumps(succeeded(text="x" * 3000)).encode()
+    framed = b"Content-Length: %d\r\n\r\n%b" % (len(raw), raw)
+    for conversation, fault in ((small, "frame_too_large"), (usual, None)):
+        framer = conversation.framer()
+        assert len(framer.feed(framed)) == (0 if fault else 1)
+        assert (framer.fault.cause if framer.fault else None) == fault
+    with pytest.raises(CallRefused) as caught:
+        small.call(TOKEN, TOOL._replace(input={**BODY, "input": "x" * 3000}))
+    assert (
+        caught.value.event.code == "asset.payload_too_large" and "at most 2048" in caught.value.event.message
+    )
+    assert sent(small.call(TOKEN, TOOL))  # the control: a short one fits
