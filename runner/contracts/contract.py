@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sandbox.spec import KeyPath
 
 
-Layout = Literal["folder", "archive", "root"]
+Layout = Literal["folder", "archive", "root", "tar"]
 # "config": requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
 # check take --config too; otherwise only the dialect gets it.
 # "secrets": the dialect sends them (--secrets). "secret_files": files in the cage's memory (--secret).
@@ -123,7 +123,7 @@ class Contract(Protocol):
 
     # How a folder holds its plugins. "archive": also in its only subdirectory, as an unpacked archive does.
     # "root": also side by side, each in a folder of its own. `check` and `tools` take the root, and skip a
-    # plugin whose manifest has an error.
+    # plugin whose manifest has an error. "tar": a tar of the folder can be given in its place.
     layout: Layout = "folder"
     takes: Takes = ()  # what the operator may give a plugin besides its manifest
 

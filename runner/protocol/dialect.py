@@ -10,6 +10,7 @@ A session (runner/session/) owns the process, the clocks and the streams, and ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -324,6 +325,16 @@ class Dialect(Protocol):
 
     # Whether the grant may set a longer time than `handshake_seconds` too: the contract has none of its own.
     handshake_is_raisable: bool = False
+
+    @property
+    def write_seconds(self) -> float:
+        """How long a plugin that is ready may leave what is written to it unread. Then it is ended."""
+        return math.inf
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of deliveries that it holds back until the plugin may be told (memory.delivery_cost)."""
+        return 0
 
     @property
     def one_shot(self) -> bool:

@@ -88,7 +88,7 @@ async def open_session(
             session.deadline = deadline
             if on_made is not None:
                 on_made(session)
-            guard.attach(session.tell, session.ask)
+            guard.attach(session.tell, session.state.room, session.ask)
             try:
                 # What the body raises is kept until after the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:

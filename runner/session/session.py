@@ -38,6 +38,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import HostError, ServiceGuard
 from runner.protocol.jsonrpc import INTERNAL_ERROR
+from runner.protocol.memory import DELIVERIES
 from runner.session import verdict
 from runner.session.backlog import Backlog
 from runner.session.outbox import QueuedFrame
@@ -247,7 +248,7 @@ class Session:
         if not unsent:
             state.note_given_up(token, trio.current_time() - seconds)
         if not all(unsent):
-            outcome = verdict.stalled(seconds)
+            outcome = verdict.stalled("call", seconds)
         elif state.outbox.is_full:
             outcome = verdict.deaf(seconds)
         else:
@@ -294,18 +295,26 @@ class Session:
         if self.is_over:
             raise PluginFailure(self._ended_outcome)
         try:
-            return self.state.act_all(self.state.dialect.notify(method, params))
+            return self._notify(method, params)
         except CallRefused as refused:
             raise self._error(refused.event, asked=False) from None
 
     def tell(self, method: str, params: Any) -> None:
         """`notify` for services of the host. It never raises: what cannot be sent is dropped and counted."""
-        state = self.state
         try:
-            if not state.is_over:
-                state.act_all(state.dialect.notify(method, params))
+            if not self.is_over:
+                self._notify(method, params)
         except CallRefused:
-            state.outbox.dropped += 1
+            self.state.outbox.dropped += 1
+
+    def _notify(self, method: str, params: Any) -> list[QueuedFrame]:
+        """Returns the queued frames. Ends a plugin for which too much waits: with a part left out, a
+        publication in chunks would be wrong, and not only incomplete."""
+        state = self.state
+        queued = state.act_all(state.dialect.notify(method, params))
+        if state.deliveries > DELIVERIES:
+            state.fail(verdict.fell_behind(state.phase, DELIVERIES))
+        return queued
 
     def events(self) -> AsyncIterator[Notice | Progress]:
         """Notifications and progress of the plugin, until it ends. For one reader; the backlog is bounded."""
@@ -360,7 +369,8 @@ class Session:
     @property
     def _ended_outcome(self) -> Outcome:
         state = self.state
-        return verdict.ended_early(state.verdict or state.left or CLOSED, "call", state.record.stderr)
+        doom = state.doom if state.spent else None
+        return verdict.ended_early(state.verdict or doom or state.left or CLOSED, "call", state.record.stderr)
 
     def settle(self, ended: MonitorEnd | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
         """Make the report when everything has ended: the monitor's report, completed by what the session

@@ -107,10 +107,17 @@ def sent_too_much_unasked(most: str) -> Outcome:
     return Outcome("crashed", "idle", message, "unasked", hint)
 
 
-def stalled(seconds: float) -> Outcome:
+def stalled(phase: Phase, seconds: float) -> Outcome:
     message = f"the plugin did not read what was sent to it for {_words('call', seconds)}"
-    hint = "the plugin has to read its stdin while it works on a call"
-    return Outcome("crashed", "call", message, "write_stalled", hint)
+    hint = "the plugin has to read its stdin, also while it works on a call"
+    return Outcome("crashed", phase, message, "write_stalled", hint)
+
+
+def fell_behind(phase: Phase, most: int) -> Outcome:
+    """Too many notifications wait for the plugin."""
+    message = f"more than {most >> 20} MiB of events wait for the plugin"
+    hint = "the plugin has to handle events as fast as they are published, or subscribe to fewer topics"
+    return Outcome("crashed", phase, message, "fell_behind", hint)
 
 
 def deaf(seconds: float) -> Outcome:

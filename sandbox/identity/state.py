@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sandbox.identity.accounts import Account
 
 PACKAGES = "packages"  # beside the folder of all states: checked copies of packages, one for each launch
+UNPACKED = "unpacked"  # beside it too: packages that were given as a tar
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, with the path of its manifest
 
 _MOST_DATED = 1000  # files that `last_used` looks at

@@ -382,9 +382,11 @@ def _allowance(planned: Planned) -> Allowance:
     writable = [path.path for path in planned.grant.paths if path.access == "write"]
     if planned.state_dir is not None:
         writable.append(planned.state_dir)
+    # Those that a link of the caller's own led to have another name in the cage.
+    linked = [each.path for each in planned.plan.shown if each.inside and each.origin == "manifest"]
     return Allowance(
         planned.state_dir,
-        tuple(path.path for path in planned.grant.paths),
+        (*(path.path for path in planned.grant.paths), *linked),
         hosts,
         tuple(dict.fromkeys(writable)),
         planned.policy.deny,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,36 @@ def test_a10_the_path_guard(nest: Nest) -> None:
     assert own == ["-32601", "as it was told"]
 
 
+@pytest.mark.both_callers
+def test_a10_a_root_that_is_a_link_of_the_users_own(nest: Nest) -> None:
+    """It works if the policy allows what it leads to. Else it is left out, and the hint says what to allow.
+    Root follows no link but root's in root's folders."""
+    real, link = nest.root / "dotfiles", nest.root / "link"
+    real.mkdir(mode=0o755)
+    (real / "file").write_text("inside")
+    link.symlink_to(real)
+    os.lchown(link, nest.caller.uid, nest.caller.uid)
+    folder = nest.put("a10", namespaces=["a10"], capabilities={"read_paths": [str(link)]})
+    steps = (
+        ["cli", "a10", "cat", f"{link}/file"],
+        ["cli", "a10", *ask("host/fs/read_file", path=f"{link}/file")],
+    )
+    for ceiling in ([str(link)], [str(link), str(real)]):
+        text = f'version = 1\n[capabilities]\nhost = ["host/*"]\n[read]\nceiling = {json.dumps(ceiling)}\n'
+        nest.policy.write_text(text)
+        shown, read, report = run(nest, folder, *steps)
+        notes = [note for note in report["notes"] if note["rule"] == "link"]
+        if nest.caller.uid != 0 and str(real) in ceiling:
+            assert (shown, notes) == ("inside", [])
+            assert json.loads(read) == {"result": {"bytes": base64.b64encode(b"inside").decode()}}
+            continue
+        assert shown == "No such file or directory"
+        assert json.loads(read)["error"]["code"] == -32001
+        assert f"{link} is not shown: it is a symbolic link to {real}" in notes[0]["message"]
+        remedy = f'"{real}" in ceiling' if nest.caller.uid != 0 else "put the folder itself there"
+        assert remedy in notes[0]["hint"]
+
+
 @one_case("program", ["canary.py", "fixture.py"])
 def test_a11_shutdown(plugin_dir: Path, runner_as: Caller, program: str) -> None:
     """The canary answers and exits when stdin is closed. The fixture exits at once, without an answer."""
@@ -343,8 +374,11 @@ def burst(publisher: str, subscriber: str, policy: str, chunks: int) -> dict[str
                 open_plugin(subscriber, **common) as reader,
                 open_plugin(publisher, **common) as writer,
             ):
-                argv = ["publish", "cts.chunks", str(chunks), "100000"]
+                # More than may wait for a plugin, for one that needs some time for each.
+                await reader.call("reader", {"argv": ["pause", "0.05"]})
+                argv = ["publish", "cts.chunks", str(chunks), str(2 << 20)]
                 await writer.call("writer", {"argv": argv})
+                await reader.call("reader", {"argv": ["pause", "0"]})
                 value = await reader.call("reader", {"argv": ["told"]})
                 found["chunks"] = json.loads(value["stdout"])
                 # Nothing here waits: the pipe takes one chunk at most, and the rest is in the queue.
