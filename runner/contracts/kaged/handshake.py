@@ -13,6 +13,7 @@ import runner
 from runner.contracts.kaged.declared import Declared, declared_by
 from runner.contracts.kaged.terms import API_VERSION
 from runner.plugin import Plugin
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
@@ -24,6 +25,7 @@ _MOST_SHOWN = 5  # entries of a list, in a message
 _MOST_FAULTS = 5
 
 _LISTS = ("methods", "notifications", "capabilities_used")
+_WORDS = frozenset(("name", "version", "api_version", *_LISTS))
 
 
 class HandshakeAnswer(NamedTuple):
@@ -135,6 +137,10 @@ def _shape(result: Any) -> dict[str, Any]:
     """The answer, with all its lists. Raises HandshakeFault."""
     if not isinstance(result, dict):
         raise _malformed("it is not an object")
+    if odd := odd_key(result, _WORDS):
+        raise HandshakeFault(
+            Violation("malformed_response", f"its answer to initialize has {odd}", "ambiguous")
+        )
     for name in ("name", "version"):
         if not isinstance(result.get(name), str):
             raise _malformed(f"{name} is missing or not a string")
