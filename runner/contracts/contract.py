@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Layout = Literal["folder", "archive", "root"]
 SecretsBy = Literal["", "dialect", "files"]
+Declarations = tuple[str, tuple[tuple[str, ...], ...]]  # a title, and rows of as many cells each
 
 
 class Listing(NamedTuple):
@@ -347,8 +348,9 @@ class Contract(Protocol):
         found: dict[str, object] = self._module("manifest").json_schema()
         return found
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """Faults of the files that the manifest refers to. Only `runner check` asks."""
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
+        """Faults of the files that the manifest refers to. Only `runner check` asks. `plugin` is None if the
+        manifest has faults itself."""
         return ()
 
     def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
@@ -403,6 +405,10 @@ class Contract(Protocol):
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
         """What the plugin may ask of its host by its manifest, for `explain`: name and description of each
         right."""
+        return ()
+
+    def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
+        """What else the manifest declares, for `explain`: tables with a title and rows."""
         return ()
 
     # --- its command line ---------------------------------------------------------------------------------

@@ -168,16 +168,20 @@ class McpContract(Contract):
 
         return launcher_fault((command, *args), plugin.spec.network)
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        if (fault := self.launch_fault(plugin)) is None:
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
+        if plugin is None or plugin.entrypoint is None:
             return ()
         from runner.contracts.mcp.manifest import command_keys
+        from runner.manifest.faults import Faults
+        from runner.manifest.program import check_program
 
-        return (
-            document.diagnostic(
-                command_keys(document, plugin), fault.cause, fault.message, fault.hint, "warning"
-            ),
-        )
+        faults, keys = Faults(document), command_keys(document, plugin)
+        if (fault := self.launch_fault(plugin)) is not None:
+            faults.warn(keys, fault.cause, fault.message, fault.hint)
+        else:
+            where = plugin.entrypoint.directory
+            check_program(faults, keys, plugin.entrypoint.command, where, "program_missing")
+        return faults.diagnostics()
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.mcp import services

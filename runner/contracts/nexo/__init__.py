@@ -51,6 +51,11 @@ class NexoContract(Contract):
 
         return read(document, home=home)
 
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
+        from runner.contracts.nexo.manifest import check_files
+
+        return check_files(document)
+
     def switches(self, environ: Mapping[str, str]) -> Switches:
         return Switches(
             sandbox_required_by=_REQUIRE_SANDBOX if environ.get(_REQUIRE_SANDBOX) in _YES else "",
