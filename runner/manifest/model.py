@@ -102,9 +102,10 @@ def _misspelled(
             unknown.setdefault(table, []).append(str(fault["loc"][-1]))
     found: dict[KeyPath, KeyPath] = {}
     for fault in errors[:_MOST_SUGGESTIONS]:
+        if fault["type"] != "missing":
+            continue
         *table, name = fault["loc"]
-        near = unknown.get(tuple(table), [])[:_MOST_SUGGESTIONS] if fault["type"] == "missing" else []
-        if close := nearest(str(name), near):
+        if close := nearest(str(name), unknown.get(tuple(table), [])[:_MOST_SUGGESTIONS]):
             unknown[tuple(table)].remove(close)
             found[(*table, name)] = (*table, close)
     return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from runner.protocol.dialect import HandshakeFault
+from runner.protocol.dialect import HandshakeFault, Violation
 from runner.protocol.framing import Framing
-from runner.protocol.observer import Heard, Observer, Question, Verdict, Violation, Withheld
+from runner.protocol.observer import Heard, Observer, Question, Verdict, Withheld
 
 
 class Inspector(Protocol):
@@ -70,7 +70,7 @@ class HandshakeInspector:
         heard = self._observer.plugin(raw)
         if isinstance(heard, Violation | Withheld):
             return heard
-        verdict = next(filter(None, map(self._fault_of, heard)), None)
+        verdict: Verdict = next(filter(None, map(self._fault_of, heard)), None)
         if isinstance(verdict, Withheld):
             self._observer.stray(verdict.kind)
         return verdict

@@ -214,8 +214,9 @@ class Observer:
             return Violation("malformed_response", text, "batch_too_large")
         for message in said:
             if isinstance(message, dict) and (fault := self._fault_of(message)) is not None:
-                is_breach = isinstance(fault, Violation)
-                return Withheld("ambiguous", fault.message) if is_stray and is_breach else fault
+                if is_stray and isinstance(fault, Violation):
+                    return Withheld("ambiguous", fault.message)
+                return fault
         if not self.settled and any(self._is_forged(message) for message in said):
             why = "before the handshake was complete, it answered a request that the host had not sent"
             return Withheld("unasked", why)

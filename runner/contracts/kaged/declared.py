@@ -88,7 +88,7 @@ def declared_by(plugin: Plugin) -> Declared:
         if kind.startswith(_TOOL)
     }
     knobs = {
-        kind.removeprefix(_KNOB): DeclaredKnob(*row[:3], json.loads(row[3]))
+        kind.removeprefix(_KNOB): DeclaredKnob(row[0], row[1], row[2], json.loads(row[3]))
         for kind, row in found.items()
         if kind.startswith(_KNOB)
     }

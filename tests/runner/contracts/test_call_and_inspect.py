@@ -121,18 +121,15 @@ class Talk:
         if self.contract == "vai":
             about = {"package_id": who.id, "version": who.version, **more}
             return {"protocol": "vai.rpc.v1", "type": "hello", "role": "plugin", "plugin": about}
-        result: dict[str, Any] = {
+        shape = {"description": "d", "input_schema": {"type": "object"}}
+        tools = [{"name": name, **shape} for name in ("greeter_greet", "greeter_count")]
+        results: dict[str, dict[str, Any]] = {
             "kaged": {"name": who.id, "version": who.version, "api_version": 1},
             "ainb": {"name": who.id, "version": who.version},
-            "nexo": {"manifest": {"plugin": {"id": who.id, "version": who.version}}},
+            "nexo": {"manifest": {"plugin": {"id": who.id, "version": who.version}}, "tools": tools},
             "mcp": {"supportedVersions": ["2026-07-28"], "capabilities": {}},
-        }[self.contract]
-        if self.contract == "nexo":
-            names = ("greeter_greet", "greeter_count")
-            result["tools"] = [
-                {"name": n, "description": "d", "input_schema": {"type": "object"}} for n in names
-            ]
-        return rpc(id=self.id, result={**result, **more})
+        }
+        return rpc(id=self.id, result={**results[self.contract], **more})
 
 
 _plugins: dict[str, Plugin] = {}
@@ -150,7 +147,7 @@ Make = Callable[[Talk], Iterator[Json] | list[Json]]
 Row = tuple[int, Make, str | Mapping[str, str]]  # stage, messages, cause (or causes by contract)
 
 ERROR = {"code": -32000, "message": "no"}
-RESULTS = {
+RESULTS: Mapping[str, Mapping[str, Any]] = {
     "kaged": {"x": 1},
     "nexo": {"x": 1},
     "mcp": {"content": []},
@@ -241,7 +238,7 @@ RPC: Mapping[str, Row] = {
     "a question with a text for an id": (2, ask_as("a"), ""),
     **{
         f"a question with the id {str(number)[:9]!r}": (2, ask_as(number), by(mcp="bad_id"))
-        for number in (None, 1.5, True, {}, "a" * 2000)
+        for number in (*(None, 1.5, True), {"a": 1}, "a" * 2000)
     },
     "our own question": (2, lambda t: [t.sent[-1]], "echo"),
     "our own handshake": (0, lambda t: [t.sent[-1]], "echo"),

@@ -65,7 +65,7 @@ def test_an_error_is_the_hosts_to_see() -> None:
 )
 def test_an_answer_that_does_not_fit_the_manifest(result: Any, code: str, cause: str) -> None:
     fault = asked().plugin_frame(body(answer(1, result)))
-    assert fault is not None
+    assert isinstance(fault, Violation)
     assert (fault.code, fault.cause) == (code, cause)
 
 

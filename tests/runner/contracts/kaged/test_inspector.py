@@ -60,7 +60,7 @@ def test_an_error_is_the_hosts_to_see() -> None:
 )
 def test_an_answer_that_does_not_fit_the_manifest(result: Any, code: str, cause: str) -> None:
     fault = asked().plugin_frame(line(answer(1, result)))
-    assert fault is not None
+    assert isinstance(fault, Violation)
     assert (fault.code, fault.cause) == (code, cause)
 
 
@@ -79,7 +79,7 @@ def test_an_answer_that_does_not_fit_the_manifest(result: Any, code: str, cause:
 )
 def test_a_line_that_is_no_message(said: bytes, cause: str) -> None:
     fault = asked().plugin_frame(said)
-    assert fault is not None
+    assert isinstance(fault, Violation)
     assert (fault.code, fault.cause) == ("malformed_response", cause)
 
 
