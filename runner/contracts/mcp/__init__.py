@@ -168,7 +168,9 @@ class McpContract(Contract):
 
         return launcher_fault((command, *args), plugin.spec.network)
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
+        if plugin is None:
+            return ()
         from runner.contracts.mcp.manifest import check_files
 
         return check_files(document, plugin, self.launch_fault(plugin))

@@ -117,8 +117,7 @@ class Handshake:
     def _initialized(self, result: Any) -> list[Event]:
         identity = versions.initialized(self._setting.plugin.id, result)
         if isinstance(identity, str):
-            message = f"the answer to initialize breaks the protocol: {identity}"
-            return self._violate(Violation("handshake_failed", message, "bad_initialize_result"))
+            return self._violate(bad_initialize_result(identity))
         if identity.protocol not in versions.LEGACY:
             return self._no_common([identity.protocol])
         done = Send(line(self._peer.notification("notifications/initialized")))
@@ -176,6 +175,11 @@ class Handshake:
         self._stage = "over"
         self._peer.forget(DISCOVER)
         self._peer.forget(INITIALIZE)
+
+
+def bad_initialize_result(why: str) -> Violation:
+    message = f"the answer to initialize breaks the protocol: {why}"
+    return Violation("handshake_failed", message, "bad_initialize_result")
 
 
 def _supported(error: RpcError) -> list[Any] | None:

@@ -29,10 +29,11 @@ command = "./run"
 def _in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_CACHE", "off")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").touch(0o755)
     (tmp_path / "good.toml").write_text(NEXO)
     (tmp_path / "bad.toml").write_text(NEXO + '[plugin.sandbox]\nnetwrok = "host"\n[plugin.x]\n')
     (tmp_path / "mcp.json").write_text(
-        '{"mcpServers": {\n"a": {"command": "/bin/true"},\n"b": {"url": "x"},\n"c": {"command": ""}}}'
+        '{"mcpServers": {\n"a": {"command": "sh"},\n"b": {"url": "x"},\n"c": {"command": ""}}}'
     )
 
 
@@ -119,15 +120,16 @@ def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest
         "tools": [{"name": "a"}],
     }
     (tmp_path / "rterm-plugin.json").write_text(json.dumps(bundle, indent=1))
+    (tmp_path / "run").unlink()
     assert run(check, "rterm-plugin.json") == 20
     assert capsys.readouterr().out.splitlines() == [
-        "rterm-plugin.json:6:3: error: process_command_missing: process.command './run' does not exist",
-        "    it is relative to the bundle's folder, not to process.dir",
+        "rterm-plugin.json:6:3: error: process_command_missing: the program './run' does not exist",
+        f"    a relative path starts at {tmp_path}",
         "rterm-plugin.json:7:3: error: process_dir_missing: process.dir 'sub' does not exist",
         "    it is relative to the bundle's folder",
         "2 errors, 0 warnings",
     ]
-    (tmp_path / "run").touch()
+    (tmp_path / "run").touch(0o755)
     (tmp_path / "sub").mkdir()
     assert run(check, "rterm-plugin.json") == 0
 
