@@ -235,7 +235,7 @@ async def _call_with_progress(
 class Subscription(_Reader[Snapshot]):
     """A topic: `with bus.subscribe(TOPIC) as news: async for each in news: …`.
 
-    It begins when it is made. If its reader is too slow, the newest publications are dropped.
+    It begins when it is made. If its reader is too slow, it ends with BusRefused, as on trio.
     """
 
     def __init__(self, bus: library.SnapshotBus, topic: str) -> None:
@@ -244,10 +244,6 @@ class Subscription(_Reader[Snapshot]):
         self._made: list[TrioSubscription] = []
         # Before everything that this task does with plugins afterwards.
         self._home.post(lambda: self._made.append(bus.subscribe(topic)))
-
-    @property
-    def dropped(self) -> int:
-        return self._made[0].dropped if self._made else 0
 
     def close(self) -> None:
         """Stop the subscription. Publications that are waiting can still be read."""

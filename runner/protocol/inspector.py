@@ -77,7 +77,8 @@ class HandshakeInspector:
         heard = self._observer.plugin(raw)
         if isinstance(heard, Violation | Withheld):
             return heard
-        verdict: Verdict = next(filter(None, map(self._fault_of, heard)), None)
+        faults = map(self._fault_of, heard)
+        verdict: Verdict = next((fault for fault in faults if fault is not None), None)
         if isinstance(verdict, Withheld):
             self._observer.stray(verdict.kind)
         return verdict

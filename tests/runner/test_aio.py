@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import runner
 from runner import aio, library, trio_thread
@@ -378,7 +379,7 @@ def test_a_bus() -> None:
     async def main() -> None:
         topics = aio.SnapshotBus()
         here = trio_thread.home()
-        member = topics.on_trio.join("plugin", lambda snapshot: None)
+        member = topics.on_trio.join("plugin", lambda snapshot: None, trio.lowlevel.checkpoint)
 
         async def publish(topic: str, payload: bytes) -> None:
             member.publish(topic, payload)
@@ -397,9 +398,11 @@ def test_a_bus() -> None:
             await here.run(publish, "a", b"4")
         assert [each.payload async for each in news] == [b"4"]  # until it is closed
         with topics.subscribe("b") as unread:
-            for _ in range(bus.WAITING_MOST + 3):
-                await here.run(publish, "b", b"x")
-            assert unread.dropped == 3
+            payload = bytes(bus.PAYLOAD_MOST_BYTES)
+            for _ in range(bus.WAITING_MOST_BYTES // len(payload) + 1):
+                await here.run(publish, "b", payload)
+            with pytest.raises(aio.BusRefused, match="waited to be read"):
+                assert {len(each.payload) async for each in unread} == {len(payload)}
         await topics.forget("a")
         assert topics.get("a") is None and topics.held > 0
         with pytest.raises(aio.BusRefused):

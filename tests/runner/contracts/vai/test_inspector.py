@@ -59,7 +59,7 @@ def faults(inspector: Inspector, *messages: Any) -> list[tuple[str, str]]:
 def test_the_limit_of_a_frame_can_be_set() -> None:
     raw = b"Content-Length: 3000\r\n\r\n" + b" " * 3000
     for options, frames in (({"frame_limit": "2K"}, 0), ({}, 1)):
-        cutter = CONTRACT.inspector(Setting(DEVKIT, options=options)).framing.cutter()
+        cutter = make_inspector(CONTRACT, Setting(DEVKIT, options=options)).framing.cutter()
         assert len(list(cutter.cut(raw))) == frames
         assert (cutter.fault is None) == bool(frames)
 
