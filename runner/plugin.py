@@ -34,6 +34,9 @@ class Template(NamedTuple):
     # The options of `runner run`, if the manifest starts the plugin through it.
     outer: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # files whose text becomes part of the command line
+    # What decides which code the command line runs, besides the manifest: "" (nothing), "variables" and the
+    # like of the host, or "folder", the working directory of the runner.
+    decided_by: str = ""
 
 
 class Plugin(NamedTuple):
@@ -61,6 +64,7 @@ class Plugin(NamedTuple):
     root_parts: tuple[str, ...] = ()
     # Tells apart plugins with the same id in the same file. Part of the name of the state directory.
     mark: str = ""
+    former_marks: tuple[str, ...] = ()  # marks of the same plugin in earlier versions
     # Whether an approval can be stored for it: that needs a name to store it under.
     approvable: bool = True
     template: Template | None = None  # None: nothing is filled in

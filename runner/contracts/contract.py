@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from sandbox.spec import KeyPath
 
 
-Layout = Literal["folder", "archive", "root"]
+Layout = Literal["folder", "archive", "root", "tar"]
 # "config": requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
 # check take --config too; otherwise only the dialect gets it.
 # "secrets": the dialect sends them (--secrets). "secret_files": files in the cage's memory (--secret).
 # "hook_answers": the policy's answer in place of a hook that fails (on_failure under [hooks]). Otherwise such
 # a hook contributes nothing.
 Takes = tuple[Literal["config", "secrets", "secret_files", "hook_answers"], ...]
+Declarations = tuple[str, tuple[tuple[str, ...], ...]]  # a title, and rows of as many cells each
 
 
 class Listing(NamedTuple):
@@ -123,7 +124,7 @@ class Contract(Protocol):
 
     # How a folder holds its plugins. "archive": also in its only subdirectory, as an unpacked archive does.
     # "root": also side by side, each in a folder of its own. `check` and `tools` take the root, and skip a
-    # plugin whose manifest has an error.
+    # plugin whose manifest has an error. "tar": a tar of the folder can be given in its place.
     layout: Layout = "folder"
     takes: Takes = ()  # what the operator may give a plugin besides its manifest
 
@@ -138,8 +139,9 @@ class Contract(Protocol):
         if there is none."""
         ...
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """Faults of the files that the manifest refers to. Only `runner check` asks."""
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
+        """Faults of the files that the manifest refers to. Only `runner check` asks. `plugin` is None if the
+        manifest has faults itself."""
         return ()
 
     def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
@@ -166,6 +168,10 @@ class Contract(Protocol):
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
         """What the plugin may ask of its host by its manifest, for `explain`: name and description of each
         right."""
+        return ()
+
+    def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
+        """What else the manifest declares, for `explain`: tables with a title and rows."""
         return ()
 
     # --- its command line ---------------------------------------------------------------------------------
@@ -248,6 +254,10 @@ class EntryFound(NamedTuple):
     # Variables of the host that the plugin gets without an approval: those that the entry sets itself, and in
     # a user's own configuration all that it names.
     variables: frozenset[str] | None  # None: all
+    # Whether the command line, or a variable that decides which code runs, is another than the file says: its
+    # host, or somebody else, has filled in placeholders.
+    filled: bool = False
+    directory: str = ""  # the working directory by the file alone
 
 
 class HostPlaces(NamedTuple):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 
+from runner.launch.command import environ_of_places
 from runner.launch.stages import Invocation
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.identity.host_side import FOLDER, is_host_side
-from sandbox.identity.state import StateRefused, real_state_dir, state_root
+from sandbox.identity.reservations import name_file
+from sandbox.identity.state import StateRefused, last_used, real_state_dir, state_root
+from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.policy.policy import Policy
 from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, EnvRequest
 from sandbox.speed.typed import Mapping
@@ -18,32 +21,54 @@ from sandbox.speed.typed import Mapping
 
 def state_dir(
     plugin: Plugin, policy: Policy, invocation: Invocation, environ: Mapping[str, str]
-) -> str | None:
-    """The plugin's state directory, if the plugin or the policy asks for one."""
+) -> tuple[str | None, tuple[str, ...]]:
+    """The plugin's state directory, if the plugin or the policy asks for one, and directories of the same
+    plugin that are not used."""
     asked = [request.path for request in plugin.spec.paths]
     if not any(
         path.startswith(STATE_DIR_TOKEN) for path in (*asked, *policy.read.default, *policy.write.default)
     ):
-        return None
+        return None, ()
     if invocation.state_dir is not None:
         chosen = real_state_dir(invocation.state_dir)
         if is_host_side(chosen):
             message = f"state directory {chosen} is in a folder {FOLDER}, where hosts keep what plugins store"
             raise StateRefused(message, "choose another directory with --state-dir")
-        return chosen
-    return managed_state_dir(plugin, environ)
+        return chosen, ()
+    used, *unused = _managed_state_dirs(plugin, environ)
+    return used, tuple(path for path in unused if look.isdir(path))  # for others there is only a uid
 
 
 def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
     """The plugin's directory in the runner's own folder of state directories. Raises StateRefused."""
-    root = state_root(environ)
+    return _managed_state_dirs(plugin, environ)[0]
+
+
+def _managed_state_dirs(plugin: Plugin, environ: Mapping[str, str]) -> list[str]:
+    """That directory, and then others that earlier versions made for the same plugin. If there are several,
+    the last used comes first. Raises StateRefused."""
+    root = state_root(environ_of_places(plugin, environ))
     if not root.startswith("/"):  # a relative one would be below the working directory
         message = "there is no place for the plugin's state: HOME is not the path of a folder"
         hint = (
             "set HOME, or choose a directory with --state-dir; what runner wrap wrote needs an account with"
         )
         raise StateRefused(message, f"{hint} a home in the password database")
-    return os.path.join(real_state_dir(root, follow="own"), state_name(plugin))
+    folder = real_state_dir(root, follow="own")
+    own, *former = (
+        os.path.join(folder, state_name(plugin._replace(mark=mark)))
+        for mark in (plugin.mark, *plugin.former_marks)
+    )
+    found = [path for path in former if _is_known_state(path)]
+    if not found or not _is_known_state(own):
+        return found or [own]
+    look.doubt(f"{own} and {found[0]} are state of one plugin")
+    return sorted((own, *found), key=last_used, reverse=True)
+
+
+def _is_known_state(path: str) -> bool:
+    """Whether there is such a state directory, or for root a uid that is reserved for it."""
+    return look.lexists(path) or (os.geteuid() == 0 and look.lexists(name_file(RESERVATIONS, path)))
 
 
 def state_name(plugin: Plugin) -> str:

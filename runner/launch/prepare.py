@@ -6,9 +6,11 @@ reached.
 
 from __future__ import annotations
 
+import os
+
 from runner.contracts.registry import find_contract
 from runner.launch.approve import approval_of
-from runner.launch.command import environ_of_host
+from runner.launch.command import environ_of_host, mark_entry
 from runner.launch.failures import as_failure, judge_denials
 from runner.launch.own_folders import Placeholders, state_dir
 from runner.launch.stages import Decided, Loaded, Stopwatch
@@ -42,53 +44,66 @@ def hold_against_policy(
     """What the plugin would get, even if the grant is refused. `record`: what a person is about to approve,
     instead of the stored approval. Raises Failure."""
     with as_failure(loaded):
-        plugin, invocation = loaded.plugin, loaded.invocation
-        chosen = load_policy(invocation.policy, environ)
-        found = approval_of(loaded, chosen, environ, record)
-        policy = raise_ceilings(chosen, found.counted)
-        state = state_dir(plugin, policy, invocation, environ)
-        own_homes = homes(environ)
-        told: tuple[Note, ...] = ()
-        strays: tuple[Denial, ...] = ()
-        if plugin.template is not None:
-            plugin, told = _fill_plugin(loaded, policy, environ, own_homes)
-            strays = _file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
-        filled = Placeholders(plugin, state, caged=plugin.spec.enabled or not policy.unsandboxed)
-        told = (*told, *found.notes(loaded, environ))
-        asked = found.with_added(plugin.spec)
-        switches = find_contract(plugin.contract).switches
-        spec = asked._replace(env=tuple(map(filled.request, asked.env)))
-        granted = grant(
-            spec,
-            policy,
-            state_dir=state,
-            environ=environ_of_host(invocation.command, environ),
-            overrides=invocation.overrides,
-            homes=own_homes,
-            sandbox_required_by=switches.named(switches.require_sandbox, environ) if switches else "",
-            host_network_by=switches.named(switches.host_network, environ) if switches else "",
-            bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
-        )
-        denials = tuple(
-            denial._replace(required=False) if _is_missing(denial, plugin) else denial
-            for denial in granted.denials
-        )
-        told = (*told, *found.withheld(denials, loaded))
-        if strays:
-            denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
-        return Decided(
-            loaded._replace(plugin=plugin),
-            policy,
-            granted._replace(denials=(*found.with_remedies(denials, loaded, chosen), *strays)),
-            state,
-            own_homes,
-            timings=loaded.timings,
-            approval=found.counted,
-            notes=told,
-            approval_said=found.said,
-            approved_at=0.0 if found.record is None else found.record.when,
-            approved_program=() if found.record is None else found.record.key.programs,
-        )
+        return _decide(loaded, environ, record)
+
+
+def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord | None) -> Decided:
+    plugin, invocation = loaded.plugin, loaded.invocation
+    chosen = load_policy(invocation.policy, environ)
+    found = approval_of(loaded, chosen, environ, record)
+    policy = raise_ceilings(chosen, found.counted)
+    own_homes = homes(environ)
+    told: tuple[Note, ...] = ()
+    strays: tuple[Denial, ...] = ()
+    if plugin.template is not None:
+        plugin, told = _fill_plugin(loaded, policy, environ, own_homes)
+        strays = _file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
+    contract = find_contract(plugin.contract)
+    if invocation.command is None and contract.configurations is not None:
+        plugin = mark_entry(plugin)
+    state, unused = state_dir(plugin, policy, invocation, environ)
+    filled = Placeholders(plugin, state, caged=plugin.spec.enabled or not policy.unsandboxed)
+    told = (*told, *found.notes(loaded, environ), *(_unused_note(state, each) for each in unused))
+    asked = found.with_added(plugin.spec)
+    switches = contract.switches
+    spec = asked._replace(env=tuple(map(filled.request, asked.env)))
+    granted = grant(
+        spec,
+        policy,
+        state_dir=state,
+        environ=environ_of_host(invocation.command, environ),
+        overrides=invocation.overrides,
+        homes=own_homes,
+        sandbox_required_by=switches.named(switches.require_sandbox, environ) if switches else "",
+        host_network_by=switches.named(switches.host_network, environ) if switches else "",
+        bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
+    )
+    denials = tuple(
+        denial._replace(required=False) if _is_missing(denial, plugin) else denial
+        for denial in granted.denials
+    )
+    told = (*told, *found.withheld(denials, loaded))
+    if strays:
+        denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
+    return Decided(
+        loaded._replace(plugin=plugin),
+        policy,
+        granted._replace(denials=(*found.with_remedies(denials, loaded, chosen), *strays)),
+        state,
+        own_homes,
+        timings=loaded.timings,
+        approval=found.counted,
+        notes=told,
+        approval_said=found.said,
+        approved_at=0.0 if found.record is None else found.record.when,
+        approved_program=() if found.record is None else found.record.key.programs,
+    )
+
+
+def _unused_note(used: str | None, unused: str) -> Note:
+    message = f"earlier versions made two state directories of this plugin: {used} was used last and is used"
+    hint = f"take what you need out of it, then: runner state remove {os.path.basename(unused)}"
+    return Note("state", f"{message}, {unused} is left alone", hint)
 
 
 def _fill_plugin(

@@ -178,8 +178,12 @@ class Started(NamedTuple):
     plumbing: Plumbing
     disk: DiskMeter | None = None
     oom_around: OuterOomCounter | None = None
-    audit: AuditLog | None = None  # the gate's audit lines; complete when the plugin has ended
     timings: Timings = ()
+
+    @property
+    def audit(self) -> AuditLog | None:
+        """What it did with its network; complete when it has ended."""
+        return self.cell.audit
 
 
 class Ended(NamedTuple):

@@ -67,6 +67,8 @@ def start(
             from sandbox.cell.egress import GateMeter
 
             meters.append(GateMeter(cell.gate))
+        if cell.questions is not None:
+            meters.append(cell.questions)
         if cgroup is not None and limits.memory is not None:
             meters.append(MemoryMeter(cgroup))
         if cgroup is not None and cgroup.effective:
@@ -90,7 +92,6 @@ def start(
             plumbing,
             disk,
             acquired.oom_around,
-            None if cell.gate is None else cell.gate.log,
         )
 
 

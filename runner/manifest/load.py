@@ -74,6 +74,15 @@ def find(path: str, contract: str | None = None) -> FoundManifest:
         is_directory = False  # reading the file reports what is wrong
     if is_directory:
         return _find_in(look.realpath(absolute), contract)
+    if absolute.endswith((".tar", ".tar.gz", ".tgz")):
+        # Imported here: few plugins come in a tar.
+        from runner.manifest.unpack import unpack
+
+        of_tars = [each.name for each in all_contracts() if each.layout == "tar"]
+        if contract is not None and contract not in of_tars:
+            message = f"plugins of {contract} are not read from a tar"
+            raise _refusal(absolute, "package_tar", message, "unpack it, and give the folder")
+        return _find_in(unpack(absolute), contract or of_tars[0])
     return FoundManifest(absolute, contract or _by_path(absolute))
 
 
@@ -345,10 +354,10 @@ def _parse_config(config: str) -> object:
 def _check_files(
     name: str, document: Document, loaded: ManifestRead, options: Mapping[str, str]
 ) -> ManifestRead:
-    if loaded.plugin is None:
-        return loaded
     contract = find_contract(name)
     found = contract.check_files(document, loaded.plugin)
+    if loaded.plugin is None:
+        return loaded._replace(diagnostics=loaded.diagnostics + found)
     if options and contract.choice is not None:
         found += contract.choice.check_options(loaded.plugin, options)
     failed = any(diagnostic.severity == "error" for diagnostic in found)

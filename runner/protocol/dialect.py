@@ -10,6 +10,7 @@ A session (runner/session/) owns the process, the clocks and the streams, and ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -77,7 +78,9 @@ class Setting(NamedTuple):
     services: frozenset[str] = frozenset()  # what the host offers: names of fields of Services
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
     options: Mapping[str, str] = {}  # values of the contract's own command line options
-    secrets: Mapping[str, Any] = {}  # the operator's, for contracts that deliver them: never shown or kept
+    # The operator's, for contracts that deliver them: never shown or kept. None: there are none, which is not
+    # the same as an empty object.
+    secrets: Mapping[str, Any] | None = None
 
 
 # --- events ----------------------------------------------------------------------------------------------
@@ -321,6 +324,19 @@ class Dialect(Protocol):
         ...
 
     # --- what a contract may leave out ----------------------------------------------------------------------
+
+    # Whether the grant may set a longer time than `handshake_seconds` too: the contract has none of its own.
+    handshake_is_raisable: bool = False
+
+    @property
+    def write_seconds(self) -> float:
+        """How long a plugin that is ready may leave what is written to it unread. Then it is ended."""
+        return math.inf
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of deliveries that it holds back until the plugin may be told (memory.delivery_cost)."""
+        return 0
 
     @property
     def one_shot(self) -> bool:

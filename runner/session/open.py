@@ -79,7 +79,7 @@ async def open_session(
                 guard.offered,
                 terms.on_hook_failure,
                 dict(invocation.options),
-                hidden,
+                None if secrets is None else hidden,
             )
             dialect = make_dialect(contract, setting)
             session = Session(cell, terms, dialect, guard, _one_shot_seconds(dialect, setting, seconds))
@@ -88,7 +88,7 @@ async def open_session(
             session.deadline = deadline
             if on_made is not None:
                 on_made(session)
-            guard.attach(session.tell, session.ask)
+            guard.attach(session.tell, session.state.room, session.ask)
             try:
                 # What the body raises is kept until after the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:

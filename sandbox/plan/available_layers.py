@@ -36,8 +36,7 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
             can_join_keyring,
             "no session keyring can be joined here, so the plugin would share the caller's keys: keyctl "
             "is refused, in a container mostly by the seccomp filter around the runner",
-            "start the container with --security-opt seccomp=policies/container/seccomp.json "
-            "(docs/containers.md)",
+            "start the container with --security-opt seccomp=policies/container/seccomp.json",
         ),
         uid_range=_uid_range(policy),
         user_namespace_lock=_can_lock(policy, bwrap),

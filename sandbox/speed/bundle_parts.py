@@ -16,7 +16,8 @@ _NAMES = {
         runner.launch.stages sandbox.streams sandbox.streams.handover runner.launch.stdio sandbox.cell
         sandbox.limits.rlimits sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.cell.cell
         runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper sandbox.speed.libc sandbox.spawn.init
-        sandbox.spawn.spawner sandbox.cell.launch runner.launch.start runner.launch.finish
+        sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.questions sandbox.cell.launch
+        runner.launch.start runner.launch.finish
         runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts
         sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths
         sandbox.paths.file_identity sandbox.identity.uid_range sandbox.identity.leases
@@ -68,7 +69,8 @@ _NAMES = {
         runner.launch.failures runner.launch.verdict runner.session runner.session.verdict
         runner.protocol.secrets runner.session.record runner.protocol.memory runner.session.outbox
         runner.session.pending runner.protocol.bus runner.protocol.host_services runner.launch.remote.pipe
-        runner.launch.remote.remote_cell runner.protocol.jsonrpc runner.session.backlog runner.session.state
+        runner.launch.remote.remote_cell runner.protocol.ambiguity runner.protocol.jsonrpc
+        runner.session.backlog runner.session.state
         runner.session.tasks runner.session.prepared runner.session.shutdown runner.session.session
         runner.session.open runner.cli.live.session runner.cli.live.call_once
     """,

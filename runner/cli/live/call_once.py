@@ -107,6 +107,6 @@ def send_event(request: SessionRequest, output: Output) -> int:
         with trio.move_on_after(seconds):
             await session.ended()
         if not all(frame.written for frame in queued):
-            raise PluginFailure(verdict.stalled(seconds))
+            raise PluginFailure(verdict.stalled("call", seconds))
 
     return run_session(request, output, f"event {request.call.name}", work)

@@ -179,6 +179,11 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
     return Conversation(outcome, report, record, failed)
 
 
+# How a call of a command gets more time.
+_MORE_TIME = {"call": "raise it with --timeout"}
+_NO_MORE_TIME = "this is the contract's limit: find out why the plugin is slow"
+
+
 def _ended_before(seen: list[Session]) -> PluginFailure | None:
     """The failure of a call that had failed before a signal came: the first cause wins."""
     end = seen[0].end if seen else None
@@ -238,6 +243,7 @@ async def _session(request: SessionRequest, output: Output, seen: list[Session])
 
         def made(session: Session) -> None:
             seen.append(session)
+            session.state.more_time = _MORE_TIME.get(output.verb, _NO_MORE_TIME)
             for note in session.terms.notes:
                 if note.urgent:
                     output.note(note)

@@ -24,6 +24,7 @@ from runner.contracts.ainb.terms import (
     INIT_SECONDS,
     RENDER_SECONDS,
     SHUTDOWN_SECONDS,
+    WRITE_SECONDS,
 )
 from runner.outcome import Code
 from runner.protocol import frames, jsonrpc
@@ -100,6 +101,7 @@ def make(setting: Setting) -> AinbDialect:
 class AinbDialect(Dialect):
     handshake_seconds = INIT_SECONDS
     event_method = "plugin/handle_event"
+    write_seconds = WRITE_SECONDS
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -127,11 +129,16 @@ class AinbDialect(Dialect):
         count = self._counters.get("frames_dropped", 0)
         return f"{count} of its frames were dropped, the last one because {self._last_drop}" if count else ""
 
+    @property
+    def held_bytes(self) -> int:
+        return self._held.bytes
+
     def framer(self) -> frames.Framer:
         return HeaderFramer(RULES)
 
     def read(self, raw: bytes) -> Message:
-        value, cause, detail, weight = read_json(raw)
+        # Only `feed` ends the handshake, and it is not called while a frame is read.
+        value, cause, detail, weight = read_json(raw, unique=self._stage == "init")
         if cause is None and len(raw) > _EARLY_BYTES:
             value = calls.draw_early(value)
         return Message(value, cause or "", detail, raw[:_SHOWN_BYTES] if cause else b"", weight)

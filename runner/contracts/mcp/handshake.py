@@ -37,6 +37,11 @@ INITIALIZE: Final = "initialize"
 Stage = Literal["new", "probing", "waiting", "last", "over"]
 
 
+def handshake_seconds(setting: Setting) -> float:
+    """The limit of the grant, or else ours: the contract has none."""
+    return SECONDS if setting.limits.handshake is None else setting.limits.handshake
+
+
 class Handshake:
     """From the first message to Ready, or to a Violation."""
 
@@ -50,15 +55,13 @@ class Handshake:
 
     @property
     def seconds(self) -> float:
-        return dict(self._setting.plugin.timeouts).get("handshake", SECONDS)
+        return handshake_seconds(self._setting)
 
     @property
     def patience(self) -> float | None:
         if self._stage not in ("probing", "last"):
             return None
-        granted = self._setting.limits.handshake
-        whole = self.seconds if granted is None else min(granted, self.seconds)
-        return min(PATIENCE_SECONDS, whole / 3)
+        return min(PATIENCE_SECONDS, self.seconds / 3)
 
     def opening(self) -> list[Event]:
         if self._stage != "new":
@@ -114,8 +117,7 @@ class Handshake:
     def _initialized(self, result: Any) -> list[Event]:
         identity = versions.initialized(self._setting.plugin.id, result)
         if isinstance(identity, str):
-            message = f"the answer to initialize breaks the protocol: {identity}"
-            return self._violate(Violation("handshake_failed", message, "bad_initialize_result"))
+            return self._violate(bad_initialize_result(identity))
         if identity.protocol not in versions.LEGACY:
             return self._no_common([identity.protocol])
         done = Send(line(self._peer.notification("notifications/initialized")))
@@ -173,6 +175,11 @@ class Handshake:
         self._stage = "over"
         self._peer.forget(DISCOVER)
         self._peer.forget(INITIALIZE)
+
+
+def bad_initialize_result(why: str) -> Violation:
+    message = f"the answer to initialize breaks the protocol: {why}"
+    return Violation("handshake_failed", message, "bad_initialize_result")
 
 
 def _supported(error: RpcError) -> list[Any] | None:

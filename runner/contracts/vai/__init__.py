@@ -8,7 +8,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.contracts.contract import Choice, LaunchFault, PackageRules, PreparedCalls, Takes
+    from runner.contracts.contract import Choice, LaunchFault, Layout, PackageRules, PreparedCalls, Takes
     from runner.plugin import Plugin
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -25,6 +25,7 @@ class VaiContract(Contract):
     about = "JSON in Content-Length frames on stdio, vai.rpc.v1; packages with exports, described in TOML"
     format: Format = "toml"
     file_names = ("vai-plugin.toml",)
+    layout: Layout = "tar"
     sign = 'api_version = "vai.plugin.v1"'
     no_command_hint = 'give [runtime] an entrypoint: entrypoint = ["./bin/plugin"]'
     calls: Mapping[str, tuple[str, ...]] = {
@@ -45,12 +46,15 @@ class VaiContract(Contract):
         ContractOption(
             "--binding",
             "FILE",
-            "a binding record: configuration, secret slots, scope, rollout and narrower permissions",
+            "a binding record, or several: configuration, secret slots, scope, rollout, narrower permissions",
             names_file=True,
             reads_file=True,
         ),
         ContractOption(
             "--invocation-id", "ID", "the name of the scratch folder", ("exec", "explain"), names_file=False
+        ),
+        ContractOption(
+            "--frame-limit", "SIZE", "the most bytes of a frame, up to 16M: 256K, 1M", ("exec", "call")
         ),
         ContractOption("--delivery-id", "ID", "the delivery of a hook's event", ("call",)),
         ContractOption("--gateway-url", "URL", "the base_url of the gateway", ("call",)),
@@ -86,7 +90,7 @@ class VaiContract(Contract):
 
         return prepared_calls
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
         from runner.contracts.vai.package.files import check_files
 
         return check_files(document, plugin)

@@ -6,20 +6,47 @@ replaced by a LongEvent at once, so nothing of it is kept.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from runner.contracts.vai.terms import PROTOCOL
 from runner.outcome import Code
 from runner.protocol import wire
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import Message, Violation
 from runner.protocol.header_frames import HeaderRules, header_frame
 from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
+from sandbox.units import format_size, parse_size
 
 HEADER_LIMIT = 8 * 1024  # bytes of all header lines of a frame
 BODY_LIMIT = 16 * 1024 * 1024  # bytes, both ways
 EVENT_LIMIT = 64 * 1024  # bytes of the body of a frame with an event
 RULES = HeaderRules(HEADER_LIMIT, BODY_LIMIT, least_body=1, blanks=" \t", ignores_others=True)
+
+_LEAST_LIMIT = 1024  # that can be chosen: room for a hello
+
+
+def frame_limit(options: Mapping[str, str]) -> int:
+    """Bytes of a frame's body, by the option --frame-limit. Raises ValueError: its message follows the
+    option's name."""
+    text = options.get("frame_limit")
+    if not text:
+        return BODY_LIMIT
+    limit = parse_size(text)
+    if not _LEAST_LIMIT <= limit <= BODY_LIMIT:
+        least, most = format_size(_LEAST_LIMIT), format_size(BODY_LIMIT)
+        raise ValueError(f"{text} is not between {least} and {most}")
+    return limit
+
+
+def rules_of(options: Mapping[str, str]) -> HeaderRules:
+    """How frames are cut from the stream. An option that cannot be read was refused before the launch."""
+    try:
+        return RULES._replace(body_limit=frame_limit(options))
+    except ValueError:
+        return RULES
+
 
 # What a plugin may send.
 HELLO, EVENT, RESPONSE = "hello", "event", "response"
@@ -69,8 +96,8 @@ def read_json(raw: bytes, *, unique: bool = False) -> wire.Reading:
     return wire.message(raw, identity=KEYS, unique=unique)
 
 
-def read_message(raw: bytes) -> Message:
-    value, cause, detail, weight = read_json(raw)
+def read_message(raw: bytes, *, unique: bool = False) -> Message:
+    value, cause, detail, weight = read_json(raw, unique=unique)
     if cause is not None:
         return Message(fault=cause, detail=detail, raw=raw[:_SHOWN_BYTES])
     if len(raw) > EVENT_LIMIT and isinstance(value, dict) and value.get("type") == EVENT:
@@ -110,6 +137,8 @@ def fault_of(value: Any, *, in_handshake: bool) -> Violation | None:
         return Violation(code, text, UNSUPPORTED_VERSION, f'send "protocol": "{PROTOCOL}" in each frame')
     if not isinstance(kind, str):
         return invalid("a frame has no type, or a type that is not a string")
+    if odd := odd_key(value, KEYS):
+        return Violation("malformed_response", f"a frame has {odd}", "ambiguous")
     return None
 
 

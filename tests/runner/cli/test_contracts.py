@@ -7,12 +7,11 @@ import os
 import pty
 import subprocess
 
-import pytest
-
 from runner.contracts.registry import all_contracts, contract_names
 from runner.plugin import Allowance, Plugin
 from sandbox.spec import SandboxSpec
 from tests.conftest import Caller
+from tests.tables import one_case
 
 NOBODY = Plugin("", "", "", "", "", "", None, None, SandboxSpec())
 KEYS = {
@@ -81,7 +80,7 @@ def test_text_has_the_same_values(runner_as_user: Caller) -> None:
         assert values["may ask"] == (", ".join(contract.services(NOBODY, Allowance()).METHODS) or "none")
 
 
-@pytest.mark.parametrize("columns", [60, 200])
+@one_case("columns", [60, 200])
 def test_it_fits_a_terminal(runner_as_user: Caller, columns: int) -> None:
     ours, theirs = pty.openpty()
     subprocess.run(["stty", "cols", str(columns), "rows", "50"], stdin=theirs, check=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PACKAGES, ROOT, Caller, _public_directory
+from tests.tables import one_case
 
 TOY = ROOT / "tests" / "plugins" / "toy"
 NAME = "toy"
@@ -230,7 +231,7 @@ def test_a_bug_in_a_dialect_is_named_and_reported(
     assert outcome["code"] == "internal" and "in the toy" in outcome["message"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("text", "complaint"),
     [
         ("\nx = (\n", "SyntaxError"),

@@ -14,6 +14,7 @@ from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.limits.cage import PREFER, Box, by_cgroup
+from tests.tables import one_case
 
 
 def test_clocks_count_from_the_start_of_the_invocation() -> None:
@@ -177,7 +178,7 @@ def test_a_meter_for_each_limit_that_has_to_be_looked_at(box: Box) -> None:
     assert told["cpu"] == [10 if by_cgroup(box, "cpu_time") else 9]
 
 
-@pytest.mark.parametrize("limit", ["output", "output_lines"])
+@one_case("limit", ["output", "output_lines"])
 def test_stderr_passes_through_us_only_where_it_is_limited(box: Box, limit: str) -> None:
     limits: dict[str, Any] = {limit: 1000}
     told = look(box, **limits)
