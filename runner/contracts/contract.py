@@ -170,10 +170,6 @@ class Contract(Protocol):
         right."""
         return ()
 
-    def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
-        """What else the manifest declares, for `explain`: tables with a title and rows."""
-        return ()
-
     # --- its command line ---------------------------------------------------------------------------------
 
     verbs: tuple[ContractVerb, ...] = ()
@@ -184,6 +180,10 @@ class Contract(Protocol):
 
     one_shot: bool = False  # one process serves one call
     switches: Switches | None = None  # variables with which its own host is configured
+
+    def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
+        """What else the manifest declares, for `explain`: tables with a title and rows."""
+        return ()
 
     @property
     def configurations(self) -> HostConfigurations | None:
