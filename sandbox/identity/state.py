@@ -504,7 +504,8 @@ def lock_record(above: int, state_dir: str, manifest: str) -> int:
         try:
             fd = open_record(above, os.path.basename(state_dir), make=True)
         except OSError as error:
-            raise unwritable(f"{os.path.dirname(state_dir)}/{RECORDS}", error) or StateRefused(
+            known = unwritable(f"{os.path.dirname(state_dir)}/{RECORDS}", error)
+            raise (None if error.errno == errno.EPERM else known) or StateRefused(  # EPERM: by _records
                 f"state directory {state_dir}: its record in {RECORDS} cannot be made: {error.strerror}",
                 f"remove {os.path.dirname(state_dir)}/{RECORDS}, or choose another --state-dir",
             ) from None
