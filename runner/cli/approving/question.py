@@ -195,6 +195,11 @@ def _lines(shown: _Proposal) -> Iterator[str]:
             f"This yes holds for {record.key.folder}, because its words are relative: if its host starts it"
             " in another folder, run runner allow there"
         )
+    elif shown.subject.project:
+        yield (
+            f"This yes holds where its host fills in {shown.subject.project} for the project that is open: in"
+            " the folder of another project, run runner allow there"
+        )
     if not record.added.is_empty:
         yield "You allow besides:"
         more = items_of(record.added, own)
