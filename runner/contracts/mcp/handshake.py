@@ -38,8 +38,9 @@ Stage = Literal["new", "probing", "waiting", "last", "over"]
 
 
 def handshake_seconds(setting: Setting) -> float:
-    """The limit of the grant, or else ours: the contract has none."""
-    return SECONDS if setting.limits.handshake is None else setting.limits.handshake
+    """The limit of the grant or what the plugin declares, or else ours: the contract has none."""
+    times = setting.limits.handshake, dict(setting.plugin.timeouts).get("handshake")
+    return min((each for each in times if each is not None), default=SECONDS)
 
 
 class Handshake:

@@ -93,10 +93,22 @@ def test_what_it_may_say_to_its_host(
     said = runner_as("explain", "--policy", policy, plugin).stdout.splitlines()
     at = said.index("capabilities:")
     assert said[at + 1].split() == ["may", "declare", *(declare or ["nothing"])]
-    told = ["may", "ask", "of", "its", "host", *(host or ["nothing"])]  # on several lines, if it is long
+    # People read those of the contract, programs the policy's own.
+    own = [pattern for pattern in host if not pattern.startswith("host/")]
+    told = ["may", "ask", "of", "its", "host", *(own or ["nothing"])]
     assert " ".join(said[at + 2 :]).split()[: len(told)] == told
     document = json.loads(runner_as("explain", "--format", "json", "--policy", policy, plugin).stdout)
     assert document["capabilities"] == {"declare": declare, "host": host}
+
+
+def test_a_server_has_no_methods_of_other_contracts(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    entry = {"mcpServers": {"a": {"command": "/usr/bin/true"}}}
+    config = write_file(plugin_dir / "mcp.json", json.dumps(entry))
+    said = runner_as("explain", config).stdout
+    assert re.search(r"may ask of its host  nothing$", said, re.MULTILINE)
+    assert re.search(r"^  seccomp +default +sha256:[0-9a-f]{12}…$", said, re.MULTILINE)
 
 
 def test_for_programs(runner_as: Caller, plugin: Path) -> None:
