@@ -70,7 +70,7 @@ class HandshakeInspector:
         heard = self._observer.plugin(raw)
         if isinstance(heard, Violation | Withheld):
             return heard
-        verdict: Verdict = next(filter(None, map(self._fault_of, heard)), None)
+        verdict = next((found for one in heard if (found := self._fault_of(one)) is not None), None)
         if isinstance(verdict, Withheld):
             self._observer.stray(verdict.kind)
         return verdict
