@@ -9,12 +9,19 @@ import trio
 from runner.exceptions import NotOnTrio, WouldBlock
 
 
-def require_trio() -> None:
-    """Raises NotOnTrio outside of a task of trio."""
+def is_on_trio() -> bool:
+    """Whether this is a task of trio."""
     try:
         trio.lowlevel.current_task()
     except RuntimeError:
-        raise NotOnTrio from None
+        return False
+    return True
+
+
+def require_trio() -> None:
+    """Raises NotOnTrio outside of a task of trio."""
+    if not is_on_trio():
+        raise NotOnTrio
 
 
 def require_no_loop() -> None:
@@ -23,7 +30,7 @@ def require_no_loop() -> None:
     if _runs_trio():
         raise WouldBlock("trio", "await runner.run(...)")
     if _runs_asyncio():
-        raise WouldBlock("asyncio", "await asyncio.to_thread(runner.call, ...)")
+        raise WouldBlock("asyncio", "await runner.aio.call(...)")
 
 
 def _runs_trio() -> bool:

@@ -100,9 +100,9 @@ class NotOnTrio(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this library runs on trio: start your program with trio.run(main); from asyncio, run the part "
-            "that uses plugins in a thread of its own: await asyncio.to_thread(trio.run, main); "
-            "runner.call(...) makes one call without trio"
+            "this library runs on trio: start your program with trio.run(main); on asyncio, and in programs "
+            "on anyio, use the same name of runner.aio: async with runner.aio.open_plugin(...); "
+            "runner.call(...) makes one call without an event loop"
         )
 
     def __reduce__(self) -> tuple[object, ...]:

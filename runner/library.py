@@ -28,7 +28,16 @@ from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
 from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
-from runner.protocol.host_services import Completion, DirectoryEntry, Fetched, Granted, HostError, Services
+from runner.protocol.host_services import (
+    Completion,
+    Delegation,
+    DelegationRequest,
+    DirectoryEntry,
+    Fetched,
+    Granted,
+    HostError,
+    Services,
+)
 from runner.protocol.secrets import Secrets
 from runner.session.open import bare_report, open_prepared, open_session
 from runner.session.pending import OnProgress
@@ -44,6 +53,8 @@ from sandbox.units import parse_limit
 __all__ = [
     "BusRefused",
     "Completion",
+    "Delegation",
+    "DelegationRequest",
     "DirectoryEntry",
     "Fetched",
     "Granted",
@@ -116,7 +127,7 @@ class OpenPlugin:
         self._session = session  # None: each call has its own, or one of the pool's
         self._pool = pool  # for contracts that prepare their calls
         self._settings = settings
-        self._kind = find_contract(plugin.contract).kinds[0]
+        self._kind = next(iter(find_contract(plugin.contract).calls))
         self._invocation: dict[str, Any] | None = None
         self._identity: Identity | None = None
         self._report: dict[str, Any] | None = None
@@ -335,7 +346,7 @@ async def open_plugin(
     for name, given in (("policy", policy), ("state_dir", state_dir)):
         if given is not None and not os.fspath(given):
             raise ValueError(f"{name}: its value is empty")
-    secrets = _hidden(secrets)
+    secrets = hide_secrets(secrets)
     invocation = Invocation(
         manifest=os.fspath(path),
         contract=contract,
@@ -358,7 +369,7 @@ async def open_plugin(
     plugin = loaded.plugin
     known = None if plugin is None else find_contract(plugin.contract)
     if secrets and known is not None:
-        if not known.secrets_by:
+        if not {"secrets", "secret_files"} & set(known.takes):
             raise ValueError(f"secrets: the contract {known.name} sends its plugins none")
         settings = settings._replace(contents=secret_contents(known, secrets))
     one_shot = known is not None and known.one_shot
@@ -401,7 +412,7 @@ async def run(
 ) -> Result:
     """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
     if "secrets" in opening:
-        opening["secrets"] = _hidden(opening["secrets"])
+        opening["secrets"] = hide_secrets(opening["secrets"])
     _require_kind(path, kind, opening.get("contract"))
     async with open_plugin(path, **opening) as plugin:
         value = await plugin.call(
@@ -417,7 +428,7 @@ def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArgument
     the value. Takes and raises what `run` does, and WouldBlock in a thread that runs an event loop."""
     require_no_loop()
     if "secrets" in options:
-        options["secrets"] = _hidden(options["secrets"])
+        options["secrets"] = hide_secrets(options["secrets"])
     once = partial(run, path, name, input, **options)
     try:
         return trio.run(once).value
@@ -431,12 +442,12 @@ def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArgument
 def _require_kind(path: Path, kind: Kind | None, chosen: str | None) -> None:
     """Raises InvalidCall if the contract has no such kind, before anything is started."""
     name = None if kind in (None, "tool", "list") else contract_at(os.fspath(path), chosen)
-    if name is not None and kind not in find_contract(name).kinds:
-        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).kinds)}"
+    if name is not None and kind not in find_contract(name).calls:
+        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).calls)}"
         raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
 
 
-def _hidden(secrets: Mapping[str, Any] | None) -> Secrets | None:
+def hide_secrets(secrets: Mapping[str, Any] | None) -> Secrets | None:
     """Wrap secrets so that a traceback with local variables does not show them."""
     if secrets is not None and not isinstance(secrets, Mapping):
         raise ValueError("secrets: it has to be a mapping of names to values")

@@ -25,6 +25,11 @@ class Inspector(Protocol):
         ...
 
     @property
+    def handshake_is_raisable(self) -> bool:
+        """Whether the grant may give it more time than that."""
+        ...
+
+    @property
     def handshaken(self) -> bool:
         """Whether the plugin has answered the handshake."""
         ...
@@ -51,6 +56,8 @@ class Inspector(Protocol):
 class HandshakeInspector:
     """The inspector of a JSON-RPC contract whose host sends one handshake, which the plugin answers."""
 
+    handshake_is_raisable = False
+
     def __init__(self, observer: Observer, handshake: str) -> None:
         self._observer = observer
         self._handshake = handshake
@@ -70,7 +77,8 @@ class HandshakeInspector:
         heard = self._observer.plugin(raw)
         if isinstance(heard, Violation | Withheld):
             return heard
-        verdict = next((found for one in heard if (found := self._fault_of(one)) is not None), None)
+        faults = map(self._fault_of, heard)
+        verdict: Verdict = next((fault for fault in faults if fault is not None), None)
         if isinstance(verdict, Withheld):
             self._observer.stray(verdict.kind)
         return verdict

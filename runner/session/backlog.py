@@ -65,6 +65,14 @@ class Backlog(AsyncIterator[Notice | Progress]):
         self._last = self._last or last
         self._send.close()
 
+    def discard(self) -> None:
+        """Drop what nobody has read."""
+        try:
+            while True:
+                self._receive.receive_nowait()[1].release()
+        except (trio.WouldBlock, trio.EndOfChannel):
+            pass
+
     async def __anext__(self) -> Notice | Progress:
         try:
             event, charge = await self._receive.receive()

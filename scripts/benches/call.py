@@ -55,6 +55,7 @@ for line in sys.stdin.buffer:
 
 PIPE, TRIO, SESSION = "a raw pipe", "a raw pipe, by trio", "a session"
 PARSED = "that, and json.loads"
+ON_TRIO, ON_ASYNCIO = "a session, on trio", "a session, on asyncio"
 SPAWN, RAW, CALL, IMPORT = "raw spawn", "raw bwrap", "runner call", "import trio"
 
 
@@ -101,10 +102,13 @@ def bench(caller: Caller, calls: int, colds: int, larges: int) -> list[Table]:
     talker = plugin(caller)
     with host(caller, talker, "talk", calls, larges) as process:
         frames, warm, flights, large = (read_document(process) for _ in range(4))
+    with host(caller, talker, "faces", calls, 0) as process:
+        lone, many = read_document(process), read_document(process)
     exchange = Exchange([frame.encode() for frame in frames["opening"]], frames["echo"].encode())
     return [
         _warm(caller, {PIPE: warm["pipe"], TRIO: warm["trio"], SESSION: warm["session"]}),
         *_flights(caller, {TRIO: flights["trio"], SESSION: flights["session"]}),
+        *_faces(caller, lone, many),
         _large(caller, {PIPE: large["pipe"], PARSED: large["json"], SESSION: large["session"]}),
         *_cold(caller, _colds(caller, talker, exchange, colds)),
     ]
@@ -127,6 +131,26 @@ def _flights(caller: Caller, taken: Mapping[str, list[list[float]]]) -> list[Tab
         blocks = {name: [[each[column]] for each in rounds] for name, rounds in taken.items()}
         rows = _rows(blocks, "µs", 1e6, over, {SESSION: headline} if headline else {})
         tables.append(Table("call", title, caller.name, "many at once, by turns, for each call", rows))
+    return tables
+
+
+def _faces(
+    caller: Caller, lone: Mapping[str, list[list[float]]], many: Mapping[str, list[list[float]]]
+) -> list[Table]:
+    """The library on trio and on asyncio. `many`: as in `_flights`."""
+    over = {ON_ASYNCIO: (Against("trio", (ON_TRIO,)),)}
+    seconds = {name: [each[:1] for each in rounds] for name, rounds in many.items()}
+    busy = {name: [each[1:] for each in rounds] for name, rounds in many.items()}
+    tables = []
+    for title, taken, headline in (
+        ("both faces, one call at a time", lone, "a call of an open session, on asyncio"),
+        ("both faces, calls in flight", seconds, "the same among many in flight"),
+        ("both faces, calls in flight, the host's processor", busy, ""),
+    ):
+        named = {ON_TRIO: taken["trio"], ON_ASYNCIO: taken["asyncio"]}
+        rows = _rows(named, "µs", 1e6, over, {ON_ASYNCIO: headline} if headline else {})
+        about = "an echo, by turns, for each call; with calls in flight there are 32 tasks"
+        tables.append(Table("call", title, caller.name, about, rows))
     return tables
 
 

@@ -1,11 +1,13 @@
 """A host with sessions and, for comparison, the same plugin behind plain pipes. Prints samples, not figures.
 
-Started by the user that is measured: `host.py talk|many MANIFEST COUNT COUNT -- PLUGIN`. Each line of stdout
-is one JSON document. It imports only installed packages: that user may not be able to read the checkout.
+Started by the user that is measured: `host.py talk|faces|many MANIFEST COUNT COUNT -- PLUGIN`. Each line of
+stdout is one JSON document. It imports only installed packages: that user may not be able to read the
+checkout.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -19,6 +21,7 @@ from typing import Any
 import trio
 
 import runner
+from runner import aio, trio_thread
 
 IN_FLIGHT, IN_A_ROW = 32, 10  # concurrent tasks, and calls of each
 BLOCK = 50  # calls in a row, before the next alternative's turn
@@ -116,13 +119,19 @@ async def in_turns(asks: dict[str, Ask], rounds: int, block: int) -> dict[str, l
     for turn in range(WARM_UP + rounds):
         at = turn % len(names)
         for name in (*names[at:], *names[:at]):
-            ask, times = asks[name], [time.perf_counter()]
-            for _ in range(block):
-                await ask()
-                times.append(time.perf_counter())
+            times = await timed(asks[name], block)
             if turn >= WARM_UP:
-                taken[name].append([after - before for before, after in pairwise(times)])
+                taken[name].append(times)
     return taken
+
+
+async def timed(ask: Ask, count: int) -> list[float]:
+    """The seconds of each call."""
+    times = [time.perf_counter()]
+    for _ in range(count):
+        await ask()
+        times.append(time.perf_counter())
+    return [after - before for before, after in pairwise(times)]
 
 
 async def in_flight(asks: dict[str, Ask], rounds: int) -> dict[str, list[tuple[float, float]]]:
@@ -172,6 +181,38 @@ async def talk(manifest: str, calls: int, larges: int, argv: list[str]) -> None:
         await streams.aclose()
         for each in (pipes, others):
             each.close()
+
+
+# --- both faces of the library ------------------------------------------------------------------------------
+
+
+async def faces(manifest: str, calls: int) -> None:
+    """On asyncio: the same calls by a task of asyncio, and by a task of trio in trio's thread."""
+    thread = trio_thread.home()
+    assert isinstance(thread, trio_thread.TrioThread)
+    async with aio.open_plugin(manifest) as plugin, thread.enter(runner.open_plugin(manifest)) as on_trio:
+        here, there = partial(plugin.call, "echo", GIVEN), partial(on_trio.call, "echo", GIVEN)
+        block = min(BLOCK, calls)
+        lone = {"trio": partial(thread.run, timed, there, block), "asyncio": partial(timed, here, block)}
+        tell(await by_turns(lone, -(-calls // block)))
+
+        async def gather() -> None:
+            await asyncio.gather(*(repeat(here, IN_A_ROW) for _ in range(IN_FLIGHT)))
+
+        flights = [partial(repeat, there, IN_A_ROW)] * IN_FLIGHT
+        many: dict[str, Ask] = {"trio": partial(thread.run, all_at_once, flights), "asyncio": gather}
+        tell(await in_flight(many, -(-calls // (IN_FLIGHT * IN_A_ROW))))
+
+
+async def by_turns(blocks: dict[str, Ask], rounds: int) -> dict[str, list[list[float]]]:
+    """The result of each block, by name."""
+    taken: dict[str, list[list[float]]] = {name: [] for name in blocks}
+    for turn in range(WARM_UP + rounds):
+        for name in blocks if turn % 2 else reversed(blocks):
+            block = await blocks[name]()
+            if turn >= WARM_UP:
+                taken[name].append(block)
+    return taken
 
 
 # --- many sessions ------------------------------------------------------------------------------------------
@@ -257,4 +298,7 @@ def tell_and_wait(document: Any) -> None:
 
 if __name__ == "__main__":
     kind, path, one, other, _, *plugin = sys.argv[1:]
-    trio.run({"talk": talk, "many": many}[kind], path, int(one), int(other), plugin)
+    if kind == "faces":
+        asyncio.run(faces(path, int(one)))
+    else:
+        trio.run({"talk": talk, "many": many}[kind], path, int(one), int(other), plugin)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from runner.contracts.mcp import versions as era
 from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH, fault_of_id, repeated_id
-from runner.contracts.mcp.handshake import SECONDS, bad_initialize_result
+from runner.contracts.mcp.handshake import bad_initialize_result, handshake_seconds
 from runner.contracts.mcp.pending_call import INPUTS
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
@@ -26,9 +26,11 @@ def make(setting: Setting) -> Inspector:
 
 class Inspector:
     framing = LineFraming(FRAME_LIMIT)
+    handshake_is_raisable = True
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
+        self.handshake_seconds = handshake_seconds(setting)
         # After server/discover a host may still send initialize.
         self._observer = Observer(
             frozenset((DISCOVER, INITIALIZE)), handshakes=frozenset((INITIALIZE,)), one_kind=True
@@ -36,10 +38,6 @@ class Inspector:
         self._batches = self._legacy = False
         self.handshaken = False
         self.awaiting = False
-
-    @property
-    def handshake_seconds(self) -> float:
-        return dict(self._plugin.timeouts).get("handshake", SECONDS)
 
     @property
     def strays(self) -> Mapping[str, int]:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import runner
-from runner.contracts.registry import contract_names, find_contract
+from runner.contracts.registry import contract_names, find_contract, make_dialect, make_inspector
 from runner.manifest.load import load
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Send, Setting, Violation
@@ -60,8 +60,8 @@ class Talk:
         self.contract = contract
         self.plugin = _plugin(contract)
         made = find_contract(contract)
-        self.dialect = made.dialect(Setting(self.plugin, call=_CALLS[contract]))
-        self.inspector = made.inspector(Setting(self.plugin))
+        self.dialect = make_dialect(made, Setting(self.plugin, call=_CALLS[contract]))
+        self.inspector = make_inspector(made, Setting(self.plugin))
         self.framer: Framer = self.dialect.framer()
         self.cutter = self.inspector.framing.cutter()
         self.skimmer = self.inspector.framing.skimmer(4 << 20)
