@@ -189,7 +189,7 @@ def _result(diagnostic: Diagnostic, rules: list[str]) -> dict[str, Any]:
 _FILE_NAME = "policy.toml"
 # Tables that other files do not have: without a version, a policy is known by them.
 _OWN_TABLES = ("approvals", "capabilities", "cgroups", "layers", "limits", "read", "seccomp", "write")
-_VERSION = re.compile(rb"^[ \t]*version[ \t]*=[ \t]*[0-9]+[ \t]*(#.*)?\r?$", re.MULTILINE)
+_VERSION = re.compile(rb"^[ \t]*version[ \t]*=[ \t]*1[ \t]*(#.*)?\r?$", re.MULTILINE)
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*([A-Za-z_]+)[ \t]*[.\]]", re.MULTILINE)
 
 
