@@ -182,7 +182,7 @@ def test_a_conversation_with_services(shelf: Path) -> None:
         services = aio.Services(memory=host, llm=host, broker=host)
         async with opened(shelf / "nexo_bare", services=services, config={"greeting": "hi"}) as plugin:
             CALLER.set("changed later")
-            assert plugin.identity.id == plugin.plugin.id == "bare" and plugin.report is None
+            assert plugin.identity.id == plugin.plugin.id == "bare" and not plugin.report
             assert "bare_echo" in {tool["name"] for tool in await plugin.list()}
             assert (await plugin.call("bare_seen"))["config"] == {"greeting": "hi"}
 
@@ -209,9 +209,9 @@ def test_a_conversation_with_services(shelf: Path) -> None:
             with pytest.raises(aio.PluginFailure) as caught:
                 await plugin.call("bare_slow", {"seconds": 60}, seconds=0.1)
             assert caught.value.outcome.code == "timeout"
-        assert plugin.report is not None
-        is_sound(plugin.report)
-        assert plugin.report["session"]["host_calls"]["served"]["memory.recall"] == 4
+        report = plugin.report
+        is_sound(report)
+        assert report["session"]["host_calls"]["served"]["memory.recall"] == 4
         with pytest.raises(aio.PluginFailure):
             await plugin.call("bare_echo", TEXT)
 
