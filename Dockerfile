@@ -10,24 +10,34 @@
 # What each option is for, what it costs, Podman and Kubernetes: docs/containers.md.
 # What is missing in a container, layer by layer: docker run … runner doctor.
 
-FROM debian:bookworm-slim AS build
+FROM debian:trixie-slim AS build
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev libcap-dev python3-dev python3-venv
 WORKDIR /src
-# Dependencies first: they change less often than the code, and python-prctl has to be compiled.
-COPY pyproject.toml README.md LICENSE ./
+# Dependencies first: they change less often than the code, and python-prctl has to be compiled. Each has one version
+# and the hashes of its files (requirements.txt says how it is made). That includes setuptools, which compiles
+# python-prctl and the runner: without build isolation pip downloads nothing that is not in the list.
+COPY requirements.txt ./
 RUN python3 -m venv /opt/runner \
- && python3 -c 'import tomllib; own = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-    print("\n".join([*own["dependencies"], *own["optional-dependencies"]["prctl"]]))' > requirements.txt \
- && /opt/runner/bin/pip install --no-cache-dir --use-pep517 -r requirements.txt
+ && sed -n '/^setuptools==/,/[^\\]$/p' requirements.txt > setuptools.txt \
+ && /opt/runner/bin/pip install --no-cache-dir --require-hashes -r setuptools.txt \
+ && /opt/runner/bin/pip install --no-cache-dir --require-hashes --no-build-isolation -r requirements.txt
+COPY pyproject.toml README.md LICENSE SECURITY.md CHANGELOG.md ./
 COPY runner runner
 COPY sandbox sandbox
 COPY policies policies
+COPY docs docs
 COPY scripts/entry scripts/entry
-RUN /opt/runner/bin/pip install --no-cache-dir --no-deps . \
+RUN /opt/runner/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
  && /opt/runner/bin/pip uninstall -y setuptools pip
 
-FROM debian:bookworm-slim
+FROM debian:trixie-slim
+LABEL org.opencontainers.image.title="runner" \
+      org.opencontainers.image.description="Runs strangers' plugins in a cage built with bubblewrap" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.documentation="/opt/runner/share/doc/plugin-runner/docs/containers.md" \
+      org.opencontainers.image.base.name="docker.io/library/debian:trixie-slim"
 # The system's python3 instead of a Python image: plugins written in Python find it in /usr/bin, which the cage shows.
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bubblewrap libcap2 python3 \

@@ -127,7 +127,7 @@ class OpenPlugin:
         self._session = session  # None: each call has its own, or one of the pool's
         self._pool = pool  # for contracts that prepare their calls
         self._settings = settings
-        self._kind = find_contract(plugin.contract).kinds[0]
+        self._kind = next(iter(find_contract(plugin.contract).calls))
         self._invocation: dict[str, Any] | None = None
         self._identity: Identity | None = None
         self._report: dict[str, Any] | None = None
@@ -369,7 +369,7 @@ async def open_plugin(
     plugin = loaded.plugin
     known = None if plugin is None else find_contract(plugin.contract)
     if secrets and known is not None:
-        if not known.secrets_by:
+        if not {"secrets", "secret_files"} & set(known.takes):
             raise ValueError(f"secrets: the contract {known.name} sends its plugins none")
         settings = settings._replace(contents=secret_contents(known, secrets))
     one_shot = known is not None and known.one_shot
@@ -442,8 +442,8 @@ def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArgument
 def _require_kind(path: Path, kind: Kind | None, chosen: str | None) -> None:
     """Raises InvalidCall if the contract has no such kind, before anything is started."""
     name = None if kind in (None, "tool", "list") else contract_at(os.fspath(path), chosen)
-    if name is not None and kind not in find_contract(name).kinds:
-        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).kinds)}"
+    if name is not None and kind not in find_contract(name).calls:
+        message = f"the contract {name} has no kind {kind!r}; it has {', '.join(find_contract(name).calls)}"
         raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
 
 

@@ -104,6 +104,9 @@ EXEC_NO_CAGE: Final = 125
 EXEC_REFUSED: Final = 126
 EXEC_NOT_FOUND: Final = 127
 
+# The cause of a launch whose cage was killed while it was built. A launch that is diagnosed names the layers.
+KILLED_BY_FILTER: Final = "outer_seccomp"
+
 
 class Outcome(NamedTuple):
     code: Code

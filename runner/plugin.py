@@ -34,6 +34,9 @@ class Template(NamedTuple):
     # The options of `runner run`, if the manifest starts the plugin through it.
     outer: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # files whose text becomes part of the command line
+    # What decides which code the command line runs, besides the manifest: "" (nothing), "variables" and the
+    # like of the host, or "folder", the working directory of the runner.
+    decided_by: str = ""
 
 
 class Plugin(NamedTuple):
@@ -61,6 +64,7 @@ class Plugin(NamedTuple):
     root_parts: tuple[str, ...] = ()
     # Tells apart plugins with the same id in the same file. Part of the name of the state directory.
     mark: str = ""
+    former_marks: tuple[str, ...] = ()  # marks of the same plugin in earlier versions
     # Whether an approval can be stored for it: that needs a name to store it under.
     approvable: bool = True
     template: Template | None = None  # None: nothing is filled in
@@ -78,11 +82,3 @@ class Allowance(NamedTuple):
     hosts: tuple[str, ...] = ()  # patterns of the hosts that the policy allows: "*.example.com:443"
     writable: tuple[str, ...] = ()  # paths of the host that it can change, the state directory among them
     denied: tuple[str, ...] = ()  # paths that the policy denies to every plugin
-
-
-class Switches(NamedTuple):
-    """Settings of the operator in a contract's own environment variables."""
-
-    sandbox_required_by: str = ""  # the variable that refuses manifests without a sandbox, if it is set
-    # The variable that asks for the host's network, if it is set. The policy says whether that counts.
-    host_network_by: str = ""

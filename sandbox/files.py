@@ -1,4 +1,5 @@
-"""Read the beginning of a file or a whole kernel file, and write without short writes."""
+"""Read the beginning of a file or a whole kernel file; write without short writes, and replace a file
+atomically."""
 
 from __future__ import annotations
 
@@ -70,3 +71,30 @@ def write_once(path: str, text: str) -> None:
         os.write(fd, text.encode("ascii"))
     finally:
         os.close(fd)
+
+
+def make_draft(folder: int, mode: int = 0o600) -> tuple[str, int]:
+    """Make a file with a random name in an open folder. Returns its name and a descriptor to write it."""
+    draft = f".runner.{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return draft, os.open(draft, flags, mode, dir_fd=folder)
+
+
+def replace_file(folder: int, name: str, data: bytes, mode: int = 0o600, *, sync: bool = False) -> None:
+    """Write a draft and rename it, so that a reader has the whole old file or the whole new one. `sync`: it
+    survives a crash of the machine, too. Raises OSError; then the old file is as it was."""
+    draft, fd = make_draft(folder, mode)
+    try:
+        try:
+            os.fchmod(fd, mode)  # whatever the umask is
+            write_all(fd, data)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(draft, dir_fd=folder)
+        raise
+    if sync:
+        os.fsync(folder)

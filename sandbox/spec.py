@@ -32,6 +32,9 @@ ARGUMENT_LIMIT = 131072 - 1
 STATE_DIR_TOKEN = "${state_dir}"
 PLUGIN_DIR_TOKEN = "${plugin_dir}"  # the folder of its manifest
 
+# The plugin's name server, in its own network namespace. Programs also ask there without an /etc/resolv.conf.
+NAME_SERVER = "127.0.0.1", 53
+
 APPROVED = "your approval"  # origin of what a person granted beyond what the plugin asks
 
 
@@ -184,7 +187,7 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld, wrapped, approval, limits.
+    # withheld, wrapped, approval, limits, state, link.
     rule: str
     message: str
     hint: str = ""
@@ -193,7 +196,7 @@ class Note(NamedTuple):
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
         urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
-        return self.rule in (*urgent, "wrapped", "approval", "limits")
+        return self.rule in (*urgent, "wrapped", "approval", "limits", "state")
 
 
 class Project(NamedTuple):

@@ -128,10 +128,10 @@ def newest(pythons: Sequence[Python]) -> Sequence[Python]:
 
 
 def run_container() -> int:
-    """Run the container image's own tests, where that is possible."""
+    """Run the container image's own tests. They need root; without it, that is said and no failure."""
     _section("the container image", ())
     code = subprocess.run([ROOT / "scripts/test-container"]).returncode
-    return 0 if code == CANNOT_RUN else code
+    return 0 if code == CANNOT_RUN and os.geteuid() != 0 else code
 
 
 def worst(codes: Sequence[int]) -> int:

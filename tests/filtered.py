@@ -16,14 +16,18 @@ import pyseccomp
 
 
 def install(profile: dict[str, Any]) -> None:
-    rules = pyseccomp.SyscallFilter(pyseccomp.ERRNO(profile["defaultErrnoRet"]))
+    rules = pyseccomp.SyscallFilter(_action(profile["defaultAction"], profile.get("defaultErrnoRet")))
     for entry in profile["syscalls"]:
-        allowed = entry["action"] == "SCMP_ACT_ALLOW"
-        action = pyseccomp.ALLOW if allowed else pyseccomp.ERRNO(entry["errnoRet"])
+        action = _action(entry["action"], entry.get("errnoRet"))
         for name in entry["names"]:
             if pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) >= 0:
                 rules.add_rule(action, name, *(_argument(each) for each in entry.get("args", ())))
     rules.load()
+
+
+def _action(name: str, number: int | None) -> Any:
+    known = {"SCMP_ACT_ALLOW": pyseccomp.ALLOW, "SCMP_ACT_KILL_PROCESS": pyseccomp.KILL_PROCESS}
+    return pyseccomp.ERRNO(number) if name == "SCMP_ACT_ERRNO" else known[name]
 
 
 def _argument(argument: dict[str, Any]) -> Any:

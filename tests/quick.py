@@ -1,8 +1,8 @@
 """`--quick`: only the tests that launch nothing.
 
-A test launches if it uses a caller fixture or a leak check, needs something of the machine, or is marked
-`launches`. A test might launch without declaring it. So no process of a quick run can make a namespace, which
-every launch does: a test that tries gets EPERM and a note.
+A test launches if it uses a caller fixture or the leak check of the whole machine, needs something of the
+machine, or is marked `launches`. A test might launch without declaring it. So no process of a quick run can
+make a namespace, which every launch does: a test that tries gets EPERM and a note.
 
 A quick run also uses fewer hypothesis examples.
 """
@@ -22,7 +22,7 @@ import pytest
 from sandbox.seccomp import syscalls
 from sandbox.seccomp.bpf import ALLOW, ERRNO
 
-_FIXTURES = {"runner_as", "runner_as_root", "runner_as_user", "nothing_left", "machine_as_before", "peers"}
+_FIXTURES = {"runner_as", "runner_as_root", "runner_as_user", "machine_as_before", "peers"}
 _MARKS = ("launches", "machine", "needs")
 
 # All CLONE_NEW flags but that of time namespaces, which only unshare takes.

@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,23 +21,52 @@ from tests.conftest import Caller
 # A factor for the number of repetitions in race tests: RUNNER_TEST_REPEAT=10 before a release.
 REPEAT = int(os.environ.get("RUNNER_TEST_REPEAT", "1"))
 
+# Fixtures that are folders: each row of one_case has its own.
+_ROWS_OWN = ("plugin_dir", "tmp_path", "place")
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 def check_rows(rows: Mapping[Key, Value] | Iterable[tuple[Key, Value]], check: Callable[..., None]) -> None:
-    """Call `check(key, value)` for every row. Fails once, and names every row that is wrong."""
-    pairs = list(rows.items() if isinstance(rows, Mapping) else rows)
-    assert pairs, "a table without rows proves nothing"
-    wrong: dict[Key, str] = {}
-    for key, value in pairs:
+    """Call `check(key, value)` for every row. Fails once, and names every row that is wrong. Skips if every
+    row does."""
+    with _Verdict() as verdict:
+        for key, value in rows.items() if isinstance(rows, Mapping) else rows:
+            with verdict.row(key):
+                check(key, value)
+
+
+class _Verdict:
+    """Of several rows: fails at the end if one failed."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._wrong: dict[Any, str] = {}
+        self._skipped: list[str] = []
+
+    @contextlib.contextmanager
+    def row(self, key: Any) -> Iterator[None]:
+        self._count += 1
         try:
-            check(key, value)
+            yield
+        except pytest.skip.Exception as skip:
+            self._skipped.append(str(skip))
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 -- the rows after it count too
-            wrong[key] = f"{type(error).__name__}: {error}"
-    if wrong:
-        rows_text = "\n\n".join(f"{key!r}:\n{error}" for key, error in wrong.items())
-        pytest.fail(f"{len(wrong)} of {len(pairs)} rows are wrong.\n\n{rows_text}", pytrace=False)
+            self._wrong[key] = f"{type(error).__name__}: {error}"
+
+    def __enter__(self) -> _Verdict:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            return
+        assert self._count, "a table without rows proves nothing"
+        if self._wrong:
+            text = "\n\n".join(f"{key!r}:\n{error}" for key, error in self._wrong.items())
+            pytest.fail(f"{len(self._wrong)} of {self._count} rows are wrong.\n\n{text}", pytrace=False)
+        if len(self._skipped) == self._count:
+            pytest.skip("; ".join(dict.fromkeys(self._skipped)))
 
 
 def without_limits_note(err: str) -> str:
@@ -87,39 +116,54 @@ def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float
 
 def one_case(
     names: str | Sequence[str], rows: Iterable[Any], ids: Iterable[str] | Callable[[Any], str] | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Like `pytest.mark.parametrize`, but all rows are one test, which names every row that is wrong.
 
     For rows that share their fixtures: the caller with its home and caches, and the leak check at the end.
-    Each row has a `plugin_dir` and a `tmp_path` of its own. Its patches by `monkeypatch` end with it.
+    Each row has a `plugin_dir`, a `tmp_path` and a `place` of its own. Its patches by `monkeypatch` end with
+    it.
     """
     words = [word.strip() for word in names.split(",")] if isinstance(names, str) else list(names)
-    values = [_values(row, len(words)) for row in rows]
-    names_of_rows = [ids] * len(values) if ids is None or callable(ids) else list(ids)
+    given_rows = list(rows)
+    values = [_values(row, len(words)) for row in given_rows]
+    if ids is None or callable(ids):
+        names_of_rows = [getattr(row, "id", None) or ids for row in given_rows]
+    else:
+        names_of_rows = list(ids)
     keys = [_Row(number, *row) for number, row in enumerate(zip(values, names_of_rows, strict=True))]
 
-    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+    def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(test)
 
-        @functools.wraps(test)
+        @contextlib.contextmanager
+        def arguments(given: Mapping[str, Any], key: _Row) -> Iterator[dict[str, Any]]:
+            own = {
+                name: _folder(value, key.number) if name in _ROWS_OWN else value
+                for name, value in given.items()
+            }
+            patch = given.get("monkeypatch")
+            with patch.context() if patch else contextlib.nullcontext() as patched:
+                if patch:
+                    own["monkeypatch"] = patched
+                yield {**own, **dict(zip(words, key.values, strict=True))}
+
         def case(**given: Any) -> None:
-            def check(key: _Row, row: Sequence[Any]) -> None:
-                own = {
-                    name: _folder(value, key.number) if name in ("plugin_dir", "tmp_path") else value
-                    for name, value in given.items()
-                }
-                patch = given.get("monkeypatch")
-                with patch.context() if patch else contextlib.nullcontext() as patched:
-                    if patch:
-                        own["monkeypatch"] = patched
-                    test(**own, **dict(zip(words, row, strict=True)))
+            with _Verdict() as verdict:
+                for key in keys:
+                    with verdict.row(key), arguments(given, key) as all_given:
+                        test(**all_given)
 
-            check_rows(zip(keys, values, strict=True), check)
+        async def async_case(**given: Any) -> None:
+            with _Verdict() as verdict:
+                for key in keys:
+                    with verdict.row(key), arguments(given, key) as all_given:
+                        await test(**all_given)
 
+        made: Any = functools.wraps(test)(async_case if inspect.iscoroutinefunction(test) else case)
         left = [each for name, each in signature.parameters.items() if name not in words]
-        case.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
-        del case.__wrapped__  # pytest would take the rows' names for fixtures
-        return case
+        made.__signature__ = signature.replace(parameters=left)
+        del made.__wrapped__  # pytest would take the rows' names for fixtures
+        return made  # type: ignore[no-any-return]
 
     return decorate
 

@@ -185,6 +185,8 @@ class _Forked(subprocess.Popen[bytes]):
 class _Quick(Caller):
     """A caller whose runners are forked from a template where possible."""
 
+    program: str = _RUNNER
+
     def start(
         self,
         *args: str | os.PathLike[str],
@@ -198,7 +200,7 @@ class _Quick(Caller):
         argv = ["runner", *(os.fspath(arg) for arg in args)]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         environ = {**self.environ, **(env or {})}
-        return _Forked(template, _RUNNER, argv, env=environ, cwd=cwd, **{**streams, **popen})
+        return _Forked(template, self.program, argv, env=environ, cwd=cwd, **{**streams, **popen})
 
     def start_program(self, program: str, *args: str, env: Mapping[str, str], **popen: Any) -> Any:
         """Like `python -c PROGRAM ARG …`, with exactly this environment and these streams. None: no template
@@ -223,6 +225,23 @@ _Kind = tuple[tuple[str, ...], tuple[str, ...], str]
 def quick(caller: Caller) -> Caller:
     """The same caller, whose runners are forked from a template, once the fixture `templates` has made it."""
     return _Quick(**{field.name: getattr(caller, field.name) for field in fields(Caller)})
+
+
+@dataclass(frozen=True)
+class _Prepared(_Quick):
+    def command(self, *args: str | os.PathLike[str]) -> list[str]:
+        return [*self.prefix, *self.python, "-c", self.program, *(os.fspath(arg) for arg in args)]
+
+
+def prepared(caller: Caller, code: str) -> Caller:
+    """The same caller, whose runners run `code` before they begin."""
+    known = {field.name: getattr(caller, field.name) for field in fields(Caller)}
+    return _Prepared(**known, program=f"{code}\n{_RUNNER}")
+
+
+def settled(caller: Caller) -> Caller:
+    """The same caller. Its runners also store plans that rest on files which were changed a moment ago."""
+    return prepared(caller, "import sandbox.look\nsandbox.look.SETTLED_SECONDS = -3600.0")
 
 
 @pytest.fixture(scope="session")

@@ -8,20 +8,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+import runner
 from sandbox.identity import state
 from sandbox.policy.load import SYSTEM_POLICY
 from sandbox.policy.parse import parse_policy
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.seccomp import syscalls
 from scripts.container import filter as container_filter
-from scripts.container.image import BuildError, Stage, packages, read_dockerfile
+from scripts.container.image import BuildError, Stage, copied, packages, read_dockerfile
 from tests.conftest import ROOT
 
 STAGES = read_dockerfile((ROOT / "Dockerfile").read_text())
@@ -33,7 +36,7 @@ def steps(word: str, stage: Stage = IMAGE) -> list[str]:
 
 
 def test_the_container_test_knows_every_instruction() -> None:
-    known = {"RUN", "COPY", "WORKDIR", "ENV", "USER", "ENTRYPOINT", "CMD"}
+    known = {"RUN", "COPY", "WORKDIR", "ENV", "USER", "ENTRYPOINT", "CMD", "LABEL"}
     assert {step.word for stage in STAGES for step in stage.instructions} <= known
     with pytest.raises(BuildError, match="FROM alpine"):
         read_dockerfile("FROM alpine\n")
@@ -50,6 +53,70 @@ def test_copied_files_exist_and_have_explicit_modes() -> None:
             if target.startswith("/"):
                 assert step.flags.get("chmod") == "0644", step
     assert SYSTEM_POLICY in [step.words[-1] for step in IMAGE.instructions if "chmod" in step.flags]
+
+
+def test_the_image_gets_every_file_that_an_installation_needs() -> None:
+    """What is copied is enough to build the wheel, and .dockerignore lets exactly that through."""
+    sources = copied(STAGES)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    setup = project["tool"]["setuptools"]
+    patterns = [pattern for each in setup["data-files"].values() for pattern in each]
+    named = [
+        *(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)),
+        *setup["script-files"],
+        *(package.rstrip(".*") for package in setup["packages"]["find"]["include"]),
+        *(project["project"]["readme"], *project["project"]["license-files"], "pyproject.toml"),
+    ]
+    folders = [source for source in sources if (ROOT / source).is_dir()]
+    lacking = {name for name in named if name not in sources and not name.startswith(tuple(folders))}
+    assert lacking == set()
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [line for line in ignored if line and line[0] not in "#!"] == [
+        "*",
+        "**/__pycache__",
+        "**/*.py[cod]",
+    ]
+    shown = [line.removeprefix("!") for line in ignored if line.startswith("!")]
+    inside = [source for source in sources if source not in shown]  # of a folder that is shown
+    assert set(shown) <= set(sources)
+    assert all(source.startswith(tuple(f"{name}/" for name in shown)) for source in inside)
+
+
+def test_the_image_is_built_from_pinned_and_hashed_packages() -> None:
+    text = (ROOT / "requirements.txt").read_text()
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", text, re.MULTILINE))
+    entries = re.split(r"^(?=[a-z])", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    assert len([entry for entry in entries if entry]) == len(pinned) > 15
+    assert all(
+        re.fullmatch(r"\S+==\S+ \\\n(?: {4}--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", e) for e in entries if e
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    own = project["project"]
+    wanted = [
+        *own["dependencies"],
+        *own["optional-dependencies"]["prctl"],
+        *project["build-system"]["requires"],
+    ]
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(pinned[requirement.name]), requirement
+    installs = [
+        word for step in steps("RUN", STAGES[0]) for word in step.split("&&") if "pip install" in word
+    ]
+    # The last installs the runner itself, and nothing else.
+    assert ["--require-hashes" in each for each in installs] == [True, True, False]
+    assert ["--no-deps --no-build-isolation ." in each for each in installs] == [False, False, True]
+
+
+def test_the_image_says_what_it_is() -> None:
+    [labels] = steps("LABEL")
+    found = dict(word.split("=", 1) for word in shlex.split(labels))
+    name = "org.opencontainers.image."
+    assert found[f"{name}version"] == runner.__version__
+    assert found[f"{name}licenses"] == "Apache-2.0"
+    page = found[f"{name}documentation"].removeprefix("/opt/runner/share/doc/plugin-runner/")
+    assert (ROOT / page).is_file()
+    assert {stage.suite for stage in STAGES} == {"trixie"}  # bubblewrap 0.11 or later, Python 3.13
+    assert found[f"{name}base.name"] == "docker.io/library/debian:trixie-slim"
 
 
 def test_the_image_has_few_packages_and_does_not_run_as_root() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import runner
 from runner.contracts.registry import contract_names, example_folder
+from scripts.container.image import copied, read_dockerfile
 from tests.conftest import PACKAGES, ROOT
 
 # Files that tools leave in the tree: neither code nor data of the program.
@@ -30,8 +31,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Built without isolation, which would download setuptools for each run of the tests.
     """
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "scripts", *PACKAGES):
-        subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
+    # What the image is built from.
+    names = sorted(set(copied(read_dockerfile((ROOT / "Dockerfile").read_text()))))
+    subprocess.run(["cp", "-r", "--parents", *names, str(source)], cwd=ROOT, check=True)
     out = tmp_path_factory.mktemp("wheel")
     argv = [
         sys.executable,
@@ -61,6 +63,11 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     assert {"policies/default.toml", "policies/seccomp/default.toml", "runner/py.typed"} <= wanted
     scripts = f"plugin_runner-{runner.__version__}.data/scripts"
     wanted |= {f"{scripts}/{path.name}" for path in (ROOT / "scripts/entry").iterdir()}
+    pages = f"plugin_runner-{runner.__version__}.data/data/share/doc/plugin-runner"
+    wanted |= {f"{pages}/{name}" for name in ("README.md", "SECURITY.md", "CHANGELOG.md")}
+    wanted |= {
+        f"{pages}/docs/{path.name}" for end in ("md", "svg") for path in (ROOT / "docs").glob(f"*.{end}")
+    }
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == wanted
 
@@ -127,6 +134,11 @@ def test_an_environment_of_its_own_needs_no_compiled_extra(
         return done.stdout
 
     assert output_of("--version") == f"runner {runner.__version__}\n"
+    # The pages that messages point to are there.
+    ask = "from sandbox.doctor.pages import page; print(page('containers.md'))"
+    found = subprocess.run([python, "-Ic", ask], cwd="/", capture_output=True, text=True, check=True).stdout
+    assert found.rstrip("\n") == str(folder / "venv/share/doc/plugin-runner/docs/containers.md")
+    assert Path(found.rstrip("\n")).read_bytes() == (ROOT / "docs/containers.md").read_bytes()
     assert "default" in output_of("explain", str(plugin_dir / "demo"))
     assert output_of("check", str(plugin_dir / "demo")).count("ok: ") == 1
     assert "_runner" in output_of("completion", "bash")
@@ -137,6 +149,10 @@ def test_an_installation_outside_of_environments_runs(wheel: Path, tmp_path: Pat
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
     target = tmp_path / "a folder"
     subprocess.run([*pip, "--no-index", "--target", str(target), str(wheel)], check=True)
+    ask = "from sandbox.doctor.pages import page; print(page('containers.md'))"
+    argv = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(target)!r}); {ask}"]
+    found = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True).stdout
+    assert found == f"{target}/share/doc/plugin-runner/docs/containers.md\n"
     assert sorted(os.listdir(target / "bin")) == ["runner", "runner-console", "runner-start"]
     env = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     for name in ("runner", "runner-console"):

@@ -60,7 +60,7 @@ def describe_process() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("more", [{}, {"X": "1"}], ids=["", "a variable"])
+@one_case("more", [{}, {"X": "1"}], ids=["", "a variable"])
 def test_a_process_from_a_template_is_like_a_fresh_one(runner_as: Caller, more: dict[str, str]) -> None:
     forked = elsewhere.run(runner_as, describe_process, env=more)
     plain = Caller(**{field.name: getattr(runner_as, field.name) for field in dataclasses.fields(Caller)})

@@ -22,6 +22,7 @@ from runner.approvals.record import (
     approvals_folder,
 )
 from sandbox import look
+from sandbox.files import replace_file
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.load import trust_fault
 from sandbox.spec import NETWORK_ORDER, SECCOMP_ORDER, Approval, is_variable_name
@@ -130,8 +131,23 @@ def _require_own(path: str, what: str) -> None:
         raise ApprovalsUnusable(f"{path} is not used: {reason}", remedy)
 
 
+def _is_on_read_only_mount(path: str) -> bool:
+    """Whether the file, with the links on the way to it, was trusted because nobody can change it."""
+    try:
+        if not look.statvfs(path).f_flag & os.ST_RDONLY:
+            return False
+    except OSError:  # opening it tells why
+        return False
+    from sandbox.policy.read_only import is_unchangeable
+
+    return is_unchangeable(path) and is_unchangeable(look.realpath(path))
+
+
 def _read_file(path: str) -> bytes:
     look.note_content(path)
+    # A ConfigMap's files are links, on a read-only mount.
+    fixed = _is_on_read_only_mount(path)
+    path = look.realpath(path) if fixed else path
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
@@ -145,7 +161,7 @@ def _read_file(path: str) -> bytes:
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
             raise ApprovalsUnusable(f"{_WHAT} {path} is not a regular file", _remedy(path))
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        if not fixed and (status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022):
             raise ApprovalsUnusable(f"{_WHAT} {path} can be written by others", _remedy(path))
         raw = b""
         while len(raw) <= _MOST_BYTES and (part := os.read(opened, _MOST_BYTES + 1 - len(raw))):
@@ -303,20 +319,7 @@ def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
     folder = _make_folder(environ)
     path = os.path.join(folder, record.key.name + ENDING)
     with _explain_errors(path), _open_folder(folder) as directory:
-        temporary = f".{record.key.name}.{os.getpid()}.{os.urandom(8).hex()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
-            try:
-                os.fchmod(file.fileno(), 0o600)  # independent of the umask
-                file.write(raw)
-                file.flush()
-                os.fsync(file.fileno())
-                os.rename(temporary, os.path.basename(path), src_dir_fd=directory, dst_dir_fd=directory)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(temporary, dir_fd=directory)
-                raise
-        os.fsync(directory)
+        replace_file(directory, os.path.basename(path), raw, sync=True)
     return path
 
 

@@ -32,7 +32,7 @@ GROUPS = {
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Verbs whose module is in a folder below this one.
-_FOLDERS = {"package": "signing", "keygen": "signing"}
+_FOLDERS = {"allow": "approving", "package": "signing", "keygen": "signing"}
 
 
 def entry() -> NoReturn:

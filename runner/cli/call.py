@@ -223,7 +223,7 @@ def _run_prepared(
 
 def _default_kind(args: argparse.Namespace) -> str:
     contract = _contract(args)
-    return "tool" if contract is None else contract.kinds[0]
+    return "tool" if contract is None else next(iter(contract.calls))
 
 
 def _prepares(args: argparse.Namespace) -> bool:
@@ -261,10 +261,10 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
         return
     from runner.protocol.dialect import Call, stray_context
 
-    if args.kind not in contract.kinds:
-        raise ValueError(f"--kind {args.kind}: the contract {contract.name} has {', '.join(contract.kinds)}")
+    if args.kind not in contract.calls:
+        raise ValueError(f"--kind {args.kind}: the contract {contract.name} has {', '.join(contract.calls)}")
     flags = {option.name: option.flag for option in contract.options if NAME in option.verbs}
-    if stray := stray_context(Call(args.kind, args.name, None, context), contract.context, flags):
+    if stray := stray_context(Call(args.kind, args.name, None, context), contract.calls, flags):
         raise ValueError(f"--context: {stray}")
 
 
@@ -306,7 +306,7 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
     if not isinstance(value, dict):
         raise ValueError(f"--secrets {args.secrets}: it has to be a JSON object: a value for each name")
     contract = _contract(args)
-    if contract is not None and contract.secrets_by != "dialect":
+    if contract is not None and "secrets" not in contract.takes:
         raise ValueError(
             f"--secrets: the contract {contract.name} sends its plugins no secrets; leave it out"
         )

@@ -33,11 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=_SHELLS, nargs="?")
     # For the scripts themselves: prints the servers of the manifest among the words typed so far.
     parser.add_argument("--servers", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    # The same for the tools of its plugin.
+    parser.add_argument("--tools", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.servers is not None:
         return _print_servers(args.servers)
+    if args.tools is not None:
+        return _print_tools(args.tools)
     if args.shell is None:
         verb_parser(NAME).error("the following arguments are required: shell")
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell]()
@@ -53,6 +57,24 @@ def _print_servers(words: list[str]) -> int:
         path = os.path.expanduser(word)
         if not word.startswith("-") and os.path.exists(path) and (names := servers_at(path)):
             print("\n".join(name for name in names if name.isprintable()))
+            break
+    return 0
+
+
+def _print_tools(words: list[str]) -> int:
+    """One name per line, of the plugin that the words choose; nothing if there is no manifest yet, or the
+    tool is there too."""
+    from runner.cli.shared.seen_tools import known_tools
+    from runner.manifest.load import load
+
+    named = [at for at, word in enumerate(words) if word == "--server"]
+    server = next((words[at + 1] for at in named if at + 1 < len(words)), None)
+    for word in words:
+        path = os.path.expanduser(word)
+        if not word.startswith("-") and word != server and os.path.exists(path):
+            plugin = load(path, server=server).plugin
+            for name in () if plugin is None else known_tools(plugin):
+                print(name)
             break
     return 0
 
@@ -119,7 +141,7 @@ def _bash() -> str:
     for verb in all_verbs():
         for option in _options(verb):
             if option.servers:
-                cases.append(f'    "{verb} {option.name}") servers=yes ;;')
+                cases.append(f'    "{verb} {option.name}") names=servers ;;')
             elif option.takes_value:
                 cases.append(_case(f'"{verb} {option.name}"', option.words, option.files))
     for verb in all_verbs():
@@ -130,7 +152,10 @@ def _bash() -> str:
             "# bash completion for runner",
             "_runner() {",
             '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words="" files=""',
-            '  local servers="" each quoted at',
+            '  local names="" each quoted at',
+            "  # bash takes the = of --server=NAME for a word.",
+            '  if [[ "$word" == = ]]; then word=""',
+            '  elif [[ "$before" == = ]]; then before="${COMP_WORDS[COMP_CWORD-2]}"; fi',
             "  # Behind -- stands another command.",
             "  for ((at = 2; at < COMP_CWORD; at++)); do",
             '    if [[ "${COMP_WORDS[at]}" == -- ]]; then',
@@ -144,16 +169,19 @@ def _bash() -> str:
             '  else case "${COMP_WORDS[1]} $before" in',
             *cases,
             "  esac; fi",
-            "  if [[ $servers ]]; then",
-            "    COMPREPLY=()",
+            '  if [[ ! $names && "${COMP_WORDS[1]}" == call && "$word" != -* ]]; then names=tools; fi',
+            "  COMPREPLY=()",
+            "  if [[ $names ]]; then",
             "    while IFS= read -r each; do",
             "      # A name comes with a project. As the name of a file that does not exist, bash would not",
             "      # quote all of it, and then run what stands there.",
             '      printf -v quoted %q "$each"',
             '      if [[ "$each" == "$word"* || "$quoted" == "$word"* ]]; then COMPREPLY+=("$quoted"); fi',
-            '    done < <("${COMP_WORDS[0]}" completion --servers "${COMP_WORDS[@]:2}" 2>/dev/null)',
-            "    compopt +o filenames 2>/dev/null",
-            "    return",
+            '    done < <("${COMP_WORDS[0]}" completion "--$names" "${COMP_WORDS[@]:2}" 2>/dev/null)',
+            "    if [[ $names == servers || ${COMPREPLY[0]} ]]; then",
+            "      compopt +o filenames 2>/dev/null",
+            "      return",
+            "    fi",
             "  fi",
             '  COMPREPLY=($(compgen -W "$words" -- "$word"))',
             '  if [[ $files && "$word" != -* ]]; then',
@@ -186,6 +214,7 @@ def _zsh() -> str:
         words, files = _operands(verb)
         told = " ".join(_described(option.name, option.about) for option in options)
         operands = [f"compadd -- {' '.join(words)}"] if words else []
+        operands += [_zsh_names("tools")] if verb == "call" else []
         operands += ["_files"] if files else []
         verbs += [
             f"    {verb})",
@@ -226,12 +255,16 @@ def _zsh() -> str:
 
 def _zsh_values(option: _Option) -> str:
     if option.servers:
-        asked = '"${words[1]}" completion --servers "${(@Q)words[3, -1]}" 2>/dev/null'
-        return f'told=("${{(@f)$({asked})}}"); compadd -- ${{told:#}}'
+        return _zsh_names("servers")
     tail = "-S '' " if any(word.endswith("=") for word in option.words) else ""
     acts = [f"compadd {tail}-- {' '.join(option.words)}"] if option.words else []
     acts += ["_files"] if option.files else []
     return "; ".join(acts) or ":"
+
+
+def _zsh_names(what: str) -> str:
+    asked = f'"${{words[1]}}" completion --{what} "${{(@Q)words[3, -1]}}" 2>/dev/null'
+    return f'told=("${{(@f)$({asked})}}"); compadd -- ${{told:#}}'
 
 
 def _described(name: str, about: str) -> str:
@@ -252,6 +285,10 @@ def _fish() -> str:
         "    set -l typed (commandline -opc)",
         "    $typed[1] completion --servers $typed[3..-1] 2>/dev/null",
         "end",
+        "function __runner_tools",
+        "    set -l typed (commandline -opc)",
+        "    $typed[1] completion --tools $typed[3..-1] 2>/dev/null",
+        "end",
         "complete -c runner -n __fish_use_subcommand -f",
     ]
     for verb in all_verbs():
@@ -269,7 +306,7 @@ def _fish() -> str:
                 values = " -a '(__runner_servers)'"
             about = f" -d {_fish_quoted(option.about)}" if option.about else ""
             lines.append(f"complete -c runner -n {condition} -l {option.name[2:]}{kind}{values}{about}")
-        for word in words:
+        for word in (*words, *(["'(__runner_tools)'"] if verb == "call" else [])):
             lines.append(f"complete -c runner -n {condition} -a {word}")
     return "\n".join(lines) + "\n"
 

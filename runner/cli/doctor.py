@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -10,12 +11,15 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
+from runner import __version__
 from runner.cli.shared.text import say, terminal_width, wrap
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.probes import examine, unmet
 from sandbox.document.diagnostic import DocumentError, printable
+from sandbox.document.read import read_bounded
 from sandbox.policy.load import load_policy
+from sandbox.policy.policy import Policy
 
 NAME = "doctor"
 HELP = "say which layers of the cage this machine can enforce"
@@ -61,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     )
     lacking = unmet(findings, (name for name, mode in policy.layers if mode == "prefer"))
     if args.format == "json":
-        print(json.dumps(document(findings, lacking, policy.name), indent=2))
+        print(json.dumps(document(findings, lacking, policy), indent=2))
     else:
         told = text(
             findings,
@@ -75,11 +79,14 @@ def run(args: argparse.Namespace) -> int:
     return EXIT["sandbox_unavailable" if lacking else "ok"]
 
 
-def document(findings: Sequence[Finding], lacking: Sequence[Finding], policy: str) -> dict[str, object]:
+def document(findings: Sequence[Finding], lacking: Sequence[Finding], policy: Policy) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "ok": not lacking,
-        "policy": policy,
+        "version": __version__,
+        "policy": policy.name,
+        "policy_file": policy.file,
+        "policy_digest": f"sha256:{hashlib.sha256(read_bounded(policy.file)).hexdigest()}",
         "unmet": [finding.layer for finding in lacking],
         "findings": [finding._asdict() for finding in findings],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ from runner.launch.run import rehearse
 from runner.launch.stages import Decided, Planned, Stage, decided_of, limits_of, loaded_of, planned_of
 from runner.launch.stdio import expected_streams
 from runner.outcome import EXIT, Failure, Outcome
-from runner.plugin import Plugin
+from runner.plugin import Allowance, Plugin
 from sandbox.document.diagnostic import printable
 from sandbox.network.addresses import vet
 from sandbox.network.egress import EgressLimits
@@ -35,8 +36,10 @@ from sandbox.units import format_duration, format_limit, format_size
 if TYPE_CHECKING:
     import argparse
 
+    from sandbox.plan.layers import Layer
     from sandbox.plan.owners import Ownership
 
+_DIGEST_CHARACTERS = len("sha256:") + 12
 
 NAME = "explain"
 HELP = "show what a plugin asks for, what it would get, what it is refused and why"
@@ -252,7 +255,10 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         yield from _table("limits", limits)
     if decided is not None:
         rule = decided.policy.capabilities
-        words = [(" ".join(patterns) or "nothing") for patterns in (rule.declare, rule.host)]
+        words = [
+            (" ".join(patterns) or "nothing")
+            for patterns in (rule.declare, _host_patterns(plugin, rule.host))
+        ]
         yield ""
         rows = list(zip(("may declare", "may ask of its host"), words, strict=True))
         rows += [(f"by its manifest: {name}", what) for name, what in _rights(plugin)]
@@ -260,7 +266,7 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
         if dict(plugin.exports).get("hooks"):
             yield ""
             meaning = decided.policy.on_hook_failure
-            if find_contract(plugin.contract).policy_answers_hooks:
+            if "hook_answers" in find_contract(plugin.contract).takes:
                 yield f"if a hook fails: {meaning} (on_failure under [hooks] in the policy)"
             else:
                 yield "if a hook fails: it contributes nothing, and the session goes on (by its contract)"
@@ -286,7 +292,8 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
 
 def _approval_lines(decided: Decided) -> Iterable[str]:
     """The approval, where it comes from, and which parts of it the policy accepts."""
-    from runner.cli.allow import day, items_of
+    from runner.cli.approving.items import items_of
+    from runner.cli.shared.text import day
 
     whose = [f"your yes of {day(decided.approved_at)}"] if decided.approved_at else []
     whose += ["the command line"] if decided.loaded.invocation.command is not None else []
@@ -329,12 +336,25 @@ def _cage(planned: Planned, plan: LaunchPlan) -> Iterable[str]:
     yield from _table(
         "layers",
         [
-            (layer.name, layer.effective, "DEGRADED" if layer.degraded else "", layer.detail)
+            (layer.name, layer.effective, "DEGRADED" if layer.degraded else "", _layer_detail(layer))
             for layer in describe_layers(planned)
         ],
     )
     for note in notes(planned):
         yield f"note: {printable('; '.join(text for text in (note.message, note.hint) if text))}"
+
+
+def _layer_detail(layer: Layer) -> str:
+    """A digest is cut, so that it fits into the line. The JSON document has all of it."""
+    if layer.detail.startswith("sha256:"):
+        return f"{layer.detail[:_DIGEST_CHARACTERS]}…"
+    return layer.detail
+
+
+def _host_patterns(plugin: Plugin, patterns: Sequence[str]) -> list[str]:
+    """The policy's patterns that are about methods of the plugin's contract."""
+    methods = find_contract(plugin.contract).services(plugin, Allowance()).METHODS
+    return [pattern for pattern in patterns if fnmatch.filter(methods, pattern)]
 
 
 def _limits(stage: Stage | None, outcome: Outcome) -> Iterable[Row]:

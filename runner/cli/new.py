@@ -6,9 +6,9 @@ import argparse
 import os
 import re
 import shlex
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from runner.cli.shared.text import failure, say
 from runner.contracts.registry import contract_names, example_folder, find_contract
@@ -38,6 +38,10 @@ class NotWritten(Exception):
         self.status = status
 
 
+class Unfit(NotWritten):
+    """The contract finds a fault in a plugin of this name, in this folder."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "contract", metavar="CONTRACT", help=f"{', '.join(contract_names())}: see runner contracts"
@@ -59,11 +63,7 @@ def run(args: argparse.Namespace) -> int:
         _check_place(args.folder)
         example = _read_example(args.contract)
         own_name = _example_id(args.contract)
-        name = _choose_name(args.contract, example, own_name, args.name, args.folder)
-        files = _rename(example, own_name, name)
-        if len(files) < len(example):
-            raise NotWritten(f"{quoted(name)} names another file of the plugin; choose an id with --name")
-        _write(args.folder, files)
+        name, files = _write_named(args.contract, example, own_name, args.name, args.folder)
     except NotWritten as refused:
         say(f"runner new: {printable(str(refused))}")
         return refused.status
@@ -114,43 +114,43 @@ def _example_id(contract: str) -> str:
     return read.plugin.id.removeprefix(find_contract(contract).example.namespace)
 
 
-def _plugin_id(contract: str, files: Files, name: str) -> str:
-    """The id of the plugin in these files, if their folder had this name. Raises NotWritten with the first
-    fault."""
-    with tempfile.TemporaryDirectory(prefix="runner-new-") as trial:
-        _write(os.path.join(trial, name), files)
-        [read, *_] = load_all(os.path.join(trial, name), contract=contract)
+def _judge(contract: str, folder: str, name: str) -> None:
+    """Raise Unfit with the first fault of the plugin in the folder, as `runner check` finds it."""
+    [read, *_] = load_all(folder, contract=contract)
     if read.plugin is None or read.diagnostics:
         fault = read.diagnostics[0]
-        raise NotWritten("; ".join(text for text in (fault.message, fault.hint) if text))
-    return read.plugin.id.removeprefix(find_contract(contract).example.namespace)
+        raise Unfit("; ".join(text for text in (fault.message, fault.hint) if text))
+    if read.plugin.id.removeprefix(find_contract(contract).example.namespace) != name:
+        raise Unfit("it is read differently there")
 
 
-def _choose_name(contract: str, example: Files, own_name: str, asked: str | None, folder: str) -> str:
-    """`asked`, or the name of the folder in the first spelling that the contract takes, or the example's."""
-    if asked is not None:
-        if not _PLAIN_NAME.match(asked):
-            raise NotWritten(f"--name {quoted(asked)} is not possible; {_PLAIN_NAME_HINT}")
-        try:
-            if _plugin_id(contract, _rename(example, own_name, asked), asked) == asked:
-                return asked
-            fault = "it is read differently there"
-        except NotWritten as refused:
-            fault = str(refused)
-        raise NotWritten(f"--name {quoted(asked)} does not fit a plugin of {contract}: {fault}")
+def _write_named(
+    contract: str, example: Files, own_name: str, asked: str | None, folder: str
+) -> tuple[str, Files]:
+    """Write the plugin under the id `asked`, or the name of the folder in the first spelling that the
+    contract takes, or the example's. Returns the id and the files. Raises NotWritten."""
+    if asked is not None and not _PLAIN_NAME.match(asked):
+        raise NotWritten(f"--name {quoted(asked)} is not possible; {_PLAIN_NAME_HINT}")
     base = os.path.basename(os.path.abspath(folder))
     plain = re.sub(r"[^a-z0-9]+", "-", base.lower()).strip("-") if base.isascii() else ""
-    for name in dict.fromkeys((base, plain, plain.replace("-", "_"))):
+    real = os.path.basename(os.path.realpath(folder))
+    spellings = (base, plain, plain.replace("-", "_"), real, own_name) if asked is None else (asked,)
+    faults: list[str] = []
+    for name in dict.fromkeys(each for each in spellings if _PLAIN_NAME.match(each)):
+        files = _rename(example, own_name, name)
         try:
-            if (
-                _PLAIN_NAME.match(name)
-                and _plugin_id(contract, _rename(example, own_name, name), name) == name
-            ):
-                return name
-        except NotWritten:
+            if len(files) < len(example):
+                raise Unfit(f"{quoted(name)} names another file of the plugin")
+            _write(folder, files, partial(_judge, contract, folder, name))
+        except Unfit as unfit:
+            faults.append(str(unfit))
             continue
-    say(f"runner new: {quoted(base)} cannot be the id of a {contract} plugin; --name chooses another id")
-    return own_name
+        if asked is None and name == own_name and own_name not in spellings[:-1]:
+            cannot = f"{quoted(base)} cannot be the id of a {contract} plugin"
+            say(f"runner new: {cannot}; --name chooses another id")
+        return name, files
+    what = f"--name {quoted(asked)}" if asked is not None else f"the folder {quoted(base)}"
+    raise NotWritten(f"{what} does not fit a plugin of {contract}: {faults[0]}")
 
 
 def _rename(files: Files, old: str, new: str) -> Files:
@@ -159,9 +159,10 @@ def _rename(files: Files, old: str, new: str) -> Files:
     }
 
 
-def _write(folder: str, files: Files) -> None:
-    """Write all files, or none: on an error the files made so far are removed. A plugin may be able to change
-    the parent folder meanwhile, so all work is relative to open directory descriptors."""
+def _write(folder: str, files: Files, judge: Callable[[], None]) -> None:
+    """Write all files, or none: on an error, also one that `judge` raises at the end, the files made so far
+    are removed. A plugin may be able to change the parent folder meanwhile, so all work is relative to open
+    directory descriptors."""
     mask = os.umask(0o077)
     os.umask(mask)
     if os.geteuid() == 0:
@@ -183,6 +184,7 @@ def _write(folder: str, files: Files) -> None:
                 _write_file(name, keep(walk_below(top, above, make=True)), content, mask, undo)
             for step in made:
                 os.chmod(".", 0o777 & ~mask, dir_fd=step.fd)
+            judge()
             undo.pop_all()
     except LinkRefused as refused:
         raise NotWritten(f"{refused}; use the path it leads to: {refused.leads_to}") from None

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from runner.cli.shared.text import say
-from runner.contracts.registry import contract_names, find_contract
+from runner.contracts.registry import contract_names, find_contract, manifest_schema
 from sandbox.document.diagnostic import printable
 
 NAME = "schema"
@@ -31,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
         name = printable(args.contract)
         say(f"runner schema: there is no contract '{name}'; there are {', '.join((*known, 'policy'))}")
         return 2
-    print(json.dumps(find_contract(args.contract).json_schema(), indent=2))
+    print(json.dumps(manifest_schema(find_contract(args.contract)), indent=2))
     return 0

@@ -6,13 +6,18 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import TypedDict
 
-from runner.cli.shared.text import say
+from runner.cli.shared.text import day, say
 from runner.manifest.load import find, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.identity.all_states import State, StateInUse, StateNotRemoved, list_states, remove_state
+from sandbox.identity.state import last_used
+from sandbox.limits.disk_usage import Size, size
+from sandbox.units import format_size
 
 NAME = "state"
 HELP = "list the state directories of plugins, or remove some"
@@ -22,6 +27,8 @@ MIXES_ARGUMENTS = True  # options may stand between the action and the names
 SCHEMA = "runner.state.v1"
 
 _NOT_REMOVED = 1
+_MOST_COUNTED = 1 << 50  # bytes: no state is that large
+_COUNTING_SECONDS = 1.0  # for one state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +99,7 @@ def _find_states(word: str, known: Sequence[State]) -> list[State]:
 
 def _find_unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
     """States of an older version, which recorded no manifest: found by the name that version gave them."""
-    from runner.launch.prepare import state_name
+    from runner.launch.own_folders import state_name
 
     names = {state_name(each.plugin) for each in load_all(manifest) if each.plugin is not None}
     return [state for state in known if not state.manifest and state.name in names]
@@ -133,20 +140,69 @@ def _uid(state: State) -> str:
 
 def _print_list(states: Sequence[State], args: argparse.Namespace) -> None:
     if args.json:
-        print(json.dumps({"schema": SCHEMA, "states": [_entry(state) for state in states]}, indent=2))
+        listed = [{**_entry(state), **_measured(state)} for state in states]
+        print(json.dumps({"schema": SCHEMA, "states": listed}, indent=2))
         return
     if not states:
         print("no state is orphaned" if args.orphaned else "no plugin has state on this machine")
         return
-    rows = [("NAME", "UID", "PLUGIN", "MANIFEST")]
+    rows = [("NAME", "UID", "PLUGIN", "SIZE", "USED", "MANIFEST")]
     rows += [
-        (printable(state.name), str(state.uid), _condition(state), printable(state.manifest) or "unknown")
+        (
+            printable(state.name),
+            str(state.uid),
+            _condition(state),
+            *_columns(**_measured(state)),
+            printable(state.manifest) or "unknown",
+        )
         for state in states
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
         cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
-        say("  ".join([*cells, row[3]]), sys.stdout)
+        say("  ".join([*cells, row[5]]), sys.stdout)
+
+
+class _Measured(TypedDict):
+    bytes: int | None  # None: there is no directory, or it cannot be read
+    complete: bool  # whether all of it was counted
+    used: float | None  # when it was last used, in seconds since 1970
+
+
+def _measured(state: State) -> _Measured:
+    """The size of a state and when it was last used. A plugin may have made any number of files, so the count
+    ends after a while."""
+    try:
+        fd = os.open(state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return {"bytes": None, "complete": False, "used": None}
+    count, until = _Counting(size(fd, _MOST_COUNTED)), time.monotonic() + _COUNTING_SECONDS
+    try:
+        for _ in count:
+            if time.monotonic() > until:
+                break
+    finally:
+        os.close(fd)
+    found = count.result
+    whole = found is not None and not found.fault
+    used = last_used(state.path) or None
+    return {"bytes": None if found is None else found.used, "complete": whole, "used": used}
+
+
+class _Counting:
+    """Steps of a measurement, and its result if it came to its end."""
+
+    def __init__(self, steps: Generator[None, None, Size]) -> None:
+        self._steps = steps
+        self.result: Size | None = None
+
+    def __iter__(self) -> Iterator[None]:
+        self.result = yield from self._steps
+
+
+def _columns(bytes: int | None, complete: bool, used: float | None) -> tuple[str, str]:  # noqa: A002
+    shown = "-" if bytes is None else format_size(bytes)
+    return shown if complete or bytes is None else f">{shown}", "-" if used is None else day(used)
 
 
 def _condition(state: State) -> str:

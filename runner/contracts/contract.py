@@ -1,5 +1,7 @@
 """The interface of a plugin contract. The rest of the runner knows nothing else about contracts.
 
+`Contract` is what each of them answers. Behind it is what few have: a new contract can skip that.
+
 Each folder of runner/contracts/ exposes one `CONTRACT` in its `__init__.py`. That file must be cheap to
 import, because every launch imports it. A method imports the heavy modules (pydantic models, the dialect)
 when it is called.
@@ -13,9 +15,6 @@ when it is called.
 
 from __future__ import annotations
 
-import importlib
-
-from runner.plugin import Switches
 from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Literal, Protocol
 from sandbox.speed.value import NamedTuple
 
@@ -24,24 +23,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Call, CallEnd, Dialect, Setting
+    from runner.protocol.dialect import Call, CallEnd
     from runner.protocol.host_services import Delegation, DelegationRequest, HostMethods, Services
-    from runner.protocol.inspector import Inspector
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
     from sandbox.paths.guarded import GuardedName
     from sandbox.spec import KeyPath
 
 
-Layout = Literal["folder", "archive", "root"]
-SecretsBy = Literal["", "dialect", "files"]
+Layout = Literal["folder", "archive", "root", "tar"]
+# "config": requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
+# check take --config too; otherwise only the dialect gets it.
+# "secrets": the dialect sends them (--secrets). "secret_files": files in the cage's memory (--secret).
+# "hook_answers": the policy's answer in place of a hook that fails (on_failure under [hooks]). Otherwise such
+# a hook contributes nothing.
+Takes = tuple[Literal["config", "secrets", "secret_files", "hook_answers"], ...]
 
 
 class Listing(NamedTuple):
-    """Something a plugin can be asked to list while it runs."""
+    """A list of what a plugin has, for `runner tools`."""
 
     what: str  # the name of the list: "tools"
-    kind: str = ""  # the kind of a call that takes an entry: "tool". Empty: no call does
+    declared: bool = False  # it is in the manifest (Plugin.exports), and the plugin is not asked
+    kind: str = ""  # the kind of a call whose names only the list can tell. Empty: they are checked before
     key: str = "name"  # the key of an entry that such a call takes
     offered_as: str = ""  # the key of Identity.details that says whether the plugin has the list
     complete: bool = True  # False: a call may also take what the list does not name
@@ -95,22 +99,126 @@ class Example(NamedTuple):
     namespace: str = ""  # prefix of the id, also for plugins that `runner new` makes
 
 
-class Prepared(NamedTuple):
-    """A call, and what its launch needs to know of it."""
-
-    call: Call  # completed: what the dialect sends
-    options: Mapping[str, str]  # of the contract, for `read` and the dialect
-    contents: Mapping[str, bytes]  # of the memory files, by their path in the cage
-    secrets: Mapping[str, str]  # texts that must not be shown, including those in the call itself
-    delegation: DelegationRequest | None = None  # credentials that the host's own service has to make
-
-
 class LaunchFault(NamedTuple):
     """Why a plugin is not launched, although nothing is wrong with its manifest."""
 
     cause: str  # stable id
     message: str
     hint: str
+
+
+class Contract(Protocol):
+    """What every contract answers. Members without a value are required; the others have the value of a
+    contract without that feature. The dialect, the inspector and the manifest's schema are not members: see
+    runner/contracts/registry.py for the modules they come from."""
+
+    # --- its manifests ------------------------------------------------------------------------------------
+
+    name: str  # the name of its folder, and what --contract takes
+    about: str  # one line for `runner contracts`: whose plugins they are, and how they talk
+    format: Format
+    file_names: tuple[str, ...]  # in order of preference
+    sign: str  # how a manifest with another file name is recognised, for messages
+    no_command_hint: str  # what to do about a manifest without a command to start
+
+    # How a folder holds its plugins. "archive": also in its only subdirectory, as an unpacked archive does.
+    # "root": also side by side, each in a folder of its own. `check` and `tools` take the root, and skip a
+    # plugin whose manifest has an error. "tar": a tar of the folder can be given in its place.
+    layout: Layout = "folder"
+    takes: Takes = ()  # what the operator may give a plugin besides its manifest
+
+    def recognises(self, document: Document) -> bool:
+        """Whether a parsed document with an unknown file name is one of its manifests."""
+        ...
+
+    def read(
+        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
+    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
+        """The plugin, from the text alone; None if there is an error among the diagnostics. `config`: None
+        if there is none."""
+        ...
+
+    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        """Faults of the files that the manifest refers to. Only `runner check` asks."""
+        return ()
+
+    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
+        """Returns why the plugin cannot run on this machine, judged by the manifest alone."""
+        return None
+
+    # --- its conversations --------------------------------------------------------------------------------
+
+    # What `runner call --kind` can mean, each with the keys of a call's context that are sent along. The
+    # first is the default.
+    calls: Mapping[str, tuple[str, ...]] = {"tool": ()}
+    lists: tuple[Listing, ...] = (Listing("tools"),)  # what `runner tools` shows
+
+    def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
+        """What a plugin may ask of its host."""
+        from runner.protocol.host_services import NoHostMethods
+
+        return NoHostMethods()
+
+    def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
+        """The host's services, with those that the runner itself has for plugins of this contract."""
+        return services
+
+    def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
+        """What the plugin may ask of its host by its manifest, for `explain`: name and description of each
+        right."""
+        return ()
+
+    # --- its command line ---------------------------------------------------------------------------------
+
+    verbs: tuple[ContractVerb, ...] = ()
+    options: tuple[ContractOption, ...] = ()
+    example: Example = Example()
+
+    # --- what few contracts have. The types of these stand below --------------------------------------------
+
+    one_shot: bool = False  # one process serves one call
+    switches: Switches | None = None  # variables with which its own host is configured
+
+    @property
+    def configurations(self) -> HostConfigurations | None:
+        """Its manifests are the configuration files of hosts."""
+        return None
+
+    @property
+    def choice(self) -> Choice | None:
+        """Its options choose from what the manifest says."""
+        return None
+
+    @property
+    def prepared_calls(self) -> PreparedCalls | None:
+        """Its cages depend on the call."""
+        return None
+
+    @property
+    def package_rules(self) -> PackageRules | None:
+        """Its packages have rules that `runner package lint` checks."""
+        return None
+
+    @property
+    def commands(self) -> CommandCalls | None:
+        """Its tools are commands."""
+        return None
+
+
+# --- what few contracts have --------------------------------------------------------------------------------
+
+
+class Switches(NamedTuple):
+    """Variables of the operator's environment that configure the contract's own host, and that count here
+    too: the runner is started in its place."""
+
+    yes: tuple[str, ...]  # the values that set one. Any other value does not
+    require_sandbox: str  # the variable that refuses manifests without a sandbox
+    host_network: str  # the variable that asks for the host's network. The policy says whether that counts
+
+    def named(self, variable: str, environ: Mapping[str, str]) -> str:
+        """The name of the variable if it is set, or ''."""
+        return variable if environ.get(variable) in self.yes else ""
 
 
 class WrappedCommand(NamedTuple):
@@ -140,6 +248,10 @@ class EntryFound(NamedTuple):
     # Variables of the host that the plugin gets without an approval: those that the entry sets itself, and in
     # a user's own configuration all that it names.
     variables: frozenset[str] | None  # None: all
+    # Whether the command line, or a variable that decides which code runs, is another than the file says: its
+    # host, or somebody else, has filled in placeholders.
+    filled: bool = False
+    directory: str = ""  # the working directory by the file alone
 
 
 class HostPlaces(NamedTuple):
@@ -149,12 +261,6 @@ class HostPlaces(NamedTuple):
     system: tuple[str, ...] = ()  # absolute
     variables: tuple[str, ...] = ()  # of the environment, whose values are further places
     project: tuple[GuardedName, ...] = ()  # at the top of a project; read-only in a folder that is writable
-
-
-class CommandOutput(NamedTuple):
-    stdout: bytes
-    stderr: bytes
-    status: int
 
 
 class HostConfigurations(Protocol):
@@ -240,6 +346,16 @@ class Choice(Protocol):
         ...
 
 
+class Prepared(NamedTuple):
+    """A call, and what its launch needs to know of it."""
+
+    call: Call  # completed: what the dialect sends
+    options: Mapping[str, str]  # of the contract, for `read` and the dialect
+    contents: Mapping[str, bytes]  # of the memory files, by their path in the cage
+    secrets: Mapping[str, str]  # texts that must not be shown, including those in the call itself
+    delegation: DelegationRequest | None = None  # credentials that the host's own service has to make
+
+
 class PreparedCalls(Protocol):
     """A contract whose cages depend on the call: on the export that is called, and on files of the call.
     Every call is prepared before its launch, and its process serves only calls that were prepared alike. A
@@ -298,6 +414,20 @@ class PreparedCalls(Protocol):
         ...
 
 
+class PackageRules(Protocol):
+    """A contract with rules for the packages of its plugins. A module, imported when it is asked for."""
+
+    def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        """Warnings for `runner package lint`."""
+        ...
+
+
+class CommandOutput(NamedTuple):
+    stdout: bytes
+    stderr: bytes
+    status: int
+
+
 class CommandCalls(Protocol):
     """A contract whose tools are commands: `runner call MANIFEST NAME -- ARGS` gives ARGS to the call (its
     input is {"argv": ARGS}), and not to the program."""
@@ -306,125 +436,3 @@ class CommandCalls(Protocol):
         """The answer as the output of a command, which `runner call` copies to its own streams; None: it is a
         value to print."""
         ...
-
-
-class Contract(Protocol):
-    """Members without a value are required. The others have the default of a contract without that
-    feature."""
-
-    # --- its manifests ------------------------------------------------------------------------------------
-
-    name: str  # the name of its folder, and what --contract takes
-    about: str  # one line for `runner contracts`: whose plugins they are, and how they talk
-    format: Format
-    file_names: tuple[str, ...]  # in order of preference
-    sign: str  # how a manifest with another file name is recognised, for messages
-    no_command_hint: str  # what to do about a manifest without a command to start
-
-    # How a folder holds its plugins. "archive": also in its only subdirectory, as an unpacked archive does.
-    # "root": also side by side, each in a folder of its own. `check` and `tools` take the root, and skip a
-    # plugin whose manifest has an error.
-    layout: Layout = "folder"
-    # Whether requests of a plugin follow from its configuration. Then `read` gets it, and exec, explain and
-    # check take --config too. Otherwise only the dialect gets it.
-    config_shapes_cage: bool = False
-    # The operator's secrets: sent by the dialect (--secrets), or files in the cage's memory (--secret).
-    secrets_by: SecretsBy = ""
-
-    def recognises(self, document: Document) -> bool:
-        """Whether a parsed document with an unknown file name is one of its manifests."""
-        ...
-
-    def read(
-        self, document: Document, *, server: str | None, home: str, options: Mapping[str, str], config: Any
-    ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
-        """The plugin, from the text alone; None if there is an error among the diagnostics. `config`: None
-        if there is none."""
-        ...
-
-    def json_schema(self) -> dict[str, object]:
-        """The manifest as JSON Schema, for editors: `json_schema` in manifest.py."""
-        found: dict[str, object] = self._module("manifest").json_schema()
-        return found
-
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """Faults of the files that the manifest refers to. Only `runner check` asks."""
-        return ()
-
-    def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """Warnings for `runner package lint`."""
-        return ()
-
-    def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
-        """Returns why the plugin cannot run on this machine, judged by the manifest alone."""
-        return None
-
-    def switches(self, environ: Mapping[str, str]) -> Switches:
-        """The operator's settings in the contract's own environment variables."""
-        return Switches()
-
-    # --- its conversations --------------------------------------------------------------------------------
-
-    kinds: tuple[str, ...] = ("tool",)  # what `runner call --kind` can mean; the first is the default
-    context: Mapping[str, tuple[str, ...]] = {}  # kind -> keys of a call's context that are sent
-    lists: tuple[Listing, ...] = ()  # what a running plugin can be asked to list, where asking tells more
-    declared: tuple[str, ...] = ()  # kinds of exports that `runner tools` takes from the manifest
-    one_shot: bool = False  # one process serves one call
-    event_method: str = ""  # the notification for a call of kind "event", with its topic and its payload
-    # Whether a hook that fails has the policy's answer (on_failure under [hooks]). Otherwise it contributes
-    # nothing.
-    policy_answers_hooks: bool = False
-
-    def dialect(self, setting: Setting) -> Dialect:
-        """A new dialect: `make` in dialect.py."""
-        made: Dialect = self._module("dialect").make(setting)
-        return made
-
-    def inspector(self, setting: Setting) -> Inspector:
-        """A new inspector: `make` in inspector.py. It checks the messages of plugin and host for `exec
-        --inspect`."""
-        made: Inspector = self._module("inspector").make(setting)
-        return made
-
-    def _module(self, name: str) -> Any:
-        """A module of the contract's folder."""
-        return importlib.import_module(f"{type(self).__module__}.{name}")
-
-    def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
-        """What a plugin may ask of its host."""
-        from runner.protocol.host_services import NoHostMethods
-
-        return NoHostMethods()
-
-    def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
-        """The host's services, with those that the runner itself has for plugins of this contract."""
-        return services
-
-    def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
-        """What the plugin may ask of its host by its manifest, for `explain`: name and description of each
-        right."""
-        return ()
-
-    # --- its command line ---------------------------------------------------------------------------------
-
-    verbs: tuple[ContractVerb, ...] = ()
-    options: tuple[ContractOption, ...] = ()
-    example: Example = Example()
-
-    # --- what few contracts have --------------------------------------------------------------------------
-
-    @property
-    def configurations(self) -> HostConfigurations | None:
-        return None
-
-    @property
-    def choice(self) -> Choice | None:
-        return None
-
-    @property
-    def prepared_calls(self) -> PreparedCalls | None:
-        return None
-
-    @property
-    def commands(self) -> CommandCalls | None:
-        return None

@@ -7,13 +7,15 @@ import os
 
 from runner.contracts.contract import HostPlaces
 from sandbox import CODE_ROOT, look
-from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.contracts.contract import Contract, ContractOption, ContractVerb, LaunchFault
     from runner.plugin import Plugin
+    from runner.protocol.dialect import Dialect, Setting
+    from runner.protocol.inspector import Inspector
 
 
 _FOLDER = os.path.join(CODE_ROOT, "runner", "contracts")
@@ -50,6 +52,29 @@ def find_contract(name: str) -> Contract:
     return contract
 
 
+def make_dialect(contract: Contract, setting: Setting) -> Dialect:
+    """A new dialect: `make` in the contract's dialect.py."""
+    made: Dialect = _module(contract, "dialect").make(setting)
+    return made
+
+
+def make_inspector(contract: Contract, setting: Setting) -> Inspector:
+    """A new inspector: `make` in the contract's inspector.py. It checks the messages of plugin and host for
+    `exec --inspect`."""
+    made: Inspector = _module(contract, "inspector").make(setting)
+    return made
+
+
+def manifest_schema(contract: Contract) -> dict[str, object]:
+    """The manifest as JSON Schema, for editors: `json_schema` in the contract's manifest.py."""
+    found: dict[str, object] = _module(contract, "manifest").json_schema()
+    return found
+
+
+def _module(contract: Contract, name: str) -> Any:
+    return importlib.import_module(f"{type(contract).__module__}.{name}")
+
+
 def all_contracts() -> tuple[Contract, ...]:
     return tuple(map(find_contract, contract_names()))
 
@@ -78,7 +103,7 @@ def command_contract() -> str:
 
 def all_kinds() -> tuple[str, ...]:
     """Every kind of call that some contract has."""
-    return tuple(dict.fromkeys(kind for contract in all_contracts() for kind in contract.kinds))
+    return tuple(dict.fromkeys(kind for contract in all_contracts() for kind in contract.calls))
 
 
 def contract_verbs() -> dict[str, ContractVerb]:

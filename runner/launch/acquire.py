@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 
-from runner.launch.sources import HeldSources, Sources
+from runner.launch.sources import HeldSources, Sources, with_known_state
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.identity.owner import Owner, Writing, leased_owner
 from sandbox.limits.cgroup import CgroupFault, OuterOomCounter, make_cgroup, sweep, whole_disks
@@ -117,22 +117,28 @@ def _claim(planned: Planned, provision: Provision, stack: ExitStack) -> Owner:
     except OSError as error:
         if isinstance(error, PermissionError) and uid_range is not None:
             _require_capabilities(uid_range)
-        from sandbox.identity.state import StateRefused
+        from sandbox.identity.state import StateUnwritable, unwritable
+        from sandbox.identity.uid_range import RESERVATIONS
 
-        place, hint = error.filename or state_dir, "choose a writable place with --state-dir"
-        if uid_range is not None and str(place).startswith("/run/"):
-            hint = "uids of plugins are leased there: make it writable (in a container: --tmpfs /run)"
-        raise StateRefused(f"{place}: {error.strerror}", hint) from None
+        place, hint = str(error.filename or state_dir), "choose a writable place with --state-dir"
+        if uid_range is None or not place.startswith(("/run/", RESERVATIONS)):
+            raise unwritable(place, error) or StateUnwritable(f"{place}: {error.strerror}", hint) from None
+        hint = "uids of plugins are leased there: make it writable (in a container: --tmpfs /run)"
+        if place.startswith(RESERVATIONS):
+            hint = (
+                "uids of plugins with state are reserved there: make it writable (in a container: a volume)"
+            )
+        raise StateUnwritable(f"{place}: {error.strerror}", hint) from None
 
 
 def _require_capabilities(uid_range: tuple[int, int]) -> None:
     """For a root without all rights, in a container or a unit. Raises LayerUnavailable if it cannot drop its
     uid."""
-    from sandbox.doctor.probes import first_obstacle
+    from sandbox.doctor.probes import obstacles
 
-    found = first_obstacle(os.environ, uid_range=uid_range)
-    if found is not None and found.layer == "uid_drop":
-        raise LayerUnavailable(found.layer, found.summary, " ".join(found.remedy.split())) from None
+    for found in obstacles(os.environ, uid_range=uid_range):
+        if found.layer == "uid_drop":
+            raise LayerUnavailable(found.layer, found.summary, " ".join(found.remedy.split())) from None
 
 
 def _confirm_owners(owners: Decision, planned: Planned, opened: OpenPlan, uid: int) -> Decision:
@@ -174,8 +180,6 @@ def _open_state(planned: Planned, held: HeldSources, owners: Decision | None, st
     if planned.provision.state_dir is None:
         return held.opened if owners is planned.plan.owners else _with_owners(held.opened, owners)
     if held.denylist is None:
-        from sandbox.cell.reopened import with_known_state
-
         return stack.enter_context(with_known_state(held.opened))
     from sandbox.plan.sources import open_state, with_state
 
@@ -243,11 +247,12 @@ def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMet
     meter = DiskMeter(writable, limit)
     try:
         if meter.measure():
+            from runner.launch.verdict import raise_hint
             from sandbox.units import format_limit
 
             amount = format_limit("disk", limit)
             message = f"{meter.where} already holds more than the disk limit of {amount}"
-            hint = "delete files there, or raise the disk limit: --limit disk=SIZE, or in manifest and policy"
+            hint = f"delete files there, or {raise_hint('disk')}"
             raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
         yield meter
     finally:
@@ -256,6 +261,7 @@ def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMet
 
 def require_contents(planned: Planned, contents: Contents | None) -> None:
     """Raise Failure if a memory file has no content, or more than fits."""
+    from runner.launch.verdict import raise_hint
     from sandbox.cell.contents import Contents
     from sandbox.document.diagnostic import quoted
     from sandbox.paths.mounts import contains
@@ -284,9 +290,7 @@ def require_contents(planned: Planned, contents: Contents | None) -> None:
             message = (
                 f"the files for {scratch.dest} take {held} bytes, and it has {format_limit('disk', size)}"
             )
-            raise _contents_refused(
-                message, "raise the disk limit: --limit disk=SIZE, or in manifest and policy"
-            )
+            raise _contents_refused(message, raise_hint("disk", planned.grant.decided_by))
 
 
 def _contents_refused(message: str, hint: str) -> Failure:

@@ -6,7 +6,7 @@ import os
 
 from runner.approvals.record import VERSION, ApprovalKey, ApprovalRecord, asked_of, key_of, with_program
 from runner.approvals.store import find_approval, find_inapplicable, has_any_approval, was_notified
-from runner.launch.command import command_approval
+from runner.launch.command import command_approval, environ_of_places
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
 from sandbox.policy.approval import join_approvals, limit_approval
@@ -82,10 +82,23 @@ class Approved(NamedTuple):
         other, key = self.passed_over, self.key
         is_old = other is not None and key is not None and other.version != VERSION
         if (why := _why_passed_over(self)) and not (
-            is_old and key is not None and was_notified(key, environ)
+            is_old and key is not None and was_notified(key, environ_of_places(loaded.plugin, environ))
         ):
             found.append(Note("approval", why, f"to allow it again: {allow_command(loaded)}"))
         return tuple(found)
+
+    def withheld(self, denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
+        """A note about variables of the host that a wrapped entry names and does not get without an
+        approval."""
+        command = loaded.invocation.command
+        if command is None or command.host_environ is None:
+            return ()
+        names = [each.asked for each in denials if each.rule == "env_ceiling" and not each.required]
+        if not names:
+            return ()
+        options = [word for name in names for word in ("--env", name)]
+        message = f"the entry asks for variables of the host, which need your yes: {', '.join(names)}"
+        return (Note("withheld", message, f"to allow it: {allow_command(loaded, *options)}"),)
 
 
 def approval_of(
@@ -95,12 +108,12 @@ def approval_of(
     `record`: instead of the stored one. Raises ApprovalsUnusable, and DocumentError for the system's
     policy."""
     plugin = loaded.plugin
-    key = key_of(plugin)
+    key, places = key_of(plugin), environ_of_places(plugin, environ)
     other = None
-    if record is None and key is not None and has_any_approval(key, environ):
+    if record is None and key is not None and has_any_approval(key, places):
         key, code = with_program(key, plugin, environ)
-        record = find_approval(key, environ, code)
-        other = find_inapplicable(key, environ) if record is None else None
+        record = find_approval(key, places, code)
+        other = find_inapplicable(key, places) if record is None else None
     said = Approval() if record is None else record.whole
     if loaded.invocation.command is not None:
         said = join_approvals(said, command_approval(loaded.invocation.command))

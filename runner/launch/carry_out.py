@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 
 from runner.launch.acquire import acquire, require_contents
+from runner.launch.finish import finish
 from runner.launch.sources import Sources
 from runner.launch.stages import Ended, Stopwatch
-from runner.launch.start import final_checks, start
+from runner.launch.start import start
 from runner.launch.wait import wait_steps
 from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
 from sandbox.speed.typed import TYPE_CHECKING, Mapping, Protocol
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from runner.launch.stored.store import PlanWriter
     from runner.launch.wait import End, Steps
     from sandbox.cell.contents import Contents
-    from sandbox.spec import Limits
     from sandbox.speed.scopes import AbstractContextManager
 
 
@@ -100,7 +100,7 @@ def plan_steps(
                     writer.store()
                 end = yield from wait_steps(started.cell, orders, host.caller, started.clocks, started.meters)
                 stop = [fd for fd in (orders.fd, host.caller) if fd is not None]
-                end, writable = final_checks(started, end, stop)
+                end, writable = finish(started, end, stop)
                 watch.lap("run")
         return Ended(started, end, writable, watch.lap("teardown"))
     except CalledOff as called:
@@ -115,13 +115,13 @@ def plan_steps(
         raise failure_of(error, stage) from error
 
 
-def judge_end(end: End, limits: Limits) -> tuple[Outcome, int]:
+def judge_end(end: End, planned: Planned) -> tuple[Outcome, int]:
     """What an ending means, and the exit status `runner exec` passes on."""
     if end.exit.code == 0 and _is_unremarkable(end):
         return GOOD, 0
     from runner.launch.verdict import judge
 
-    return judge(end, limits)
+    return judge(end, planned.plan.limits, planned.grant.decided_by)
 
 
 def _is_unremarkable(end: End) -> bool:

@@ -7,8 +7,8 @@ import os
 from runner.plugin import Entrypoint, Plugin, Template
 from sandbox import look
 from sandbox.cache import fingerprint
-from sandbox.spec import STATE_DIR_TOKEN, Approval, PathRequest, SandboxSpec
-from sandbox.speed.typed import Mapping
+from sandbox.spec import STATE_DIR_TOKEN, Approval, EnvRequest, PathRequest, SandboxSpec
+from sandbox.speed.typed import Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
 
@@ -31,11 +31,25 @@ class Command(NamedTuple):
     # protected.
     host_environ: Mapping[str, str] | None = None
     outdated: bool = False  # an earlier version of `runner wrap` wrote the entry
+    # Of an entry: whether placeholders of its command line were filled in, and the working directory by its
+    # file alone.
+    filled: bool = False
+    entry_directory: str = ""
 
 
 def environ_of_host(command: Command | None, environ: Mapping[str, str]) -> Mapping[str, str]:
     """The environment whose variables can be passed on to the plugin. `environ`: the runner's own."""
     return environ if command is None or command.host_environ is None else command.host_environ
+
+
+def environ_of_places(plugin: Plugin, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment that says where approvals and state of the plugin are. For an entry that `runner wrap`
+    wrote, no variable of the caller's says that: its host's runner (`--wrapped`) does not see them."""
+    if plugin.template is None or not plugin.template.outer:
+        return environ
+    from sandbox.paths.homes import own_home
+
+    return {"HOME": own_home() or environ.get("HOME", "")}
 
 
 def command_approval(command: Command) -> Approval:
@@ -49,17 +63,16 @@ def command_approval(command: Command) -> Approval:
 
 def plugin_of(command: Command, contract: str) -> Plugin:
     """The command as a plugin of a contract whose plugins are other people's programs."""
-    from runner.approvals.record import arguments_digest  # here: not all users of a Command need approvals
-
     program = command.argv[0]
     spec = command.spec
     if command.name:
         spec = spec._replace(paths=(*spec.paths, PathRequest(STATE_DIR_TOKEN, "write")))
     name = command.name or os.path.basename(program)
     folder = command.directory if _depends_on_folder(command) else ""
-    mark = arguments_digest(command.argv, spec.env)
-    if command.scope or folder:
-        mark = fingerprint(*(os.fsencode(part) for part in (mark, command.scope, folder)))[:32]
+    mark = _mark_of_words(command.argv, spec.env, command.scope, folder)
+    former: tuple[str, ...] = ()
+    if command.file and not command.filled and folder in ("", look.realpath(command.entry_directory)):
+        mark, former = scope_mark(command.scope), (mark,)
     return Plugin(
         id=name,
         version="",
@@ -71,11 +84,45 @@ def plugin_of(command: Command, contract: str) -> Plugin:
         entrypoint=Entrypoint(program, command.argv[1:], command.directory, search_path=command.search_path),
         spec=spec,
         mark=mark,
+        former_marks=former,
         approvable=bool(command.name),
         template=Template("", command.env_file_folder, command.env_file) if command.env_file else None,
         scope=command.scope,
         folder=folder,
     )
+
+
+def scope_mark(scope: str) -> str:
+    """The mark of an entry whose file alone says what runs: its name, its file and its project identify
+    it."""
+    return fingerprint(os.fsencode(scope))[:32] if scope else ""
+
+
+def mark_entry(plugin: Plugin) -> Plugin:
+    """An entry of a configuration, whose placeholders are filled in, with the marks that it has if its host
+    starts it through the runner."""
+    from runner.approvals.record import starts_below
+
+    entrypoint, template = plugin.entrypoint, plugin.template
+    assert entrypoint is not None  # `load` has refused it
+    words = (entrypoint.command, *entrypoint.args)
+    folder = look.realpath(entrypoint.directory) if starts_below(words, entrypoint.directory) else ""
+    mark = _mark_of_words(words, plugin.spec.env, plugin.scope, folder)
+    if template is None or not template.decided_by:
+        return plugin._replace(former_marks=(mark,))
+    # Its earlier state is not for the code of whatever project the caller is in.
+    former = () if template.decided_by == "folder" else (plugin.mark,)
+    return plugin._replace(mark=mark, former_marks=former)
+
+
+def _mark_of_words(words: Sequence[str], env: Sequence[EnvRequest], scope: str, folder: str) -> str:
+    """The mark of a command line."""
+    from runner.approvals.record import arguments_digest  # here: not all users of a Command need approvals
+
+    mark = arguments_digest(words, env)
+    if scope or folder:
+        mark = fingerprint(*(os.fsencode(part) for part in (mark, scope, folder)))[:32]
+    return mark
 
 
 def _depends_on_folder(command: Command) -> bool:

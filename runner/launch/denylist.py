@@ -12,12 +12,12 @@ from runner.launch.stages import Decided
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache, look
 from sandbox.identity.host_side import host_sides
-from sandbox.identity.state import PACKAGES, state_root
+from sandbox.identity.state import PACKAGES, UNPACKED, state_root
 from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import follow
-from sandbox.paths.mounts import Mounts
+from sandbox.paths.mounts import Mounts, contains
 from sandbox.policy.policy import Policy
 from sandbox.speed.late_site import complete_search_path
 from sandbox.speed.typed import Mapping, Sequence
@@ -42,7 +42,7 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
             *(place for each in environs if hosts for place in _host_places(decided, each)),
         ),
         storage=() if state_dir is None else (host_sides(state_dir),),
-        copy=decided.copy,
+        copy=decided.copy or _unpacked(decided.loaded.plugin.root, environ),
         runtime_dir=environs[1].get("XDG_RUNTIME_DIR"),
         guarded=all_host_places().project if hosts else (),
     )
@@ -51,12 +51,19 @@ def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping
 def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, ...]:
     """The runner's own folders; the first holds the state directories."""
     root = state_root(environ)
-    places = [root, os.path.join(os.path.dirname(root), PACKAGES), *cache.every_directory(homes)]
+    beside = [os.path.join(os.path.dirname(root), name) for name in (PACKAGES, UNPACKED)]
+    places = [root, *beside, *cache.every_directory(homes)]
     if (approvals := approvals_folder(environ)) is not None:
         places.append(os.path.dirname(approvals))
     if os.geteuid() == 0:
         places += [os.path.dirname(RESERVATIONS), RESERVATIONS]
     return tuple(dict.fromkeys(look.realpath(place) for place in places))
+
+
+def _unpacked(root: str | None, environ: Mapping[str, str]) -> str:
+    """The plugin's folder, if it was unpacked from a tar. It may be shown to the plugin, and no other may."""
+    place = look.realpath(os.path.join(os.path.dirname(state_root(environ)), UNPACKED))
+    return root if root is not None and root != place and contains(place, root) else ""
 
 
 def _own_code(bwrap: str) -> tuple[str, ...]:

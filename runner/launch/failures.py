@@ -6,7 +6,15 @@ import errno
 import os
 
 from runner.launch.stages import Stage, decided_of, loaded_of
-from runner.outcome import EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome, Phase
+from runner.outcome import (
+    EXEC_NO_CAGE,
+    EXEC_NOT_FOUND,
+    EXEC_REFUSED,
+    KILLED_BY_FILTER,
+    Failure,
+    Outcome,
+    Phase,
+)
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
@@ -56,7 +64,7 @@ def _known(error: Exception, stage: Stage | None) -> Failure | None:
     # Imported here: the host of a session imports this module too, and launches nothing itself.
     from runner.approvals.record import ApprovalsUnusable
     from sandbox.identity.leases import UidsUnavailable
-    from sandbox.identity.state import StateRefused
+    from sandbox.identity.state import StateRefused, StateUnwritable
     from sandbox.paths.access import Unreadable
     from sandbox.paths.executable import ProgramFault
     from sandbox.plan.find_bwrap import BwrapUnusable
@@ -66,6 +74,9 @@ def _known(error: Exception, stage: Stage | None) -> Failure | None:
             return Failure(judge_diagnostics(error.diagnostics, "policy"), EXEC_REFUSED, stage)
         case PlanRefused():
             return Failure(judge_denials(error.denials, "plan", stage), EXEC_REFUSED, stage)
+        case StateUnwritable():
+            outcome = Outcome("launch_failed", "plan", str(error), "state_dir", error.hint)
+            return Failure(outcome, EXEC_NO_CAGE, stage)
         case StateRefused():
             return _denied("plan", str(error), "state_dir", error.hint, stage)
         case Unreadable():
@@ -150,27 +161,38 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
     return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
 
 
-def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
-    """The outcome of a launch that the machine refused, with the doctor's finding.
+# Layers whose lack is seen when a launch is planned, and mostly comes with others.
+_SEEN_WHEN_PLANNED = ("session_keyring", "user_namespace_lock")
 
-    The spawner and bubblewrap name only a step. The doctor tries which layer refused it. That takes time, so
+
+def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
+    """The outcome of a launch that the machine refused, with everything that the doctor finds in the way.
+
+    The spawner and bubblewrap name only a step. The doctor tries which layers refuse it. That takes time, so
     only a launch that failed does it.
     """
     decided = decided_of(stage)
-    if outcome.code != "launch_failed" or outcome.cause not in ("spawn", "bubblewrap"):
+    if outcome.cause not in ("spawn", "bubblewrap", KILLED_BY_FILTER, *_SEEN_WHEN_PLANNED):
         return outcome
     if "ulimit" in outcome.hint:
         return outcome  # no layer is at fault
     if decided is None or decided.grant.unsandboxed:
         return outcome
-    from sandbox.doctor.probes import first_obstacle
+    from sandbox.doctor.probes import obstacles
 
     policy = decided.policy
     preferred = [name for name, mode in policy.layers if mode == "prefer"]
-    found = first_obstacle(os.environ, uid_range=policy.uids, preferred=preferred)
-    if found is None:
-        return outcome
-    said = outcome.message.partition(";")[0]
-    hint = " ".join(found.remedy.split())  # the doctor writes it on several lines
-    message = f"{said}: {found.layer.replace('_', ' ')}: {found.summary}"
-    return outcome._replace(code="sandbox_unavailable", message=message, cause=found.layer, hint=hint)
+    found = obstacles(os.environ, uid_range=policy.uids, preferred=preferred)
+    planned = outcome.cause in _SEEN_WHEN_PLANNED
+    others = [each for each in found if each.layer != outcome.cause]
+    # Each once: containers have one remedy for most of them. The doctor writes it on several lines.
+    hint = "; ".join(dict.fromkeys(" ".join(each.remedy.split()) for each in found if each.remedy))
+    if not others:
+        prefer = f', or say {outcome.cause} = "prefer" under [layers] in the policy'
+        return outcome._replace(hint=hint + prefer) if found else outcome
+    told = [f"{each.layer.replace('_', ' ')}: {each.summary}" for each in others]
+    if planned:
+        message, cause = f"{outcome.message}. Also in the way: {'; '.join(told)}", outcome.cause
+    else:
+        message, cause = f"{outcome.message.partition(';')[0]}: {'; '.join(told)}", others[0].layer
+    return outcome._replace(code="sandbox_unavailable", message=message, cause=cause, hint=hint)

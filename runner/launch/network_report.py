@@ -7,7 +7,7 @@ from typing import Any
 from runner.launch.advice.scene import RefusedHost
 from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.network.audit import AuditLog
-from sandbox.network.egress import NOT_LISTED, AuditLine
+from sandbox.network.egress import NO_NETWORK, NOT_LISTED, AuditLine
 from sandbox.network.rules import parse_rule
 from sandbox.spec import Note
 from sandbox.speed.typed import Iterable
@@ -28,15 +28,16 @@ _LISTS = {"connect": "connections", "dns": "questions"}
 
 
 def network_document(stage: Stage | None) -> dict[str, Any] | None:
-    """The network part of the report; None if the plugin had no gate."""
+    """The network part of the report; None if the plugin had no gate and asked for no host."""
     planned, started = planned_of(stage), started_of(stage)
-    if planned is None or planned.plan.egress is None:
-        return None
     log = started.audit if started is not None else None
+    if planned is None or (planned.plan.egress is None and (log is None or not log.totals)):
+        return None
+    egress = planned.plan.egress
     lines = () if log is None else log.lines
     return {
         "mode": planned.grant.network.mode,
-        "rules": list(planned.plan.egress.rules),
+        "rules": [] if egress is None else list(egress.rules),
         **{
             name: [line_document(line) for line in lines if line.kind == kind]
             for kind, name in _LISTS.items()
@@ -85,7 +86,7 @@ def refused_hosts(stage: Stage | None) -> tuple[RefusedHost, ...]:
     log = started.audit if started is not None else None
     if log is None:
         return ()
-    return tuple(dict.fromkeys(map(_refused_host, _refused(log.lines))))[:_MOST_SHOWN]
+    return tuple(dict.fromkeys(map(refused_host, _refused(log.lines))))[:_MOST_SHOWN]
 
 
 def unreached_hosts(stage: Stage | None) -> list[Note]:
@@ -97,7 +98,7 @@ def unreached_hosts(stage: Stage | None) -> list[Note]:
     # Hosts that were reached at another time did not cause the failure.
     reached = {(line.name, line.port) for line in log.lines if line.verdict == "allowed" and line.address}
     found = {
-        (line.name, line.port): f"{_address(line)} was allowed and not reached: it {line.reason}"
+        (line.name, line.port): failed_host(line).message
         for line in log.lines
         if line.verdict == "failed" and (line.name, line.port) not in reached
     }
@@ -107,6 +108,10 @@ def unreached_hosts(stage: Stage | None) -> list[Note]:
         all_failed = f"{_total(log, 'failed')} connections were allowed and failed in all"
         more = f"{all_failed}; the report names some of them"
     return told[:_MOST_SHOWN] + ([Note(_RULE, more)] if len(told) > _MOST_SHOWN else [])
+
+
+def failed_host(line: AuditLine) -> RefusedHost:
+    return RefusedHost(f"{_address(line)} was allowed and not reached: it {line.reason}")
 
 
 def _has_all(log: AuditLog, verdict: str) -> bool:
@@ -130,13 +135,16 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
     return [line for line in found if line.kind == "connect" or line.name not in dialled]
 
 
-def _refused_host(line: AuditLine) -> RefusedHost:
+def refused_host(line: AuditLine) -> RefusedHost:
     if line.kind == "connect":
-        message = f"it asked for {_address(line)}, which was refused: it {line.reason}"
+        message = f"the plugin asked for {_address(line)}, which was refused: it {line.reason}"
         return RefusedHost(message, _rule(_address(line)) if line.reason == NOT_LISTED else "")
+    asked = f"the plugin asked for the host {line.name}"
+    if line.reason == NO_NETWORK:
+        return RefusedHost(f"{asked}, and it has no network", _rule(f"{line.name}:443"))
     if line.reason != NOT_LISTED:  # no entry of the list would allow it
-        return RefusedHost(f"it asked for {line.name}, which was refused: it {line.reason}")
-    return RefusedHost(f"it asked for {line.name}, which {NOT_LISTED}", _rule(f"{line.name}:443"))
+        return RefusedHost(f"{asked}, which was refused: it {line.reason}")
+    return RefusedHost(f"{asked}, which {NOT_LISTED}", _rule(f"{line.name}:443"))
 
 
 def _rule(text: str) -> str:

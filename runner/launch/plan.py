@@ -9,7 +9,7 @@ from runner.launch.approve import allow_command
 from runner.launch.command import Command
 from runner.launch.denylist import make_denylist, writes_outside
 from runner.launch.failures import as_failure
-from runner.launch.prepare import Placeholders, managed_state_dir
+from runner.launch.own_folders import Placeholders, managed_state_dir
 from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Planned, Provision, Stopwatch
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
@@ -17,10 +17,10 @@ from sandbox import look
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey
 from sandbox.paths.mounts import contains, read_mounts
-from sandbox.plan.available_layers import available_layers, list_layers
+from sandbox.plan.available_layers import available_layers
 from sandbox.plan.compile import open_plan
 from sandbox.plan.find_bwrap import find_bwrap
-from sandbox.plan.layers import Layers
+from sandbox.plan.layers import Layers, list_layers
 from sandbox.plan.plan import OWN_PLACES, LaunchPlan, PlanRequest
 from sandbox.spawn.spawner import can_join_keyring
 from sandbox.spec import Project

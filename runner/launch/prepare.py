@@ -10,21 +10,19 @@ import os
 
 from runner.contracts.registry import find_contract
 from runner.launch.approve import approval_of
-from runner.launch.command import environ_of_host
+from runner.launch.command import environ_of_host, mark_entry
 from runner.launch.failures import as_failure, judge_denials
-from runner.launch.stages import Decided, Invocation, Loaded, Stopwatch
+from runner.launch.own_folders import Placeholders, state_dir
+from runner.launch.stages import Decided, Loaded, Stopwatch
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox import look
-from sandbox.cache import fingerprint
-from sandbox.identity.host_side import FOLDER, is_host_side
-from sandbox.identity.state import StateRefused, real_state_dir, state_root
 from sandbox.paths.homes import homes
 from sandbox.policy.approval import raise_ceilings
 from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
-from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, Denial, EnvRequest, Note
+from sandbox.spec import Denial, Note
 from sandbox.speed.typed import TYPE_CHECKING, Mapping, Sequence
 
 if TYPE_CHECKING:
@@ -54,40 +52,44 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     chosen = load_policy(invocation.policy, environ)
     found = approval_of(loaded, chosen, environ, record)
     policy = raise_ceilings(chosen, found.counted)
-    state_dir = _state_dir(plugin, policy, invocation, environ)
     own_homes = homes(environ)
     told: tuple[Note, ...] = ()
+    strays: tuple[Denial, ...] = ()
     if plugin.template is not None:
         plugin, told = _fill_plugin(loaded, policy, environ, own_homes)
-    told = (*told, *found.notes(loaded, environ))
-    switches = find_contract(plugin.contract).switches(environ)
-    filled = Placeholders(plugin, state_dir, caged=plugin.spec.enabled or not policy.unsandboxed)
+        strays = _file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
+    contract = find_contract(plugin.contract)
+    if invocation.command is None and contract.configurations is not None:
+        plugin = mark_entry(plugin)
+    state, unused = state_dir(plugin, policy, invocation, environ)
+    filled = Placeholders(plugin, state, caged=plugin.spec.enabled or not policy.unsandboxed)
+    told = (*told, *found.notes(loaded, environ), *(_unused_note(state, each) for each in unused))
     asked = found.with_added(plugin.spec)
+    switches = contract.switches
     spec = asked._replace(env=tuple(map(filled.request, asked.env)))
     granted = grant(
         spec,
         policy,
-        state_dir=state_dir,
+        state_dir=state,
         environ=environ_of_host(invocation.command, environ),
         overrides=invocation.overrides,
         homes=own_homes,
-        sandbox_required_by=switches.sandbox_required_by,
-        host_network_by=switches.host_network_by,
+        sandbox_required_by=switches.named(switches.require_sandbox, environ) if switches else "",
+        host_network_by=switches.named(switches.host_network, environ) if switches else "",
         bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )
     denials = tuple(
         denial._replace(required=False) if _is_missing(denial, plugin) else denial
         for denial in granted.denials
     )
-    told = (*told, *_withheld_notes(denials, loaded))
-    strays = _file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
+    told = (*told, *found.withheld(denials, loaded))
     if strays:
         denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
     return Decided(
         loaded._replace(plugin=plugin),
         policy,
         granted._replace(denials=(*found.with_remedies(denials, loaded, chosen), *strays)),
-        state_dir,
+        state,
         own_homes,
         timings=loaded.timings,
         approval=found.counted,
@@ -98,19 +100,10 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     )
 
 
-def _withheld_notes(denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
-    """A note about variables of the host that a wrapped entry names and does not get without an approval."""
-    command = loaded.invocation.command
-    if command is None or command.host_environ is None:
-        return ()
-    names = [each.asked for each in denials if each.rule == "env_ceiling" and not each.required]
-    if not names:
-        return ()
-    from runner.launch.approve import allow_command
-
-    options = [word for name in names for word in ("--env", name)]
-    message = f"the entry asks for variables of the host, which need your yes: {', '.join(names)}"
-    return (Note("withheld", message, f"to allow it: {allow_command(loaded, *options)}"),)
+def _unused_note(used: str | None, unused: str) -> Note:
+    message = f"earlier versions made two state directories of this plugin: {used} was used last and is used"
+    hint = f"take what you need out of it, then: runner state remove {os.path.basename(unused)}"
+    return Note("state", f"{message}, {unused} is left alone", hint)
 
 
 def _fill_plugin(
@@ -134,8 +127,6 @@ def _file_variable_denials(
 ) -> tuple[Denial, ...]:
     """Denials of variables that decide which code runs and come from a file. The file may change after an
     approval, so no approval covers them. If there is an approval, PATH is one of them."""
-    if filled is written:
-        return ()
     from sandbox.policy.policy import matches, steers
 
     known = {each.name for each in written.spec.env}
@@ -160,80 +151,3 @@ def _is_missing(denial: Denial, plugin: Plugin) -> bool:
         request.where == denial.where and not request.required and not look.lexists(request.path)
         for request in plugin.spec.paths
     )
-
-
-# --- the state directory ------------------------------------------------------------------------------------
-
-
-def _state_dir(
-    plugin: Plugin, policy: Policy, invocation: Invocation, environ: Mapping[str, str]
-) -> str | None:
-    """The plugin's state directory, if the plugin or the policy asks for one."""
-    asked = [request.path for request in plugin.spec.paths]
-    if not any(
-        path.startswith(STATE_DIR_TOKEN) for path in (*asked, *policy.read.default, *policy.write.default)
-    ):
-        return None
-    if invocation.state_dir is not None:
-        chosen = real_state_dir(invocation.state_dir)
-        if is_host_side(chosen):
-            message = f"state directory {chosen} is in a folder {FOLDER}, where hosts keep what plugins store"
-            raise StateRefused(message, "choose another directory with --state-dir")
-        return chosen
-    return managed_state_dir(plugin, environ)
-
-
-def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:
-    """The plugin's directory in the runner's own folder of state directories. Raises StateRefused."""
-    root = state_root(environ)
-    if not root.startswith("/"):  # a relative one would be below the working directory
-        message = "there is no place for the plugin's state: HOME is not the path of a folder"
-        hint = (
-            "set HOME, or choose a directory with --state-dir; what runner wrap wrote needs an account with"
-        )
-        raise StateRefused(message, f"{hint} a home in the password database")
-    return os.path.join(real_state_dir(root, follow="own"), state_name(plugin))
-
-
-def state_name(plugin: Plugin) -> str:
-    """The name of that directory, made from the id and the path of the manifest.
-
-    The id alone is not enough: a manifest that claims another plugin's id must not get that plugin's state.
-    """
-    label = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in plugin.id)[:64]
-    marks = (plugin.mark,) if plugin.mark else ()
-    place = (plugin.contract, plugin.id, look.realpath(plugin.manifest), *marks)
-    return f"{label}.{fingerprint(*(os.fsencode(part) for part in place))[:12]}"
-
-
-# --- ${state_dir} and ${plugin_dir} -------------------------------------------------------------------------
-
-
-class Placeholders:
-    """${state_dir} and ${plugin_dir} in a plugin's arguments and variables, replaced by the folders."""
-
-    def __init__(self, plugin: Plugin, state_dir: str | None, *, caged: bool) -> None:
-        folder = plugin.root or os.path.dirname(plugin.manifest)
-        self._folders = {PLUGIN_DIR_TOKEN: plugin.root_inside if caged and plugin.root_inside else folder}
-        if state_dir is not None:
-            self._folders[STATE_DIR_TOKEN] = state_dir
-
-    def text(self, text: str) -> str:
-        for token, folder in self._folders.items():
-            if token in text:
-                text = text.replace(token, folder)
-        # The manifest was checked with the placeholder, and the folder's path may be longer.
-        if len(os.fsencode(text)) > ARGUMENT_LIMIT:
-            outcome = Outcome(
-                "manifest_invalid",
-                "manifest",
-                f"an argument or variable is longer than {ARGUMENT_LIMIT} bytes, the kernel's limit, once "
-                f"{STATE_DIR_TOKEN} and {PLUGIN_DIR_TOKEN} are filled in",
-                "argument_too_long",
-                "shorten it in the manifest, or use the two placeholders less often in it",
-            )
-            raise Failure(outcome, EXEC_REFUSED)
-        return text
-
-    def request(self, request: EnvRequest) -> EnvRequest:
-        return request if request.value is None else request._replace(value=self.text(request.value))

@@ -83,7 +83,7 @@ def with_config(invocation: Invocation, config: Any) -> Invocation:
     from runner.protocol import wire
 
     name = None if config is None else contract_of(invocation)
-    shapes = name is not None and find_contract(name).config_shapes_cage
+    shapes = name is not None and "config" in find_contract(name).takes
     return invocation._replace(config=wire.encode(config).decode() if shapes else "")
 
 
@@ -91,7 +91,7 @@ def secret_contents(contract: Contract, secrets: Mapping[str, Any] | None) -> Co
     """The secrets that the cage delivers as files; None if the contract has none. Names with leading dashes
     are values of options and are left out. Raises ValueError if one is neither text nor bytes, or they are
     too large."""
-    if not secrets or contract.secrets_by != "files":
+    if not secrets or "secret_files" not in contract.takes:
         return None
     from sandbox.cell.contents import Contents
 

@@ -48,6 +48,8 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
     """The report document. `status`: the exit status."""
     loaded, started, ended = loaded_of(stage), started_of(stage), ended_of(stage)
     end = None if ended is None else ended.end
+    relay = None if started is None else started.plumbing.counter
+    inspection = None if started is None else started.plumbing.inspection
     return {
         "schema": SCHEMA,
         "runner": __version__,
@@ -64,7 +66,8 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
             "status": status,
             "code": None if end is None else _own_code(end),
             "reached_exec": end is not None and end.exit.reached_exec,
-            "ended_by": None if end is None else end.reason,
+            # The kernel may be faster than the runner: it is the limit that ended it all the same.
+            "ended_by": "limit" if outcome.cause == "oom" else None if end is None else end.reason,
             "signal": None if end is None else end.signal,
             "forced": end is not None and end.forced,
             "kill_incomplete": end is not None and end.exit.kill_incomplete,
@@ -84,10 +87,8 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
         "degraded": list(degraded(stage)),
         "limits_hit": _hits(outcome, ended),
         "streams": None if started is None else dict(zip(NAMES, started.plumbing.ways, strict=True)),
-        "stderr": None if started is None or started.relay is None else _stderr_document(started.relay),
-        "inspection": None
-        if started is None or started.inspection is None
-        else started.inspection.document(),
+        "stderr": None if relay is None else _stderr_document(relay),
+        "inspection": None if inspection is None else inspection.document(),
         "network": _network_document(stage),
         "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),
@@ -165,8 +166,8 @@ def _network_notes(stage: Stage | None) -> list[Note]:
 
 
 def _network_document(stage: Stage | None) -> dict[str, Any] | None:
-    planned = planned_of(stage)
-    if planned is None or planned.plan.egress is None:
+    started, planned = started_of(stage), planned_of(stage)
+    if planned is None or (planned.plan.egress is None and (started is None or started.audit is None)):
         return None
     from runner.launch.network_report import network_document
 
@@ -198,7 +199,9 @@ def degraded(stage: Stage | None) -> Iterator[str]:
 
 def _hits(outcome: Outcome, ended: Ended | None) -> list[str]:
     if ended is None:
-        return ["deadline"] if outcome == TIMEOUT else []  # the deadline can pass before anything was started
+        return (
+            ["deadline"] if outcome[:4] == TIMEOUT[:4] else []
+        )  # the deadline can pass before anything was started
     return list(limits_hit(ended.end, ended.started.planned.grant.limits))
 
 

@@ -15,7 +15,7 @@ from runner.launch.plan import plan
 from runner.launch.prepare import decide
 from runner.launch.read import load
 from runner.launch.sources import Sources
-from runner.launch.stages import Decided, Ended, Invocation, Planned, Stage, Stopwatch
+from runner.launch.stages import Ended, Invocation, Planned, Stage, Stopwatch
 from runner.launch.wait import Steps, drive
 from runner.outcome import Failure
 from sandbox import look
@@ -69,7 +69,7 @@ def run_steps(
                 noted = look.environment(environ)
                 stage = loaded = load(invocation, watch)
                 stage = decided = decide(loaded, noted, watch)
-                if _must_be_signed(decided):
+                if decided.policy.packages.signature == "required":
                     from runner.launch.signed import check_package
 
                     decided = stack.enter_context(check_package(decided, noted, began))
@@ -91,16 +91,12 @@ def run_steps(
         return (yield from steps)
 
 
-def _must_be_signed(decided: Decided) -> bool:
-    return decided.policy.packages.signature == "required"
-
-
 def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
     """Make the plan of a launch without launching. Raises Failure."""
     watch = Stopwatch()
     with Sources() as sources:
         decided = decide(load(invocation, watch), environ, watch)
-        if _must_be_signed(decided):
+        if decided.policy.packages.signature == "required":
             from runner.launch.signed import rehearse_check
 
             decided = rehearse_check(decided)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sandbox.speed.scopes import ExitStack
+import os
+
+from sandbox.plan.plan import Bind, OpenPlan
+from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
 from sandbox.speed.value import NamedTuple
 
@@ -14,9 +17,11 @@ if TYPE_CHECKING:
     from sandbox.limits.cgroup_survey import Survey
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.paths.denylist import Denylist
-    from sandbox.plan.plan import OpenPlan
+    from sandbox.plan.plan import LaunchPlan
     from sandbox.speed.scopes import AbstractContextManager
-    from sandbox.speed.typed import Callable
+    from sandbox.speed.typed import Callable, Iterator
+
+_OPEN = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class HeldSources(NamedTuple):
@@ -85,10 +90,8 @@ class Sources:
 
     def hold_known(self, planned: Planned) -> None:
         """Open the sources of a stored plan whose facts have not changed. Raises PlanOutdated."""
-        from sandbox.cell.reopened import reopen_known
-
         provision = planned.provision
-        opened = self._stack.enter_context(reopen_known(planned.plan))
+        opened = self._stack.enter_context(_reopen(OpenPlan(planned.plan, {}), state=False))
         self._held = HeldSources(
             opened,
             planned.limits,
@@ -107,3 +110,45 @@ def survey_again(planned: Planned) -> Callable[[], Survey]:
         return survey(read_mounts(), move_host=planned.policy.move_host)
 
     return again
+
+
+# --- the sources of a stored plan ---------------------------------------------------------------------------
+# The facts of the plan have been checked (sandbox/facts.py), so what is at each path now is what was judged
+# when the plan was made. It is only opened here. bubblewrap compares again what it mounts with what is open.
+
+
+class PlanOutdated(Exception):
+    """A source is not what the plan was made for. The plan has to be made again."""
+
+
+def with_known_state(opened: OpenPlan) -> AbstractContextManager[OpenPlan]:
+    """Open the state folders too, which existed when the plan was made. The launch compares them with those
+    that it has prepared. Raises PlanOutdated."""
+    return _reopen(opened, state=True)
+
+
+@contextmanager
+def _reopen(opened: OpenPlan, *, state: bool) -> Iterator[OpenPlan]:
+    """Open the sources in the state directory, or all others. Raises PlanOutdated."""
+    plan: LaunchPlan = opened.plan
+    own = {shown.path for shown in plan.shown if shown.origin == "state"}
+    descriptors = dict(opened.descriptors)
+    with ExitStack() as stack:
+        for bind in plan.operations:
+            if isinstance(bind, Bind) and (bind.dest in own) is state:
+                descriptors[bind.dest] = _open_real(bind, stack)
+        yield OpenPlan(plan, descriptors)
+
+
+def _open_real(bind: Bind, stack: ExitStack) -> int:
+    try:
+        fd = os.open(bind.real, _OPEN)
+        stack.callback(os.close, fd)
+        held = os.fstat(fd)
+        # Equal only if no link was followed on the way.
+        known = os.readlink(f"/proc/self/fd/{fd}") == bind.real
+    except OSError:
+        raise PlanOutdated(bind.real) from None
+    if not known or (held.st_dev, held.st_ino, held.st_mode) != bind.identity[:3]:
+        raise PlanOutdated(bind.real)
+    return fd

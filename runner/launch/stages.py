@@ -27,7 +27,6 @@ from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.launch.command import Command
-    from runner.launch.inspect.inspection import Inspection
     from runner.launch.stdio import Plumbing
     from runner.launch.wait import Clocks, End
     from runner.package.signature import VerifiedPackage
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from sandbox.plan.plan import LaunchPlan
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, Note
-    from sandbox.streams.relay import Relay
 
 Timings = tuple[tuple[str, float], ...]  # (phase, seconds), in order
 
@@ -180,17 +178,12 @@ class Started(NamedTuple):
     plumbing: Plumbing
     disk: DiskMeter | None = None
     oom_around: OuterOomCounter | None = None
-    audit: AuditLog | None = None  # the gate's audit lines; complete when the plugin has ended
     timings: Timings = ()
 
     @property
-    def relay(self) -> Relay | None:
-        """The relay of the plugin's stderr, if output is limited."""
-        return self.plumbing.counter
-
-    @property
-    def inspection(self) -> Inspection | None:
-        return self.plumbing.inspection
+    def audit(self) -> AuditLog | None:
+        """What it did with its network; complete when it has ended."""
+        return self.cell.audit
 
 
 class Ended(NamedTuple):

@@ -5,9 +5,18 @@ from __future__ import annotations
 import errno
 import os
 
-from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, EXEC_NOT_FOUND, EXEC_REFUSED, GOOD, Outcome, Phase
+from runner.outcome import (
+    EXEC_DEADLINE,
+    EXEC_NO_CAGE,
+    EXEC_NOT_FOUND,
+    EXEC_REFUSED,
+    GOOD,
+    KILLED_BY_FILTER,
+    Outcome,
+    Phase,
+)
 from sandbox.spec import Limits
-from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING, Iterable
 
 if TYPE_CHECKING:
     from runner.launch.wait import End
@@ -16,17 +25,35 @@ if TYPE_CHECKING:
 _CPU_TICKS_TOLERANCE = 0.75
 _SIGKILL, _SIGXCPU, _SIGXFSZ, _SIGSYS = 9, 24, 25, 31
 
+_FILTERED = Outcome(
+    "sandbox_unavailable",
+    "launch",
+    "a seccomp filter around the runner killed the process that builds the cage (SIGSYS)",
+    KILLED_BY_FILTER,
+    "run `runner doctor`: it says which calls are refused",
+)
+DecidedBy = Iterable[tuple[str, str]]  # of a Grant
+
+
+def raise_hint(limit: str, decided_by: DecidedBy = ()) -> str:
+    """The hint that says how to raise a limit: where it was set."""
+    if dict(decided_by).get(limit) == "manifest":  # the lowest decides, so an option would not raise it
+        return f"raise the {limit} limit in its manifest or entry, up to the policy's ceiling"
+    return f"raise the {limit} limit with --limit {limit}=…, up to the policy's ceiling"
+
+
 TIMEOUT = Outcome(
     "timeout",
     "invocation",
     "the deadline passed",
     "deadline",
-    "raise the deadline limit: --deadline TIME, or in manifest and policy",
+    raise_hint("deadline"),
 )
 
 
-def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
-    """The Outcome of an end, and the exit status of `runner exec`. The first cause counts."""
+def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome, int]:
+    """The Outcome of an end, and the exit status of `runner exec`. The first cause counts. `decided_by`: who
+    set each limit."""
     code = end.exit.code
     status = code if code is not None else 128 + _SIGKILL
     hits = limits_hit(end, limits)
@@ -34,7 +61,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         # Independent of the exit code: the kernel may have killed a child without the program noticing.
         message = f"the plugin ran out of memory: its limit is {amount_of('memory', limits)}"
         message += f" ({end.detail})" if end.limit == "memory" and end.detail else ""
-        return Outcome("crashed", "run", message, "oom", raise_hint("memory")), status
+        return Outcome("crashed", "run", message, "oom", raise_hint("memory", decided_by)), status
     if end.exit.counters.oom_kills:
         message = "the plugin was killed because the machine, or a group around the runner, ran out of memory"
         return Outcome("crashed", "run", message, "oom", _AROUND_HINT), status
@@ -59,7 +86,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         message = f"the plugin exceeded its {end.limit} limit of {amount_of(end.limit, limits)}"
         message += f" ({end.detail})" if end.detail else ""
         cause = {"output_lines": "output", "memory": "oom"}.get(end.limit, end.limit)
-        outcome = Outcome("crashed", "run", message, cause, raise_hint(end.limit))
+        outcome = Outcome("crashed", "run", message, cause, raise_hint(end.limit, decided_by))
         return outcome, 128 + _SIGKILL if end.forced else status
     if end.reason == "launch" and code in (
         None,
@@ -74,7 +101,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         )
         return outcome, EXEC_DEADLINE
     if end.reason == "deadline":
-        return TIMEOUT, EXEC_DEADLINE
+        return TIMEOUT._replace(hint=raise_hint("deadline", decided_by)), EXEC_DEADLINE
     if end.reason == "caller_died":
         return Outcome(
             "cancelled", "run", "the process that started the runner has ended", "caller_died"
@@ -85,6 +112,8 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
         return Outcome("cancelled", phase, f"ended by signal {number}", f"signal:{number}"), 128 + number
     if end.exit.unexecuted is not None:
         return _unexecuted(end.exit.unexecuted)
+    if end.exit.signal == _SIGSYS and not end.exit.reached_exec:
+        return _FILTERED, EXEC_NO_CAGE
     if code is None and end.exit.signal is not None:
         cause = f"signal:{end.exit.signal}"
         return Outcome(
@@ -100,7 +129,7 @@ def judge(end: End, limits: Limits) -> tuple[Outcome, int]:
             "run `runner doctor`: it says which layer this machine refuses",
         )
         return outcome, EXEC_NO_CAGE
-    return _own_ending(code, hits), code
+    return _own_ending(code, hits, decided_by), code
 
 
 def is_lifted(outcome: Outcome) -> bool:
@@ -128,7 +157,7 @@ def _unexecuted(report: ExecReport) -> tuple[Outcome, int]:
     return Outcome("launch_failed", "launch", message, "not_executable", hint), EXEC_REFUSED
 
 
-def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
+def _own_ending(code: int, hits: tuple[str, ...], decided_by: DecidedBy) -> Outcome:
     """The Outcome if the program ended by itself, or by a signal of the kernel."""
     if code == 0:
         return GOOD
@@ -150,7 +179,8 @@ def _own_ending(code: int, hits: tuple[str, ...]) -> Outcome:
         ("disk", "its scratch folder was full, by its disk limit"),
     ):
         if name in hits:
-            return Outcome("crashed", "run", f"the plugin {words}: {because}", name, raise_hint(name))
+            hint = raise_hint(name, decided_by)
+            return Outcome("crashed", "run", f"the plugin {words}: {because}", name, hint)
     return Outcome("crashed", "run", f"the plugin {words}", cause)
 
 
@@ -163,11 +193,6 @@ _AROUND_HINT = (
     "raise the limit around the runner (docker run --memory, resources.limits.memory in Kubernetes, "
     "MemoryMax= of a unit), or give the plugin a smaller memory limit"
 )
-
-
-def raise_hint(limit: str) -> str:
-    """The hint that says how to raise a limit."""
-    return f"raise the {limit} limit in the manifest or with --limit {limit}=…, up to the policy's ceiling"
 
 
 def _is_full(end: End, pids: int) -> bool:

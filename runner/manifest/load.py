@@ -74,6 +74,15 @@ def find(path: str, contract: str | None = None) -> FoundManifest:
         is_directory = False  # reading the file reports what is wrong
     if is_directory:
         return _find_in(look.realpath(absolute), contract)
+    if absolute.endswith((".tar", ".tar.gz", ".tgz")):
+        # Imported here: few plugins come in a tar.
+        from runner.manifest.unpack import unpack
+
+        of_tars = [each.name for each in all_contracts() if each.layout == "tar"]
+        if contract is not None and contract not in of_tars:
+            message = f"plugins of {contract} are not read from a tar"
+            raise _refusal(absolute, "package_tar", message, "unpack it, and give the folder")
+        return _find_in(unpack(absolute), contract or of_tars[0])
     return FoundManifest(absolute, contract or _by_path(absolute))
 
 
@@ -294,8 +303,10 @@ def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
         name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError:
         return reads  # they report the same fault, or it is a folder of plugins
+    if (rules := find_contract(name).package_rules) is None:
+        return reads
     return tuple(
-        read._replace(diagnostics=read.diagnostics + find_contract(name).lint(document, read.plugin))
+        read._replace(diagnostics=read.diagnostics + rules.lint(document, read.plugin))
         for read in reads
         if read.plugin is not None
     )
@@ -307,7 +318,7 @@ def _read(
     contract = find_contract(name)
     if (fault := _foreign_option(contract, options)) is not None:
         return ManifestRead(None, (document.diagnostic((), "option_foreign", *fault),))
-    if config and not contract.config_shapes_cage:
+    if config and "config" not in contract.takes:
         message = f"the cage of a {name} plugin does not depend on its configuration"
         hint = "leave --config out here; runner call sends a configuration to plugins that take one"
         return ManifestRead(None, (document.diagnostic((), "config_foreign", message, hint),))

@@ -29,7 +29,7 @@ from runner.package.keys import (
 from runner.package.listing import SIGNATURE_NAME, FileList
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.read import parse, read_bounded
-from sandbox.files import write_all
+from sandbox.files import replace_file
 from sandbox.speed.value import NamedTuple
 
 SCHEMA = 1
@@ -90,21 +90,8 @@ def write_signature(root: str, signature: Signature) -> None:
     """Write it into the package atomically. Raises OSError."""
     text = json.dumps(signature._asdict(), indent=2, ensure_ascii=False) + "\n"
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    temporary = f".{SIGNATURE_NAME}.{os.urandom(8).hex()}"
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o644, dir_fd=folder)
-        try:
-            try:
-                os.fchmod(fd, 0o644)
-                write_all(fd, text.encode())
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(temporary, SIGNATURE_NAME, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            os.unlink(temporary, dir_fd=folder)
-            raise
+        replace_file(folder, SIGNATURE_NAME, text.encode(), 0o644, sync=True)
     finally:
         os.close(folder)
 

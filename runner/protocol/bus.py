@@ -5,8 +5,10 @@ of publication, and never back to its publisher. Several sessions share a bus if
 (Services.bus).
 
 Plugins decide what they publish, so everything is bounded. The values that topics hold are counted by
-publisher and together. What waits for a plugin is bounded by its session (session/outbox.py), and what waits
-for a reader in the host by its Subscription. A publisher never waits for a reader.
+publisher and together. What waits for a plugin is bounded by its session (session/session.py), and what waits
+for a reader in the host by its Subscription. A subscriber gets every publication: a plugin that publishes
+waits while a subscriber has no room (`SnapshotBus.room`), and a subscriber that still falls behind is ended
+with an error. Publications are never left out from the middle.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ SUBSCRIPTIONS_MOST = 1024  # of one member
 # Bytes that a topic costs beside its payload and its name.
 _TOPIC_BYTES = 512
 
-# Publications that wait for one reader in the host. More are dropped and counted.
-WAITING_MOST = 256
+# Bytes of publications that wait for one reader in the host. More end its subscription.
 WAITING_MOST_BYTES = 64 << 20
+# How long a publisher waits for room, for each publication.
+ROOM_SECONDS = 5.0
 
 
 class Snapshot(NamedTuple):
@@ -49,15 +52,18 @@ class BusRefused(Exception):
 
 
 Deliver = Callable[[Snapshot], None]
+# Waits until a subscriber has room for more.
+Room = Callable[[], Awaitable[None]]
 Handler = Callable[[bytes], Awaitable[bytes]]
 
 
 class Member:
     """One connection to a bus: a plugin's session, from its start to its end."""
 
-    def __init__(self, bus: SnapshotBus, name: str, deliver: Deliver) -> None:
+    def __init__(self, bus: SnapshotBus, name: str, deliver: Deliver, room: Room) -> None:
         self.id = name
         self.deliver = deliver
+        self.room = room
         self.topics: set[str] = set()
         self.actions: Mapping[str, Handler] = {}
         self._bus = bus
@@ -96,36 +102,48 @@ class Member:
 class Subscription(AsyncIterator[Snapshot]):
     """A topic, for code of the host: `with bus.subscribe(TOPIC) as news: async for each in news: …`.
 
-    It begins when it is made. If its reader is too slow, the newest publications are dropped.
+    It begins when it is made. If more than WAITING_MOST_BYTES wait for its reader, it ends: the reader gets
+    what was published until then, and after that BusRefused is raised.
     """
 
     def __init__(self, bus: SnapshotBus, topic: str) -> None:
-        self.dropped = 0
         self._waiting: deque[Snapshot] = deque()
         self._bytes = 0
         self._changed = trio.Event()
+        self._read = trio.Event()  # replaced by those who wait for room
         self._closed = False
-        self._member = Member(bus, HOST, self._take)
+        self._overrun = False
+        self._member = Member(bus, HOST, self._take, self._room)
         self._member.subscribe(topic)
 
     def _take(self, snapshot: Snapshot) -> None:
-        size = len(snapshot.payload)
-        if len(self._waiting) >= WAITING_MOST or self._bytes + size > WAITING_MOST_BYTES:
-            self.dropped += 1
+        size = _cost(snapshot.topic, snapshot.payload)
+        if self._bytes + size > WAITING_MOST_BYTES:
+            self._overrun = True
+            self.close()
             return
         self._waiting.append(snapshot)
         self._bytes += size
         self._changed.set()
 
+    async def _room(self) -> None:
+        while self._bytes >= WAITING_MOST_BYTES // 2 and not self._closed:
+            if self._read.is_set():
+                self._read = trio.Event()
+            await self._read.wait()
+
     async def __anext__(self) -> Snapshot:
         await trio.lowlevel.checkpoint()
         while not self._waiting:
+            if self._overrun:
+                raise BusRefused(f"more than {WAITING_MOST_BYTES} bytes waited to be read: this ended it")
             if self._closed:
                 raise StopAsyncIteration
             self._changed = trio.Event()
             await self._changed.wait()
         snapshot = self._waiting.popleft()
-        self._bytes -= len(snapshot.payload)
+        self._bytes -= _cost(snapshot.topic, snapshot.payload)
+        self._read.set()
         return snapshot
 
     def close(self) -> None:
@@ -133,6 +151,7 @@ class Subscription(AsyncIterator[Snapshot]):
         self._member.leave()
         self._closed = True
         self._changed.set()
+        self._read.set()
 
     def __enter__(self) -> Subscription:
         return self
@@ -163,6 +182,15 @@ class SnapshotBus:
         """Publish as the host, and return the publication's version. Raises BusRefused."""
         return self._store(topic, payload, HOST, None)
 
+    async def room(self, topic: str, publisher: Member | None = None) -> None:
+        """Wait until the topic's subscribers have room for more, for ROOM_SECONDS at most. Plugins that
+        publish wait here. Code of the host that publishes much should: a subscriber for which too much waits
+        is ended."""
+        with trio.move_on_after(ROOM_SECONDS):
+            for reader in tuple(self._readers.get(topic, ())):
+                if reader is not publisher:
+                    await reader.room()
+
     def get(self, topic: str) -> Snapshot | None:
         """The last publication on the topic, or None."""
         return self._kept.get(topic)
@@ -187,10 +215,10 @@ class SnapshotBus:
 
     # --- for the services of a session ----------------------------------------------------------------------
 
-    def join(self, name: str, deliver: Deliver) -> Member:
+    def join(self, name: str, deliver: Deliver, room: Room) -> Member:
         """`name`: the plugin's id. `deliver` is called with each publication for the member, at once. It must
-        not raise."""
-        member = Member(self, name, deliver)
+        not raise. `room` waits until the member has room for more."""
+        member = Member(self, name, deliver, room)
         self._members[member] = None
         return member
 

@@ -10,6 +10,7 @@ A session (runner/session/) owns the process, the clocks and the streams, and ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -20,7 +21,7 @@ from sandbox.document.diagnostic import quoted
 from sandbox.spec import Limits
 from sandbox.speed.value import NamedTuple
 
-# A contract's own word (see Contract.kinds), or one of two with the same meaning everywhere: "list" asks for
+# A contract's own word (see Contract.calls), or one of two with the same meaning everywhere: "list" asks for
 # a list, and its name says which ("tools", …); "event" is a notification and has no answer.
 Kind = str
 
@@ -322,11 +323,29 @@ class Dialect(Protocol):
 
     # --- what a contract may leave out ----------------------------------------------------------------------
 
+    # Whether the grant may set a longer time than `handshake_seconds` too: the contract has none of its own.
+    handshake_is_raisable: bool = False
+
+    @property
+    def write_seconds(self) -> float:
+        """How long a plugin that is ready may leave what is written to it unread. Then it is ended."""
+        return math.inf
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of deliveries that it holds back until the plugin may be told (memory.delivery_cost)."""
+        return 0
+
     @property
     def one_shot(self) -> bool:
         """Whether the process serves one call: Setting.call, which the session sends with `call` after
         Ready."""
         return False
+
+    @property
+    def event_method(self) -> str:
+        """The notification for a call of kind "event", with its topic and its payload."""
+        return ""
 
     @property
     def patience(self) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import trio
 
 from runner.plugin import Plugin
-from runner.protocol.bus import SnapshotBus
+from runner.protocol.bus import Room, SnapshotBus
 from runner.protocol.dialect import Answer, Call, HostCall, Notice
 from sandbox.speed.value import NamedTuple
 
@@ -27,8 +27,8 @@ CONCURRENT = 32
 WAITING = 256
 
 Emit = Callable[[Any], Awaitable[None]]
-# Sends the plugin a notification: method and params. It never blocks, and it never raises: what the plugin
-# cannot get is dropped and counted.
+# Sends the plugin a notification: method and params. It never blocks, and it never raises: what the contract
+# cannot send is dropped and counted. A plugin for which too much waits is ended.
 Tell = Callable[[str, Any], None]
 # Calls the plugin, and returns its answer. Raises HostError.
 Ask = Callable[[Call], Awaitable[Any]]
@@ -244,11 +244,17 @@ class HostMethods(Protocol):
 
 @runtime_checkable
 class LiveMethods(Protocol):
-    """What a HostMethods may also have: services that send the plugin notifications at any time. Neither
-    method may raise."""
+    """What a HostMethods may also have: services that send the plugin notifications at any time. None of
+    the methods may raise."""
 
-    def attach(self, tell: Tell) -> None:
-        """Called when the session is made. Notifications before the handshake are sent after it."""
+    def attach(self, tell: Tell, room: Room) -> None:
+        """Called when the session is made. Notifications before the handshake are sent after it. `room` waits
+        until the plugin has room for more of them."""
+        ...
+
+    async def published(self) -> None:
+        """Wait until those who get what the plugin published have room for more. Until then nothing more is
+        read from it."""
         ...
 
     def detach(self) -> None:
@@ -333,12 +339,17 @@ class ServiceGuard:
     def allows(self, method: str) -> bool:
         return any(fnmatch.fnmatchcase(method, pattern) for pattern in self._allowed)
 
-    def attach(self, tell: Tell, ask: Ask | None = None) -> None:
+    def attach(self, tell: Tell, room: Room, ask: Ask | None = None) -> None:
         if ask is not None and isinstance(self._contract, ConnectedMethods):
             self._contract.connect(self._services, self.allows, ask)
         if isinstance(self._contract, LiveMethods):
             self._attached = self._contract
-            self._attached.attach(tell)
+            self._attached.attach(tell, room)
+
+    async def published(self) -> None:
+        """Wait until those who get what the plugin published have room for more."""
+        if self._attached is not None:
+            await self._attached.published()
 
     def detach(self) -> None:
         """May be called more than once."""

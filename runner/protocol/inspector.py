@@ -24,6 +24,11 @@ class Inspector(Protocol):
         ...
 
     @property
+    def handshake_is_raisable(self) -> bool:
+        """Whether the grant may give it more time than that."""
+        ...
+
+    @property
     def handshaken(self) -> bool:
         """Whether the plugin has answered the handshake."""
         ...
@@ -49,6 +54,8 @@ class Inspector(Protocol):
 
 class HandshakeInspector:
     """The inspector of a JSON-RPC contract whose host sends one handshake, which the plugin answers."""
+
+    handshake_is_raisable = False
 
     def __init__(self, observer: Observer, handshake: str) -> None:
         self._observer = observer

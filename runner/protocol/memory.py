@@ -18,8 +18,8 @@ size in memory, which runner/protocol/wire.py estimates for each frame.
 
 A session also holds messages of others to its plugin:
 
-    DELIVERIES       notifications that wait until the plugin may be told, and as much again that waits until
-                     it reads; further ones are dropped and counted
+    DELIVERIES       notifications that wait until the plugin may be told, and until it reads; at half of it
+                     publishers wait, and with more the plugin is ended
     ANSWERS          long answers of the host to the plugin's requests (files, topics), until there is room
                      for them among REPLIES; further requests wait (LongMethods in host_services.py)
 
@@ -49,12 +49,20 @@ IDS = 4 * _MEBI
 DELIVERIES = 64 * _MEBI
 ANSWERS = 4 * 16 * _MEBI  # at most four are made at a time, each of at most one frame
 
+# Bytes that a waiting notification takes beside its frame.
+_DELIVERY = 512
+
 # Bytes of the task that serves one request. One frame can hold many requests.
 QUESTION = 16 << 10
 
 _MOST_PARTS = 64  # of a value whose size is measured
 
 _T = TypeVar("_T")
+
+
+def delivery_cost(frame: bytes) -> int:
+    """Bytes that a frame takes of DELIVERIES."""
+    return len(frame) + _DELIVERY
 
 
 class Share:

@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from runner.contracts.registry import find_contract
+from runner.contracts.registry import find_contract, make_dialect
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.remote.messages import MonitorEnd
@@ -81,14 +81,14 @@ async def open_session(
                 dict(invocation.options),
                 hidden,
             )
-            dialect = contract.dialect(setting)
+            dialect = make_dialect(contract, setting)
             session = Session(cell, terms, dialect, guard, _one_shot_seconds(dialect, setting, seconds))
             session.state.record.secrets = hidden
             cell.on_audit = session.see_audit
             session.deadline = deadline
             if on_made is not None:
                 on_made(session)
-            guard.attach(session.tell, session.ask)
+            guard.attach(session.tell, session.state.room, session.ask)
             try:
                 # What the body raises is kept until after the nursery, which would put it into a group.
                 async with trio.open_nursery() as nursery:

@@ -3,17 +3,19 @@
     reply       answers to the plugin's own questions: the plugin may wait for one before it reads on
     key         notifications that a request must not overtake: the contract posts them only while no request
     mouse       of ours is open. A key overtakes deliveries that wait because the pipe is full. When the
-    delivery    plugin does not keep up, the oldest keys are dropped, and the newest deliveries
+    delivery    plugin does not keep up, the oldest keys are dropped. Deliveries are not: the session bounds
+                their bytes
     request     our requests, in order
     event       notifications of other contracts. The newest are dropped
 
-Dropped frames are counted: a slow reader must not delay a publisher, and the queue must not grow.
+Dropped frames are counted.
 Within a lane the order is kept. When nothing waits, a short frame goes straight into the pipe. That saves two
 turns of the scheduler per call.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 from collections import deque
@@ -23,18 +25,21 @@ from typing import get_args
 import trio
 
 from runner.protocol.dialect import Lane, Send
-from runner.protocol.memory import DELIVERIES
+from runner.protocol.memory import delivery_cost
 
 # Most events that wait. More are dropped.
 MOST_EVENTS = 64
 # Most keys that wait, and most events of the mouse. With more, the oldest is dropped.
 MOST_KEYS = 64
-# Most deliveries that wait; their bytes have a limit too (DELIVERIES).
-MOST_DELIVERIES = 256
 # Most replies that wait, and their bytes: a reply repeats the plugin's id, which can be as long as a frame.
-# Beyond them nothing more is read from the plugin.
-MOST_REPLIES = 256
+# Beyond them nothing more is read from the plugin, which may then wait for us as we wait for it: many plugins
+# write some thousand requests before they read an answer.
+MOST_REPLIES = 8192
 MOST_REPLY_BYTES = 4 << 20
+
+
+class WriteStalled(Exception):
+    """The plugin does not read what is written to it."""
 
 
 class QueuedFrame:
@@ -53,7 +58,8 @@ class Outbox:
         self._lanes: dict[Lane, deque[QueuedFrame]] = {lane: deque() for lane in get_args(Lane)}
         self._changed = trio.Event()
         self._room = trio.Event()
-        self._bytes: dict[Lane, int] = {"reply": 0, "delivery": 0}  # in those lanes
+        self._delivered = trio.Event()  # replaced by those who wait for one
+        self.bytes: dict[Lane, int] = {"reply": 0, "delivery": 0}  # in those lanes
         self._at_once: Callable[[bytes], bool] | None = None  # set while the writer is idle
         self.closed = False  # no more frames are accepted
         self.is_full = False  # there is no room for replies
@@ -75,19 +81,14 @@ class Outbox:
             lane.popleft()
             self.dropped += 1
         lane.append(queued_frame)
-        if send.lane in self._bytes:
-            self._bytes[send.lane] += len(queued_frame.frame)
+        if send.lane in self.bytes:
+            self.bytes[send.lane] += delivery_cost(queued_frame.frame)
             self.is_full = self._fills()
         self._changed.set()
         return queued_frame
 
     def _has_room(self, send: Send) -> bool:
-        waiting = len(self._lanes[send.lane])
-        if send.lane == "event":
-            return waiting < MOST_EVENTS
-        if send.lane == "delivery":
-            return waiting < MOST_DELIVERIES and self._bytes["delivery"] + len(send.frame) <= DELIVERIES
-        return True
+        return send.lane != "event" or len(self._lanes["event"]) < MOST_EVENTS
 
     def withdraw(self, queued_frame: QueuedFrame) -> bool:
         """Remove a request from the queue. Returns False if writing has begun: then all of it is written."""
@@ -104,8 +105,14 @@ class Outbox:
                 self._room = trio.Event()
             await self._room.wait()
 
+    async def delivered(self) -> None:
+        """Wait until writing of a delivery has begun, or it is closed."""
+        if self._delivered.is_set() and not self.closed:
+            self._delivered = trio.Event()
+        await self._delivered.wait()
+
     def _fills(self) -> bool:
-        return len(self._lanes["reply"]) >= MOST_REPLIES or self._bytes["reply"] >= MOST_REPLY_BYTES
+        return len(self._lanes["reply"]) >= MOST_REPLIES or self.bytes["reply"] >= MOST_REPLY_BYTES
 
     def close(self) -> None:
         """Take no more frames. Those that wait are still written."""
@@ -113,14 +120,26 @@ class Outbox:
         self._at_once = None
         self._changed.set()
         self._room.set()
+        self._delivered.set()
 
-    async def write_to(self, stream: trio.abc.SendStream) -> None:
-        """Write until it is closed and empty. Raises what the stream raises: then nothing more is written."""
+    async def write_to(
+        self,
+        stream: trio.abc.SendStream,
+        is_stalled: Callable[[float], bool] = lambda _: False,
+        seconds: float = math.inf,
+    ) -> None:
+        """Write until it is closed and empty. Raises what the stream raises: then nothing more is written.
+
+        `is_stalled`: asked with the time when a pipe last took a byte, each time it took none for `seconds`.
+        If it says yes, WriteStalled is raised."""
         at_once = _writer(stream) if isinstance(stream, trio.lowlevel.FdStream) else None
         try:
             while (queued_frame := await self._next(at_once)) is not None:
                 # Shielded: a caller that stops waiting must not leave half a request in the pipe.
-                await stream.send_all(queued_frame.frame)
+                if seconds < math.inf and isinstance(stream, trio.lowlevel.FdStream):
+                    await _send_all(stream, queued_frame.frame, is_stalled, seconds)
+                else:
+                    await stream.send_all(queued_frame.frame)
                 queued_frame.written = True
         finally:
             self.close()
@@ -130,17 +149,41 @@ class Outbox:
             for name, lane in self._lanes.items():
                 if lane:
                     queued_frame = lane.popleft()
-                    if name in self._bytes:
-                        self._bytes[name] -= len(queued_frame.frame)
+                    if name in self.bytes:
+                        self.bytes[name] -= delivery_cost(queued_frame.frame)
                         self.is_full = self._fills()
                     if name == "reply" and not self.is_full:
                         self._room.set()
+                    if name == "delivery":
+                        self._delivered.set()
                     return queued_frame
             if self.closed:
                 return None
             self._changed = trio.Event()
             self._at_once = at_once
             await self._changed.wait()
+
+
+async def _send_all(
+    pipe: trio.lowlevel.FdStream, frame: bytes, is_stalled: Callable[[float], bool], seconds: float
+) -> None:
+    """FdStream.send_all with a clock that starts again with each byte that the pipe takes."""
+    left = memoryview(frame)
+    while left:
+        moved = trio.current_time()
+        try:
+            left = left[os.write(pipe.fileno(), left) :]
+            await trio.lowlevel.checkpoint()
+        except BlockingIOError:
+            waiting = True
+            while waiting:
+                with trio.move_on_after(seconds):
+                    await trio.lowlevel.wait_writable(pipe.fileno())
+                    waiting = False
+                if waiting and is_stalled(moved):
+                    raise WriteStalled from None
+        except OSError as error:
+            raise trio.BrokenResourceError from error
 
 
 def _writer(pipe: trio.lowlevel.FdStream) -> Callable[[bytes], bool]:

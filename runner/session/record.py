@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     SessionReason = Reason | Literal["cancelled"]
 
 _STDERR_TAIL_BYTES = 8 << 10
+_REFUSAL_CHARACTERS = 8 << 10
 _NEWLINE = ord("\n")
 _STRAY_CHARACTERS = 200  # of a line on stdout that is no message
 
@@ -36,6 +37,7 @@ class SessionRecord:
         self.lines = 0
         self.stray = ""  # the last line on its stdout that was no message
         self.claimed_id: str | None = None  # by a plugin whose handshake names another id than its manifest
+        self.refusals = ""  # the end of what it answered calls with that it refused
         self.farewell_error = ""
         self.forced = False  # it was killed because it did not end when asked to
         self.secrets = Secrets()  # not to be shown, although the plugin may write them to its stderr
@@ -60,6 +62,9 @@ class SessionRecord:
 
     def note_stray(self, value: object) -> None:
         self.stray = cut(repr(value), _STRAY_CHARACTERS)
+
+    def note_refusal(self, message: str) -> None:
+        self.refusals = f"{self.refusals}\n{message[-_REFUSAL_CHARACTERS:]}"[-_REFUSAL_CHARACTERS:]
 
     def count_output(self, stream: Literal["stdout", "stderr"], data: bytes | bytearray) -> None:
         self.bytes[stream] += len(data)

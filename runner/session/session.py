@@ -15,7 +15,7 @@ from typing import Any
 import trio
 
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.launch.remote.messages import MonitorEnd, Terms
+from runner.launch.remote.messages import Audited, MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.launch.verdict import is_lifted
 from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
@@ -38,6 +38,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.host_services import HostError, ServiceGuard
 from runner.protocol.jsonrpc import INTERNAL_ERROR
+from runner.protocol.memory import DELIVERIES
 from runner.session import verdict
 from runner.session.backlog import Backlog
 from runner.session.outbox import QueuedFrame
@@ -47,7 +48,6 @@ from runner.session.record import exit_section, without_verdict
 from runner.session.shutdown import Shutdown, await_answer
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
-from sandbox.network.egress import AuditLine
 
 # The counter of a dialect for events about a call that it did not pass on.
 DROPPED_EVENTS = "dropped_events"
@@ -210,7 +210,9 @@ class Session:
             return deadline, deadline.passed("call"), False
         limited = limit is not None and (deadline is not None or seconds >= limit)
         most = limit if limited and limit is not None else seconds
-        outcome = verdict.expired("call", most, hint=self.state.noise, limited=limited)
+        outcome = verdict.expired(
+            "call", most, hint=self.state.noise, limited=limited, **self.state.time_remedies
+        )
         return Deadline(now + most, most), outcome, limited
 
     def _end_of(self, waiter: Waiter, dropped: int) -> CallEnd:
@@ -246,9 +248,13 @@ class Session:
         if not unsent:
             state.note_given_up(token, trio.current_time() - seconds)
         if not all(unsent):
-            outcome = verdict.stalled(seconds)
+            outcome = verdict.stalled("call", seconds)
+        elif state.outbox.is_full:
+            outcome = verdict.deaf(seconds)
         else:
-            outcome = verdict.expired("call", seconds, hint=state.noise, limited=limited)
+            outcome = verdict.expired(
+                "call", seconds, hint=state.noise, limited=limited, **state.time_remedies
+            )
         state.give_up_call(token, waiter, outcome)
         if outcome.cause == "write_stalled":
             state.fail(outcome)  # half a frame is in the pipe: nothing more can be sent
@@ -270,6 +276,7 @@ class Session:
         state = self.state
         if isinstance(event, Refusal):
             state.record.calls["refused"] += 1
+            state.record.note_refusal(event.message)
             return PluginError(event) if asked else InvalidCall(event)
         state.record.calls["failed"] += 1
         return PluginFailure(self._outcome_of(event))
@@ -288,18 +295,26 @@ class Session:
         if self.is_over:
             raise PluginFailure(self._ended_outcome)
         try:
-            return self.state.act_all(self.state.dialect.notify(method, params))
+            return self._notify(method, params)
         except CallRefused as refused:
             raise self._error(refused.event, asked=False) from None
 
     def tell(self, method: str, params: Any) -> None:
         """`notify` for services of the host. It never raises: what cannot be sent is dropped and counted."""
-        state = self.state
         try:
-            if not state.is_over:
-                state.act_all(state.dialect.notify(method, params))
+            if not self.is_over:
+                self._notify(method, params)
         except CallRefused:
-            state.outbox.dropped += 1
+            self.state.outbox.dropped += 1
+
+    def _notify(self, method: str, params: Any) -> list[QueuedFrame]:
+        """Returns the queued frames. Ends a plugin for which too much waits: with a part left out, a
+        publication in chunks would be wrong, and not only incomplete."""
+        state = self.state
+        queued = state.act_all(state.dialect.notify(method, params))
+        if state.deliveries > DELIVERIES:
+            state.fail(verdict.fell_behind(state.phase, DELIVERIES))
+        return queued
 
     def events(self) -> AsyncIterator[Notice | Progress]:
         """Notifications and progress of the plugin, until it ends. For one reader; the backlog is bounded."""
@@ -310,9 +325,11 @@ class Session:
         self.state.backlog.close()
         self.state.backlog = Backlog(whole)
 
-    def see_audit(self, line: AuditLine) -> None:
+    def see_audit(self, audited: Audited) -> None:
         """Called when a connection or a DNS question of the plugin has ended."""
-        self.state.act(Notice("network", line._asdict()))
+        self.state.act(Notice("network", audited.line._asdict()))
+        if audited.advice is not None:
+            self.state.act(Notice("advice", audited.advice._asdict()))
 
     # --- the end ----------------------------------------------------------------------------------------
 
@@ -352,7 +369,8 @@ class Session:
     @property
     def _ended_outcome(self) -> Outcome:
         state = self.state
-        return verdict.ended_early(state.verdict or state.left or CLOSED, "call", state.record.stderr)
+        doom = state.doom if state.spent else None
+        return verdict.ended_early(state.verdict or doom or state.left or CLOSED, "call", state.record.stderr)
 
     def settle(self, ended: MonitorEnd | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
         """Make the report when everything has ended: the monitor's report, completed by what the session
@@ -398,7 +416,7 @@ class Session:
             return ()
         from runner.launch.advice.advice import advise
 
-        found = advise(scene, record.stderr)
+        found = advise(scene, record.stderr, answers=record.refusals)
         return found if failed else tuple(each for each in found if each.kind == "host")
 
 

@@ -1,8 +1,9 @@
 """Cancels calls and shuts sessions down.
 
-In contracts with a grace period, a cancelled plugin is told, may still answer, and its process ends. In other
-contracts the call is dropped at once, and the plugin keeps running (session.py). A session ends by a graceful
-shutdown, step by step, then SIGKILL. Every wait is bounded.
+In contracts with a grace period, a cancelled plugin is told, may still answer, and its process ends: by a
+shutdown if it has answered, else by SIGKILL. In other contracts the call is dropped at once, and the plugin
+keeps running (session.py). A session ends by a graceful shutdown, step by step, then SIGKILL. Every wait is
+bounded.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ async def await_answer(
 
 
 async def _cancel(state: SessionState, token: int, waiter: Waiter, reason: str, outcome: Outcome) -> None:
-    """Tell the plugin that the call is cancelled, wait for its grace period, and end it. Shielded: the wait
-    is bounded by the grace period."""
+    """Tell the plugin that the call is cancelled, and wait for its grace period. Without an answer it is
+    ended. Shielded: the wait is bounded by the grace period."""
     if state.over.is_set():
         return
     state.doom = state.doom or outcome
@@ -62,7 +63,10 @@ async def _cancel(state: SessionState, token: int, waiter: Waiter, reason: str, 
             with trio.CancelScope(shield=True):
                 await tell_and_wait(state, {token: waiter}, reason)
     finally:
-        state.fail(outcome)
+        if waiter.answer is not None and not state.over.is_set():
+            state.spent = True  # whoever opened it shuts it down, as after any other call
+        else:
+            state.fail(outcome)
 
 
 async def tell_and_wait(state: SessionState, waiters: dict[int, Waiter], reason: str) -> None:
@@ -128,6 +132,8 @@ class Shutdown:
                     with trio.move_on_after(LINGER_SECONDS):
                         await state.stdout_eof.wait()
         finally:  # also after KeyboardInterrupt: other callers of close() must not wait for ever
+            if state.spent:
+                state.verdict = state.verdict or state.doom
             state.record.note_seconds("teardown", trio.current_time() - began)
             state.end_waiting()
             self._done.set()

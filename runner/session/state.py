@@ -33,12 +33,13 @@ from runner.protocol.dialect import (
     Violation,
 )
 from runner.protocol.host_services import ServiceGuard
-from runner.protocol.memory import QUESTIONS, Charge, Share
+from runner.protocol.memory import DELIVERIES, QUESTIONS, Charge, Share
 from runner.protocol.secrets import Secrets
 from runner.session.backlog import Backlog
 from runner.session.outbox import Outbox, QueuedFrame
 from runner.session.pending import CallClock, Waiter
 from runner.session.record import SessionRecord
+from runner.session.verdict import MORE_SECONDS, TimeRemedies
 
 # The outcome of a call that was made after the end, or that the plugin did not answer before it.
 CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
@@ -89,7 +90,9 @@ class SessionState:
         self.doom: Outcome | None = None
         self.left: Outcome | None = None  # how a one-shot plugin ended by itself
         self.owes_answer = False  # the last call timed out
+        self.more_time = MORE_SECONDS  # the hint of a call that timed out
         self.closing = False
+        self.spent = False  # a call was cancelled and answered: it serves no more, and is then shut down
         self.given_up = False  # the caller that opened it was cancelled
         self.ends_if_talkative = False  # the plugin is ended if it sends much while no call is open
         self.ready = trio.Event()
@@ -99,6 +102,8 @@ class SessionState:
         self.frame_read = trio.Event()  # replaced with each frame
         self.shutdown_answered = trio.Event()
         self.flushed = trio.Event()  # nothing more is written
+        # Until when nothing was read from the plugin, because subscribers had no room for its publications.
+        self.unread_until = -math.inf
         self.alive = trio.Event()  # replaced with each health check
         self.went_quiet = trio.Event()  # replaced by the task that waits until nothing is in flight
         # Calls that were given up: token -> until when the plugin may still work on it.
@@ -111,7 +116,7 @@ class SessionState:
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be asked of the plugin."""
-        return self.closing or self.over.is_set()
+        return self.closing or self.spent or self.over.is_set()
 
     @property
     def is_awaited(self) -> bool:
@@ -123,6 +128,11 @@ class SessionState:
     def is_quiet(self) -> bool:
         """Whether neither side waits for an answer of the other."""
         return not self.waiters and not self.serving
+
+    @property
+    def time_remedies(self) -> TimeRemedies:
+        """How a call or a phase that timed out gets more time, for `verdict.expired`."""
+        return {"remedy": self.more_time, "decided_by": self.terms.decided_by}
 
     @property
     def noise(self) -> str:
@@ -146,6 +156,18 @@ class SessionState:
         """Called when a call or a request of the plugin has ended."""
         if not self.waiters and not self.serving:
             self.went_quiet.set()
+
+    # --- notifications that wait ------------------------------------------------------------------------
+
+    @property
+    def deliveries(self) -> int:
+        """Bytes of the deliveries that wait: until the plugin may be told, and until it reads them."""
+        return self.outbox.bytes["delivery"] + self.dialect.held_bytes
+
+    async def room(self) -> None:
+        """Wait until half of DELIVERIES is free, or the session is over."""
+        while self.deliveries >= DELIVERIES // 2 and not self.outbox.closed:
+            await self.outbox.delivered()
 
     # --- events -----------------------------------------------------------------------------------------
 

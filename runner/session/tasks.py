@@ -19,6 +19,7 @@ from runner.protocol import wire
 from runner.protocol.dialect import Alive, Answer, Events, HealthCheck, HostCall, Message
 from runner.protocol.memory import QUESTION, Charge
 from runner.session import verdict
+from runner.session.outbox import WriteStalled
 from runner.session.pending import Deadline, first_of
 from runner.session.state import SessionState
 
@@ -121,7 +122,12 @@ class SessionTasks:
             limited = granted is not None and granted <= contract
             if limited:
                 state.record.limits_hit.append("handshake")
-            state.fail(verdict.expired("handshake", seconds, hint=state.noise, limited=limited))
+            limited = limited or state.dialect.handshake_is_raisable
+            state.fail(
+                verdict.expired(
+                    "handshake", seconds, hint=state.noise, limited=limited, **state.time_remedies
+                )
+            )
         if not state.ready.is_set():
             self._require_no_verdict()
         state.phase = "run"
@@ -211,8 +217,21 @@ class SessionTasks:
                 # never waits for an answer. The caller of a long answer takes it before the next one is read.
                 await trio.lowlevel.checkpoint()
                 turn = state.now()
+            if asked:
+                await self._await_subscribers()
             if state.outbox.is_full:
                 await state.outbox.room()
+
+    async def _await_subscribers(self) -> None:
+        """Wait until those who get what the plugin published have room for more."""
+        state = self._state
+        began, before = state.now(), state.unread_until
+        state.unread_until = math.inf
+        try:
+            await state.guard.published()
+        finally:
+            ended = state.now()
+            state.unread_until = ended if ended - began > _TURN_SECONDS else before
 
     def _handle(self, message: Message, events: Events, nursery: trio.Nursery) -> bool:
         """Carry out the events of a message. Returns whether one is a request to the host."""
@@ -247,7 +266,7 @@ class SessionTasks:
         state.record.count_output(stream, data)
         exceeded = state.record.exceeded(state.terms.limits)
         if exceeded is not None:
-            state.fail(verdict.output_exceeded(exceeded, state.terms.limits, state.phase))
+            state.fail(verdict.output_exceeded(exceeded, state.terms, state.phase))
 
     def _note_unasked(self, what: Literal["frames", "bytes"], count: int, most: int) -> None:
         state = self._state
@@ -305,7 +324,10 @@ class SessionTasks:
     async def _write(self) -> None:
         state = self._state
         try:
-            await state.outbox.write_to(state.cell.stdin)
+            await state.outbox.write_to(state.cell.stdin, self._is_stalled, state.dialect.write_seconds)
+        except WriteStalled:
+            if not state.closing:  # a shutdown has clocks of its own
+                state.fail(verdict.stalled(state.phase, state.dialect.write_seconds))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             # The plugin closed its stdin. It may have answered before, or be about to end.
             state.flushed.set()
@@ -315,6 +337,13 @@ class SessionTasks:
                     state.fail(verdict.stream_closed(state.phase, "stdin", state.record.stderr))
         finally:
             state.flushed.set()
+
+    def _is_stalled(self, since: float) -> bool:
+        """Whether a plugin that reads nothing since then is to blame. Before it is ready, the handshake has a
+        clock. While nothing is read from it, it may wait for that."""
+        state = self._state
+        waited = state.now() - max(since, state.unread_until)
+        return state.ready.is_set() and waited >= state.dialect.write_seconds
 
     # --- watching ---------------------------------------------------------------------------------------
 
@@ -328,7 +357,9 @@ class SessionTasks:
             await state.stderr_eof.wait()
         if state.verdict is not None or state.closing:
             return
-        if state.is_awaited:
+        if state.spent:
+            state.verdict = state.doom
+        elif state.is_awaited:
             state.verdict = state.doom or verdict.ended_early(ended.outcome, state.phase, state.record.stderr)
         elif state.dialect.one_shot:
             state.left = ended.outcome  # a one-shot plugin is expected to end after its answer
@@ -363,7 +394,7 @@ class SessionTasks:
         limited = granted is not None and seconds >= granted
         if state.verdict is None and limited:
             state.record.limits_hit.append("call")
-        state.fail(verdict.expired("invocation", seconds, limited=limited))
+        state.fail(verdict.expired("invocation", seconds, limited=limited, **state.time_remedies))
 
     @_uninterrupted
     async def _watch_silence(self) -> None:
@@ -395,7 +426,7 @@ class SessionTasks:
             if left <= 0:
                 state.record.limits_hit.append("idle")
                 state.phase = "idle"
-                state.fail(verdict.expired("idle", seconds, limited=True))
+                state.fail(verdict.expired("idle", seconds, limited=True, **state.time_remedies))
                 return
             await trio.sleep(left)
 

@@ -7,9 +7,13 @@ that was. `stderr` is what the plugin wrote there.
 
 from __future__ import annotations
 
-from runner.launch.verdict import LAUNCH_HINT, amount_of, raise_hint
+from typing import TYPE_CHECKING, TypedDict
+
+from runner.launch.verdict import LAUNCH_HINT, DecidedBy, amount_of, raise_hint
 from runner.outcome import Outcome, Phase
-from sandbox.spec import Limits
+
+if TYPE_CHECKING:
+    from runner.launch.remote.messages import Terms
 
 
 def ended_early(ended: Outcome, phase: Phase, stderr: str) -> Outcome:
@@ -49,9 +53,28 @@ def _stderr_hint(stderr: str) -> str:
     return "the plugin's stderr may say why" if stderr.strip() else "the plugin wrote nothing to its stderr"
 
 
-def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = False) -> Outcome:
+# How a caller of the library gives a call more time. Commands have their own words.
+MORE_SECONDS = "pass more seconds to the call"
+
+
+class TimeRemedies(TypedDict):
+    """How such a call gets more time, and who set each limit."""
+
+    remedy: str
+    decided_by: DecidedBy
+
+
+def expired(
+    phase: Phase,
+    seconds: float,
+    *,
+    hint: str = "",
+    limited: bool = False,
+    remedy: str = MORE_SECONDS,
+    decided_by: DecidedBy = (),
+) -> Outcome:
     """A clock of the session ran out. `limited`: the clock is a limit, and not the contract's or the
-    caller's. `hint`: what else the session knows."""
+    caller's. `hint`: what else the session knows. `remedy`: how such a call gets more time."""
     what = {
         "launch": "the program did not run",
         "handshake": "the plugin did not answer the handshake",
@@ -64,11 +87,9 @@ def expired(phase: Phase, seconds: float, *, hint: str = "", limited: bool = Fal
     if phase == "launch":
         return Outcome("launch_failed", phase, f"{what} after {amount}", "deadline", hint or LAUNCH_HINT)
     if limited:
-        remedy = raise_hint("call" if phase == "invocation" else phase)
+        remedy = raise_hint("call" if phase == "invocation" else phase, decided_by)
     elif phase == "handshake":
         remedy = "this is the contract's limit: find out why the plugin is slow to start"
-    else:
-        remedy = "raise it with --timeout"
     return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)
 
 
@@ -86,15 +107,29 @@ def sent_too_much_unasked(most: str) -> Outcome:
     return Outcome("crashed", "idle", message, "unasked", hint)
 
 
-def stalled(seconds: float) -> Outcome:
+def stalled(phase: Phase, seconds: float) -> Outcome:
     message = f"the plugin did not read what was sent to it for {_words('call', seconds)}"
-    hint = "the plugin has to read its stdin while it works on a call"
-    return Outcome("crashed", "call", message, "write_stalled", hint)
+    hint = "the plugin has to read its stdin, also while it works on a call"
+    return Outcome("crashed", phase, message, "write_stalled", hint)
 
 
-def output_exceeded(name: str, limits: Limits, phase: Phase) -> Outcome:
-    message = f"the plugin wrote more than its {name} limit of {amount_of(name, limits)}"
-    return Outcome("crashed", phase, message, "output", raise_hint(name))
+def fell_behind(phase: Phase, most: int) -> Outcome:
+    """Too many notifications wait for the plugin."""
+    message = f"more than {most >> 20} MiB of events wait for the plugin"
+    hint = "the plugin has to handle events as fast as they are published, or subscribe to fewer topics"
+    return Outcome("crashed", phase, message, "fell_behind", hint)
+
+
+def deaf(seconds: float) -> Outcome:
+    """A call timed out while no more answers to the plugin's own requests could be queued."""
+    message = f"there was no answer within {_words('call', seconds)}, and the plugin does not read its stdin"
+    hint = "answers to its own requests wait there: the plugin has to read them while it sends more"
+    return Outcome("timeout", "call", message, "deadline", hint)
+
+
+def output_exceeded(name: str, terms: Terms, phase: Phase) -> Outcome:
+    message = f"the plugin wrote more than its {name} limit of {amount_of(name, terms.limits)}"
+    return Outcome("crashed", phase, message, "output", raise_hint(name, terms.decided_by))
 
 
 def after_answer(ended: Outcome, forced: bool, seconds: float) -> Outcome:

@@ -14,11 +14,14 @@ from sandbox.spawn.launcher import ExecReport
 from sandbox.spawn.order import read_ending
 from sandbox.speed.scopes import suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING, Callable
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.cell.egress import GateProcess
+    from sandbox.cell.questions import NameQuestions
+    from sandbox.network.audit import AuditLog
+    from sandbox.network.egress import AuditLine
 
 _STATUS_BYTES = 64 << 10  # of bwrap's status output, which has two lines
 _COMPLAINT_BYTES = 4 << 10  # of bwrap's error message
@@ -81,6 +84,20 @@ class Cell:
     """The processes of one plugin: `pid`, which is the cell's init, and everything below it."""
 
     gate: GateProcess | None = None  # a process outside; launch() ends it
+    questions: NameQuestions | None = None  # of a plugin without a network
+
+    @property
+    def audit(self) -> AuditLog | None:
+        """What the plugin did with its network; None for a plugin that has no gate and asked for no host."""
+        network = self.gate or self.questions
+        return None if network is None else network.log
+
+    def watch_network(self, on_line: Callable[[AuditLine], None]) -> None:
+        """Have `on_line` called for each connection and each DNS question of the plugin."""
+        if self.gate is not None:
+            self.gate.log.on_line = on_line
+        elif self.questions is not None:
+            self.questions.on_line = on_line
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import stat
 import time
 
 from sandbox.cell.cell import Bounds, Cell
+from sandbox.cell.questions import NameQuestions, open_questions
 from sandbox.files import write_all
 from sandbox.identity.owner import Owner
 from sandbox.limits.rlimits import rlimits
@@ -44,8 +45,15 @@ def launch(
     """
     plan = open_plan.plan
     bounds = bounds or Bounds(rlimits(plan.limits))
-    if plan.egress is None:
+    if plan.share_network:
         with _launch(open_plan, owner, bwrap_path, bounds, contents, None) as cell:
+            yield cell
+        return
+    if plan.egress is None:
+        with (
+            open_questions() as questions,
+            _launch(open_plan, owner, bwrap_path, bounds, contents, questions) as cell,
+        ):
             yield cell
         return
     from sandbox.cell.egress import open_gate
@@ -66,8 +74,9 @@ def _launch(
     bwrap_path: str,
     bounds: Bounds,
     contents: Contents | None,
-    gate: GateProcess | None,
+    network: GateProcess | NameQuestions | None,
 ) -> Iterator[Cell]:
+    """`network`: None for the host's own."""
     plan = open_plan.plan
     with ExitStack() as stack:
         status_r, status_w = _pipe(stack)
@@ -102,6 +111,7 @@ def _launch(
             filters=tuple(_data_file(stack, bpf, lowest) for bpf in plan.filters),
             status=status_w,
             launcher=helper.file,
+            own_network=network is not None,
         )
         arguments = _data_file(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
         handles = stack.enter_context(bounds.cgroup.open_handles()) if bounds.cgroup else CgroupHandles()
@@ -119,13 +129,19 @@ def _launch(
             guards=tuple(_guard_orders(plan, list(folders))) if plan.guards else (),
         )
         started = time.monotonic()
-        pid = spawner.spawn(order) if gate is None else _spawn_with_gate(gate, order)
+        if isinstance(network, NameQuestions):
+            pid = network.spawn(order)
+        else:
+            pid = spawner.spawn(order) if network is None else _spawn_with_gate(network, order)
         try:
             cell = Cell(
                 *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
                 *(os.dup(launch_r), os.dup(complaint_r)),
             )
-            cell.gate = gate
+            if isinstance(network, NameQuestions):
+                cell.questions = network
+            else:
+                cell.gate = network
         except BaseException:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -5,5 +5,6 @@ user_namespaces.py finds out what refuses user namespaces
 rehearsal.py       builds a whole cage and checks it from inside
 limits.py          makes the cgroups of a plugin
 conditions.py      reads what weakens a cage from outside
+pages.py           finds the pages that messages point to
 probes.py          has the remaining probes, and runs all of them
 """

@@ -140,6 +140,8 @@ def manifest_cache() -> Finding:
 
 def surroundings(around: Surroundings) -> Finding:
     seen = [f"looks like a {around.container} container" if around.container else "no sign of a container"]
+    if around.unit:
+        seen.append(f"in the systemd service {around.unit}")
     if around.seccomp == _SECCOMP_MODE_FILTER:
         seen.append("this process runs under a seccomp filter")
     if around.no_new_privileges:

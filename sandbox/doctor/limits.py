@@ -240,25 +240,32 @@ def _swap(memory: Finding) -> Finding:
 def _killing(trial: Trial) -> Finding:
     if trial.kills:
         return Finding("cgroup_kill", "ok", "the kernel can kill all processes of a plugin at once")
-    return Finding(
-        "cgroup_kill",
-        "info",
-        "no cgroup.kill here (it needs cgroup v2 and Linux 5.14): a plugin is killed by ending its pid "
-        "namespace",
-    )
+    why = _not_made(trial, "cgroup.kill") or "no cgroup.kill here (it needs cgroup v2 and Linux 5.14)"
+    return Finding("cgroup_kill", "info", f"{why}: a plugin is killed by ending its pid namespace")
 
 
 def _freezing(trial: Trial, disk: LimitRule) -> Finding:
     if trial.freezes:
         return Finding("cgroup_freeze", "ok", "a plugin can be frozen while its folders are measured")
+    why = _not_made(trial, "cgroup.freeze") or "no cgroup.freeze here (it needs cgroup v2)"
     return Finding(
         "cgroup_freeze",
         "info" if disk.default is None else "degraded",
-        "no cgroup.freeze here (it needs cgroup v2): a plugin is stopped with SIGSTOP while its folders "
-        "are measured",
+        f"{why}: a plugin is stopped with SIGSTOP while its folders are measured",
         "one of many processes may go on writing meanwhile, beyond the disk limit",
         DELEGATE,
     )
+
+
+def _not_made(trial: Trial, file: str) -> str:
+    """The reason why a file of cgroups that the kernel has cannot be used for a plugin, or ''."""
+    for own in trial.survey.own:
+        if own.version == 2 and os.path.exists(f"{own.directory}/{file}"):
+            why = "" if trial.survey.delegated else ", because nothing was delegated to this process"
+            if os.statvfs(own.directory).f_flag & os.ST_RDONLY:
+                why = ", because it is mounted read-only"
+            return f"no group can be made in {own.directory}{why}"
+    return ""
 
 
 # --- what the whole machine shares ------------------------------------------------------------------------

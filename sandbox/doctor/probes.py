@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import struct
 from collections.abc import Callable, Iterable, Mapping
 
-from sandbox.doctor import conditions, ids
+from sandbox.doctor import conditions, ids, own_files
 from sandbox.doctor import limits as limits
 from sandbox.doctor.bwrap_version import bwrap_version
 from sandbox.doctor.finding import Finding
+from sandbox.doctor.pages import page
 from sandbox.doctor.rehearsal import describe_run, foundation, rehearse
 from sandbox.doctor.trial import (
     Note,
@@ -25,9 +27,15 @@ from sandbox.doctor.trial import (
     run_spawned,
     system_call,
     system_call_number,
-    user_namespace,
+    try_user_namespace,
 )
-from sandbox.doctor.user_namespaces import FILTER, Surroundings, read_surroundings, refusal
+from sandbox.doctor.user_namespaces import (
+    Surroundings,
+    filter_remedy,
+    masks_remedy,
+    read_surroundings,
+    refusal,
+)
 from sandbox.files import write_all
 from sandbox.identity.leases import LEASES
 from sandbox.identity.uid_range import DEFAULT_RANGE, usable_range
@@ -159,27 +167,34 @@ def examine(
     return tuple(findings)
 
 
-# In the order in which a launch needs them: a failure often causes later ones.
-_LAUNCH_LAYERS = ("uid_drop", "user_namespaces", "session_keyring", "seccomp", "pid_namespace", "cage")
+# In the order in which a launch needs them.
+_FOUNDATIONS = ("uid_drop", "user_namespaces", "session_keyring", "seccomp")
+_ABOVE = ("pid_namespace", "cage")  # fail for what the others lack, and then say nothing new
 
 
-def first_obstacle(
+def obstacles(
     environ: Mapping[str, str], *, uid_range: tuple[int, int], preferred: Iterable[str] = ()
-) -> Finding | None:
-    """The first layer that keeps plugins from being started, after a launch has failed. None: none was found.
+) -> tuple[Finding, ...]:
+    """Every layer that keeps plugins from being started, after a launch has failed.
 
     `preferred`: layers that the policy does not require.
     """
     try:
         machine = Machine(environ, find_bwrap(environ), read_surroundings(), uid_range)
     except (BwrapUnusable, OSError):
-        return None
+        return ()
     spared = tuple(preferred)
-    for layer in _LAUNCH_LAYERS:
-        for found in unmet(run_probe(layer, _PROBES[layer], machine), spared):
-            if found.cause != "probe_failed":
-                return found
-    return None
+    found: list[Finding] = []
+    for layers in (_FOUNDATIONS, _ABOVE):
+        for layer in layers:
+            found += (
+                each
+                for each in unmet(run_probe(layer, _PROBES[layer], machine), spared)
+                if each.cause != "probe_failed"
+            )
+        if found:
+            break
+    return tuple(found)
 
 
 def run_probe(
@@ -215,8 +230,7 @@ def user_namespaces(machine: Machine) -> list[Finding]:
     # uid_drop reports a root that cannot drop its uid. Then root's own namespaces are tried instead.
     uid = None if _cannot_drop(machine) else machine.plugin_uid
     who = f"uid {machine.around.uid if uid is None else uid}"
-    path = machine.bwrap.path if machine.bwrap else "/usr/bin/bwrap"
-    refused = refusal(in_child(lambda note: user_namespace(uid, note)), machine.around, path)
+    refused = refusal(try_user_namespace(uid), machine.around)
     works = Finding("user_namespaces", "ok", f"{who} made a user namespace, mapped its ids and mounted in it")
     if refused is None:
         return [works]
@@ -232,7 +246,20 @@ def user_namespaces(machine: Machine) -> list[Finding]:
     fault = (refused.sentence, f"tried as {who}", refused.remedy, refused.cause)
     if refused.step == "proc":
         return [works, Finding("fresh_proc", "missing", *fault)]
-    return [Finding("user_namespaces", "missing", *fault)]
+    found = [Finding("user_namespaces", "missing", *fault)]
+    if masked := machine.around.masked_proc:
+        found.append(
+            Finding(
+                "fresh_proc",
+                "missing",
+                f"{len(masked)} parts of the visible /proc are masked, e.g. {masked[0]}: the kernel would "
+                "not let a plugin have a fresh one",
+                "not tried, because there is no user namespace to try it in",
+                masks_remedy(machine.around),
+                "container",
+            )
+        )
+    return found
 
 
 def _bwrap_may(path: str, uid: int) -> bool:
@@ -327,7 +354,7 @@ def named_hosts() -> list[Finding]:
                 "missing",
                 f"no plugin can be given a list of hosts: {refused}",
                 remedy="follow the remedies for user namespaces and network; in a container, its seccomp "
-                "filter has to allow unshare and netlink sockets (docs/containers.md)",
+                f"filter has to allow unshare and netlink sockets ({page('containers.md')})",
                 cause="network_namespace",
             )
         ]
@@ -485,16 +512,15 @@ def session_keyring(machine: Machine) -> Finding:
             cause="kernel",
         )
     what = errno.errorcode.get(-joined, "") if joined else outcome.error or f"signal {outcome.signal}"
+    if outcome.signal == signal.SIGSYS:
+        what = "SIGSYS"
+    full = joined == -errno.EDQUOT
     return Finding(
         "session_keyring",
         "missing",
-        f"no new session keyring can be joined: keyctl fails with {what}"
-        + (", most likely by the seccomp filter around this process" if machine.around.seccomp else ""),
-        remedy=(
-            "for EDQUOT, raise kernel.keys.maxkeys; otherwise a seccomp filter around the runner refuses "
-            "keyctl: in a "
-            f"container --security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
-        ),
+        f"no new session keyring can be joined: keyctl is answered with {what}"
+        + (" by the seccomp filter around this process" if machine.around.seccomp and not full else ""),
+        remedy="as root: raise kernel.keys.maxkeys" if full else filter_remedy(machine.around, ("keyctl",)),
         cause="keyring",
     )
 
@@ -516,6 +542,8 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "links": lambda machine: conditions.protected_links(),
     "interpreters": lambda machine: conditions.interpreters(machine.environ),
     "cache": lambda machine: conditions.manifest_cache(),
+    "state_directory": lambda machine: own_files.state_directory(machine.environ),
+    "own_code": lambda machine: own_files.own_code(machine.around.uid),
     "surroundings": lambda machine: conditions.surroundings(machine.around),
     "landlock": lambda machine: conditions.landlock(),
     "switches": lambda machine: conditions.switches(),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.trial import Run, run_bwrap
+from sandbox.doctor.user_namespaces import filter_remedy, read_surroundings
 from sandbox.files import write_all
 from sandbox.plan.layers import INSIDE_ID as INSIDE_NUMBER
 from sandbox.plan.operations import PROC_MASKS
@@ -150,6 +151,8 @@ def _alone(group: LayerOptions, run: Run) -> Finding:
 def _remedy(group: LayerOptions, run: Run) -> str:
     if "Unknown option" in run.complaint:
         return "this bwrap is too old: install bubblewrap 0.10 or newer (Debian 12's 0.8 has the options too)"
+    if "NETLINK_ROUTE" in run.complaint:
+        return filter_remedy(read_surroundings(), ("socket(AF_NETLINK)",))
     if group.layer == "masked_proc":
         return "in a container: --security-opt systempaths=unconfined (podman: unmask=ALL)"
     return "see the other findings of `runner doctor`; the kernel log (journalctl -k) names the denial"

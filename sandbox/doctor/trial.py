@@ -54,6 +54,7 @@ NONSENSE: Mapping[str, int] = {
     "pivot_root": errno.EFAULT,
     "sethostname": errno.EINVAL,
 }
+KILLED = -1  # in place of an errno: a seccomp filter killed the child at this step
 _NOWHERE = 1  # an address that is never mapped
 _NO_SUCH_FLAG = 1 << 20
 
@@ -221,8 +222,33 @@ def reap(child: int, deadline: float) -> int | None:
 # --- user namespaces ------------------------------------------------------------------------------
 
 
-def user_namespace(uid: int | None, note: Note) -> None:
-    """Create a user namespace and use it as bwrap would, noting the errno of each step (0: it worked).
+def try_user_namespace(uid: int | None) -> TrialOutcome:
+    """Create a user namespace and use it as bwrap would. Returns the errno of each step (0: it worked).
+
+    A filter that kills at a call is met once for each such call: the next child leaves the call out.
+    """
+    killed: dict[str, int | str] = {}
+    while True:
+        outcome = in_child(lambda note: _user_namespace(uid, note, frozenset(killed)))
+        step = next((name for name in _STEPS if name not in {**outcome.steps, **killed}), "")
+        if outcome.signal != signal.SIGSYS or not step:
+            break
+        killed[step] = KILLED
+        if step not in _NONSENSE_STEPS:  # nothing after it can be tried
+            break
+    return outcome._replace(steps={**outcome.steps, **killed}, signal=0 if killed else outcome.signal)
+
+
+_NONSENSE_STEPS = frozenset(f"{call}_nonsense" for call in NONSENSE)
+# In their order. "proc" is made by a child of the child.
+_STEPS = (
+    *("clone_nonsense", "unshare_nonsense", "mount_nonsense", "umount2_nonsense", "create", "label", "map"),
+    *(*NAMESPACES, "pivot_root_nonsense", "sethostname_nonsense", "slave", "tmpfs", "proc"),
+)
+
+
+def _user_namespace(uid: int | None, note: Note, skipped: frozenset[str]) -> None:
+    """Note the errno of each step, but for `skipped` ones.
 
     The steps named nonsense are invalid calls that detect a seccomp filter. The kernel refuses them with the
     errno in NONSENSE before it asks any sysctl or security module. Any other errno comes from a seccomp
@@ -230,12 +256,18 @@ def user_namespace(uid: int | None, note: Note) -> None:
     """
     if uid is not None:
         drop_to(uid)
-    note("clone_nonsense", -system_call("clone", CLONE_NEWUSER | CLONE_FS | signal.SIGCHLD, 0, 0, 0, 0))
-    note("unshare_nonsense", unshare(CLONE_NEWUSER | CLONE_CHILD_SETTID))
-    note("mount_nonsense", _errno(_libc.mount(None, b"/", ctypes.c_void_p(_NOWHERE), 0, None)))
-    note("umount2_nonsense", _errno(_libc.umount2(b"/", _NO_SUCH_FLAG)))
+
+    def probe(call: str, act: Callable[[], int]) -> None:
+        step = f"{call}_nonsense"
+        if step not in skipped:
+            note(step, act())
+
+    probe("clone", lambda: -system_call("clone", CLONE_NEWUSER | CLONE_FS | signal.SIGCHLD, 0, 0, 0, 0))
+    probe("unshare", lambda: unshare(CLONE_NEWUSER | CLONE_CHILD_SETTID))
+    probe("mount", lambda: _errno(_libc.mount(None, b"/", ctypes.c_void_p(_NOWHERE), 0, None)))
+    probe("umount2", lambda: _errno(_libc.umount2(b"/", _NO_SUCH_FLAG)))
     own_uid, own_gid = os.getuid(), os.getgid()
-    if note_errno(note, "create", unshare(CLONE_NEWUSER)):
+    if "unshare_nonsense" in skipped or note_errno(note, "create", unshare(CLONE_NEWUSER)):
         return
     note("label", apparmor_label())
     if note_errno(note, "map", _map_ids(own_uid, own_gid)):
@@ -243,9 +275,11 @@ def user_namespace(uid: int | None, note: Note) -> None:
     for name, flag in NAMESPACES.items():
         note(name, unshare(flag))
     # The kernel checks the privilege for these two first, and only here, in the new namespace, we have it.
-    note("pivot_root_nonsense", -system_call("pivot_root", _NOWHERE, _NOWHERE))
-    note("sethostname_nonsense", _errno(_libc.sethostname(b"", ctypes.c_size_t(-1))))
-    if note_errno(note, "slave", mount("none", "/", None, MS_SILENT | MS_SLAVE | MS_REC)):
+    probe("pivot_root", lambda: -system_call("pivot_root", _NOWHERE, _NOWHERE))
+    probe("sethostname", lambda: _errno(_libc.sethostname(b"", ctypes.c_size_t(-1))))
+    if "mount_nonsense" in skipped or note_errno(
+        note, "slave", mount("none", "/", None, MS_SILENT | MS_SLAVE | MS_REC)
+    ):
         return
     note("tmpfs", mount("tmpfs", "/tmp" if os.path.isdir("/tmp") else "/", "tmpfs", MS_NOSUID | MS_NODEV))
     # Only the next child is in the new pid namespace, and only a member may mount its procfs.

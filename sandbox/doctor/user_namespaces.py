@@ -10,13 +10,18 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
 
-from sandbox.doctor.trial import NAMESPACES, NONSENSE, TrialOutcome, apparmor_label
+from sandbox import CODE_ROOT
+from sandbox.doctor.pages import page
+from sandbox.doctor.trial import KILLED, NAMESPACES, NONSENSE, TrialOutcome, apparmor_label
 from sandbox.identity.uid_range import id_is_mapped
 from sandbox.speed.value import NamedTuple
 
 FILTER = "policies/container/seccomp.json"
+PROFILE = "policies/apparmor/runner"
+UNIT = "policies/systemd/plugin-host.service"
 _FLAGS = "--security-opt seccomp=FILE --security-opt apparmor=unconfined --security-opt"
 _DOCKER = f"start the container with: docker run {_FLAGS} systempaths=unconfined …"
 _PODMAN = f"start the container with: podman run {_FLAGS} unmask=ALL …"
@@ -24,7 +29,7 @@ _KUBERNETES = """in the container's securityContext:
   seccompProfile: {type: Localhost, localhostProfile: FILE}, procMount: Unmasked,
   appArmorProfile: {type: Unconfined}; and for the pod hostUsers: false"""
 _WHY = f"""FILE: the runner's {FILTER}, in its image /usr/local/share/runner/seccomp.json;
-without it seccomp=unconfined. What each of these is for: docs/containers.md.
+without it seccomp=unconfined. What each of these is for: {{}}.
 The plugins stay confined: the runner brings its own filter, masks and namespaces"""
 
 _CAP_SETFCAP = 31
@@ -45,6 +50,7 @@ class Surroundings(NamedTuple):
     uid_mapped: bool
     container: str  # what it looks like, empty for none
     masked_proc: tuple[str, ...]  # mounts over parts of /proc
+    unit: str = ""  # of systemd, empty for none
 
 
 class NamespaceRefusal(NamedTuple):
@@ -71,6 +77,7 @@ def read_surroundings() -> Surroundings:
         uid_mapped=id_is_mapped(os.getuid()),
         container=container(),
         masked_proc=tuple(p for p in points if p.startswith("/proc/") and p != "/proc/sys/fs/binfmt_misc"),
+        unit=unit(),
     )
 
 
@@ -115,11 +122,7 @@ def container() -> str:
             return file.read(64).strip()
     except OSError:
         pass
-    try:
-        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-            groups = file.read()
-    except OSError:
-        groups = ""
+    groups = _own_groups()
     for word, engine in (
         ("docker", "docker"),
         ("kubepods", "kubernetes"),
@@ -133,18 +136,38 @@ def container() -> str:
     return os.environ.get("container", "")  # noqa: SIM112 -- systemd's convention
 
 
+def unit() -> str:
+    """The service of systemd that this process runs in, or ''. A login is in none."""
+    for group in _own_groups().splitlines():
+        names = [name for name in group.split("/") if name.endswith(".service")]
+        if names and not names[-1].startswith("user@"):
+            return names[-1]
+    return ""
+
+
+def _own_groups() -> str:
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def container_remedy(engine: str) -> str:
     """Explain how to start a container in which the cage can be built."""
     ways = {"podman": (_PODMAN,), "kubernetes": (_KUBERNETES,), "docker": (_DOCKER,)}
-    return "\n".join((*ways.get(engine, (_DOCKER, f"or: {_PODMAN.partition(': ')[2]}")), _WHY))
+    return "\n".join(
+        (
+            *ways.get(engine, (_DOCKER, f"or: {_PODMAN.partition(': ')[2]}")),
+            _WHY.format(page("containers.md")),
+        )
+    )
 
 
-def refusal(
-    outcome: TrialOutcome, around: Surroundings, bwrap: str = "/usr/bin/bwrap"
-) -> NamespaceRefusal | None:
+def refusal(outcome: TrialOutcome, around: Surroundings) -> NamespaceRefusal | None:
     """Why the steps of trial.user_namespace did not all work; None if they did."""
     if outcome.signal == signal.SIGSYS:
-        return _seccomp("kills a process that asks for a user namespace", around)
+        return _seccomp("kills a process that asks for a user namespace", around, ("clone", "unshare"))
     if outcome.late:
         return NamespaceRefusal(
             "timeout",
@@ -153,37 +176,40 @@ def refusal(
         )
     if outcome.error:
         return NamespaceRefusal("error", outcome.error, "")
-    filtered = _filtered(outcome, around, "clone", "unshare", "mount", "umount2")
-    if filtered is not None:
+    if filtered := _filtered(outcome, around):
         return filtered
-    for step in ("create", "map", *NAMESPACES, "filter", "slave", "tmpfs", "proc"):
-        if step == "filter" and (filtered := _filtered(outcome, around, "pivot_root", "sethostname")):
-            return filtered
+    for step in ("create", "map", *NAMESPACES, "slave", "tmpfs", "proc"):
         number = outcome.number(step)
+        if number is not None and number < 0:
+            calls = ("unshare",) if step in ("create", *NAMESPACES) else ("mount",)
+            return _seccomp(f"kills a process that calls {calls[0]}", around, calls)
         if number:
             label = str(outcome.steps.get("label", ""))
-            return _kernel_refusal(step, number, label, around, bwrap)._replace(step=step)
+            return _kernel_refusal(step, number, label, around)._replace(step=step)
     return None
 
 
-def _filtered(outcome: TrialOutcome, around: Surroundings, *calls: str) -> NamespaceRefusal | None:
+def _filtered(outcome: TrialOutcome, around: Surroundings) -> NamespaceRefusal | None:
     """The refusal by a seccomp filter, if one of the calls returned another errno than the kernel's own."""
+    # For these two the kernel asks first whether we may, so only a filter's kill tells without that right.
+    may = outcome.number("map") == 0 and not any(outcome.number(name) for name in NAMESPACES)
     refused = [
         (call, answer)
-        for call in calls
+        for call in NONSENSE
         if (answer := outcome.number(f"{call}_nonsense")) not in (NONSENSE[call], None)
+        and (may or answer == KILLED or call not in ("pivot_root", "sethostname"))
     ]
     if not refused:
         return None
     answers = " and ".join(
         f"{call}{'(CLONE_NEWUSER)' if call in ('clone', 'unshare') else ''} with "
-        f"{errno.errorcode.get(answer or 0, answer)}"
+        f"{'SIGSYS' if answer == KILLED else errno.errorcode.get(answer or 0, answer)}"
         for call, answer in refused
     )
-    return _seccomp(f"answers {answers}", around)
+    return _seccomp(f"answers {answers}", around, tuple(call for call, _ in refused))
 
 
-def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bwrap: str) -> NamespaceRefusal:
+def _kernel_refusal(step: str, number: int, label: str, around: Surroundings) -> NamespaceRefusal:
     name = errno.errorcode.get(number, str(number))
     if step == "proc" and number == errno.EPERM and around.masked_proc:
         return NamespaceRefusal(
@@ -191,7 +217,7 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
             f"the kernel does not let this process mount a fresh /proc ({name}): "
             f"{len(around.masked_proc)} parts of the visible /proc "
             f"are masked, e.g. {around.masked_proc[0]}",
-            container_remedy(around.container),
+            masks_remedy(around),
         )
     if step == "create":
         if number in (errno.ENOSPC, errno.EUSERS):
@@ -231,12 +257,10 @@ def _kernel_refusal(step: str, number: int, label: str, around: Surroundings, bw
             "root without CAP_SETFCAP may not map uid 0 into a user namespace",
             "give the runner CAP_SETFCAP (docker: --cap-add SETFCAP), or start it as an ordinary user",
         )
-    return _security_module(step, number, label, around, bwrap)
+    return _security_module(step, number, label, around)
 
 
-def _security_module(
-    step: str, number: int, label: str, around: Surroundings, bwrap: str
-) -> NamespaceRefusal:
+def _security_module(step: str, number: int, label: str, around: Surroundings) -> NamespaceRefusal:
     name = errno.errorcode.get(number, str(number))
     what = {
         "create": "creating a user namespace",
@@ -252,7 +276,7 @@ def _security_module(
             f"AppArmor refuses {what} ({name}"
             + (f", profile {confined}" if confined else "")
             + (", kernel.apparmor_restrict_unprivileged_userns = 1)" if around.apparmor_restricts else ")"),
-            container_remedy("docker") if "docker" in confined else apparmor_remedy(bwrap, around.uid),
+            container_remedy("docker") if "docker" in confined else apparmor_remedy(),
         )
     if around.container:
         return NamespaceRefusal(
@@ -286,16 +310,50 @@ def _limit(name: str, around: Surroundings) -> NamespaceRefusal:
     )
 
 
-def _seccomp(what: str, around: Surroundings) -> NamespaceRefusal:
-    if around.container:
-        remedy = container_remedy(around.container)
-    else:
-        remedy = (
-            "start the runner without that filter: in a systemd unit, RestrictNamespaces=no and a "
-            "SystemCallFilter= that allows @mount, clone, unshare and sethostname; in a container, "
-            f"--security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
-        )
+def _seccomp(what: str, around: Surroundings, calls: tuple[str, ...]) -> NamespaceRefusal:
+    remedy = filter_remedy(around, calls)
     return NamespaceRefusal("outer_seccomp", f"a seccomp filter around this process {what}", remedy)
+
+
+# What systemd refuses each call by. SystemCallFilter= kills, unless SystemCallErrorNumber= is set.
+_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "clone": ("RestrictNamespaces=no",),
+    "unshare": ("RestrictNamespaces=no",),
+    "mount": ("SystemCallFilter=@mount",),
+    "umount2": ("SystemCallFilter=@mount",),
+    "pivot_root": ("SystemCallFilter=@mount",),
+    "sethostname": ("ProtectHostname=no", "SystemCallFilter=sethostname"),
+    "keyctl": ("SystemCallFilter=@keyring",),
+    "socket(AF_NETLINK)": ("RestrictAddressFamilies=AF_NETLINK",),
+}
+
+
+def filter_remedy(around: Surroundings, calls: Sequence[str]) -> str:
+    """How to start the runner where no seccomp filter refuses `calls`, in the words of where it runs."""
+    if around.container:
+        return container_remedy(around.container)
+    options = tuple(dict.fromkeys(option for call in calls for option in _OPTIONS[call]))
+    added = [option for option in options if not option.endswith("=no")]
+    unit = f"in the unit {around.unit}" if around.unit else "in a systemd unit"
+    words = ", ".join(options) + (
+        " (an allowlist has to have it: where the option is set, add it)" if added else ""
+    )
+    if around.unit:
+        return f"{unit}: {words}. {CODE_ROOT}/{UNIT} has all that plugins need"
+    return (
+        f"start the runner without that filter: {unit}, {words}; in a container, "
+        f"--security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
+    )
+
+
+def masks_remedy(around: Surroundings) -> str:
+    """How to start the runner where no part of /proc is masked, in the words of where it runs."""
+    if around.unit and not around.container:
+        return (
+            f"in the unit {around.unit}: ProtectKernelTunables=no, ProtectKernelLogs=no and ProcSubset=all, "
+            "and no path below /proc in ReadOnlyPaths= or InaccessiblePaths="
+        )
+    return container_remedy(around.container)
 
 
 def sysctl_remedy(name: str, value: str) -> str:
@@ -303,20 +361,13 @@ def sysctl_remedy(name: str, value: str) -> str:
     return f"as root: sysctl -w {name}={value}, and to keep it: {keep}"
 
 
-def apparmor_remedy(bwrap: str, uid: int) -> str:
-    """The AppArmor profile that allows user namespaces only to the programs that need them."""
-    programs = [bwrap]
-    if uid != 0:
-        # For an ordinary user our own Python makes a namespace before bwrap does. For root it does not.
-        programs.append(os.path.realpath(sys.executable))
-    lines = ["as root, write /etc/apparmor.d/runner:", "  abi <abi/4.0>,", "  include <tunables/global>"]
-    for program in programs:
-        name = f"runner-{os.path.basename(program)}"
-        lines += [f"  profile {name} {program} flags=(unconfined) {{", "    userns,", "  }"]
-    lines.append("and load it: apparmor_parser -r /etc/apparmor.d/runner")
-    if uid != 0:
-        lines.append(
-            f"(this allows user namespaces to everything that runs {programs[1]}; a runner that runs as "
-            "root needs the profile for bwrap only)"
-        )
-    return "\n".join(lines)
+def apparmor_remedy() -> str:
+    """The commands that load the shipped AppArmor profile for this installation."""
+    folder = os.path.realpath(sysconfig.get_path("scripts"))
+    installed = "/etc/apparmor.d/runner"
+    return (
+        f"as root: sed 's|^@{{runner}} = .*|@{{runner}} = {folder}|' {CODE_ROOT}/{PROFILE} > {installed}\n"
+        f"and load it: apparmor_parser -r {installed}\n"
+        "It lets the command runner make user namespaces. A host that uses the library needs\n"
+        "AppArmorProfile=runner in its unit, or aa-exec -p runner before its command"
+    )

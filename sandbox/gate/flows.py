@@ -19,7 +19,7 @@ from sandbox.network.addresses import vet
 from sandbox.network.egress import AuditLine, EgressPlan
 from sandbox.network.hosts import Host, read_address
 from sandbox.network.rules import HostRule, judge
-from sandbox.speed.typed import Callable, Sequence
+from sandbox.speed.typed import Callable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
 _CONNECTIONS_PER_SECOND = 1000
@@ -106,15 +106,9 @@ class Flows:
             self._delivered = None
 
     def _accept_rest(self, listener: socket.socket, redirected: bool) -> None:
-        for _ in range(_MOST_WAITING):
-            try:
-                client = accept(listener)
-            except BlockingIOError:
+        for client in _waiting_clients(listener, _MOST_WAITING):
+            if client is None:
                 return
-            except OSError as error:
-                if error.errno in _NO_ROOM:
-                    return
-                continue
             self._take(client, redirected)
 
     def may_be_private(self, address: str, port: int) -> bool:
@@ -127,16 +121,10 @@ class Flows:
 
     def _accept(self, listener: socket.socket, redirected: bool) -> None:
         assert self._rate_limiter is not None
-        for _ in range(_MOST_AT_ONCE):
-            try:
-                client = accept(listener)
-            except BlockingIOError:
+        for client in _waiting_clients(listener, _MOST_AT_ONCE):
+            if client is None:
+                self._rate_limiter.pause()
                 return
-            except OSError as error:
-                if error.errno in _NO_ROOM:
-                    self._rate_limiter.pause()
-                    return
-                continue  # the client has closed it already
             self._take(client, redirected)
             if self._rate_limiter.count():
                 return
@@ -182,6 +170,20 @@ class Flows:
                 )
         rule = judge(self._rules, host, port)
         return FlowTarget(host, port, rule, "" if rule else "is not in its list")
+
+
+def _waiting_clients(listener: socket.socket, most: int) -> Iterator[socket.socket | None]:
+    """Accept connections that wait. None: there is no room for another descriptor."""
+    for _ in range(most):
+        try:
+            yield accept(listener)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                yield None
+                return
+            # else the client has closed it already
 
 
 def read_destination(client: socket.socket, redirected: bool) -> tuple[str, int]:

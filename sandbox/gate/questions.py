@@ -60,7 +60,7 @@ class Answerer:
             self._record_refusal(question.shown, question.reason)
             return question.reply
         try:
-            host = _read_host(question)
+            host = read_host(question)
         except ValueError as error:
             return self._refuse(question, question.shown, str(error))
         rule = self._rules.find(host.text)
@@ -91,7 +91,7 @@ class Answerer:
         self._audit.write_repeated(AuditLine("dns", shown, 0, "refused", reason=reason))
 
 
-def _read_host(question: dns.NameQuestion) -> Host:
+def read_host(question: dns.NameQuestion) -> Host:
     """The host that is asked for. Raises ValueError with the rest of a sentence that begins with the name."""
     name = question.name
     if name is None:

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from sandbox.identity.accounts import Account
 
 PACKAGES = "packages"  # beside the folder of all states: checked copies of packages, one for each launch
+UNPACKED = "unpacked"  # beside it too: packages that were given as a tar
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, with the path of its manifest
+
+_MOST_DATED = 1000  # files that `last_used` looks at
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -45,6 +48,34 @@ class StateRefused(Exception):
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+class StateUnwritable(StateRefused):
+    """The machine does not let the runner make or change the directory. Nobody has refused it."""
+
+
+def unwritable(path: str, error: OSError) -> StateUnwritable | None:
+    """The exception for an error of the place that `path` is in; None if something else is wrong with it."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    if remedy is None:
+        return None
+    place = path
+    while not os.path.lexists(place) and place != "/":
+        place = os.path.dirname(place)
+    who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+    return StateUnwritable(
+        f"state directory {path} cannot be written: {error.strerror} ({place})",
+        f"{remedy.format(place=place, who=who)}, or choose a writable directory with --state-dir",
+    )
+
+
+_REMEDIES = {
+    errno.EROFS: "mount {place} read-write (in a container, give it a volume)",
+    errno.EACCES: "let {who} write in {place}",
+    errno.EPERM: "let {who} write in {place}",
+    errno.ENOSPC: "make room on the filesystem of {place}",
+    errno.EDQUOT: "make room on the filesystem of {place}: the quota of {who} is used up",
+}
 
 
 def state_root(environ: Mapping[str, str]) -> str:
@@ -73,10 +104,23 @@ def real_state_dir(path: str, *, follow: Follow = "system") -> str:
     except TooManyLinks as refused:
         raise StateRefused(f"state directory {path}: {refused}", "use the path it leads to") from None
     except OSError as error:
-        raise StateRefused(
+        raise unwritable(path, error) or StateRefused(
             f"state directory {path} cannot be used: {error.strerror}",
             "choose another directory with --state-dir",
         ) from None
+
+
+def last_used(path: str) -> float:
+    """When a state directory was last used, in seconds since 1970; 0 if there is none. A launch sets the time
+    of the directory. Earlier versions did not, so files at its top count too."""
+    try:
+        newest = os.lstat(path).st_mtime
+        with os.scandir(path) as entries:
+            for _, each in zip(range(_MOST_DATED), entries, strict=False):
+                newest = max(newest, each.stat(follow_symlinks=False).st_mtime)
+        return newest
+    except OSError:  # it is gone, or another user's
+        return 0.0
 
 
 @contextmanager
@@ -146,6 +190,8 @@ class _Directory:
         try:
             self._steps = walk(path, follow="none", make=mode)
         except (OSError, LinkRefused) as error:
+            if isinstance(error, OSError) and (known := unwritable(path, error)):
+                raise known from None
             why = (error.strerror or "") if isinstance(error, OSError) else str(error)
             raise StateRefused(
                 f"state directory {path} cannot be used: {why}",
@@ -157,7 +203,7 @@ class _Directory:
         except OSError as error:
             unmake(self._steps)
             close(self._steps)
-            raise StateRefused(
+            raise unwritable(path, error) or StateRefused(
                 f"state directory {path} cannot be used: {error.strerror}",
                 "it must be a directory and not a link: remove it, or choose another directory with "
                 "--state-dir",
@@ -174,7 +220,10 @@ class _Directory:
         return self._steps[-1].made
 
     def make_below(self, parts: Sequence[str], uid: int, gid: int) -> None:
-        """Make folders inside the directory. No link is followed: the plugin owns what is already there."""
+        """Make folders inside the directory. No link is followed: the plugin owns what is already there. Also
+        sets its time, for `last_used`."""
+        with suppress(OSError):
+            os.utime(self.fd)
         for part in parts:
             try:
                 steps = walk_below(self.fd, part, make=True)
@@ -186,7 +235,7 @@ class _Directory:
                     content = [step.name]
             except OSError as error:
                 other = "let the runner make folders there, or choose another directory with --state-dir"
-                raise StateRefused(
+                raise unwritable(f"{self.path}/{part}", error) or StateRefused(
                     f"{part} in the state directory cannot be used: {error.strerror}",
                     "remove it: it must be a folder" if isinstance(error, NotADirectoryError) else other,
                 ) from None
@@ -456,7 +505,7 @@ def lock_record(above: int, state_dir: str, manifest: str) -> int:
         try:
             fd = open_record(above, os.path.basename(state_dir), make=True)
         except OSError as error:
-            raise StateRefused(
+            raise unwritable(f"{os.path.dirname(state_dir)}/{RECORDS}", error) or StateRefused(
                 f"state directory {state_dir}: its record in {RECORDS} cannot be made: {error.strerror}",
                 f"remove {os.path.dirname(state_dir)}/{RECORDS}, or choose another --state-dir",
             ) from None

@@ -42,6 +42,8 @@ _SHORTEST_CPU_QUOTA_MICROSECONDS = 1_000
 _OOM_KILL_SECONDS = 0.01  # between looks at the counter: the kernel sends the event before it raises it
 _OOM_LOOKS = 100
 _LIFTED_SECONDS = 2.0
+# A counter that cannot be read for this long is not there any more.
+_UNREADABLE_SECONDS = 5.0
 
 
 class CgroupFault(Exception):
@@ -641,18 +643,30 @@ class CpuTimeMeter(Meter):
         self._cgroup = cgroup
         self._limit = limit
         self._cores = os.cpu_count() or 1
+        self._unread_since = math.inf
         self.due = time.monotonic() + max(SHORTEST_PAUSE_SECONDS, limit / self._cores)
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if now < self.due:
             return None
         used = self._cgroup.cpu()
-        if used is None:  # this process has no free descriptor just now
-            self.due = now + SHORTEST_PAUSE_SECONDS
-            return None
+        if used is None:
+            return self._look_later(now)
+        self._unread_since = math.inf
         left = self._limit - used
         self.due = now + max(SHORTEST_PAUSE_SECONDS, left / self._cores)
         return "cpu_time" if left <= 0 else None
+
+    def _look_later(self, now: float) -> str | None:
+        """For a moment this process may have no free descriptor: it looks again, after longer and longer
+        pauses. A limit whose counter stays unreadable is enforced by nothing, so the plugin is ended."""
+        self._unread_since = min(self._unread_since, now)
+        unread = now - self._unread_since
+        self.due = now + max(SHORTEST_PAUSE_SECONDS, unread)
+        if unread < _UNREADABLE_SECONDS:
+            return None
+        self.why = "cpu_time"
+        return LIFTED
 
 
 class MemoryMeter(Meter):

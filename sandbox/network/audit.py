@@ -115,7 +115,7 @@ class AuditLog:
         elif kind == _TOTALS:
             self._count_all(document)
         elif (line := _read_line(document)) is not None:
-            self._store(line)
+            self.store(line)
         else:
             self.dropped += 1
 
@@ -128,7 +128,7 @@ class AuditLog:
                 if isinstance(count, int) and count > self.totals[kind, verdict]:
                     self.totals[kind, verdict] = count
 
-    def _store(self, line: AuditLine) -> None:
+    def store(self, line: AuditLine) -> None:
         self.totals[line.kind, line.verdict] += 1
         gone = self._lines[line.kind].add(line)
         if gone is not None:

@@ -7,6 +7,7 @@ to them, and makes the real ones. From the synthetic address it knows the name.
 
 from __future__ import annotations
 
+from sandbox.spec import NAME_SERVER
 from sandbox.speed.value import NamedTuple
 
 # All of these addresses are local in the plugin's namespace. The first range is for benchmarks (RFC 2544),
@@ -14,11 +15,12 @@ from sandbox.speed.value import NamedTuple
 SYNTHETIC_IPV4 = "198.18.128.0/17"
 SYNTHETIC_IPV6 = "fd6e:a9c1:52e7:b04d::/64"
 
-DNS_ADDRESS = "127.0.0.1"
-DNS_PORT = 53
+DNS_ADDRESS, DNS_PORT = NAME_SERVER
 
 
-NOT_LISTED = "is not in its list"  # the reason of a refusal that a longer list would change
+# Reasons of a refusal that a longer list would change.
+NOT_LISTED = "is not in its list"
+NO_NETWORK = "was refused: the plugin has no network"
 
 
 class EgressLimits(NamedTuple):

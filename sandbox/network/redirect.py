@@ -13,10 +13,7 @@ import struct
 
 from sandbox.network.wire import NLM_F_CREATE, encode_message
 from sandbox.spawn.order import NetlinkRequest
-from sandbox.speed.typed import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import socket
+from sandbox.speed.typed import Any
 
 NETLINK_NETFILTER = 12
 # Below 1024, so that no server of the plugin listens on it.
@@ -32,10 +29,6 @@ _META_L4PROTO = 16
 _EQUAL, _NOT_EQUAL = 0, 1
 _REGISTER = 1
 _IPPROTO_TCP = 6
-
-# From linux/netfilter_ipv4.h and netfilter_ipv6/ip6_tables.h.
-_SOL_IP, _SO_ORIGINAL_DST = 0, 80
-_SOL_IPV6, _IP6T_SO_ORIGINAL_DST = 41, 80
 
 
 class _Family:
@@ -63,18 +56,6 @@ def redirect_requests() -> list[NetlinkRequest]:
         )
         for family in _FAMILIES
     ]
-
-
-def original_target(connection: socket.socket) -> tuple[str, int]:
-    """The address and the port that the plugin dialled. Raises OSError for a connection that was not
-    redirected."""
-    import socket
-
-    if connection.family == socket.AF_INET6:
-        raw = connection.getsockopt(_SOL_IPV6, _IP6T_SO_ORIGINAL_DST, 28)  # struct sockaddr_in6
-        return socket.inet_ntop(socket.AF_INET6, raw[8:24]), int(struct.unpack_from("!H", raw, 2)[0])
-    raw = connection.getsockopt(_SOL_IP, _SO_ORIGINAL_DST, 16)  # struct sockaddr_in
-    return socket.inet_ntop(socket.AF_INET, raw[4:8]), int(struct.unpack_from("!H", raw, 2)[0])
 
 
 def _batch(family: _Family) -> bytes:

@@ -95,9 +95,6 @@ class Mounts:
         self._layers = {m.device: m.layers for m in self.all if m.layers and m.device not in roots}
         self.overlays = tuple(m for m in self.all if m.device in self._layers)
 
-    def by_id(self, mount_id: int) -> Mount | None:
-        return self._by_id.get(mount_id)
-
     def of_fd(self, fd: int) -> Mount | None:
         """The mount through which an open file was reached; None if it is newer than this table."""
         return self._by_id.get(mount_id(fd))

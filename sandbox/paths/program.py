@@ -260,6 +260,19 @@ def locate(
     return LocatedProgram(path, _unique(search.chosen, path), tuple(dict.fromkeys(search.code)))
 
 
+def program_fault(command: str, *, directory: str, search_path: str) -> ProgramFault | None:
+    """Why there is no such program, as a launch would say it; None if it is found. For verbs that do not
+    launch."""
+    show_all = ShowRules(lambda path: None, lambda path: True)
+    try:
+        _find_program(command, directory, _ProgramSearch((), show_all, search_path or SYSTEM_PATH))
+    except ProgramFault as fault:
+        return fault
+    except (OSError, ValueError):
+        pass  # the launch will report it
+    return None
+
+
 def _unique(chosen: Sequence[str], program: str) -> tuple[str, ...]:
     return tuple(each for each in dict.fromkeys(chosen) if each != program)
 

@@ -31,6 +31,7 @@ class Slots(NamedTuple):
     ]  # empty: there is no filter for this machine, and the policy does not require one
     status: int
     launcher: int | None = None  # None: it needs no name
+    own_network: bool = False  # the cell's init has made the plugin's network namespace
 
 
 # Path of the launcher in the cage, if it needs one.
@@ -40,10 +41,8 @@ LAUNCHER = "/.launcher"
 def options(plan: LaunchPlan, slots: Slots) -> tuple[str, ...]:
     """bwrap's options, passed through --args: everything but the program."""
     program = () if slots.launcher is None else ("--perms", "0555", "--file", str(slots.launcher), LAUNCHER)
-    # The cell's init has made the network namespace that the gate serves.
-    inherits_network = plan.share_network or plan.egress is not None
     return (
-        *head(plan, inherits_network),
+        *head(plan, plan.share_network or slots.own_network),
         "--json-status-fd",
         str(slots.status),
         # The kernel runs every filter, and the strictest result counts.

@@ -18,6 +18,7 @@ from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.mounts import contains
 from sandbox.paths.scan import SourceRefused
 from sandbox.paths.source import OpenSource, SourceMissing, open_source
+from sandbox.paths.walk import LinkRefused, TooManyLinks, resolve
 from sandbox.plan import mentions
 from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, visibility_check
@@ -397,7 +398,9 @@ def _open_all(
     """Open each path once, for writing if it is wanted for reading and writing. All refusals are raised
     together."""
     refusals: list[Denial] = []
-    for want in wanted:
+    pending = list(wanted)[::-1]
+    while pending:
+        want = pending.pop()
         known = opened.get(want.dest)
         if known is not None and (known.access == "write" or want.access == "read"):
             continue
@@ -432,6 +435,14 @@ def _open_all(
                 # Nobody asked for the project, so refusing it is only a note.
                 notes.append(Note("project", f"the project {want.path} is not shown: {refused.reason}"))
                 continue
+            optional = want.origin == "manifest" and not want.required and not want.moved_to
+            if optional and refused.rule == "symlink":
+                real = _own_target(want.path)
+                if real != want.path and want.access == "read" and policy.may_read(real):
+                    pending.append(want._replace(path=real, moved_to=want.path))
+                else:
+                    notes.append(_not_followed(want.path, real, refused.reason))
+                continue
             refusals.append(_refusal(want, refused))
         else:
             if want.file and source.kind != "file":
@@ -453,6 +464,25 @@ def _open_all(
             yield ShownPath(want.path, want.access, want.origin, "bound", want.moved_to)
     if refusals:
         raise PlanRefused(refusals)
+
+
+def _own_target(path: str) -> str:
+    """Where a path leads by links of root's and of the caller's own. The path itself, if others could change
+    one. A plugin may have made a link of the caller's, so the policy has to allow what it leads to too."""
+    try:
+        return resolve(path, follow="own")
+    except (OSError, LinkRefused, TooManyLinks):
+        return path
+
+
+def _not_followed(path: str, real: str, reason: str) -> Note:
+    hint = "put the folder itself there instead of the link"
+    if real != path:
+        hint = (
+            f"allow the folder that it leads to as well: runner allow PLUGIN --read {real}, "
+            f'or "{real}" in ceiling under [read] of the policy'
+        )
+    return Note("link", f"{path} is not shown: {reason}", hint)
 
 
 def _missing_notes(shown: Iterable[ShownPath]) -> Iterator[Note]:

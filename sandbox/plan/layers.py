@@ -1,9 +1,15 @@
-"""The layers of a launch: requested and effective. available_layers.py decides."""
+"""The layers of a launch: requested and effective. available_layers.py decides which there are."""
 
 from __future__ import annotations
 
-from sandbox.speed.typed import Iterable
+import os
+
+from sandbox.speed.typed import TYPE_CHECKING, Iterable
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.policy.policy import Policy
+    from sandbox.spec import Grant
 
 INSIDE_ID = 65534  # the uid and gid that every plugin sees as its own: nobody
 UID = "uid"  # the layer of this name
@@ -39,6 +45,67 @@ class Layers(NamedTuple):
     user_namespace_lock: bool
     session_keyring: bool
     uid_range: tuple[int, int] | None  # for leased uids; None: the plugin has the runner's own uid
+
+
+def list_layers(layers: Layers, grant: Grant, policy: Policy, identity: str = "") -> tuple[Layer, ...]:
+    """Every layer, for `runner explain` and reports.
+
+    What is in the plan is in force: bwrap does not start the program unless all its options worked, and the
+    spawner checks its own steps. `identity`: the plugin's identity, if its uid is not a leased one.
+    """
+    network = grant.network.mode
+    reach = _network_detail(grant)
+    rows = (
+        ("filesystem", "read-only root, only the listed paths", True, ""),
+        ("namespaces", "user, pid, ipc, uts, mount", True, ""),
+        ("cgroup_namespace", "private", layers.cgroup_namespace, ""),
+        ("network", network, True, reach),
+        ("capabilities", "none", True, ""),
+        ("no_new_privileges", "on", True, ""),
+        ("user_namespace_lock", "on", layers.user_namespace_lock, ""),
+        ("seccomp", grant.seccomp, bool(layers.seccomp_filter), ""),
+        (
+            UID,
+            _identity(policy, layers, identity),
+            os.geteuid() != 0 or layers.uid_range is not None,
+            "",
+        ),
+        ("session_keyring", "own", layers.session_keyring, ""),
+        ("environment", "only the listed names", True, ""),
+        ("descriptors", "0, 1, 2", True, ""),
+        ("core_dumps", "off", True, ""),
+        ("parent_death", "ends the tree", True, ""),
+    )
+    kept_without_a_cage = ("environment", "descriptors", "core_dumps")
+    return tuple(
+        Layer(
+            name,
+            wanted,
+            wanted if given and (not grant.unsandboxed or name in kept_without_a_cage) else "NONE",
+            detail,
+        )
+        for name, wanted, given, detail in rows
+    )
+
+
+def _network_detail(grant: Grant) -> str:
+    network = grant.network
+    if network.mode == "host" or grant.unsandboxed:
+        return "shares the host's network"
+    if network.mode == "open":
+        return "every host by name, by way of the gate"
+    if network.hosts:
+        return f"the {len(network.hosts)} listed, by way of the gate"
+    return "loopback only"
+
+
+def _identity(policy: Policy, layers: Layers, identity: str) -> str:
+    if identity:
+        return shown_as(identity)
+    if os.geteuid() == 0:
+        first, last = layers.uid_range or policy.uids
+        return shown_as(f"leased from {first}-{last}")
+    return shown_as(f"the caller's ({os.geteuid()})")
 
 
 def with_owner(layers: Iterable[Layer], uid: int, identity: str = "") -> tuple[Layer, ...]:

@@ -60,12 +60,10 @@ _GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 _HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 
 
-_NSSWITCH = b"passwd: files\ngroup: files\nhosts: files\n"
-
-
 # The gate answers at once, so there is one attempt: a plugin whose gate has ended must not wait long.
 _RESOLVER = f"nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:1\n".encode()
-_NSSWITCH_DNS = b"passwd: files\ngroup: files\nhosts: files dns\n"
+# Without a network, too: without resolv.conf programs ask 127.0.0.1, where sandbox/cell/questions.py answers.
+_NSSWITCH = b"passwd: files\ngroup: files\nhosts: files dns\n"
 
 
 def operations(
@@ -131,12 +129,10 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
     yield "/etc/group", _GROUP
     if grant.network.mode != "host":
         yield "/etc/hosts", _HOSTS
-        if grant.network.mode == "none":
-            yield "/etc/nsswitch.conf", _NSSWITCH
-            return
-        yield "/etc/nsswitch.conf", _NSSWITCH_DNS
-        yield "/etc/resolv.conf", _RESOLVER
-        yield from _copies(("/etc/services",))
+        yield "/etc/nsswitch.conf", _NSSWITCH
+        if grant.network.mode != "none":
+            yield "/etc/resolv.conf", _RESOLVER
+            yield from _copies(("/etc/services",))
         return
     yield from _copies(_NETWORK_FILES)
 

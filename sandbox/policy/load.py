@@ -94,7 +94,9 @@ def binding_policy(chosen: Policy) -> Policy | None:
         # Fail closed: there may be one.
         message = f"it cannot be looked at: {error.strerror}"
         raise DocumentError(Diagnostic(SYSTEM_POLICY, 0, 0, "policy_untrusted", message)) from None
-    return load_policy(SYSTEM_POLICY, {}) if owner == 0 else None
+    # Nor can this user change one of somebody else on a read-only mount, as a container gets it.
+    bound = owner == 0 or (owner != os.geteuid() and trust_fault(SYSTEM_POLICY) is None)
+    return load_policy(SYSTEM_POLICY, {}) if bound else None
 
 
 def _read(path: str, name: str) -> Policy:
@@ -160,7 +162,7 @@ def trust_fault(
 
     Every directory above counts, because a user who may write to one can replace the tree below it. So does
     every link on the way, with the directories above it. In a sticky directory such as /tmp a user can
-    replace only files of their own.
+    replace only files of their own. On a read-only mount nobody can (sandbox/policy/read_only.py).
     """
     try:
         real, links = follow(path)
@@ -172,8 +174,9 @@ def trust_fault(
                     from sandbox.identity.private_group import is_private
 
                     fault = None if is_private(status.st_gid) else fault
-                if fault is not None:
-                    return fault
+                if fault is not None and not _is_unchangeable(place):
+                    reason, *ways = fault
+                    return reason, _remedy(place, *ways)
     except (OSError, ProgramFault):
         return None  # reading the file reports this error
     return None
@@ -190,12 +193,42 @@ def _only_group_writes(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o002
 
 
-def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str] | None:
-    if status.st_uid not in (0, os.geteuid()):
-        remedy = f"chown -h {os.geteuid()} {place}, or copy it to a directory of your own"
-        return f"{what} belongs to uid {status.st_uid}, which is neither root nor the runner's user", remedy
+def _is_unchangeable(place: str) -> bool:
+    from sandbox.policy.read_only import is_unchangeable
+
+    return is_unchangeable(place)
+
+
+def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str, str] | None:
+    """The fault of this place, the command that corrects it, and what else can be done ('': nothing)."""
+    own = os.geteuid()
+    if status.st_uid not in (0, own):
+        reason = f"{what} belongs to uid {status.st_uid}, which is neither root nor the runner's user"
+        return reason, f"chown -h {own} {place}", "copy it to a directory of your own"
     if stat.S_ISLNK(status.st_mode):
         return None  # the mode of a link means nothing
     if status.st_mode & 0o022 and not (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
-        return f"{what} can be written by its group or by everybody", f"chmod go-w {place}"
+        return f"{what} can be written by its group or by everybody", f"chmod go-w {place}", ""
     return None
+
+
+def _remedy(place: str, change: str, otherwise: str) -> str:
+    """`change`, or what else is possible: nothing can be changed on a read-only mount."""
+    try:
+        is_read_only = look.statvfs(place).f_flag & os.ST_RDONLY
+    except OSError:
+        is_read_only = 0
+    if is_read_only:
+        return (
+            "the mount is read-only here, which does not say who can write the file elsewhere: copy it to a "
+            f"directory that only root or uid {os.geteuid()} can write"
+        )
+    from sandbox.paths.mounts import read_mounts
+    from sandbox.policy.read_only import is_in_container
+
+    if os.geteuid() not in (0, look.lstat(place).st_uid):
+        change = f"have root change it ({change})"
+    if is_in_container(read_mounts()):
+        otherwise = f"{otherwise}, or " if otherwise else ""
+        otherwise += "mount it read-only (docker: -v …:ro; Kubernetes: readOnly: true)"
+    return f"{change}, or {otherwise}" if otherwise else change

@@ -53,7 +53,10 @@ class PolicyTable:
         if isinstance(value, str) and value in choices:
             return value
         shown = quoted(value) if isinstance(value, str) else "this"
-        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        narrower = [choice for choice in choices if choice != "host"]  # "hosts" is not meant to be the widest
+        hint = did_you_mean(value, narrower) if isinstance(value, str) else ""
+        if not hint and "host" in choices:
+            hint = '"allowlist" reaches the hosts of a list; "host" is the whole network of this machine'
         self.fault((key,), "policy_value", f"must be one of {', '.join(choices)}, not {shown}", hint)
         return default
 

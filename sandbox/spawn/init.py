@@ -247,7 +247,7 @@ def _init_stages(
             require_own_network(order.network)
 
     def meet_gate() -> None:
-        if order.network is not None:
+        if order.network is not None and order.network.gate:
             from sandbox.spawn.network import wait_for_gate  # loaded before the clone
 
             wait_for_gate(order.network)
@@ -297,7 +297,7 @@ def _close_others(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, own: C
     """Close all descriptors but those that the init (`own`) or bwrap needs."""
     held = {*own, order.ending, *order.stdio, *order.keep, *order.hold}
     held.update(order.cgroups.files)
-    if order.network is not None:
+    if order.network is not None and order.network.gate:
         held.add(order.network.channel)
     held.update(fd for fd, _ in (*order.mounts, *order.binds))  # closed by the exec
     kept = sorted(fd for fd in held if fd > 2)

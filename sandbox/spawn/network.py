@@ -1,5 +1,8 @@
 """Make the plugin's network namespace, set it up with prepared messages, and hand its sockets to the gate.
 
+A plugin without a network has no gate. The runner then gets one socket, which sees the names that the plugin
+looks up (sandbox/cell/questions.py).
+
 It is made by root, before its uid is dropped, or by the cell's init in its own user namespace. Either way it
 is owned by a user namespace outside of the plugin's, so no capability that the plugin gets lets it change
 routes or rules. A socket stays in the namespace it was made in, so the gate can serve it from outside. Only
@@ -69,7 +72,12 @@ def make_network(order: NetworkOrder, libc: Libc) -> None:
             raise OSError(get_errno(), "")
         has_ipv6 = _set_up(order.recipe.requests, step)
         step.name = _LISTEN
-        _send_sockets([each for each in order.recipe.sockets if has_ipv6 or each.version == 4], order, step)
+        sockets = [each for each in order.recipe.sockets if has_ipv6 or each.version == 4]
+        try:
+            _send_sockets(sockets, order, step)
+        except OSError:  # for example, a filter around the runner knows no sockets of the internet
+            if order.gate:
+                raise
     except NetworkFault:
         raise
     except OSError as error:
@@ -125,7 +133,7 @@ def _set_up(requests: Sequence[NetlinkRequest], step: _Step) -> bool:
     finally:
         for kernel in kernels.values():
             kernel.close()
-    return has_ipv6 and _knows_ipv6()
+    return has_ipv6 and any(request.version == 6 for request in requests) and _knows_ipv6()
 
 
 def _knows_ipv6() -> bool:

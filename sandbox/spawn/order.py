@@ -41,10 +41,12 @@ class NetworkRecipe(NamedTuple):
 
 class NetworkOrder(NamedTuple):
     recipe: NetworkRecipe
-    channel: int  # to the gate: a socket that preserves message boundaries
+    channel: int  # takes the sockets, to the gate or the runner: it preserves message boundaries
     outside: str  # the runner's own network namespace, as /proc/self/ns/net names it
     until: float | None = None  # on the monotonic clock: how long the gate may take to get ready
     made_by_root: bool = False  # before the uid is dropped; otherwise the cell's init makes it
+    # Whether a gate serves the sockets. If not, the plugin starts without them too.
+    gate: bool = True
 
 
 # Temporary folders are mounted here, and bwrap binds them from here: bwrap can limit the size of a tmpfs, but

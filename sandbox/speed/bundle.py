@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call"}
 # The last module of a part that a process may have imported before. If it is there, so are the others.
 _LAST = {"state": "sandbox.paths.access"}
-_FORMAT = b"runner bundle 1\n"
+_FORMAT = b"runner bundle 2\n"
 _WRITABLE_BY_OTHERS = 0o022
 # A source that changed so recently could change again without another time.
 _SETTLED_SECONDS = 2.0
@@ -155,7 +155,9 @@ def _write(part: str) -> None:
             return
         is_package = spec.submodule_search_locations is not None
         sources.append((name, is_package, spec.origin, found.st_size, found.st_mtime_ns, spec.loader))
-    entries = tuple((*source[:-1], source[-1].get_code(source[0])) for source in sources)
+    entries = tuple(
+        (*source[:-1], _compile(source[-1].get_source(source[0]) or "", source[2])) for source in sources
+    )
     temporary = f"{_path(part)}.{os.getpid()}"
     # Nobody may write it who cannot write the sources, whatever the umask is. Python does so with its files.
     mode = os.stat(__file__).st_mode & 0o644
@@ -167,6 +169,23 @@ def _write(part: str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _compile(source: str, path: str) -> "CodeType":
+    """The code of a module without its docstrings, and without the import of `__future__`, which has done
+    what it does when the code is compiled. Together they take a start 0.7 ms."""
+    import __future__
+
+    import ast
+
+    tree = ast.parse(source, path)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
+            if isinstance(node, ast.Module):
+                node.body = [each for each in node.body if getattr(each, "module", "") != "__future__"]
+    return compile(tree, path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
 
 
 def _path(part: str) -> str:

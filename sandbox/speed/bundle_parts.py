@@ -9,17 +9,19 @@ _NAMES = {
     "launch": """
         runner sandbox.speed.late_site sandbox.speed.typed runner.cli sandbox.speed.plain runner.launch
         runner.launch.stored sandbox.speed.value sandbox.cache runner.launch.stored.entry runner.cli.shared
-        sandbox.speed.scopes runner.launch.sources runner.outcome sandbox.identity sandbox.identity.owner
-        sandbox.limits sandbox.files sandbox.limits.meter sandbox.limits.site sandbox.spawn
-        sandbox.spawn.order sandbox.spec sandbox.speed.signals sandbox.limits.cgroup sandbox.plan
-        sandbox.plan.layers sandbox.plan.plan runner.launch.acquire sandbox.limits.assigned
+        sandbox.speed.scopes runner.outcome sandbox.identity sandbox.identity.owner sandbox.limits
+        sandbox.files sandbox.limits.meter sandbox.limits.site sandbox.spawn sandbox.spawn.order
+        sandbox.spec sandbox.speed.signals sandbox.limits.cgroup sandbox.plan sandbox.plan.layers
+        sandbox.plan.plan runner.launch.sources runner.launch.acquire sandbox.limits.assigned
         runner.launch.stages sandbox.streams sandbox.streams.handover runner.launch.stdio sandbox.cell
         sandbox.limits.rlimits sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.cell.cell
         runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper sandbox.speed.libc sandbox.spawn.init
-        sandbox.spawn.spawner sandbox.cell.launch runner.launch.start runner.launch.carry_out
-        runner.launch.orders runner.cli.shared.launching sandbox.facts sandbox.speed.codec
-        runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths sandbox.paths.file_identity
-        sandbox.cell.reopened sandbox.identity.uid_range sandbox.identity.leases sandbox.limits.socket_meter
+        sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.questions sandbox.cell.launch
+        runner.launch.start runner.launch.finish
+        runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts
+        sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths
+        sandbox.paths.file_identity sandbox.identity.uid_range sandbox.identity.leases
+        sandbox.limits.socket_meter
     """,
     # What it loads besides for a plugin with a state directory.
     "state": """
@@ -37,7 +39,8 @@ _NAMES = {
         sandbox.policy.approval runner.approvals.record runner.approvals.store runner.launch.command
         sandbox.document.read sandbox.policy.load runner.launch.approve sandbox.identity.removal
         sandbox.identity.host_side sandbox.identity.reservations sandbox.identity.uids sandbox.identity.state
-        runner.launch.denylist sandbox.paths.homes sandbox.policy.grant runner.launch.prepare
+        runner.launch.denylist sandbox.paths.homes sandbox.policy.grant
+        runner.launch.own_folders runner.launch.prepare
         sandbox.limits.cgroup_survey sandbox.limits.shares sandbox.limits.assign sandbox.seccomp
         sandbox.seccomp.filter sandbox.plan.available_layers sandbox.paths.access sandbox.paths.source
         sandbox.plan.mentions sandbox.plan.operations sandbox.plan.relocation sandbox.plan.places

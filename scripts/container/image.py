@@ -86,6 +86,17 @@ def packages(stage: Stage) -> tuple[str, ...]:
     return tuple(found)
 
 
+def copied(stages: tuple[Stage, ...]) -> list[str]:
+    """What the COPY lines take from the checkout."""
+    steps = (step for stage in stages for step in stage.instructions)
+    return [
+        source
+        for step in steps
+        if step.word == "COPY" and "from" not in step.flags
+        for source in step.words[:-1]
+    ]
+
+
 def build(dockerfile: Path, context: Path, work: Path, runc: Runc) -> Image:
     """Build all stages in `work`. Returns the root directory of the last one."""
     bases: dict[str, Path] = {}
@@ -131,7 +142,7 @@ def _build_stage(stage: Stage, root: Path, context: Path, roots: dict[str, Path]
                 user = step.rest
             case "ENTRYPOINT":
                 entrypoint = tuple(json.loads(step.rest))
-            case "CMD":
+            case "CMD" | "LABEL":
                 pass
             case _:
                 raise BuildError(f"{step.word}: this instruction is not known here; teach {__file__}")

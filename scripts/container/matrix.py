@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from scripts.container import filter as container_filter
-from scripts.container.image import BuildError, Image, build, shifted
+from scripts.container.image import BuildError, Image, build, copied, read_dockerfile, shifted
 from scripts.container.runc import DOCKER_CAPABILITIES, USER_NAMESPACE, Config, Done, Mount, Runc
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -34,7 +34,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SIX = ("CAP_SETUID", "CAP_SETGID", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_KILL")
 _OWNED = ("uid=1000", "gid=1000")  # as docs/containers.md has it for --tmpfs
 
-_OK, _UNAVAILABLE, _NO_CAGE = 0, 22, 125
+_OK, _UNAVAILABLE, _NO_CAGE, _REFUSED = 0, 22, 125, 126
 
 
 _HOMES = {0: "/root", 1000: "/home/runner"}  # as the image's /etc/passwd has them
@@ -89,14 +89,26 @@ def _rows() -> tuple[Row, ...]:
         Row("and CAP_SYS_ADMIN", seccomp=shipped, capabilities=(*DOCKER_CAPABILITIES, "CAP_SYS_ADMIN")),
         # These cannot work, and have to say why.
         Row("no capability", users=(0,), seccomp=shipped, capabilities=(), says=("CAP_SETUID", "--cap-add")),
-        Row("Docker's defaults", seccomp=container_filter.profile(()), masked=True, says=seccomp_words),
+        Row(
+            "Docker's defaults",
+            seccomp=container_filter.profile(()),
+            masked=True,
+            says=(*seccomp_words, "masked", "keyring", "systempaths=unconfined"),
+        ),
         Row("Docker's filter", seccomp=container_filter.profile(()), says=seccomp_words),
+        Row("Docker's filter, killing", seccomp=_killing(), says=(*seccomp_words, "SIGSYS")),
         Row("masked /proc", seccomp=shipped, masked=True, says=("masked", "systempaths=unconfined")),
         *(
             Row(f"filter without {name}", seccomp=document, says=(*seccomp_words, name))
             for name, document in no_call.items()
         ),
     )
+
+
+def _killing() -> dict[str, Any]:
+    """A filter that kills for mount and pivot_root, as systemd's do, and allows the rest."""
+    entry = {"names": ["mount", "pivot_root"], "action": "SCMP_ACT_KILL_PROCESS"}
+    return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [entry]}
 
 
 class Case(NamedTuple):
@@ -129,10 +141,11 @@ class Bench:
         environment: Mapping[str, str] = MappingProxyType({}),
         end_after: str | None = None,
         plugins: Path = ROOT / "tests/plugins",
+        volumes: tuple[Mount, ...] = (),
     ) -> Done:
         row = case.row
         with self._root(row) as root:
-            mounts = [Mount(str(plugins), "/plugins", ("ro",))]
+            mounts = [Mount(str(plugins), "/plugins", ("ro",)), *volumes]
             if row.read_only:
                 # The image's own directory would be read-only. Engines copy its owner to a new volume.
                 mounts += [Mount("tmpfs", "/tmp")] if scratch else []
@@ -267,12 +280,38 @@ def _cached(bench: Bench, case: Case) -> tuple[str, Done]:
     """A read-only image caches if /tmp is writable, and works without a cache if it is not."""
     read_only = case._replace(row=case.row._replace(read_only=True))
     where = "/run" if case.user == 0 else "/tmp"
-    script = f"runner exec /plugins/demo </dev/null >/dev/null && ls {where}/runner-cache-{case.user}/*.json"
+    entries = f"find {where}/runner-cache-{case.user} -type f -size +0 -printf cached"
+    script = f"runner exec /plugins/demo </dev/null >/dev/null && {entries}"
     done = bench.run(read_only, argv=("/bin/sh", "-c", script))
-    if wrong := _fine(done, ".json"):
+    if wrong := _fine(done, "cached"):
         return wrong, done
     done = bench.run(read_only, "exec", "/plugins/demo", stdin="\n", scratch=False)
     return _fine(done, "12 of 12 as it should be"), done
+
+
+def _policy(bench: Bench, case: Case) -> tuple[str, Done]:
+    """A policy on a read-only volume is trusted no matter whose it is: a ConfigMap with its links, the same
+    with an fsGroup, and a file of the operator. Where the volume can be written it is not, and it is said how
+    it would be."""
+    text = (bench._image.root / "etc/runner/policy.toml").read_bytes()
+    for owner, group, mode in ((0, 0, 0o777), (0, 2000, 0o2775), (4711, 4711, 0o755)):
+        folder = Path(tempfile.mkdtemp(dir=bench._work))
+        (folder / "..1").mkdir()
+        (folder / "..1/policy.toml").write_bytes(text)
+        (folder / "..data").symlink_to("..1")
+        (folder / "policy.toml").symlink_to("..data/policy.toml")
+        for path in (folder / "..1/policy.toml", folder / "..1", folder):
+            os.chown(path, owner, group)
+            path.chmod(mode if path.is_dir() else 0o644)
+        for options, code, words in ((("ro",), _OK, "12 of 12"), ((), _REFUSED, "read-only")):
+            volume = Mount(str(folder), "/etc/runner", options)
+            done = bench.run(case, "exec", "/plugins/demo", "--", "/home", stdin="\n", volumes=(volume,))
+            if done.code != code or words not in done.output + done.error:
+                return f"of {owner}:{group}, {mode:o}, {options} ended with {done.code}", done
+    # The same files a second time, where they can be written.
+    volumes = (Mount(str(folder), "/etc/runner", ("ro",)), Mount(str(folder), "/mnt"))
+    done = bench.run(case, "exec", "/plugins/demo", stdin="\n", volumes=volumes)
+    return "" if done.code == _REFUSED else f"was trusted although it is writable: {done.code}", done
 
 
 def _core_pattern(bench: Bench, case: Case) -> tuple[str, Done]:
@@ -294,6 +333,7 @@ _ONCE: dict[str, Check] = {
     "state": _state,
     "another uid": _another_uid,
     "cache": _cached,
+    "policy": _policy,
 }
 
 _GREEDY = """#!/usr/bin/python3
@@ -353,13 +393,13 @@ def inner(work: Path, cgroup: str, kept: Path | None, only: list[str]) -> int:
 
 def _table(bench: Bench, checks: dict[str, Check], cases: list[Case], failures: list[str]) -> None:
     width = max(len(case.title) for case in cases) + 2
-    print(f"\n{'':{width}}" + "".join(f"{name:19}" for name in checks))
+    print(f"\n{'':{width}}" + "".join(f"{name:21}" for name in checks))
     for case in cases:
         print(f"{case.title:{width}}", end="", flush=True)
         for name, check in checks.items():
             wrong, done = check(bench, case)
             good = "refused with reason" if case.row.says else f"ok {done.seconds * 1000:.0f} ms"
-            print(f"{'FAILED' if wrong else good:19}", end="", flush=True)
+            print(f"{'FAILED' if wrong else good:21}", end="", flush=True)
             if wrong:
                 tail = (done.output[-1500:] + done.error[-1500:]).replace("\n", "\n    ")
                 failures.append(f"{case.title}: {name} {wrong}\n    {tail}")
@@ -383,11 +423,12 @@ def _image(work: Path, kept: Path | None, runc: Runc) -> Image:
 
 
 def _context(work: Path) -> Path:
-    """A copy of this checkout as umask 002 makes it. The image must not keep group-writable modes."""
+    """A copy of what the Dockerfile takes, as umask 002 makes it. The image must not keep group-writable
+    modes."""
     context = work / "context"
     context.mkdir()
-    for name in ("Dockerfile", "LICENSE", "README.md", "pyproject.toml", "policies", "runner", "sandbox"):
-        subprocess.run(["cp", "-r", str(ROOT / name), str(context)], check=True)
+    sources = sorted(set(copied(read_dockerfile((ROOT / "Dockerfile").read_text()))))
+    subprocess.run(["cp", "-r", "--parents", *sources, str(context)], cwd=ROOT, check=True)
     subprocess.run(["chmod", "-R", "g+w", str(context)], check=True)
     return context
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.egress.conftest import Plugin
 from tests.internet import API, OTHER
+from tests.tables import one_case
 
 pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
 
@@ -109,10 +110,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@one_case("case", CASES)
 def test_the_word_of_the_contract(plugin: Plugin, case: str) -> None:
     name, text, reached = CASES[case]
-    folder = plugin.folder / "words"
+    folder = plugin.folder / case
     plugin.write(folder / "words", PROGRAM, mode=0o755)
     manifest = plugin.write(folder / name, text)
     policy = plugin.policy('ceiling = "open"\nhosts = ["*:*"]')

@@ -8,6 +8,7 @@ import pytest
 
 from tests.egress.conftest import Plugin
 from tests.internet import API, API_IPV6, OTHER
+from tests.tables import one_case
 
 pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
 
@@ -67,7 +68,7 @@ def test_every_name_below_a_wildcard_and_not_the_name_itself(plugin: Plugin) -> 
     assert itself.stdout == "" and set(itself.verdicts("questions")) == {("example.com", 0, "refused")}
 
 
-@pytest.mark.parametrize("name", ["ALIAS.example.COM", "alias.example.com."])
+@one_case("name", ["ALIAS.example.COM", "alias.example.com."])
 def test_spellings_of_one_name(plugin: Plugin, name: str) -> None:
     ran = plugin.python(["alias.example.com:2525"], LINE, name, "2525")
     assert ran.stdout == f"220 {API}\n"

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.egress.conftest import Plugin
+from tests.tables import one_case
 
 pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
 
@@ -41,7 +42,7 @@ raise SystemExit(3)
 EVENT = json.dumps({"type": "run.completed", "subject": {"kind": "run", "id": "r"}})
 
 
-@pytest.mark.parametrize("verb", [("exec", ()), ("call", ("tell", "--input", EVENT))])
+@one_case("verb", [("exec", ()), ("call", ("tell", "--input", EVENT))])
 def test_a_host_that_is_called_like_a_secret(plugin: Plugin, verb: tuple[str, tuple[str, ...]]) -> None:
     name, more = verb
     folder = plugin.folder / "telltale"

@@ -151,6 +151,9 @@ def test_people_are_told_what_was_refused_to_a_plugin_that_failed(plugin: Plugin
     ran = plugin.python(["inside.example.com:2525"], FAILING, "inside.example.com", "example.com")
     assert ran.process.returncode == 3
     told = ran.process.stderr
-    assert "it asked for inside.example.com:2525, which was refused: it leads to 10.9.9.9" in told
-    assert "it asked for example.com, which is not in its list; to let it reach that host: " in told
+    assert "the plugin asked for inside.example.com:2525, which was refused: it leads to 10.9.9.9" in told
+    assert (
+        "the plugin asked for the host example.com, which is not in its list; to let it reach that host: "
+        in told
+    )
     assert "--net example.com:443" in told

@@ -12,6 +12,7 @@ import pytest
 
 from tests.escape.cage import ProbeCage, parse_result
 from tests.escape.conftest import SECRET
+from tests.tables import check_rows, one_case
 
 REFUSED, NOT_FOUND = 126, 127
 
@@ -38,7 +39,7 @@ def test_arguments_that_look_like_options_are_arguments(cage: ProbeCage) -> None
     assert cage.attack("interfaces").done == ["lo"]
 
 
-@pytest.mark.parametrize("command", ["--dev-bind", "-h", "--", "--share-net", "--help"])
+@one_case("command", ["--dev-bind", "-h", "--", "--share-net", "--help"])
 def test_a_command_that_looks_like_an_option_is_a_command(cage: ProbeCage, command: str) -> None:
     """The command is reported as not found. A program that really has that name runs."""
     cage.manifest(command=command, args=["/", "/", "sh", "-c", "echo out"])
@@ -62,11 +63,7 @@ def test_a_folder_that_looks_like_an_option(cage: ProbeCage) -> None:
     assert parse_result(cage.caller("exec", folder, "--", "interfaces")).done == ["lo"]
 
 
-NUL_PLACES = ["command", "args", "dir", "env"]
-
-
-@pytest.mark.parametrize("place", NUL_PLACES)
-def test_a_nul_in_the_manifest_is_refused(cage: ProbeCage, place: str) -> None:
+def test_a_nul_in_the_manifest_is_refused(cage: ProbeCage) -> None:
     """bubblewrap's options are separated by NUL: a NUL inside a word would split it in two."""
     injected = "x\0--dev-bind\0/\0/host"
     process: dict[str, object] = {"command": "./probe.py", "args": ["listing", "/"]}
@@ -83,11 +80,14 @@ def test_a_nul_in_the_manifest_is_refused(cage: ProbeCage, place: str) -> None:
     plain = parse_result(cage.caller("exec", cage.folder))
     assert "host" not in plain.done
 
-    process[place] = {"args": ["listing", "/", injected], "env": [f"A={injected}"]}.get(place, injected)
-    manifest.write_text(json.dumps(bundle))
-    done = cage.caller("exec", cage.folder)
-    assert (done.returncode, done.stdout) == (REFUSED, "")
-    assert "NUL" in done.stderr
+    def check(place: str, value: object) -> None:
+        manifest.write_text(json.dumps({**bundle, "process": {**process, place: value}}))
+        done = cage.caller("exec", cage.folder)
+        assert (done.returncode, done.stdout) == (REFUSED, "")
+        assert "NUL" in done.stderr
+
+    listing, variable = ["listing", "/", injected], [f"A={injected}"]
+    check_rows({"command": injected, "args": listing, "dir": injected, "env": variable}, check)
 
 
 def test_odd_values_arrive_unchanged(cage: ProbeCage) -> None:

@@ -7,9 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from tests.escape.cage import AttackResult, ProbeCage, parse_result
+from tests.tables import one_case
 
 
 def test_an_open_directory_is_not_inherited(cage: ProbeCage) -> None:
@@ -17,9 +16,8 @@ def test_an_open_directory_is_not_inherited(cage: ProbeCage) -> None:
     try:
         os.set_inheritable(fd, True)
         attack = ("through_descriptors", "self", "hostname")
-        inside = cage.attack(*attack, pass_fds=[fd])
-        assert inside.refused == "ENOENT"
-        assert cage.attack("through_descriptors", "1", "hostname", pass_fds=[fd]).refused == "ENOENT"
+        tried = cage.attacks(attack, ("through_descriptors", "1", "hostname"), pass_fds=[fd])
+        assert [result.refused for result in tried] == ["ENOENT", "ENOENT"]
         leak = cage.under_plain_bwrap(*attack, bwrap=["--ro-bind", "/", "/", "--dev", "/dev"], pass_fds=[fd])
         assert leak.done.strip() == Path("/etc/hostname").read_text().strip()
     finally:
@@ -42,7 +40,7 @@ def test_only_three_descriptors_are_open(cage: ProbeCage) -> None:
 CLOSED: tuple[Sequence[int], ...] = ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2))
 
 
-@pytest.mark.parametrize("closed", CLOSED, ids=str)
+@one_case("closed", CLOSED, ids=str)
 def test_a_closed_standard_stream_exposes_nothing(cage: ProbeCage, closed: Sequence[int]) -> None:
     """The next file opened gets the lowest free number: in bubblewrap that file is the host's /proc."""
     state = Path(f"{cage.folder}.state")
@@ -89,14 +87,15 @@ def _with_closed(argv: Sequence[str], closed: Sequence[int], env: dict[str, str]
     return parse_result(done)
 
 
-@pytest.mark.parametrize("fd", [0, 1, 2])
+@one_case("fd", [0, 1, 2])
 def test_a_directory_as_a_standard_stream_is_refused(cage: ProbeCage, fd: int) -> None:
     cage.manifest()
     words = cage.caller.command("exec", cage.folder, "--", "through_descriptors", "self", "hostname")
-    plain = subprocess.run(
-        words, env=dict(cage.caller.environ), stdin=subprocess.DEVNULL, capture_output=True
-    )
-    assert plain.returncode == 0
+    if fd == 0:  # the control, once
+        plain = subprocess.run(
+            words, env=dict(cage.caller.environ), stdin=subprocess.DEVNULL, capture_output=True
+        )
+        assert plain.returncode == 0
     opened = os.open("/etc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.tables import one_case
+from tests.template import prepared
 
 Write = Callable[..., Path]
 
@@ -55,11 +57,16 @@ def run_with_prlimit(limit: str, caller: Caller, plugin: Path) -> subprocess.Com
 
 def test_a_small_rlimit_fsize_removes_no_layer(runner_as: Caller, plugin: Path) -> None:
     """RLIMIT_FSIZE applies to memfds too. A truncated option list would leave out the cage's last layers."""
-    whole = run_with_prlimit("--fsize=100000000", runner_as, plugin)
+
+    def limited(size: int) -> subprocess.CompletedProcess[str]:
+        code = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+        return prepared(runner_as, code)("exec", plugin)
+
+    whole = limited(100_000_000)
     assert (whole.returncode, whole.stdout) == (0, "Seccomp:\t2\n")  # the control
     ran = 0
     for size in (0, 1, 50, 200, 400, 700, 1000, 1200, 1250, 1300, 1350, 1400, 1500, 1600, 1800, 2000, 4000):
-        done = run_with_prlimit(f"--fsize={size}", runner_as, plugin)
+        done = limited(size)
         assert "Traceback" not in done.stderr
         if done.stdout:
             ran += 1
@@ -69,7 +76,7 @@ def test_a_small_rlimit_fsize_removes_no_layer(runner_as: Caller, plugin: Path) 
     assert ran  # the largest size is enough to run
 
 
-@pytest.mark.parametrize("files", [8, 12, 16, 20, 24, 28])
+@one_case("files", [8, 12, 16, 20, 24, 28])
 def test_too_few_descriptors_end_in_an_orderly_failure(runner_as: Caller, plugin: Path, files: int) -> None:
     done = run_with_prlimit(f"--nofile={files}", runner_as, plugin)
     assert "Traceback" not in done.stderr
@@ -120,8 +127,11 @@ echo "$seen"
 # --- the state directory -----------------------------------------------------------------------------------
 
 
-def test_a_refused_state_directory_is_not_changed(runner_as: Caller, plugin: Path, write_file: Write) -> None:
+def test_a_refusal_neither_makes_nor_changes_a_state_directory(
+    runner_as: Caller, plugin: Path, write_file: Write
+) -> None:
     with_state(plugin, write_file, "true")
+    runner_as.give(plugin.parent)
     place = plugin.parent / "precious"
     place.mkdir()
     place.chmod(0o1777)
@@ -132,13 +142,6 @@ def test_a_refused_state_directory_is_not_changed(runner_as: Caller, plugin: Pat
     assert done.returncode == 126 and str(place) in done.stderr
     after = place.stat()
     assert (after.st_mode, after.st_uid) == (before.st_mode, before.st_uid)
-
-
-def test_a_refused_launch_makes_no_state_directory(
-    runner_as: Caller, plugin: Path, write_file: Write
-) -> None:
-    with_state(plugin, write_file, "true")
-    runner_as.give(plugin.parent)
     state = plugin.parent / "state"
     (plugin / "run").unlink()
     assert runner_as("exec", "--state-dir", state, plugin).returncode == 127
@@ -197,11 +200,7 @@ def test_a_report_does_not_replace_a_device_or_fifo(runner_as_root: Caller, plug
         assert runner_as_root("exec", "--report", fifo, plugin).returncode == 0
         os.close(held)
         assert json.loads(reader.communicate(timeout=30)[0])["outcome"]["code"] == "ok"
-
-
-@pytest.mark.needs("root")  # the pipe belongs to this process
-def test_a_report_to_dev_stdout_reaches_the_pipe(runner_as_root: Caller, plugin: Path) -> None:
-    """/dev/stdout is a link to a link to "pipe:[…]", which is not a path."""
+    # /dev/stdout is a link to a link to "pipe:[…]", which is not a path. The pipe belongs to this process.
     done = runner_as_root("exec", "--report", "/dev/stdout", plugin)
     assert json.loads(done.stdout.splitlines()[-1])["schema"] == "runner.report.v1", done.stderr
 
@@ -240,7 +239,7 @@ def test_a_plugin_cannot_replace_the_link_to_its_manifest(
     assert done.returncode == 126 and ".mcp.json is a symbolic link" in done.stderr
 
 
-def test_write_access_to_the_runners_libraries_is_refused(
+def test_write_access_to_the_runners_libraries_or_a_link_to_the_manifest_is_refused(
     runner_as: Caller, plugin: Path, write_file: Write
 ) -> None:
     """A .pth file there would run without a cage when the next runner starts."""
@@ -252,9 +251,12 @@ def test_write_access_to_the_runners_libraries_is_refused(
     path = f"{runner_as.environ['PYTHONPATH']}:{library}"
     done = runner_as("exec", "--policy", "dev", plugin, env={"PYTHONPATH": path})
     assert done.returncode == 126 and str(library) in done.stderr
+    os.link(plugin / "nexo-plugin.toml", library / "other.toml")
+    done = runner_as("exec", "--policy", "dev", plugin)
+    assert done.returncode == 126 and "hard link" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["./evil.sh", "/usr/bin/cat", "./python3"])
+@one_case("command", ["./evil.sh", "/usr/bin/cat", "./python3"])
 def test_a_script_argument_does_not_grant_its_folder_to_other_programs(
     runner_as: Caller, plugin_dir: Path, write_file: Write, nothing_left: None, command: str
 ) -> None:
@@ -278,7 +280,7 @@ def test_a_script_argument_does_not_grant_its_folder_to_other_programs(
 # --- unusual callers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+@one_case("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_the_exit_status_is_the_plugins_with_closed_streams(
     runner_as: Caller, plugin: Path, write_file: Write, closed: str
 ) -> None:
@@ -297,7 +299,7 @@ def test_a_refusal_with_stderr_closed_keeps_its_exit_status(runner_as_user: Call
     assert (done.returncode, done.stdout) == (126, b"")
 
 
-@pytest.mark.parametrize("words", [("exec", "nothing"), ("check", "."), ("explain", ".")])
+@one_case("words", [("exec", "nothing"), ("check", "."), ("explain", ".")])
 def test_a_deleted_working_directory_causes_no_traceback(
     runner_as_user: Caller, plugin_dir: Path, words: tuple[str, ...]
 ) -> None:
@@ -354,7 +356,7 @@ def test_nothing_is_imported_from_the_working_directory(
     assert os.listdir(planted) == []
 
 
-@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&1 >/dev/null | true"])
+@one_case("stderr", ["2>/dev/full", "2>&1 >/dev/null | true"])
 def test_a_broken_stderr_changes_neither_status_nor_report(
     runner_as: Caller, plugin: Path, write_file: Write, stderr: str
 ) -> None:
@@ -373,20 +375,7 @@ def test_a_broken_stderr_changes_neither_status_nor_report(
     assert json.loads(report.read_text())["outcome"]["code"] == "timeout"
 
 
-def test_a_writable_hard_link_to_the_manifest_is_refused(
-    runner_as: Caller, plugin: Path, write_file: Write
-) -> None:
-    folder = plugin.parent / "data"
-    folder.mkdir()
-    folder.chmod(0o777)
-    write_file(plugin / "nexo-plugin.toml", NEXO + f'fs_write_paths = ["{folder}"]\n')
-    assert runner_as("exec", "--policy", "dev", plugin).returncode == 0  # the control
-    os.link(plugin / "nexo-plugin.toml", folder / "other.toml")
-    done = runner_as("exec", "--policy", "dev", plugin)
-    assert done.returncode == 126 and "hard link" in done.stderr
-
-
-@pytest.mark.parametrize("option", ["--policy", "--state-dir", "--contract", "--server"])
+@one_case("option", ["--policy", "--state-dir", "--contract", "--server"])
 def test_an_empty_option_value_is_refused(runner_as_user: Caller, plugin: Path, option: str) -> None:
     done = runner_as_user("exec", option, "", plugin)
     assert done.returncode == 2 and option in done.stderr and done.stdout == ""

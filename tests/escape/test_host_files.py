@@ -19,6 +19,7 @@ import pytest
 
 from runner.contracts.registry import all_host_places
 from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
+from tests.tables import one_case
 
 NAMES = [(name, content) for name, content, optional in all_host_places().project if not optional]
 
@@ -138,6 +139,10 @@ def _give(path: Path, owner: int) -> None:
 
 @pytest.fixture
 def project(plugin_dir: Path, owner: int) -> Path:
+    return _make_project(plugin_dir, owner)
+
+
+def _make_project(plugin_dir: Path, owner: int) -> Path:
     place = plugin_dir / "project"
     for name in (".vscode", ".git/hooks", ".git/objects", ".git/refs", "sub/deep/.git/hooks", *BARE):
         (place / name).mkdir(parents=True)
@@ -305,7 +310,7 @@ def test_a_folder_that_cannot_be_guarded_is_refused(runner_as: Caller, project: 
     assert f"{project}/.vscode is a symbolic link" in _refused(runner_as, "--write", project)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("link", "target", "refused"),
     [
         (".git/hooks/pre-commit", "../../scripts/x", True),
@@ -323,8 +328,9 @@ def test_a_folder_that_cannot_be_guarded_is_refused(runner_as: Caller, project: 
     ],
 )
 def test_a_link_to_what_the_plugin_writes_is_refused(
-    runner_as: Caller, project: Path, owner: int, link: str, target: str, refused: bool
+    runner_as: Caller, plugin_dir: Path, owner: int, link: str, target: str, refused: bool
 ) -> None:
+    project = _make_project(plugin_dir, owner)
     (project / "scripts").mkdir()
     (project / "scripts/x").write_text("")
     (project / link).symlink_to(target)
@@ -345,7 +351,7 @@ def test_the_folder_itself_is_a_bare_repository(runner_as: Caller, project: Path
     assert sorted(os.listdir(project / "bare.git")) == ["HEAD", "hooks", "objects", "refs"]
 
 
-@pytest.mark.parametrize("name", [".mcp.json", ".git", ".vscode"])
+@one_case("name", [".mcp.json", ".git", ".vscode"])
 def test_a_state_directory_holds_no_guarded_name(runner_as: Caller, plugin_dir: Path, name: str) -> None:
     place = plugin_dir / "state"
     (place / name).mkdir(parents=True)
@@ -362,7 +368,7 @@ def _linked(caller: Caller, project: Path) -> str:
         os.unlink(project / "copy")
 
 
-@pytest.mark.parametrize("name", [".vscode", ".git/hooks", ".mcp.json", "sub/deep/.git/hooks"])
+@one_case("name", [".vscode", ".git/hooks", ".mcp.json", "sub/deep/.git/hooks"])
 def test_no_grant_is_or_lies_below_a_guarded_name(runner_as: Caller, project: Path, name: str) -> None:
     assert "which tells programs outside what to run" in _refused(runner_as, "--write", project / name)
 
@@ -372,9 +378,7 @@ def test_a_second_grant_opens_no_way(runner_as: Caller, project: Path) -> None:
         assert "would be mounted below" in _refused(runner_as, "--write", project, "--write", project / name)
 
 
-@pytest.mark.parametrize(
-    "name", [".config/runner", ".config/runner/approvals", ".config", ".cursor", ".codex/x"]
-)
+@one_case("name", [".config/runner", ".config/runner/approvals", ".config", ".cursor", ".codex/x"])
 def test_no_grant_opens_the_places_of_a_home(runner_as: Caller, plugin_dir: Path, name: str) -> None:
     """As `--write`, and through a link."""
     home = plugin_dir / "home"
@@ -405,7 +409,7 @@ def test_a_configuration_elsewhere_is_protected_too(runner_as: Caller, plugin_di
         assert done.returncode == status, (name, done.stderr)
 
 
-@pytest.mark.parametrize("name", [".vscode", ".git/hooks", ".claude/new"])
+@one_case("name", [".vscode", ".git/hooks", ".claude/new"])
 def test_nor_as_a_state_directory(runner_as: Caller, project: Path, name: str) -> None:
     chosen = ("--name", "x", "--state-dir", project / name)
     assert "which tells programs outside what to run" in _refused(runner_as, *chosen)

@@ -24,11 +24,13 @@ from tests.escape.cage import (
     sandbox_table,
     split_results,
 )
+from tests.tables import one_case
 
 ARCH = os.uname().machine
 CALLS = syscalls.load(ARCH)
 NEWUSER, NEWNS = 0x10000000, 0x00020000
 HIGH = 0xFFFFFFFF_00000000
+SYSCTL = "/proc/sys/kernel/domainname"
 
 
 # --- System calls ------------------------------------------------------------------------------------------
@@ -153,36 +155,70 @@ def test_memory_that_nobody_counts(cage: ProbeCage) -> None:
     assert refused == {}, "the kernel refuses these without any filter"
 
 
-def test_two_layers_refuse_user_namespaces(cage: ProbeCage) -> None:
-    attack = ("unshare", f"{NEWUSER:#x}")
-    assert cage.attack(*attack).refused == "EPERM"
-    # Without the filter the namespace limit refuses (ENOSPC). Without both, the call succeeds.
-    assert cage.without(*attack, remove=["--seccomp 10"]).refused == "ENOSPC"
-    closed = "--disable-userns --assert-userns-disabled"
-    assert cage.without(*attack, remove=["--seccomp 10", closed]).done is True
-
-
-def test_the_plugin_has_no_capabilities(cage: ProbeCage) -> None:
-    names = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-    assert set(cage.attack("status", *names).done.values()) == {"0" * 16}
-    if cage.caller.uid == 0:
+def test_what_the_plugin_is_and_sees(cage: ProbeCage) -> None:
+    """One launch, and the same questions without a cage."""
+    capabilities = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    layers = {"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": "1", "Uid": "65534", "Gid": "65534"}
+    places = ("/sys", "/sys/fs/cgroup", "/sys/firmware", "/sys/kernel", "/proc/sys/fs/binfmt_misc/register")
+    namespace = ("unshare", f"{NEWUSER:#x}")
+    asked: list[tuple[str, ...]] = [
+        ("status", *capabilities),
+        ("status", *layers),
+        ("run_from_memory", "0"),
+        ("writable", "/proc"),
+        ("read", "/proc/self/cgroup"),
+        ("hostname",),
+        ("set_clock",),
+        ("ids",),
+        ("limits",),
+        namespace,
+        *(("become", uid) for uid in ("0", "1000")),
+        *(("exists", place) for place in places),
+    ]
+    answers = cage.attacks(*asked)
+    had, shown, memory, writable, groups, host, clock, ids, limits, entered, *more = answers
+    is_root = cage.caller.uid == 0
+    assert set(had.done.values()) == {"0" * 16}
+    if is_root:
         # The control: in a plain bwrap a plugin of root has all capabilities.
         control = cage.under_plain_bwrap("status", "CapEff", bwrap=["--unshare-user", "--dev-bind", "/", "/"])
         assert int(control.done["CapEff"], 16) & 1 << 21
-
-
-def test_proc_status_shows_the_layers(cage: ProbeCage) -> None:
-    names = ("NoNewPrivs", "Seccomp", "Seccomp_filters", "Uid", "Gid")
-    expected = {"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": "1", "Uid": "65534", "Gid": "65534"}
-    assert cage.attack("status", *names).done == expected
+    assert shown.done == layers
     assert cage.outside("status", "NoNewPrivs", "Seccomp").done == {"NoNewPrivs": "0", "Seccomp": "0"}
-
-
-def test_a_program_without_a_file_is_in_the_same_cage(cage: ProbeCage) -> None:
-    """A program executed from a memfd has the same filter, uid and capabilities as the plugin."""
-    inside = cage.attack("run_from_memory", "0").done
-    assert inside == {"Seccomp": "2", "NoNewPrivs": "1", "CapEff": "0" * 16, "Uid": "65534"}
+    # A program executed from a memfd has the same filter, uid and capabilities as the plugin.
+    assert memory.done == {"Seccomp": "2", "NoNewPrivs": "1", "CapEff": "0" * 16, "Uid": "65534"}
     assert cage.outside("run_from_memory", "0").done["Seccomp"] == "0"
+    # In /proc only files of the plugin's own process are writable.
+    assert writable.done == []
+    if is_root:
+        assert SYSCTL in cage.outside("writable", "/proc/sys").done
+    # Its cgroup is the root.
+    assert {line.split(":", 2)[2] for line in groups.done.splitlines()} == {"/"}
+    assert host.done == "plugin"
+    assert cage.outside("hostname").done == os.uname().nodename
+    assert clock.refused == "EPERM"
+    if is_root:
+        # The clock is not really set: EFAULT shows that the permission check passed.
+        assert cage.outside("system_call", str(CALLS["clock_settime"]), "0", "0").refused == "EFAULT"
+    # No other identity can be taken.
+    assert ids.done == [[65534] * 3, [65534] * 3, []]
+    assert [answer.refused for answer in more[:2]] == ["EINVAL", "EINVAL"]
+    if is_root:
+        assert cage.outside("become", "1000").done is True
+    # Limits that always apply.
+    found = limits.done
+    assert found["CORE"] == found["MSGQUEUE"] == found["RTPRIO"] == [0, 0]
+    assert found["NOFILE"][1] <= 4096
+    assert found["MEMLOCK"][1] <= 64 << 10
+    # Two layers refuse user namespaces. Without the filter the namespace limit refuses (ENOSPC). Without
+    # both, the call succeeds.
+    assert entered.refused == "EPERM"
+    assert cage.without(*namespace, remove=["--seccomp 10"]).refused == "ENOSPC"
+    closed = "--disable-userns --assert-userns-disabled"
+    assert cage.without(*namespace, remove=["--seccomp 10", closed]).done is True
+    # There is no /sys.
+    assert [answer.done for answer in more[2:]] == [False] * len(places)
+    assert cage.outside("exists", "/sys/fs/cgroup").done is True
 
 
 @pytest.mark.skipif(ARCH != "x86_64", reason="int 0x80 exists on x86 only")
@@ -196,7 +232,7 @@ def test_a_32_bit_system_call_kills(cage: ProbeCage) -> None:
 # --- Terminals ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("high", ["0", "0xffffffff00000000"])
+@one_case("high", ["0", "0xffffffff00000000"])
 def test_nothing_is_typed_into_the_callers_terminal(cage: ProbeCage, high: str) -> None:
     """CVE-2017-5226, and CVE-2019-10063 for the high half."""
     cage.manifest()
@@ -264,8 +300,7 @@ def _in_a_terminal(argv: list[str], cage: ProbeCage) -> AttackResult:
 def test_a_plugin_cannot_find_a_key_of_another(cage: ProbeCage) -> None:
     name = f"rt-{os.getpid()}"
     add, find = ("add_key", str(CALLS["add_key"]), name), ("find_key", str(CALLS["keyctl"]), name)
-    assert cage.attack(*add).refused == "EPERM"
-    assert cage.attack(*find).refused == "EPERM"
+    assert [answer.refused for answer in cage.attacks(add, find)] == ["EPERM", "EPERM"]
     # The control: two plain bwraps started from one session share its keyring.
     probe = f"bwrap --dev-bind / / -- {cage.folder}/probe.py"
     shell = f"{probe} {' '.join(add)} && {probe} {' '.join(find)}"
@@ -307,51 +342,7 @@ def test_the_plugin_has_its_own_session_keyring(cage: ProbeCage) -> None:
     assert "done" in own
 
 
-# --- Kernel interfaces in the file system ------------------------------------------------------------------
-
-SYSCTL = "/proc/sys/kernel/domainname"
-
-
-def test_no_sysctl_is_writable_inside(cage: ProbeCage) -> None:
-    """In /proc only files of the plugin's own process are writable."""
-    assert cage.attack("writable", "/proc").done == []
-    if cage.caller.uid == 0:
-        assert SYSCTL in cage.outside("writable", "/proc/sys").done
-
-
-def test_there_is_no_sys_inside(cage: ProbeCage) -> None:
-    places = ("/sys", "/sys/fs/cgroup", "/sys/firmware", "/sys/kernel", "/proc/sys/fs/binfmt_misc/register")
-    looks = [("exists", place) for place in places]
-    assert [answer.done for answer in cage.attacks(*looks)] == [False] * len(places)
-    assert cage.outside("exists", "/sys/fs/cgroup").done is True
-
-
-def test_the_plugin_sees_its_cgroup_as_the_root(cage: ProbeCage) -> None:
-    paths = {line.split(":", 2)[2] for line in cage.attack("read", "/proc/self/cgroup").done.splitlines()}
-    assert paths == {"/"}
-
-
-def test_the_hostname_is_not_the_hosts(cage: ProbeCage) -> None:
-    assert cage.attack("hostname").done == "plugin"
-    assert cage.outside("hostname").done == os.uname().nodename
-
-
-def test_the_clock_cannot_be_set(cage: ProbeCage) -> None:
-    assert cage.attack("set_clock").refused == "EPERM"
-    if cage.caller.uid == 0:
-        # The clock is not really set: EFAULT shows that the permission check passed.
-        number = str(CALLS["clock_settime"])
-        assert cage.outside("system_call", number, "0", "0").refused == "EFAULT"
-
-
 # --- Identity ----------------------------------------------------------------------------------------------
-
-
-def test_no_other_identity_can_be_taken(cage: ProbeCage) -> None:
-    assert cage.attack("ids").done == [[65534] * 3, [65534] * 3, []]
-    assert [t.refused for t in cage.attacks(("become", "0"), ("become", "1000"))] == ["EINVAL", "EINVAL"]
-    if cage.caller.uid == 0:
-        assert cage.outside("become", "1000").done is True
 
 
 def test_each_running_plugin_of_root_has_its_own_uid(cage: ProbeCage) -> None:
@@ -397,15 +388,6 @@ def test_a_plugin_cannot_use_up_the_inotify_instances_of_others(cage: ProbeCage)
     assert json.loads(second.stdout) == {"refused": "EMFILE"}
 
 
-def test_resource_limits_that_always_apply(cage: ProbeCage) -> None:
-    found = cage.attack("limits").done
-    assert found["CORE"] == [0, 0]
-    assert found["MSGQUEUE"] == [0, 0]
-    assert found["RTPRIO"] == [0, 0]
-    assert found["NOFILE"][1] <= 4096
-    assert found["MEMLOCK"][1] <= 64 << 10
-
-
 # --- Which bubblewrap --------------------------------------------------------------------------------------
 
 
@@ -422,7 +404,7 @@ def test_a_bubblewrap_on_path_or_in_the_working_directory_is_not_used(
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(("mode", "status"), [("0755", 0), ("4755", 125), ("0775", 125)])
+@one_case(("mode", "status"), [("0755", 0), ("4755", 125), ("0775", 125)])
 def test_a_setuid_or_group_writable_bubblewrap_is_refused(cage: ProbeCage, mode: str, status: int) -> None:
     """The copy is on a tmpfs in a new mount namespace, and disappears with it."""
     cage.manifest()

@@ -258,12 +258,52 @@ def test_an_approval_that_the_project_brings_is_not_used(host: Host) -> None:
     variables = {"XDG_CONFIG_HOME": str(theirs), "HOME": str(theirs.parent)}
     # The control: the variable works where nobody wrapped the entry.
     exec_ = ("/usr/bin/env", f"XDG_CONFIG_HOME={theirs}", str(host.runner), "exec", str(host.file))
+    assert json.loads(host.command(*exec_).stdout)["secret"] is None
+    host.write({"command": str(host.server)})
     assert json.loads(host.command(*exec_).stdout)["secret"] == "s3cret"
+    host.wrap({"command": str(host.server)})
     host.edit(lambda entry: entry.update(env=variables))
     assert host.told()["secret"] is None
     check = host.command(host.runner, "check", host.file)
     assert check.returncode != 0
     assert "these act on the runner itself: 'XDG_CONFIG_HOME', 'HOME'" in " ".join(check.stdout.split())
+
+
+def test_one_entry_has_one_state_and_no_other_start_gets_it(host: Host) -> None:
+    """Started by its host, or by its file, before and after it is wrapped."""
+    entry = {"command": "${workspaceFolder}/server"}
+    asks = {"env": {"DATA": "${state_dir}/x", "OWN": "${plugin_dir}"}}
+    elsewhere = {"XDG_STATE_HOME": str(host.caller.home / "elsewhere")}
+
+    def by_file(**variables: str) -> list[str]:
+        done = host.command(host.runner, "exec", host.file, env=variables)
+        assert done.stdout, done.stderr
+        told = json.loads(done.stdout)["env"]
+        return [told["DATA"], told["OWN"]]
+
+    def states(*words: str) -> str:
+        """The state of the entry with these words, the same each way."""
+        written = {**entry, "args": words, **asks}
+        host.write(written)
+        before = by_file()
+        host.wrap(written)
+        told = host.told()["env"]
+        state: str = told["RUNNER_STATE_DIR"]
+        expected = [f"{state}/x", str(host.file.parent)]
+        assert [before, by_file(), by_file(**elsewhere)] == [expected] * 3
+        assert [told["DATA"], told["OWN"]] == expected
+        return state
+
+    own = states("${state_dir}/a", "b")
+    assert states("b") == own
+    # A cloned project's server. Its entry claims to be this one, and its host has filled in the clone.
+    (host.project / "clone").mkdir()
+    clone = host.add_server("clone/server")
+    args = host.entry()["args"]
+    forged = [word.replace("${workspaceFolder}", str(clone.parent)) for word in args]
+    told = host.told(argv=(host.entry()["command"], *forged))
+    assert told["file"] == str(clone)  # the control: it is started
+    assert told["env"]["RUNNER_STATE_DIR"] != own
 
 
 def test_a_user_without_an_account_has_no_home(host: Host, runner_as_user: Caller) -> None:

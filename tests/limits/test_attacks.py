@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller, descendants
 from tests.limits.cage import BY_CGROUP, SH, Box, by_cgroup, enforced_by, policy, rlimit_of, whole_group
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 OK = ("ok", "run", "")
 LIMITS = {"memory": "64M", "pids": 16, "cpu": 1, "cpu_time": "10s"}
@@ -92,7 +92,7 @@ def test_the_plugin_sees_no_cgroups(box: Box) -> None:
     assert control["mounted"] or not any(by_cgroup(box, name) for name in BY_CGROUP)
 
 
-@pytest.mark.parametrize("access", ["read", "write"])
+@one_case("access", ["read", "write"])
 def test_a_manifest_that_asks_for_cgroups_is_refused(box: Box, access: str) -> None:
     allowing = policy(read=("*",), write=("*", "${state_dir}"))
     for path in ("/sys/fs/cgroup", "/sys/fs", "/usr/share" if access == "read" else "${state_dir}"):

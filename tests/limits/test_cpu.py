@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from tests.limits.cage import Box, Result, by_cgroup, enforced_by
+from tests.tables import one_case
 
 OK = ("ok", "run", "")
 USED_UP = ("crashed", "run", "cpu_time")
@@ -81,7 +82,7 @@ def check_limit(result: Result, box: Box, name: str, value: float) -> None:
 # --- a share ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@one_case("processes", [1, 2])
 def test_a_share_of_one_core(box: Box, processes: int) -> None:
     alone = SPIN + "spin(0.2)\n"
     both = SPIN + "import os\nchild = os.fork()\nspin(0.1)\nif child:\n    os.wait()\n"

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import resource
 import signal
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -110,38 +109,37 @@ def check_limit(result: Result, name: str, value: int, effective: int | None = N
     assert result.exit["status"] == result.status
 
 
-def at_most(kind: int, value: int) -> Callable[[], None]:
-    """A preexec_fn that gives the runner itself this hard limit."""
-    return lambda: resource.setrlimit(kind, (value, value))
+def at_most(limits: Mapping[str, int]) -> Callable[[], None]:
+    """A preexec_fn that gives the runner itself these hard limits."""
+
+    def lower() -> None:
+        for kind, value in limits.items():
+            resource.setrlimit(getattr(resource, kind), (value, value))
+
+    return lower
 
 
 # --- file size ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_larger_than_the_limit_ends_the_plugin(box: Box) -> None:
+def test_the_size_of_a_file(box: Box) -> None:
+    # Larger than the limit: it ends the plugin.
     result = box.run(SH + "exec head -c 2097152 /dev/zero > /tmp/file\n", limits={"file_size": "1M"})
     assert result.status == 128 + signal.SIGXFSZ
     assert (result.outcome, result.hits) == (("crashed", "run", "file_size"), ["file_size"])
     check_limit(result, "file_size", MIB)
-
-
-def test_a_plugin_that_handles_efbig_has_its_own_exit_status(box: Box) -> None:
-    # Python ignores SIGXFSZ and gets EFBIG.
+    # Python ignores SIGXFSZ and gets EFBIG. A plugin that handles it has its own exit status.
     result = box.run(WRITE.format(size=2 * MIB, status=3), limits={"file_size": "1M"})
     assert result.printed == [MIB, MIB, "EFBIG"]
     assert (result.status, result.outcome, result.hits) == (3, ("crashed", "run", "exit:3"), [])
     check_limit(result, "file_size", MIB)
-
-
-def test_a_file_exactly_as_large_as_the_limit(box: Box) -> None:
+    # Exactly as large.
     result = box.run(WRITE.format(size=MIB, status=0), limits={"file_size": "1M"})
     assert result.printed == [MIB, MIB, ""]
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
     assert result.usage["written"] >= MIB
-
-
-def test_a_file_size_limit_too_small_for_the_cage(box: Box) -> None:
-    """Either the manifest is refused, or the plugin runs. bwrap must not fail with an unclear error."""
+    # Too small for the cage: the manifest is refused, or the plugin runs. bwrap must not fail with an unclear
+    # error.
     result = box.run("pass", limits={"file_size": 1})
     assert result.outcome in (OK, ("manifest_invalid", "manifest", "limit_value"))
 
@@ -149,18 +147,19 @@ def test_a_file_size_limit_too_small_for_the_cage(box: Box) -> None:
 # --- open files ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [16, 40])
-def test_open_files(box: Box, number: int) -> None:
+def test_open_files(box: Box) -> None:
     """The highest descriptor is the last one below the limit."""
-    result = box.run(HOARD, limits={"open_files": number})
-    assert result.printed == [number - 1, "EMFILE"]
-    assert (result.status, result.outcome, result.hits) == (0, OK, [])
-    check_limit(result, "open_files", number)
+    for number in (16, 40):
+        result = box.run(HOARD, limits={"open_files": number})
+        assert result.printed == [number - 1, "EMFILE"]
+        assert (result.status, result.outcome, result.hits) == (0, OK, [])
+        check_limit(result, "open_files", number)
 
 
-def test_open_files_by_default(box: Box) -> None:
-    result = box.run("import resource\nprint(list(resource.getrlimit(resource.RLIMIT_NOFILE)))")
-    assert result.printed == [1024, 4096]
+def test_limits_by_default(box: Box) -> None:
+    code = "import json, resource\nprint(json.dumps([resource.getrlimit(resource.RLIMIT_NOFILE), locked]))"
+    locking = LOCK.format(size=64 * KIB)
+    assert box.run(f"{locking}\n{code}").printed == [[1024, 4096], 64 * KIB]
 
 
 # --- locked memory and message queues -----------------------------------------------------------------------
@@ -172,10 +171,6 @@ def test_locked_memory(box: Box) -> None:
     assert locked == 128 * KIB and refused in ("ENOMEM", "EPERM", "EAGAIN")
     assert (result.status, result.outcome, result.hits) == (0, OK, [])
     check_limit(result, "locked_memory", 128 * KIB)
-
-
-def test_locked_memory_by_default(box: Box) -> None:
-    assert box.run(LOCK.format(size=64 * KIB)).printed[0] == 64 * KIB
 
 
 def test_message_queues(box: Box) -> None:
@@ -242,40 +237,41 @@ def test_a_plugin_cannot_raise_its_limits(box: Box) -> None:
 # --- limits of the runner itself ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "own"),
-    [
-        ("open_files", "RLIMIT_NOFILE", 256),
-        ("locked_memory", "RLIMIT_MEMLOCK", 64 * KIB),
-        ("message_queues", "RLIMIT_MSGQUEUE", 16 * KIB),
-        ("file_size", "RLIMIT_FSIZE", 512 * KIB),
-    ],
-)
-def test_a_plugin_gets_no_more_than_the_runner_has(box: Box, name: str, kind: str, own: int) -> None:
-    code = f"import json, resource\nprint(json.dumps(resource.getrlimit(resource.{kind})))"
-    more: dict[str, Any] = {"preexec_fn": at_most(getattr(resource, kind), own)}
-    result = box.run(code, limits={name: 1024 * KIB if own > 1024 else 1024}, **more)
+OWN = {
+    "open_files": ("RLIMIT_NOFILE", 256),
+    "locked_memory": ("RLIMIT_MEMLOCK", 64 * KIB),
+    "message_queues": ("RLIMIT_MSGQUEUE", 16 * KIB),
+    "file_size": ("RLIMIT_FSIZE", 512 * KIB),
+}
+TELL_LIMITS = "import json, resource as r\nprint(json.dumps([r.getrlimit(getattr(r, k)) for k in {kinds}]))"
+
+
+def test_a_plugin_gets_no_more_than_the_runner_has(box: Box) -> None:
+    own = dict(OWN.values())
+    asked = {name: 1024 * KIB if value > 1024 else 1024 for name, (_, value) in OWN.items()}
+    result = box.run(TELL_LIMITS.format(kinds=list(own)), limits=asked, preexec_fn=at_most(own))
     assert result.outcome == OK
-    assert result.printed == [own, own]
-    check_limit(result, name, 1024 * KIB if own > 1024 else 1024, effective=own)
+    assert result.printed == [[value, value] for value in own.values()]
+    for name, (_, value) in OWN.items():
+        check_limit(result, name, asked[name], effective=value)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "own", "asked", "effective"),
-    [
-        ("memory", "RLIMIT_DATA", 256 * MIB, 512 * MIB, 256 * MIB),
-        ("pids", "RLIMIT_NPROC", 203, 1000, 200),  # the cage has three
-        ("cpu_time", "RLIMIT_CPU", 100, 200, 100),
-    ],
-)
-def test_an_rlimit_in_place_of_a_cgroup_is_no_higher_than_the_runners(
-    box: Box, name: str, kind: str, own: int, asked: int, effective: int
-) -> None:
-    if enforced_by(box, name) != kind:
-        pytest.skip(f"here {name} is enforced by {enforced_by(box, name) or 'nothing'}")
-    code = f"import json, resource\nprint(json.dumps(resource.getrlimit(resource.{kind})))"
-    more: dict[str, Any] = {"preexec_fn": at_most(getattr(resource, kind), own)}
-    result = box.run(code, limits={name: asked}, **more)
-    assert result.outcome == OK and result.printed == [own, own]
-    assert result.limit(name)["requested"] == asked
-    assert result.limit(name)["effective"] == effective
+# The runner's own limit, what is asked for, and what the plugin gets.
+IN_PLACE = {
+    "memory": ("RLIMIT_DATA", 256 * MIB, 512 * MIB, 256 * MIB),
+    "pids": ("RLIMIT_NPROC", 203, 1000, 200),  # the cage has three
+    "cpu_time": ("RLIMIT_CPU", 100, 200, 100),
+}
+
+
+def test_an_rlimit_in_place_of_a_cgroup_is_no_higher_than_the_runners(box: Box) -> None:
+    used = {name: row for name, row in IN_PLACE.items() if enforced_by(box, name) == row[0]}
+    if not used:
+        pytest.skip("here cgroups, or nothing, enforce these")
+    own = {kind: value for kind, value, _, _ in used.values()}
+    asked: dict[str, object] = {name: row[2] for name, row in used.items()}
+    result = box.run(TELL_LIMITS.format(kinds=list(own)), limits=asked, preexec_fn=at_most(own))
+    assert result.outcome == OK and result.printed == [[value, value] for value in own.values()]
+    for name, (_, _, requested, effective) in used.items():
+        assert result.limit(name)["requested"] == requested
+        assert result.limit(name)["effective"] == effective

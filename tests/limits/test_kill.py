@@ -20,7 +20,7 @@ from tests.limits.altered import altered
 from tests.limits.cage import PREFER, SH, Box, Result, Running, by_cgroup, group_of, whole_group
 from tests.sandbox.limits import own_cgroups
 from tests.sandbox.limits.own_cgroups import Freezer
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 TIMEOUT = ("timeout", "invocation", "deadline")
 
@@ -105,8 +105,8 @@ def waits(pid: int, number: int) -> bool:
 # --- one that cannot be killed -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("who", ["program", "everybody"])
-@pytest.mark.parametrize("limits", [LIMITS, ()], ids=["in groups", "in none"])
+@one_case("who", ["program", "everybody"])
+@one_case("limits", [LIMITS, ()], ids=["in groups", "in none"])
 def test_the_runner_returns_and_reports_living_processes(
     fast_box: Box, freezer: Freezer, who: str, limits: tuple[str, ...]
 ) -> None:

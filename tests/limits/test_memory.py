@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import vanished
 from tests.limits.cage import SH, Box, Result, by_cgroup, enforced_by, rlimit_of, whole_group
+from tests.tables import one_case
 
 MIB = 1 << 20
 OOM = ("crashed", "run", "oom")
@@ -150,7 +151,7 @@ def test_a_program_that_ends_before_the_runner_reacts(box: Box) -> None:
         # v2 kills the whole cgroup. On v1 the program survives and ends with status 0.
         code_and_status = (137, None) if enforced_by(box, "memory") == "cgroup v2" else (0, 0)
         assert (result.status, result.exit["code"]) == code_and_status
-        assert result.exit["ended_by"] is None
+        assert result.exit["ended_by"] == "limit"
     else:
         assert (result.status, result.outcome, result.hits) == (0, OK, [])
 
@@ -176,7 +177,7 @@ def test_a_program_that_keeps_starting_children_over_the_limit(box: Box) -> None
     assert result.status == 128 + signal.SIGKILL
 
 
-@pytest.mark.parametrize(("limit", "path"), [("tmp", "/tmp/flood"), ("shm", "/dev/shm/flood")])
+@one_case(("limit", "path"), [("tmp", "/tmp/flood"), ("shm", "/dev/shm/flood")])
 def test_a_tmpfs_counts_as_memory(box: Box, limit: str, path: str) -> None:
     result = box.run(FLOOD.format(path=path, size=100 * MIB), limits={"memory": "32M", limit: "64M"})
     if by_cgroup(box, "memory"):
@@ -187,7 +188,7 @@ def test_a_tmpfs_counts_as_memory(box: Box, limit: str, path: str) -> None:
         check_limit(result, box, 32 * MIB)
 
 
-@pytest.mark.parametrize(("limit", "path"), [("tmp", "/tmp/flood"), ("shm", "/dev/shm/flood")])
+@one_case(("limit", "path"), [("tmp", "/tmp/flood"), ("shm", "/dev/shm/flood")])
 def test_a_tmpfs_has_a_size_of_its_own(box: Box, limit: str, path: str) -> None:
     result = box.run(FLOOD.format(path=path, size=100 * MIB), limits={"memory": "64M", limit: "8M"})
     assert result.printed == [8 * MIB, "ENOSPC"]
@@ -198,7 +199,7 @@ def test_a_tmpfs_has_a_size_of_its_own(box: Box, limit: str, path: str) -> None:
     assert (mount["enforced_by"], mount["degraded"]) == ("size of the mount", False)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["each its own", "shared among them"])
+@one_case("shared", [False, True], ids=["each its own", "shared among them"])
 def test_many_processes_share_the_limit(box: Box, shared: bool) -> None:
     result = box.run(TOGETHER.format(shared=shared), limits={"memory": "48M"})
     if by_cgroup(box, "memory"):

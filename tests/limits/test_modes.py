@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import Caller
 from tests.limits.altered import altered
 from tests.limits.cage import BY_CGROUP, SH, Box, Result, by_cgroup, enforced_by, group_of, policy, rlimit_of
+from tests.tables import one_case
 
 MIB = 1 << 20
 OK = ("ok", "run", "")
@@ -60,7 +61,7 @@ def launch(box: Box, place: Path, mode: str, *names: str) -> Result:
     )
 
 
-@pytest.mark.parametrize("name", BY_CGROUP)
+@one_case("name", BY_CGROUP)
 def test_mode_require(box: Box, place: Path, name: str) -> None:
     result = launch(box, place, "require", name)
     if by_cgroup(box, name):
@@ -97,7 +98,7 @@ def test_mode_prefer(box: Box, place: Path) -> None:
     assert [note["rule"] for note in result.report["notes"]].count("limits") == bool(lacking)
 
 
-@pytest.mark.parametrize("name", ["memory", "cpu_time"])
+@one_case("name", ["memory", "cpu_time"])
 def test_mode_delegated(box: Box, place: Path, name: str) -> None:
     """Mode "delegated" requires cgroups only for root and for callers with a delegated cgroup."""
     result = launch(box, place, "delegated", name)
@@ -138,7 +139,7 @@ def test_explain_predicts_the_limits(box: Box) -> None:
 # --- means on this machine, found without the runner --------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["memory", "pids", "cpu", "io"])
+@one_case("name", ["memory", "pids", "cpu", "io"])
 def test_the_runner_finds_the_cgroups_of_this_machine(box: Box, name: str) -> None:
     """`enforced_by` is the runner's own answer. Here it is compared with a cgroup made by hand."""
     directory = _own_group(box.caller, name)
@@ -187,7 +188,7 @@ cgroups.write_once = refuse
 """
 
 
-@pytest.mark.parametrize("mode", ["require", "prefer"])
+@one_case("mode", ["require", "prefer"])
 def test_the_report_of_a_group_that_could_not_be_limited(box: Box, mode: str) -> None:
     if not by_cgroup(box, "pids"):
         pytest.skip("no cgroup limits processes here")
@@ -202,7 +203,7 @@ def test_the_report_of_a_group_that_could_not_be_limited(box: Box, mode: str) ->
     assert control.outcome == OK and control.limit("pids")["enforced_by"].startswith("cgroup")
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["while it runs", "at its end"])
+@one_case("ends", [False, True], ids=["while it runs", "at its end"])
 def test_a_limit_that_somebody_lifts(box: Box, ends: bool) -> None:
     """Whatever the plugin returns, it is not `ok`, and the report does not say that the limit held."""
     if not by_cgroup(box, "pids"):
@@ -223,7 +224,7 @@ def test_a_limit_that_somebody_lifts(box: Box, ends: bool) -> None:
 # --- the lowest wins ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("manifest", "line", "ceiling", "lowest", "who"),
     [
         (6, 9, 12, 6, "manifest"),
@@ -253,7 +254,7 @@ def test_a_default_applies_only_if_nothing_else_is_stated(box: Box) -> None:
     assert box.run(COUNT, "--pids", "50", policy=stated).printed == 9
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("manifest", "line", "ceiling"), [("24M", "32M", "40M"), ("40M", "24M", "32M"), ("32M", "40M", "24M")]
 )
 def test_the_kernel_has_the_lowest(box: Box, manifest: str, line: str, ceiling: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import descendants
 from tests.limits.cage import Box, Result, Running, by_cgroup, enforced_by
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 OK = ("ok", "run", "")
 
@@ -99,7 +99,7 @@ def _counts_peaks() -> bool:
     return release >= (6, 1)
 
 
-@pytest.mark.parametrize("kinds", ["[process]", "[thread]", "[process, thread]"])
+@one_case("kinds", ["[process]", "[thread]", "[process, thread]"])
 def test_exactly_as_many_as_granted(box: Box, kinds: str) -> None:
     result = box.run(count(kinds), limits={"pids": 8})
     made, refusal = result.printed
@@ -124,7 +124,7 @@ def test_a_limit_of_one_is_enough_to_run(box: Box) -> None:
     check_limit(result, box, 1)
 
 
-@pytest.mark.parametrize("number", [1 << 20, 1 << 22])
+@one_case("number", [1 << 20, 1 << 22])
 def test_the_largest_limits(box: Box, number: int) -> None:
     if not by_cgroup(box, "pids"):
         pytest.skip("an rlimit accepts any number")

@@ -13,6 +13,7 @@ import pytest
 
 from sandbox.limits.shares import FILES, ORPHANS, SOCKET_PAGES, last_number
 from tests.limits.cage import PREFER, Box
+from tests.tables import one_case
 
 OK, ENDED = ("ok", "run", ""), ("crashed", "run", "machine_share")
 MIB = 1 << 20
@@ -139,7 +140,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("code", "policy", "told"),
     [
         pytest.param(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 # How many have to work where the registries answer.
-NEEDED = 12
+NEEDED = 15
 
 
 class ReadmeEntry(NamedTuple):
@@ -143,6 +143,56 @@ SERVERS = (
         None,
     ),
     Published(
+        "notionApi",
+        "@notionhq/notion-mcp-server",
+        "npm",
+        "notion-mcp-server",
+        _npx("-y", "@notionhq/notion-mcp-server", env={"NOTION_TOKEN": "ntn_****"}),
+        {},
+        ("--net", "api.notion.com:443"),
+        None,
+    ),
+    Published(
+        "playwright",
+        "@playwright/mcp",
+        "npm",
+        "playwright-mcp",
+        _npx("@playwright/mcp@latest"),
+        {},
+        (),
+        None,
+    ),
+    Published(
+        "tavily-mcp",
+        "tavily-mcp",
+        "npm",
+        "tavily-mcp",
+        _npx("-y", "tavily-mcp@latest", env={"TAVILY_API_KEY": "your-api-key-here"}),
+        {},
+        ("--net", "api.tavily.com:443"),
+        None,
+    ),
+    Published(
+        "brave-search",
+        f"{_SCOPE}brave-search",
+        "npm",
+        "mcp-server-brave-search",
+        _npx("-y", f"{_SCOPE}brave-search", env={"BRAVE_API_KEY": "YOUR_API_KEY_HERE"}),
+        {},
+        ("--net", "api.search.brave.com:443"),
+        None,
+    ),
+    Published(
+        "postgres",
+        f"{_SCOPE}postgres",
+        "npm",
+        "mcp-server-postgres",
+        _npx("-y", f"{_SCOPE}postgres", "postgresql://localhost/mydb"),
+        {},
+        (),
+        None,
+    ),
+    Published(
         "time",
         "mcp-server-time",
         "mcp-2",
@@ -256,5 +306,42 @@ SERVERS = (
         ToolCall(
             "shell_execute", {"command": ["cat", "hello.txt"], "directory": "{work}"}, "hello from the host"
         ),
+    ),
+    Published(
+        "ddg-search",
+        "duckduckgo-mcp-server",
+        "mcp-2",
+        "duckduckgo-mcp-server",
+        _uvx("duckduckgo-mcp-server"),
+        {},
+        ("--net", "html.duckduckgo.com:443"),
+        None,
+    ),
+    Published(
+        "text-editor",
+        "mcp-text-editor",
+        "mcp-1",
+        "mcp-text-editor",
+        _uvx("mcp-text-editor"),
+        {},
+        ("--read", "{work}"),
+        ToolCall(
+            "get_text_file_contents",
+            {"files": [{"file_path": "{work}/hello.txt", "ranges": [{"start": 1}]}]},
+            "hello from the host",
+        ),
+    ),
+    Published(
+        "word-document-server",
+        "office-word-mcp-server",
+        "mcp-1",
+        "word_mcp_server",
+        ReadmeEntry("uvx", ("--from", "office-word-mcp-server", "word_mcp_server"), 3),
+        {},
+        ("--write", "{work}"),
+        ToolCall(
+            "create_document", {"filename": "{work}/letter.docx", "title": "Letter"}, "created successfully"
+        ),
+        leaves="letter.docx",
     ),
 )

@@ -19,6 +19,7 @@ import trio
 import runner
 from runner.launch.remote import forkserver
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
+from tests.tables import one_case
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 TEXT = {"text": "hello"}
@@ -109,12 +110,14 @@ def test_ctrl_c_ends_the_plugin(runner_as: Caller, plugin_dir: Path, nothing_lef
 # --- threads and event loops -------------------------------------------------------------------------------
 
 
+@pytest.mark.launches
 def test_several_threads_at_once(bare: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda n: called(bare, given={"text": str(n)}), range(4)))
     assert [answer["content"][0]["text"] for answer in answers] == ["0", "1", "2", "3"]
 
 
+@pytest.mark.launches
 def test_from_asyncio_in_a_thread(bare: Path) -> None:
     """The loop stays free: one task makes progress while the other waits for the plugin."""
 
@@ -126,6 +129,7 @@ def test_from_asyncio_in_a_thread(bare: Path) -> None:
     assert asyncio.run(main()) == (True, ECHO)
 
 
+@pytest.mark.launches
 def test_from_trio_in_a_thread(bare: Path) -> None:
     assert trio.run(trio.to_thread.run_sync, partial(called, bare))["content"] == ECHO
 
@@ -147,7 +151,8 @@ def test_on_an_event_loop_it_is_refused() -> None:
 # --- errors are those of `run` -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@pytest.mark.launches
+@one_case(
     ("attempt", "error", "code"),
     [
         (

@@ -34,6 +34,7 @@ from runner.protocol.host_services import Completion, Services
 from tests import misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH
 from tests.runner.launch.monitored_plugins import is_sound
+from tests.tables import one_case
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 SECONDS = 60.0
@@ -74,6 +75,7 @@ each_contract = pytest.mark.parametrize(
 INPUT = {"text": "hello"}
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 @each_contract
 async def test_a_conversation(
@@ -92,6 +94,7 @@ async def test_a_conversation(
     assert plugin.report["session"]["identity"]["id"] == who[0]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 @each_contract
 async def test_one_call(
@@ -106,8 +109,9 @@ async def test_one_call(
     assert result.report["session"]["calls"]["ok"] == 1
 
 
+@pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize(
+@one_case(
     ("folder", "options", "tool", "given", "code"),
     [
         ("nexo_bare", {}, "bare_fail", {"code": -33402, "message": "as told", "data": {"n": 1}}, "-33402"),
@@ -130,6 +134,7 @@ async def test_a_no(shelf: Path, folder: str, options: Any, tool: str, given: An
     assert caught.value.report["outcome"]["code"] == "plugin_error"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
     plugin_dir: Path, nothing_left: None
@@ -152,7 +157,7 @@ async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(
+@one_case(
     ("limits", "message"),
     [
         ({"memroy": "1M"}, "there is no limit 'memroy'"),
@@ -212,6 +217,7 @@ async def test_what_cannot_be_opened(shelf: Path, spoil: str, code: str) -> None
     is_sound(failure.report)
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_limits_hold_for_each_contract(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -223,6 +229,7 @@ async def test_limits_hold_for_each_contract(shelf: Path) -> None:
     assert plugin.report["limits_hit"] == ["call"]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_closed_plugin_is_closed(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -245,6 +252,7 @@ async def test_a_kind_that_a_contract_has_not_got_starts_nothing(shelf: Path) ->
         await run(shelf / "mcp_bare", "x", kind="hook", server="modern", environ=ENVIRON)
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_failure_stays_its_own_plugins(shelf: Path) -> None:
     """Also if it passes through the context of another one."""
@@ -254,6 +262,7 @@ async def test_a_failure_stays_its_own_plugins(shelf: Path) -> None:
     assert caught.value.report is not None and caught.value.report["plugin"]["contract"] == "nexo"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_events_until_the_end(shelf: Path) -> None:
     """What it says unasked comes; the iteration ends with the plugin."""
@@ -275,6 +284,7 @@ async def test_events_until_the_end(shelf: Path) -> None:
     assert (heard[1].value["source"], heard[1].value["payload"]) == ("bare", {"n": 1})
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_progress(shelf: Path) -> None:
     steps: list[Any] = []
@@ -291,6 +301,7 @@ async def test_progress(shelf: Path) -> None:
     assert all(isinstance(event, Progress) for event in told)
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 @each_contract
 async def test_a_wrong_time_limit(
@@ -307,13 +318,14 @@ async def test_a_wrong_time_limit(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("env", [{"A B": "x"}, {"A=B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 5}, {5: "A"}])
+@one_case("env", [{"A B": "x"}, {"A=B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 5}, {5: "A"}])
 async def test_wrong_variables(shelf: Path, env: Any) -> None:
     with pytest.raises(ValueError, match=r"^env: "):
         async with opened(shelf / "nexo_bare", env=env):
             raise AssertionError("it was opened")
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_told(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -335,6 +347,7 @@ async def test_told(shelf: Path) -> None:
                 await plugin.notify("made.up")
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_initialize_does_not_use_up_the_time_for_the_configuration(shelf: Path) -> None:
     environ = {**ENVIRON, "NEXO_PLUGIN_INIT_TIMEOUT_MS": "0"}
@@ -345,6 +358,7 @@ async def test_initialize_does_not_use_up_the_time_for_the_configuration(shelf: 
     assert caught.value.outcome[:2] == ("timeout", "handshake") and caught.value.outcome.cause == "deadline"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_configured(shelf: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -389,6 +403,7 @@ class Host:
         return {"role": "assistant", "content": {"type": "text", "text": "blue"}, "model": "m"}
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_services_of_nexo(shelf: Path) -> None:
     host = Host()
@@ -410,9 +425,10 @@ async def test_services_of_nexo(shelf: Path) -> None:
     assert served == {"memory.recall": 1, "llm.complete": 2, "broker.publish": 1}
 
 
+@pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize("server", ["modern", "legacy"])
-@pytest.mark.parametrize("tool", ["roots", "sample"])
+@one_case("server", ["modern", "legacy"])
+@one_case("tool", ["roots", "sample"])
 async def test_services_of_mcp(shelf: Path, write_file: Write, server: str, tool: str) -> None:
     """Refused by the default policy, which gives strangers neither; allowed by one that says so."""
     host = Host()
@@ -550,7 +566,7 @@ def test_the_names_are_listed() -> None:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("given", [["sesame"], "sesame", [("a", "sesame")]])
+@one_case("given", [["sesame"], "sesame", [("a", "sesame")]])
 async def test_secrets_that_are_no_mapping_are_refused(shelf: Path, given: Any) -> None:
     with pytest.raises(ValueError, match=r"^secrets: it has to be a mapping") as caught:
         async with runner.open_plugin(shelf / "nexo_bare", secrets=given):
@@ -559,9 +575,7 @@ async def test_secrets_that_are_no_mapping_are_refused(shelf: Path, given: Any) 
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(
-    "given", [{"binding": {"a": 1}}, {"binding": b"{}"}, {1: "x"}, ["binding"], "binding"]
-)
+@one_case("given", [{"binding": {"a": 1}}, {"binding": b"{}"}, {1: "x"}, ["binding"], "binding"])
 async def test_options_that_are_no_texts_are_refused(shelf: Path, given: Any) -> None:
     with pytest.raises(ValueError, match=r"^options: "):
         async with runner.open_plugin(shelf / "nexo_bare", options=given):
@@ -569,7 +583,7 @@ async def test_options_that_are_no_texts_are_refused(shelf: Path, given: Any) ->
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("name", ["policy", "state_dir"])
+@one_case("name", ["policy", "state_dir"])
 async def test_an_empty_name_is_refused(shelf: Path, name: str) -> None:
     """It is a variable that is not set, and must not mean the default."""
     with pytest.raises(ValueError, match=f"^{name}: its value is empty"):

@@ -35,7 +35,7 @@ from tests.misbehaviour import (
     given_to,
     plugin,
 )
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -677,7 +677,7 @@ def test_a_correct_plugin_reads_what_it_is_sent() -> None:
         assert not conversation.takes_no_more()
 
 
-@pytest.mark.parametrize("contract", CONTRACTS)
+@one_case("contract", CONTRACTS)
 def test_in_the_cage(runner_as: Caller, plugin_dir: Path, contract: Contract) -> None:
     """The manifests are valid, and their arguments reach the plugin."""
     manifest = plugin(plugin_dir, "exit_failing", contract, "call")

@@ -95,3 +95,25 @@ def test_a_file_of_the_kernels_is_read_whole(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(FileNotFoundError):
         files.kernel_text("/proc/self/absent")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- replacing a file ---------------------------------------------------------------------------------------
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b"old")
+    reader = (tmp_path / "kept").open("rb")
+    (tmp_path / "folder").mkdir()
+    folder, before = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY), os.umask(0o777)
+    try:
+        files.replace_file(folder, "kept", b"new", 0o640, sync=True)
+        with pytest.raises(IsADirectoryError):
+            files.replace_file(folder, "folder", b"new")
+    finally:
+        os.umask(before)
+        os.close(folder)
+    with reader:
+        assert reader.read() == b"old"
+    assert (tmp_path / "kept").read_bytes() == b"new"
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o640
+    assert sorted(os.listdir(tmp_path)) == ["folder", "kept"]

@@ -24,6 +24,7 @@ DECIDING = (
     *(
         "runner/launch/plan.py",
         "runner/launch/prepare.py",
+        "runner/launch/own_folders.py",
         "runner/launch/approve.py",
         "runner/launch/denylist.py",
     ),
@@ -58,6 +59,7 @@ EXEMPT = {
     "runner/approvals/files.py:_open_folder": "the verb `allow`, which launches nothing",
     "runner/manifest/fill.py:_open_file": "read_named has said that nothing may be kept",
     "runner/manifest/fill.py:_text": "read_named has said that nothing may be kept",
+    "runner/manifest/unpack.py:_extract_file": "`unpack` has said that nothing may be kept",
     "sandbox/files.py:kernel_text": "who calls it asks, and is found",
     "sandbox/files.py:write_once": "it writes",
     "sandbox/files.py:text_at": "look.stat has noted the file, with the time of its last change",

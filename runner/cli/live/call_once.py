@@ -102,11 +102,11 @@ def send_event(request: SessionRequest, output: Output) -> int:
         seconds = SECONDS if request.seconds is None else request.seconds
         granted = session.terms.limits.call
         seconds = seconds if granted is None else min(granted, seconds)
-        method = find_contract(session.terms.plugin.contract).event_method
+        method = session.state.dialect.event_method
         queued = session.notify(method, {"topic": request.call.name, "payload": request.call.input})
         with trio.move_on_after(seconds):
             await session.ended()
         if not all(frame.written for frame in queued):
-            raise PluginFailure(verdict.stalled(seconds))
+            raise PluginFailure(verdict.stalled("call", seconds))
 
     return run_session(request, output, f"event {request.call.name}", work)

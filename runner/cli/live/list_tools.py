@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.cli.live.output import Output
 from runner.cli.live.session import SessionRequest, run_session, write_in_thread
+from runner.cli.shared.seen_tools import remember_tools
 from runner.cli.shared.text import fit
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
@@ -21,6 +22,7 @@ from sandbox.document.diagnostic import printable
 def list_all(request: SessionRequest, output: Output) -> int:
     async def work(session: Session) -> None:
         found = await _everything(session)
+        remember_tools(session.terms.plugin, (str(each.get("name")) for each in found["tools"]))
         if session.is_one_shot:
             await session.conclude()
         identity, contract = session.identity, session.terms.plugin.contract
@@ -56,12 +58,13 @@ async def _everything(session: Session) -> dict[str, list[Any]]:
     for listing in contract.lists:
         # A plugin that does not offer a list may not even answer.
         offered = not listing.offered_as or listing.offered_as in identity.details
-        if offered and listing.what not in found:
+        if offered and not listing.declared and listing.what not in found:
             with contextlib.suppress(PluginError):
                 found[listing.what] = await session.call(Call("list", listing.what))
-    for what, names in plugin.exports:
-        if what in contract.declared:
-            found[what] = [{"name": name} for name in names]
+    declared = {listing.what for listing in contract.lists if listing.declared}
+    found.update(
+        {what: [{"name": name} for name in names] for what, names in plugin.exports if what in declared}
+    )
     return found
 
 

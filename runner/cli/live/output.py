@@ -18,7 +18,7 @@ import trio
 from runner.cli.shared.text import fit, note_text
 from runner.contracts.contract import CommandOutput
 from runner.exceptions import PluginError, PluginFailure
-from runner.outcome import outcome_document
+from runner.outcome import Advice, outcome_document
 from runner.protocol.dialect import Notice, Progress
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.files import write_all
@@ -55,6 +55,7 @@ class Output:
         self._stderr_stuck = False  # nobody reads it
         self._failed = False
         self._advised = False
+        self._told: set[str] = set()  # what was said about hosts while the plugin ran
         self.has_told = False
         self.unwritten: OSError | None = None  # why the result could not be written
         self.shows_published = False  # published events are the result, one per line
@@ -99,6 +100,10 @@ class Output:
     def event(self, event: Notice | Progress) -> None:
         kind = "progress" if isinstance(event, Progress) else event.kind
         self._tell_event(kind, event.value)
+        if kind == "advice":
+            self._told.add(event.value["what"])
+            self._say_text(Advice(**event.value).text)
+            return
         if kind in ("progress", "ended", "network"):
             return  # the answer or the failure says the same; the report has all connections
         if kind == "hook_failed":
@@ -161,7 +166,9 @@ class Output:
         for note in notes or (Note(**document) for document in told):
             # Urgent ones were printed at the start. A plugin may return an error because it could not reach a
             # host.
-            if not note.urgent and (isinstance(error, PluginFailure) or note.rule == "network"):
+            if note.urgent or note.message in self._told:
+                continue
+            if isinstance(error, PluginFailure) or note.rule == "network":
                 self.note(note)
         self._advise(error)
 
@@ -172,6 +179,8 @@ class Output:
             return
         self._advised = True
         for each in error.advice:
+            if each.what in self._told:
+                continue
             self._tell_event("advice", each._asdict())
             self._say_text(each.text)
 

@@ -179,6 +179,11 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
     return Conversation(outcome, report, record, failed)
 
 
+# How a call of a command gets more time.
+_MORE_TIME = {"call": "raise it with --timeout"}
+_NO_MORE_TIME = "this is the contract's limit: find out why the plugin is slow"
+
+
 def _ended_before(seen: list[Session]) -> PluginFailure | None:
     """The failure of a call that had failed before a signal came: the first cause wins."""
     end = seen[0].end if seen else None
@@ -202,7 +207,7 @@ def _answer_outcome(seen: list[Session], output: Output, lost: int) -> Outcome:
         return Outcome("ok", "call", f"the event was sent, and {output.lines} came in return{also}")
     if not seen or not seen[0].substituted:
         return Outcome("ok", "call", "the plugin answered")
-    if not find_contract(seen[0].terms.plugin.contract).policy_answers_hooks:
+    if "hook_answers" not in find_contract(seen[0].terms.plugin.contract).takes:
         message = f"the hook failed, and contributes nothing: {seen[0].substituted}"
         return Outcome("ok", "call", message, "hook_failed", "the contract has no answer for a failed hook")
     message = f"the hook failed, and the policy answered in its place: {seen[0].substituted}"
@@ -238,6 +243,7 @@ async def _session(request: SessionRequest, output: Output, seen: list[Session])
 
         def made(session: Session) -> None:
             seen.append(session)
+            session.state.more_time = _MORE_TIME.get(output.verb, _NO_MORE_TIME)
             for note in session.terms.notes:
                 if note.urgent:
                     output.note(note)

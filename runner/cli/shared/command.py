@@ -97,7 +97,7 @@ def command_of(
     if args.env_file is not None and not (wrapped and args.env_file):
         raise ValueError("--env-file: only runner wrap writes it; use --env NAME=VALUE")
     variables = _plugin_variables(environ) if wrapped else {}
-    if not name and any(STATE_DIR_TOKEN in word for word in args.arguments):
+    if not name and any(STATE_DIR_TOKEN in word for word in (*args.arguments, *args.env)):
         raise ValueError(f"{STATE_DIR_TOKEN}: only a command with a --name has a state directory")
     return Command(
         argv=tuple(args.arguments),
@@ -116,6 +116,8 @@ def command_of(
         search_path=variables["PATH"].value or "" if "PATH" in variables else "",
         host_environ=given if wrapped else None,
         outdated=outdated,
+        filled=found is not None and found.filled,
+        entry_directory="" if found is None else found.directory,
     )
 
 

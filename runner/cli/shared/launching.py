@@ -12,19 +12,22 @@ import sys
 
 from runner.launch.carry_out import judge_end
 from runner.launch.orders import Signals, watch_caller, watch_signals
-from runner.launch.stages import Planned, Stage, Started, ended_of, has_start_notes, planned_of
+from runner.launch.stages import Planned, Stage, Started, has_start_notes, planned_of
 from runner.launch.stdio import Plumbing, connect_caller
 from runner.launch.wait import End
 from runner.outcome import EXEC_REFUSED, Failure, Outcome, has_failed
 from sandbox.speed.scopes import AbstractContextManager, suppress
-from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Collection, Mapping
 
 if TYPE_CHECKING:
     from runner.cli.shared.events_file import EventsFile
     from runner.cli.shared.report_file import ReportFile
     from runner.launch.acquire import Acquired
+    from runner.launch.advice.telling import HostTeller
     from runner.launch.carry_out import LaunchHost
     from runner.launch.stages import Ended
+    from runner.outcome import Advice
+    from sandbox.network.egress import AuditLine
 
 # How long a reader of our stderr may take to make room for a message.
 _STDERR_WRITE_SECONDS = 2.0
@@ -63,12 +66,17 @@ class CommandLineHost:
         self._keep_tail = keep_tail
         # A stored plan was checked when it was made, and says whether there are notes to print.
         self._is_new = is_new
+        self._teller: HostTeller | None = None
+        self.told: set[str] = set()  # what was said about hosts while the plugin ran
         self._tells = tells
 
     def see_ready(self, planned: Planned) -> None:
         self.is_ready = True
         if self.events is not None and self.events.path:
             _refuse_writable(planned, self.events.path)
+        # A launch from a stored plan may still differ: a cgroup that cannot be made is replaced by a weaker
+        # means.
+        tells = has_start_notes(planned) if self._tells is None else self._tells or planned.limits.announced
         if self._is_new:
             from runner.contracts.registry import choice_fault
 
@@ -77,9 +85,7 @@ class CommandLineHost:
             if fault is not None:
                 outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
                 raise Failure(outcome, EXEC_REFUSED)
-        # A launch from a stored plan may still differ: a cgroup that cannot be made is replaced by a weaker
-        # means.
-        if has_start_notes(planned) if self._tells is None else self._tells or planned.limits.announced:
+        if tells:
             _print_notes(planned, self.secrets, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:
@@ -94,11 +100,7 @@ class CommandLineHost:
         return connect_caller(planned.plan.limits, inspect=inspect, tty=self._tty, keep_tail=self._keep_tail)
 
     def see_started(self, started: Started) -> Started:
-        events = self.events
-        if events is not None and started.audit is not None:
-            started.audit.on_line = lambda line: events.write(
-                "network", _without(self.secrets, line._asdict())
-            )
+        started.cell.watch_network(lambda line: self._see_line(line, started))
         relay = started.plumbing.stderr
         if self.secrets and relay is not None:
             from runner.protocol.secrets import Secrets
@@ -106,6 +108,23 @@ class CommandLineHost:
             secrets = Secrets(self.secrets)
             relay.conceal(secrets.hide_in_tail, secrets.longest)
         return started
+
+    def _see_line(self, line: AuditLine, started: Started) -> None:
+        """A connection or a DNS question of the plugin."""
+        from runner.launch.advice.telling import HostTeller
+
+        if self.events is not None:
+            self.events.write("network", _without(self.secrets, line._asdict()))
+        self._teller = self._teller or HostTeller(started)
+        advice = self._teller.advice(line)
+        mixed = (
+            self.events is not None and self.events.is_stderr
+        )  # then events have no second line for people
+        # Without a wait: the plugin's clocks run. What is not told now is told when it has failed.
+        if advice is not None and not mixed and _is_stderr_writable(0):
+            with suppress(OSError):
+                _print_advice(advice, self.secrets)
+                self.told.add(advice.what)
 
 
 def _refuse_writable(planned: Planned, path: str) -> None:
@@ -129,12 +148,13 @@ def launch(
 ) -> int:
     """Run a plugin, report how it ended, and return the exit status of `runner`."""
     stage: Stage | None = None
+    ended: Ended | None = None
     secrets = host.secrets
     try:
         with watch_caller() as host.caller:
             refuse_directories()
             stage = ended = begin(host)
-        outcome, status = judge_end(ended.end, ended.started.planned.plan.limits)
+        outcome, status = judge_end(ended.end, ended.started.planned)
     except Exception as error:
         from runner.launch.failures import judge_error
 
@@ -145,7 +165,7 @@ def launch(
             stage = error.stage
     if host.events is not None:
         host.events.drain()
-    if outcome.code == "launch_failed":
+    if outcome.code in ("launch_failed", "sandbox_unavailable"):
         from runner.launch.failures import diagnose
 
         outcome = diagnose(outcome, stage)
@@ -155,10 +175,9 @@ def launch(
     if report_file is not None and report_file.wanted:
         with suppress(OSError):
             _write_report(report_file, verb, stage, outcome, status, secrets)
-    ended_stage = ended_of(stage)
-    if (ended_stage is None or ended_stage.stderr_writable) and _is_stderr_writable():
+    if (ended is None or ended.stderr_writable) and _is_stderr_writable():
         with suppress(OSError):
-            _print_outcome(stage, outcome, secrets)
+            _print_outcome(stage, ended, outcome, secrets, host.told)
     return status
 
 
@@ -193,54 +212,61 @@ def _without(secrets: Mapping[str, bytes], document: dict[str, Any]) -> dict[str
     return hidden
 
 
-def _is_stderr_writable() -> bool:
+def _is_stderr_writable(seconds: float = _STDERR_WRITE_SECONDS) -> bool:
     """Whether our stderr takes a message soon. A full pipe that nobody reads must not keep the runner past
     the deadline; the report has everything."""
     poll = select.poll()
     poll.register(2, select.POLLOUT)
-    return bool(poll.poll(_STDERR_WRITE_SECONDS * 1000))
+    return bool(poll.poll(seconds * 1000))
 
 
-def _print_notes(stage: Stage | None, secrets: Mapping[str, bytes], *, urgent: bool) -> None:
+def _print_notes(
+    stage: Stage | None, secrets: Mapping[str, bytes], *, urgent: bool, told: Collection[str] = ()
+) -> None:
     from runner.cli.shared import text
     from runner.launch.report import notes
 
     with suppress(OSError):  # nobody reads stderr: the report has the notes too
         for note in notes(stage):
-            if note.urgent is urgent:
+            if note.urgent is urgent and note.message not in told:
                 if not _is_stderr_writable():
                     return
                 text.note(note._replace(**_without(secrets, note._asdict())))
                 sys.stderr.flush()
 
 
-def _print_advice(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
+def _print_advice(advice: Advice, secrets: Mapping[str, bytes]) -> None:
     from runner.cli.shared import text
-    from runner.launch.report import advice
 
-    for each in advice(stage, outcome):
-        line = each._replace(**_without(secrets, each._asdict())).text
-        if not _is_stderr_writable():
-            return
-        if len(line) > _LONGEST_LINE:
-            line = f"{line[:_LONGEST_LINE]}… (the report has all of it)"
-        text.warn(line)
-        sys.stderr.flush()
+    line = advice._replace(**_without(secrets, advice._asdict())).text
+    if len(line) > _LONGEST_LINE:
+        line = f"{line[:_LONGEST_LINE]}… (the report has all of it)"
+    text.warn(line)
+    sys.stderr.flush()
 
 
-def _print_outcome(stage: Stage | None, outcome: Outcome, secrets: Mapping[str, bytes]) -> None:
+def _print_outcome(
+    stage: Stage | None,
+    ended: Ended | None,
+    outcome: Outcome,
+    secrets: Mapping[str, bytes],
+    told: Collection[str],
+) -> None:
     """Print the outcome, unless the plugin failed by itself: then its own stderr says why. Only the runner
     knows that a limit ended it, and which paths it may have missed."""
-    ended = ended_of(stage)
     by_limit = ended is not None and (_is_limit(ended.end, outcome) or outcome.cause == "seccomp")
     if outcome.code not in ("ok", "crashed", "cancelled") or by_limit:
         from runner.cli.shared import text
 
         text.failure(stage, outcome)
     if outcome.code == "crashed" and planned_of(stage) is not None:
-        _print_notes(stage, secrets, urgent=False)
+        _print_notes(stage, secrets, urgent=False, told=told)
     if ended is not None and has_failed(outcome):
-        _print_advice(stage, outcome, secrets)
+        from runner.launch.report import advice
+
+        for each in advice(stage, outcome):
+            if each.what not in told and _is_stderr_writable():
+                _print_advice(each, secrets)
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
         from runner.cli.shared.text import say

@@ -302,8 +302,8 @@ def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
         found[name] = read_secret(f"--secret {printable(name)}=", source)
     if found:
         contract = contract_at_args(args)
-        if contract is not None and (by := find_contract(contract).secrets_by) != "files":
-            other = "; use --secrets" if by == "dialect" else "; leave it out"
+        if contract is not None and "secret_files" not in (takes := find_contract(contract).takes):
+            other = "; use --secrets" if "secrets" in takes else "; leave it out"
             raise ValueError(f"--secret: the contract {contract} has no secrets in files{other}")
     for name, value, option in _given_options(args):
         if option is not None and option.secret:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 
-from sandbox.files import write_all
+from sandbox.files import make_draft, replace_file, write_all
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ class ReportFile:
             return self._fd
         assert self._folder is not None
         try:
-            draft, self._fd = _make_draft(self._folder)
+            draft, self._fd = make_draft(self._folder)
             try:
                 os.rename(draft, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             except OSError:
@@ -119,7 +119,7 @@ class ReportFile:
             if self._fd is not None:
                 write_all(self._fd, text)
             elif self._folder is not None:
-                _replace(self._folder, self._name, text)
+                replace_file(self._folder, self._name, text)
         except OSError as error:
             raise ReportFileError(f"the report could not be written: {error.strerror}") from None
 
@@ -171,23 +171,3 @@ def _open_special(target: str, step: Step, option: str) -> int:
     fd = os.open(f"/proc/self/fd/{step.fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     os.set_blocking(fd, True)
     return fd
-
-
-def _replace(folder: int, name: str, text: bytes) -> None:
-    """Replace a file atomically: write a draft under a random name, readable by its owner alone, and rename
-    it."""
-    draft, fd = _make_draft(folder)
-    try:
-        write_all(fd, text)
-        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        os.unlink(draft, dir_fd=folder)
-        raise
-    finally:
-        os.close(fd)
-
-
-def _make_draft(folder: int) -> tuple[str, int]:
-    draft = f".runner.{os.urandom(8).hex()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return draft, os.open(draft, flags, 0o600, dir_fd=folder)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TextIO
 
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Note
+from sandbox.speed.scopes import suppress
 from sandbox.speed.typed import Iterable
 
 TYPE_CHECKING = False
@@ -48,7 +50,27 @@ def print_diagnostics(diagnostics: Iterable[Diagnostic], stream: TextIO | None =
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print lines, by default to stderr. On a terminal they are wrapped between words."""
     out = stream or sys.stderr
+    if out is sys.stderr and sys.stdout is not None:
+        # What was printed before comes first, also where both lead into one pipe.
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
     print(fit(text, out), file=out)
+
+
+def ask_person(question: str) -> bool:
+    """Ask on the terminal. Returns whether the answer was yes."""
+    sys.stdout.flush()
+    sys.stderr.write(f"\n{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def day(when: float) -> str:
+    """The local date of a time in seconds since 1970. A plugin may have set it to anything."""
+    try:
+        return time.strftime("%Y-%m-%d", time.localtime(when))
+    except (OverflowError, ValueError, OSError):
+        return "-"
 
 
 def fit(text: str, stream: TextIO) -> str:

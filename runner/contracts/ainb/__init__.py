@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import CommandCalls, CommandOutput, Contract, ContractVerb, Example
+from runner.contracts.contract import CommandCalls, CommandOutput, Contract, ContractVerb, Example, Listing
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,11 +33,12 @@ class AinbContract(Contract):
     file_names = ("manifest.toml",)
     sign = "abi_version in a [plugin] table"
     no_command_hint = "put the executable beside the manifest, under the plugin's name"
-    kinds = ("tool", "render", "action", "event")
-    context: Mapping[str, tuple[str, ...]] = {}
-    declared = ("screens", "commands", "snapshots")
+    calls: Mapping[str, tuple[str, ...]] = dict.fromkeys(("tool", "render", "action", "event"), ())
+    lists = (
+        Listing("tools"),
+        *(Listing(what, declared=True) for what in ("screens", "commands", "snapshots")),
+    )
     layout: Layout = "root"
-    event_method = "plugin/handle_event"
     commands = AinbCommands()
     verbs = (ContractVerb("render", "runner.contracts.ainb.verb_render", "draw the screen of a plugin"),)
     example = Example("greeter", '{"argv": ["hello", "world"]}')

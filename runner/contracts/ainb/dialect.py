@@ -24,6 +24,7 @@ from runner.contracts.ainb.terms import (
     INIT_SECONDS,
     RENDER_SECONDS,
     SHUTDOWN_SECONDS,
+    WRITE_SECONDS,
 )
 from runner.outcome import Code
 from runner.protocol import frames, jsonrpc
@@ -99,6 +100,8 @@ def make(setting: Setting) -> AinbDialect:
 
 class AinbDialect(Dialect):
     handshake_seconds = INIT_SECONDS
+    event_method = "plugin/handle_event"
+    write_seconds = WRITE_SECONDS
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -125,6 +128,10 @@ class AinbDialect(Dialect):
     def noise(self) -> str:
         count = self._counters.get("frames_dropped", 0)
         return f"{count} of its frames were dropped, the last one because {self._last_drop}" if count else ""
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held.bytes
 
     def framer(self) -> frames.Framer:
         return HeaderFramer(RULES)
@@ -255,7 +262,7 @@ class AinbDialect(Dialect):
             twice = token in self._open
             why = "this call has been sent already" if twice else "the plugin is not ready for calls"
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
-        if stray := stray_context(call, CONTRACT.context):
+        if stray := stray_context(call, CONTRACT.calls):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         granted = self._setting.limits.call
         seconds = self.seconds(call) if granted is None else min(granted, self.seconds(call))

@@ -339,8 +339,12 @@ def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
         message = f"there is no executable {quoted(plugin.id)} beside the manifest"
         faults.error(("plugin", "name"), "executable_missing", message)
     elif not look.access(path, os.X_OK):
-        message = f"the file {quoted(plugin.id)} beside the manifest is not executable"
-        faults.error(("plugin", "name"), "executable_missing", message, f"chmod +x {plugin.id}")
+        message, hint = "is not executable", f"chmod +x {plugin.id}"
+        if look.stat(path).st_mode & 0o111 and look.statvfs(path).f_flag & os.ST_NOEXEC:
+            message = "is on a filesystem that is mounted noexec"
+            hint = "move the plugin to another filesystem, or mount that one with exec"
+        message = f"the file {quoted(plugin.id)} beside the manifest {message}"
+        faults.error(("plugin", "name"), "executable_missing", message, hint)
     return faults.diagnostics()
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from runner.contracts.ainb import payload
 from runner.protocol import wire
 from runner.protocol.dialect import CallRefused, Events, Lane, Notice, Refusal, Send
-from runner.protocol.memory import DELIVERIES
+from runner.protocol.memory import delivery_cost
 from sandbox.document.diagnostic import quoted
 
 HANDLE_EVENT = "plugin/handle_event"
@@ -36,13 +36,11 @@ LANES: Mapping[str, Lane] = {
     HANDLE_EVENT: "delivery",
 }
 
-# How many wait while a request is open. Of keys and mouse events the oldest is dropped: a person wants the
-# newest. Of the rest the newest is dropped: a publication in chunks then loses its tail and not its first
-# chunk, without which the others are worthless. The order stays, and drops are counted. The rest has at most
-# DELIVERIES bytes.
+# How many wait while a request is open. Of keys and mouse events the oldest is dropped and counted: a person
+# wants the newest. Of the rest nothing is dropped, because a publication in chunks is worthless without one
+# of them: the session ends a plugin for which too much waits (DELIVERIES).
 MOST_KEYS = 64
 MOST_MOUSE = 64
-MOST_DELIVERIES = 256
 
 _MOST_U8, _MOST_U16, _MOST_U64 = 2**8 - 1, 2**16 - 1, 2**64 - 1
 _KEY_KINDS = ("press", "repeat", "release")
@@ -62,7 +60,7 @@ class HeldNotifications:
         self._keys: deque[bytes] = deque()
         self._mouse: deque[bytes] = deque()
         self._deliveries: deque[bytes] = deque()
-        self._bytes = 0  # of the deliveries
+        self.bytes = 0  # of the deliveries
         self.dropped: dict[str, int] = {}
 
     def put(self, lane: Lane, frame: bytes) -> Events:
@@ -70,10 +68,8 @@ class HeldNotifications:
             return self._replace("keys_dropped", self._keys, MOST_KEYS, frame)
         if lane == "mouse":
             return self._replace("mouse_dropped", self._mouse, MOST_MOUSE, frame)
-        if len(self._deliveries) >= MOST_DELIVERIES or self._bytes + len(frame) > DELIVERIES:
-            return self._drop("events_dropped")
         self._deliveries.append(frame)
-        self._bytes += len(frame)
+        self.bytes += delivery_cost(frame)
         return ()
 
     def release(self) -> list[Send]:
@@ -89,7 +85,7 @@ class HeldNotifications:
         self._keys.clear()
         self._mouse.clear()
         self._deliveries.clear()
-        self._bytes = 0
+        self.bytes = 0
 
     def _replace(self, kind: str, queue: deque[bytes], most: int, frame: bytes) -> Events:
         queue.append(frame)

@@ -31,18 +31,6 @@ def decode(value: Any) -> bytes:
     raise BadPayload("must be base64 text or an array of integers from 0 to 255")
 
 
-def encoded_length(size: int) -> int:
-    """Characters of the base64 of `size` bytes."""
-    return (size + 2) // 3 * _QUANTUM
-
-
-def decoded_length(value: Any) -> int:
-    """Bytes that the value has once it is decoded, or a few more. Nothing is decoded."""
-    if isinstance(value, str):
-        return len(value) // _QUANTUM * 3 + 3
-    return len(value) if isinstance(value, bytes | list) else 0
-
-
 def _decode_text(text: str) -> bytes:
     if len(text) % _QUANTUM:
         raise BadPayload("is not base64 with its padding")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import Contract, ContractOption
+from runner.contracts.contract import Contract, ContractOption, Listing
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.contracts.contract import SecretsBy
+    from runner.contracts.contract import Takes
     from runner.plugin import Allowance, Plugin
     from runner.protocol.host_services import HostMethods, Services
     from sandbox.document.diagnostic import Diagnostic
@@ -24,11 +24,9 @@ class KagedContract(Contract):
     file_names = ("kaged-plugin.yaml", "manifest.yaml")
     sign = "a kaged_api key"
     no_command_hint = 'give the manifest a command: command: ["./plugin.py"]'
-    kinds = ("tool", "method", "hook")
-    context: Mapping[str, tuple[str, ...]] = {"tool": CONTEXT, "method": CONTEXT, "hook": CONTEXT}
-    declared = ("methods", "hooks")
-    config_shapes_cage = True
-    secrets_by: SecretsBy = "dialect"
+    calls: Mapping[str, tuple[str, ...]] = {"tool": CONTEXT, "method": CONTEXT, "hook": CONTEXT}
+    lists = (Listing("tools"), Listing("methods", declared=True), Listing("hooks", declared=True))
+    takes: Takes = ("config", "secrets")
     options = (
         ContractOption(
             "--project", "DIR", "the project that the plugin works on: what project:/ paths lie below"

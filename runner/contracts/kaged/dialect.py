@@ -235,7 +235,7 @@ class KagedDialect(Dialect):
             twice = token in self._open
             why = "this call has been sent already" if twice else "the plugin is not ready for calls"
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
-        if stray := stray_context(call, CONTRACT.context):
+        if stray := stray_context(call, CONTRACT.calls):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         context = make_context(token, call, self._declared, self._session_id, self._ids)
         method, params = self._calls.request(token, call, context)

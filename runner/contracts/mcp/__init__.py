@@ -92,7 +92,7 @@ class McpConfigurations(HostConfigurations):
         from runner.manifest.fill import text_of
 
         # The host fills its words in before it starts the runner.
-        rules, folder = plugin.template.rules, plugin.template.folder
+        rules, folder = plugin.template.rules, plugin.template.folder or os.getcwd()
         home = os.path.expanduser("~")
 
         def file(path: str) -> str:
@@ -124,11 +124,11 @@ class McpContract(Contract):
     sign = "an mcpServers object"
     no_command_hint = 'give the server a command: "command": "./server"'
     configurations = McpConfigurations()
-    kinds = ("tool", "prompt", "resource", "method")
+    calls: Mapping[str, tuple[str, ...]] = dict.fromkeys(("tool", "prompt", "resource", "method"), ())
     lists = (
-        Listing("tools", "tool"),
-        Listing("prompts", "prompt", offered_as="prompts"),
-        Listing("resources", "resource", "uri", offered_as="resources", complete=False),  # and templates
+        Listing("tools", kind="tool"),
+        Listing("prompts", kind="prompt", offered_as="prompts"),
+        Listing("resources", kind="resource", key="uri", offered_as="resources", complete=False),  # templates
         Listing("resource_templates", key="uriTemplate", offered_as="resources"),
     )
     verbs = (
@@ -169,15 +169,9 @@ class McpContract(Contract):
         return launcher_fault((command, *args), plugin.spec.network)
 
     def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        if (fault := self.launch_fault(plugin)) is None:
-            return ()
-        from runner.contracts.mcp.manifest import command_keys
+        from runner.contracts.mcp.manifest import check_files
 
-        return (
-            document.diagnostic(
-                command_keys(document, plugin), fault.cause, fault.message, fault.hint, "warning"
-            ),
-        )
+        return check_files(document, plugin, self.launch_fault(plugin))
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.mcp import services

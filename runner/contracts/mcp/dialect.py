@@ -105,6 +105,8 @@ class McpDialect(Dialect):
 
     # --- the Dialect interface -------------------------------------------------------------------
 
+    handshake_is_raisable = True
+
     @property
     def handshake_seconds(self) -> float:
         return self._handshake.seconds
@@ -151,7 +153,7 @@ class McpDialect(Dialect):
                 "called before the handshake" if agreed is None else f"call {token} is on its way already"
             )
             raise CallRefused(Violation("internal", message, call=token))
-        if stray := stray_context(call, CONTRACT.context):
+        if stray := stray_context(call, CONTRACT.calls):
             raise CallRefused(Refusal(token, str(INVALID_PARAMS), stray, "invalid_context"))
         if call.kind == "tool" and (unknown := self._catalogue.find_missing(token, call.name)) is not None:
             raise CallRefused(unknown)

@@ -37,6 +37,11 @@ INITIALIZE: Final = "initialize"
 Stage = Literal["new", "probing", "waiting", "last", "over"]
 
 
+def handshake_seconds(setting: Setting) -> float:
+    """The limit of the grant, or else ours: the contract has none."""
+    return SECONDS if setting.limits.handshake is None else setting.limits.handshake
+
+
 class Handshake:
     """From the first message to Ready, or to a Violation."""
 
@@ -50,15 +55,13 @@ class Handshake:
 
     @property
     def seconds(self) -> float:
-        return dict(self._setting.plugin.timeouts).get("handshake", SECONDS)
+        return handshake_seconds(self._setting)
 
     @property
     def patience(self) -> float | None:
         if self._stage not in ("probing", "last"):
             return None
-        granted = self._setting.limits.handshake
-        whole = self.seconds if granted is None else min(granted, self.seconds)
-        return min(PATIENCE_SECONDS, whole / 3)
+        return min(PATIENCE_SECONDS, self.seconds / 3)
 
     def opening(self) -> list[Event]:
         if self._stage != "new":

@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.contracts.mcp import versions as era
 from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH
-from runner.contracts.mcp.handshake import SECONDS
+from runner.contracts.mcp.handshake import handshake_seconds
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
 from runner.protocol.observer import Answered, Observer
@@ -28,9 +28,11 @@ def make(setting: Setting) -> Inspector:
 
 class Inspector:
     framing = LineFraming(FRAME_LIMIT)
+    handshake_is_raisable = True
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
+        self.handshake_seconds = handshake_seconds(setting)
         # After server/discover a host may still send initialize.
         self._observer = Observer(
             _WORDS, frozenset((DISCOVER, INITIALIZE)), handshakes=frozenset((INITIALIZE,))
@@ -38,10 +40,6 @@ class Inspector:
         self._batches = False
         self.handshaken = False
         self.awaiting = False
-
-    @property
-    def handshake_seconds(self) -> float:
-        return dict(self._plugin.timeouts).get("handshake", SECONDS)
 
     @property
     def strays(self) -> Mapping[str, int]:

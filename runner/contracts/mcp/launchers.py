@@ -59,11 +59,18 @@ class _Fetcher(NamedTuple):
     package: tuple[str, ...]
     values: tuple[str, ...]  # other options that are followed by a value
     install: Callable[[_Words], tuple[str, ...]]
-    folder: str  # the command that prints where installed programs are
+    where: str  # installed programs are: a folder, or the command that prints it
+    # Variables for root, whose home no plugin can see: with them, programs are installed elsewhere.
+    root: tuple[str, ...] = ()
+
+
+def _npm_folder() -> str:
+    """Where npm installs servers. Its global folder is often /usr, which an ordinary user cannot write."""
+    return "/opt/servers" if os.geteuid() == 0 else "~/servers"
 
 
 def _npm_install(words: _Words) -> tuple[str, ...]:
-    return "npm", "install", "-g", *(words.packages or (words.first,))
+    return "npm", "install", "--prefix", _npm_folder(), *(words.packages or (words.first,))
 
 
 def _bun_install(words: _Words) -> tuple[str, ...]:
@@ -86,7 +93,7 @@ def _pipx_install(words: _Words) -> tuple[str, ...]:
 
 
 _NPM_VALUES = ("-c", "--call", "--prefix", "--cache", "--registry", "--userconfig", "-w", "--workspace")
-_NPM = _Fetcher(("-p", "--package"), _NPM_VALUES, _npm_install, 'echo "$(npm prefix -g)/bin"')
+_NPM = _Fetcher(("-p", "--package"), _NPM_VALUES, _npm_install, "")
 _UV_VALUES = (
     *("--index-url", "-i", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
     *("--with-editable", "--with-requirements", "-c", "--constraints", "--overrides", "--env-file"),
@@ -95,11 +102,23 @@ _UV_VALUES = (
     *("--index-strategy", "--keyring-provider", "--python-platform", "--color", "--allow-insecure-host"),
     *("--reinstall-package", "--no-binary-package", "--no-build-package", "-C", "--config-setting"),
 )
-_UV = _Fetcher(("--from",), _UV_VALUES, _uv_install, "uv tool dir --bin")
+_BIN = "/usr/local/bin"
+_UV_ROOT = ("UV_TOOL_DIR=/opt/uv/tools", "UV_PYTHON_INSTALL_DIR=/opt/uv/python", f"UV_TOOL_BIN_DIR={_BIN}")
+_UV = _Fetcher(("--from",), _UV_VALUES, _uv_install, "uv tool dir --bin", _UV_ROOT)
 _PIPX = _Fetcher(
-    ("--spec",), ("--index-url", "-i", "--pip-args"), _pipx_install, "pipx environment --value PIPX_BIN_DIR"
+    ("--spec",),
+    ("--index-url", "-i", "--pip-args"),
+    _pipx_install,
+    "pipx environment --value PIPX_BIN_DIR",
+    ("PIPX_HOME=/opt/pipx", f"PIPX_BIN_DIR={_BIN}"),
 )
-_BUN = _Fetcher(("-p", "--package"), ("--cwd", "-c", "--config"), _bun_install, "bun pm bin -g")
+_BUN = _Fetcher(
+    ("-p", "--package"),
+    ("--cwd", "-c", "--config"),
+    _bun_install,
+    "bun pm bin -g",
+    ("BUN_INSTALL=/opt/bun", f"BUN_INSTALL_BIN={_BIN}"),
+)
 
 # The words that begin a command line, without options between them -> how the rest is written.
 _FETCHERS: dict[tuple[str, ...], _Fetcher] = {
@@ -221,6 +240,9 @@ def _fetching(written: str, fetcher: _Fetcher, rest: tuple[str, ...]) -> LaunchF
         hint = f"install what it adds into the project once: uv add {added}; then give the path of a program "
         return LaunchFault(FETCHES, message, f"{hint}in the project's .venv/bin in place of {written}")
     install = join(fetcher.install(words if sound else _Words((), (), "", "PACKAGE", False)))
+    install = install.replace("'~/servers'", "~/servers")  # a shell reads a quoted ~ as a name
+    if fetcher.root and os.geteuid() == 0:
+        install = f"{' '.join(fetcher.root)} {install}"
     hint = f"install it once: {install}; then give the program's own path in place of {written}"
     return LaunchFault(FETCHES, message, f"{hint} ({_where(fetcher, words, sound)})")
 
@@ -228,9 +250,13 @@ def _fetching(written: str, fetcher: _Fetcher, rest: tuple[str, ...]) -> LaunchF
 def _where(fetcher: _Fetcher, words: _Words, sound: bool) -> str:
     """How to find the program that an installation made."""
     program = re.sub(r"(?<=.)@.*|[\[=<>~! ].*", "", words.first)
-    if sound and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", program):
+    known = sound and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", program)
+    if fetcher is _NPM:
+        folder = f"{_npm_folder()}/node_modules/.bin"
+        return f"{folder}/{program}" if known else f"it is in {folder}"
+    if known:
         return f"'command -v {program}' prints it"
-    return f"it is in the folder that '{fetcher.folder}' prints"
+    return f"it is in {_BIN}" if os.geteuid() == 0 else f"it is in the folder that '{fetcher.where}' prints"
 
 
 def _read_words(fetcher: _Fetcher, rest: Sequence[str]) -> _Words:

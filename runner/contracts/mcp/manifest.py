@@ -9,13 +9,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from runner.contracts.contract import LaunchFault
 from runner.contracts.mcp.hosts.choice import choose, remarks_on
 from runner.contracts.mcp.hosts.entries import GENERIC, servers_of
-from runner.contracts.mcp.hosts.expand import OURS, references, with_folders
+from runner.contracts.mcp.hosts.expand import OURS, expand_home, references, with_folders
 from runner.contracts.mcp.hosts.fill import argument_files
-from runner.contracts.mcp.hosts.find import host_of, place_of
+from runner.contracts.mcp.hosts.find import host_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
+from runner.contracts.mcp.hosts.site import Site, directory_of, site_of
 from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run_name, split_wrapped
+from runner.contracts.mcp.named_paths import missing_program, named_paths
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
@@ -25,6 +28,7 @@ from sandbox.document.diagnostic import Diagnostic, quoted
 from sandbox.document.read import Document
 from sandbox.policy.policy import steers
 from sandbox.spec import (
+    STATE_DIR_TOKEN,
     Access,
     EnvRequest,
     KeyPath,
@@ -37,7 +41,6 @@ from sandbox.spec import (
 from sandbox.speed.value import NamedTuple
 
 NAME_LIMIT = 128
-OPERATORS_FILE = "claude_desktop_config.json"  # always among a client's own settings, never in a project
 UNKNOWN = "sandbox_unknown_key"
 
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][^}]*\}")
@@ -162,7 +165,7 @@ def read(
     if chosen.disabled:
         message = f"{quoted(chosen.name)} is disabled in this file"
         faults.warn(entry.keys, "server_disabled", message, "it is started only if --server names it")
-    site = _site(document.path, chosen, host, home)
+    site = site_of(document.path, chosen, host, home)
     words = _words(chosen)
     entrypoint, env = _entrypoint(faults, chosen, words, host, site, home)
     deciding = (*words.argv, *(item for name, item in words.env if steers(name)))
@@ -170,6 +173,8 @@ def read(
     files = argument_files(faults, deciding, rules, document.path, home, own=site.own)
     spec = _spec(faults, entry.table("x-sandbox"), env, home)
     state = sandbox_request.own_state((*words.argv, *(item for _, item in words.env)))
+    if split_wrapped(chosen.argv) is not None:  # as its host's runner gives it, which has a --name
+        state = (PathRequest(STATE_DIR_TOKEN, "write"),)
     spec = spec._replace(paths=tuple(dict.fromkeys((*spec.paths, *state))))
     if faults.failed:
         return None, faults.diagnostics()
@@ -185,34 +190,10 @@ def read(
         spec=spec,
         project=_project(chosen, site, document.path, entrypoint),
         mark=fingerprint(os.fsencode(chosen.scope))[:32] if chosen.scope else "",
-        template=_template(chosen, words, host, site, files),
+        template=_template(chosen, words, host, site, files, home),
         scope=chosen.scope,
     )
     return plugin, faults.diagnostics()
-
-
-class _Site(NamedTuple):
-    """The folder and project of a server."""
-
-    folder: str  # the base of relative paths, and the working directory if the entry names none
-    project: str  # the project that it belongs to; empty: it is a user's own
-    within: str  # a folder that it works on has to be below this one; empty: anywhere
-    own: bool = False  # the file is the user's own and did not come with a project
-
-
-def _site(path: str, server: HostServer, host: Host | None, home: str) -> _Site:
-    """Where a server belongs. Most of these files can come with a project. Then the project's author wrote
-    the file, and must not choose a folder outside the project."""
-    folder, name = os.path.split(path)
-    place = place_of(path, home)
-    own = name == OPERATORS_FILE or (place is not None and place.own)
-    if server.scope.startswith("/"):
-        return _Site(server.scope, server.scope, "" if own else folder, own)
-    if place is not None and place.project:
-        return _Site(place.project, place.project, place.project)
-    if own and home and host is not None and host.rules == "vscode":
-        folder = home
-    return _Site(folder, "", "" if own else folder, own)
 
 
 class _Words(NamedTuple):
@@ -269,7 +250,7 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
         faults.error(keys, rule, f"the server {server.fault}")
 
 
-def _project(server: HostServer, site: _Site, path: str, entrypoint: Entrypoint | None) -> Project | None:
+def _project(server: HostServer, site: Site, path: str, entrypoint: Entrypoint | None) -> Project | None:
     """The folder that the server works on: its `cwd`, or the project whose file this is. Other configuration
     files are in the folders of clients' settings."""
     if entrypoint is None or not server.cwd:
@@ -278,7 +259,7 @@ def _project(server: HostServer, site: _Site, path: str, entrypoint: Entrypoint 
 
 
 def _template(
-    server: HostServer, words: _Words, host: Host | None, site: _Site, files: tuple[str, ...]
+    server: HostServer, words: _Words, host: Host | None, site: Site, files: tuple[str, ...], home: str
 ) -> Template | None:
     """The placeholders that are filled in at the launch, or None."""
     rules = "" if host is None else host.rules
@@ -289,13 +270,51 @@ def _template(
     if not filled and inner is None:
         return None
     outer = () if inner is None else inner.options
-    return Template(rules, site.project, env_file, (*server.keys, "envFile"), outer, files)
+    decided_by = _decided_by(words, rules, site, home)
+    return Template(rules, site.project, env_file, (*server.keys, "envFile"), outer, files, decided_by)
+
+
+def _decided_by(words: _Words, rules: str, site: Site, home: str) -> str:
+    """See Template.decided_by."""
+    deciding = (*words.argv, *(item for name, item in words.env if steers(name)))
+    texts = [with_folders(item.text, rules, site.project, home) for item in deciding]
+    kinds = {each.kind for text in texts for each in references(text, rules)}
+    return "folder" if "folder" in kinds else "variables" if kinds else ""
 
 
 def command_keys(document: Document, plugin: Plugin) -> KeyPath:
     """The keys that lead to a plugin's program."""
     found = (server for server in _all(document, _home())[1] if run_name(server.name) == plugin.id)
     return next((server.command_keys for server in found), ())
+
+
+def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -> tuple[Diagnostic, ...]:
+    """A launcher that cannot work in a cage, a program that does not exist, and folders that do not.
+    `fault`: of the launcher."""
+    keys = command_keys(document, plugin)
+    if fault is not None:
+        return (document.diagnostic(keys, fault.cause, fault.message, fault.hint, "warning"),)
+    entrypoint, template = plugin.entrypoint, plugin.template
+    if entrypoint is None:
+        return ()
+    rules, project = ("", "") if template is None else (template.rules, template.folder)
+    env = [(each.name, each.value) for each in plugin.spec.env if each.value is not None]
+    directory = entrypoint.directory
+    told, hint = missing_program(
+        entrypoint.command, env, directory=directory, rules=rules, project=project, home=_home()
+    )
+    found = [document.diagnostic(keys, "entrypoint_missing", told, hint)] if told else []
+    where = {each.name: each.where for each in plugin.spec.env}
+    for each in named_paths(entrypoint.args, env, rules=rules, project=project, home=_home()):
+        if each.missing:
+            named = each.variable or "an argument"
+            message = f"{named} names {each.path}, and there is no folder {each.missing}"
+            if each.missing == each.path:
+                message = f"{named} names {each.path}, which does not exist"
+            at = where.get(each.variable, keys)
+            hint = "make the folder, or correct the path"
+            found.append(document.diagnostic(at, "path_missing", message, hint, "warning"))
+    return tuple(found)
 
 
 def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:
@@ -305,20 +324,18 @@ def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:
 
 
 def _entrypoint(
-    faults: Faults, server: HostServer, words: _Words, host: Host | None, site: _Site, home: str
+    faults: Faults, server: HostServer, words: _Words, host: Host | None, site: Site, home: str
 ) -> tuple[Entrypoint | None, list[EnvRequest]]:
     rules = "" if host is None else host.rules
     if not rules:
         _warn_unexpanded(faults, (*words.argv[1:], *(item for _, item in words.env)))
-    directory = site.folder
     if server.cwd:
         keys = (*server.keys, "cwd")
         cwd = with_folders(server.cwd, rules, site.project, home)
         if next(references(cwd, rules), None) is not None:
             message = f"{quoted(server.cwd)}: only the home and a project's own folder can be filled in here"
             faults.error(keys, "cwd_variable", message, "write the folder's path")
-        # normpath keeps two slashes at the beginning.
-        directory = "/" + os.path.normpath(os.path.join(directory, _expand_home(cwd, home))).lstrip("/")
+    directory = directory_of(server, site, rules, home)
     if not words.argv:
         return None, []
     command, *args = words.argv
@@ -334,8 +351,8 @@ def _entrypoint(
                 env.append(EnvRequest(name, required=False, where=item.keys, fills=True))
     for name in server.passed:
         sandbox_request.check_env_name(faults, server.keys, name)
-    texts = [_expand_home(item.text, home) if rules == "vscode" else item.text for item in args]
-    return Entrypoint(_expand_home(command.text, home), tuple(texts), directory), env
+    texts = [expand_home(item.text, home) if rules == "vscode" else item.text for item in args]
+    return Entrypoint(expand_home(command.text, home), tuple(texts), directory), env
 
 
 def _warn_unexpanded(faults: Faults, items: Iterable[Item]) -> None:
@@ -344,12 +361,6 @@ def _warn_unexpanded(faults: Faults, items: Iterable[Item]) -> None:
             message = f"{quoted(found[0])} is not expanded: only {' and '.join(OURS)} are expanded"
             hint = "to pass a variable on to the server, name it in x-sandbox.env"
             faults.warn(item.keys, "variable_not_expanded", message, hint)
-
-
-def _expand_home(path: str, home: str) -> str:
-    if path == "~" or path.startswith("~/"):
-        return home.rstrip("/") + path[1:] if home.startswith("/") else path
-    return path
 
 
 def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> SandboxSpec:
@@ -397,7 +408,7 @@ def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) ->
             )
             faults.error(keys, "invalid_type", message)
             continue
-        path = _expand_home(entry, home)
+        path = expand_home(entry, home)
         hint = "write it absolute, or starting with ~/"
         sandbox_request.check_path(faults, Item(keys, entry), path, home, write=access == "write", hint=hint)
         found[PathRequest(path, access, required=not optional, where=keys)] = None

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.shared.text import print_diagnostics, say
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.contracts.mcp.hosts.host import HostServer
+    from runner.contracts.mcp.named_paths import NamedPath
     from runner.contracts.mcp.wrap.configuration import Configuration
     from runner.contracts.mcp.wrap.steps import Step
 
@@ -193,7 +195,57 @@ def _tell(config: Configuration, steps: tuple[Step, ...], named: bool) -> None:
                 text = "gets its own command back"
             case _:
                 text = f"stays as it is: it {printable(step.reason)}"
-        say("; ".join((f"  {name}: {text}", *step.notes)), sys.stdout)
+        missing = _words_of(config, step.server).missing() if step.does in ("wrap", "rewrap") else ()
+        say("; ".join((f"  {name}: {text}", *step.notes, *missing)), sys.stdout)
+
+
+class _EntryWords(NamedTuple):
+    """The words of an entry, wrapped or not, and what its host fills in."""
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    directory: str
+    rules: str
+    project: str  # empty: only the host knows which project is open
+    home: str
+
+    def named(self) -> tuple[NamedPath, ...]:
+        from runner.contracts.mcp.named_paths import named_paths
+
+        return named_paths(self.argv[1:], self.env, rules=self.rules, project=self.project, home=self.home)
+
+    def missing(self) -> tuple[str, ...]:
+        """What it names that does not exist, each as a part of a sentence."""
+        from runner.contracts.mcp.named_paths import missing_program
+
+        told, hint = missing_program(
+            self.argv[0],
+            self.env,
+            directory=self.directory,
+            rules=self.rules,
+            project=self.project,
+            home=self.home,
+        )
+        found = [f"WARNING: {told}: {hint}"] if told else []
+        found += [f"WARNING: there is no {each.missing}" for each in self.named() if each.missing]
+        return tuple(dict.fromkeys(map(printable, found)))
+
+
+def _words_of(config: Configuration, server: HostServer) -> _EntryWords:
+    from runner.contracts.mcp.hosts.site import directory_of, site_of
+    from runner.contracts.mcp.hosts.wrapping import plugin_env, split_wrapped
+
+    old, home = split_wrapped(server.argv), os.path.expanduser("~")
+    rules = "" if config.host is None else config.host.rules
+    site = site_of(config.path, server, config.host, home)
+    return _EntryWords(
+        server.argv if old is None else old.argv,
+        tuple((name, value) for _, name, value in plugin_env(server)),
+        directory_of(server, site, rules, home),
+        rules,
+        site.project,
+        home,
+    )
 
 
 def _confirm(path: str) -> int | None:
@@ -211,25 +263,27 @@ def _confirm(path: str) -> int | None:
 
 
 def _tell_next(given: str, config: Configuration, steps: tuple[Step, ...]) -> None:
+    from itertools import chain
     from shlex import join
 
     file = given if not given.startswith("-") else config.path
     wrapped = [step.server for step in steps if step.does in ("wrap", "rewrap")]
     for server in (step.server for step in steps if step.does == "wrap"):
-        if folders := _folders(server):
-            reads = [word for folder in folders for word in ("--read", folder)]
-            command = join(("runner", "allow", file, "--server", server.label, *reads))
-            say(f"Next: its arguments name folders; to show them to it: {printable(command)}", sys.stdout)
+        words, label = _words_of(config, server), printable(server.label)
+        command = ("runner", "allow", file, "--server", server.label)
+        if named := [each for each in words.named() if not each.missing]:
+            options = dict.fromkeys(each.options for each in named)
+            what = ", ".join(dict.fromkeys(each.variable or each.path for each in named))
+            say(
+                f"Next: {label} names {printable(what)}; without a yes it has none of your files:", sys.stdout
+            )
+            _put(f"  {printable(join((*command, *chain(*options))))}")
+        if not words.project and any("${workspaceFolder}" in word for word in words.argv):
+            say(f"Next: {label} names ${{workspaceFolder}}; in the folder of each project:", sys.stdout)
+            _put(f"  {printable(join((*command, '--read', '.')))}")
     if wrapped:
         host = config.host.name if config.host is not None else "the host"
         say(f"Restart {host} to use it. Some hosts ask you to trust a changed entry again.", sys.stdout)
-
-
-def _folders(server: HostServer) -> list[str]:
-    """Folders that its arguments name."""
-    words = (word for word in server.argv[1:] if word.startswith(("/", "~/")))
-    found = (os.path.expanduser(word) for word in words)
-    return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
 
 
 def _find(file: str | None, *, as_json: bool) -> int:

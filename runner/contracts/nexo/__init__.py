@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import Contract, Example
-from runner.plugin import Switches
+from runner.contracts.contract import Contract, Example, Listing, Switches
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from runner.contracts.contract import Takes
     from runner.plugin import Allowance, Plugin
     from runner.protocol.host_services import HostMethods
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
-# The values that nexo's own host reads as yes. It reads anything else as no.
-_YES = ("1", "true", "TRUE", "yes", "YES")
-_REQUIRE_SANDBOX = "NEXO_PLUGIN_SANDBOX_REQUIRE"
-_HOST_NETWORK = "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW"
+# Lists of a manifest, beside its tools.
+DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")
 
 
 class NexoContract(Contract):
@@ -27,12 +25,18 @@ class NexoContract(Contract):
     file_names = ("plugin.toml", "nexo-plugin.toml")
     sign = "a [plugin] table"
     no_command_hint = 'give the manifest a command: [plugin.entrypoint] command = "./plugin.py"'
-    policy_answers_hooks = True
-    kinds = ("tool", "hook", "channel", "llm", "memory", "event", "method")
-    context: Mapping[str, tuple[str, ...]] = {"tool": ("agent_id", "policy")}
+    takes: Takes = ("hook_answers",)
+    calls: Mapping[str, tuple[str, ...]] = {
+        "tool": ("agent_id", "policy"),
+        **dict.fromkeys(("hook", "channel", "llm", "memory", "event", "method"), ()),
+    }
     example = Example("greeter_greet")  # a tool's name begins with its plugin's id
-    event_method = "broker.event"
-    declared = ("hooks", "channels", "llm_providers", "memory_backends")
+    lists = (Listing("tools"), *(Listing(what, declared=True) for what in DECLARED))
+    switches = Switches(
+        yes=("1", "true", "TRUE", "yes", "YES"),
+        require_sandbox="NEXO_PLUGIN_SANDBOX_REQUIRE",
+        host_network="NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW",
+    )
 
     def recognises(self, document: Document) -> bool:
         data = document.data
@@ -50,12 +54,6 @@ class NexoContract(Contract):
         from runner.contracts.nexo.manifest import read
 
         return read(document, home=home)
-
-    def switches(self, environ: Mapping[str, str]) -> Switches:
-        return Switches(
-            sandbox_required_by=_REQUIRE_SANDBOX if environ.get(_REQUIRE_SANDBOX) in _YES else "",
-            host_network_by=_HOST_NETWORK if environ.get(_HOST_NETWORK) in _YES else "",
-        )
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.nexo import services

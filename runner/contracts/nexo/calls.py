@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.nexo import CONTRACT
+from runner.contracts.nexo import DECLARED
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
 from sandbox.document.diagnostic import did_you_mean, quoted
@@ -51,7 +51,7 @@ class OpenCall(NamedTuple):
 def list_declared(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
     """The manifest's list of a kind other than tools. Raises CallRefused."""
     section = {"llms": "llm_providers", "memories": "memory_backends"}.get(call.name, call.name)
-    if section not in CONTRACT.declared:
+    if section not in DECLARED:
         raise CallRefused(Refusal(token, "-32601", f"there is no list of {quoted(call.name)}", "unsupported"))
     return [{"name": entry} for entry in dict(plugin.exports).get(section, ())]
 

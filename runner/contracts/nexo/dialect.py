@@ -98,6 +98,8 @@ class NexoDialect(Dialect):
 
     # --- the Dialect interface ------------------------------------------------------------------------------
 
+    event_method = "broker.event"
+
     @property
     def handshake_seconds(self) -> float:
         seconds = self._timeouts.seconds("initialize")
@@ -333,7 +335,7 @@ class NexoDialect(Dialect):
             twice = token in self._open
             why = "this call has been sent already" if twice else "the plugin is not ready for calls"
             raise CallRefused(Violation("internal", why, "not_ready", call=token))
-        if stray := stray_context(call, CONTRACT.context):
+        if stray := stray_context(call, CONTRACT.calls):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         if call.kind == "tool":
             tool = tools.find_tool(token, call.name, calls.arguments(call), self._tools, self._schemas)

@@ -22,7 +22,7 @@ class RuneContract(Contract):
     sign = "protocol_version rterm.plugin.v1, or plugin_id and process"
     layout: Layout = "archive"
     no_command_hint = 'give the manifest a command: "process": {"command": "./plugin"}'
-    context: Mapping[str, tuple[str, ...]] = {
+    calls: Mapping[str, tuple[str, ...]] = {
         "tool": ("workspace_id", "widget_id", "repo_root", "role_id", "mode_id")
     }
     one_shot = True

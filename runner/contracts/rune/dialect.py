@@ -242,7 +242,7 @@ class RuneDialect(Dialect):
             "type": "request",
             "request_id": request_id,
             "tool_name": call.name,
-            "context": {key: call.context[key] for key in CONTRACT.context["tool"] if call.context.get(key)},
+            "context": {key: call.context[key] for key in CONTRACT.calls["tool"] if call.context.get(key)},
             "input": {} if call.input is None else call.input,
         }
         try:
@@ -276,7 +276,7 @@ def _unspeakable(token: int, call: Call) -> Refusal | None:
     """Returns the refusal of a call that this contract cannot send, or None."""
     message = ""
     code = "invalid_input"
-    wrong = [key for key in CONTRACT.context["tool"] if not isinstance(call.context.get(key) or "", str)]
+    wrong = [key for key in CONTRACT.calls["tool"] if not isinstance(call.context.get(key) or "", str)]
     if call.kind == "list" and call.name != "tools":
         code, message = "not_found", f"a rune plugin has no {quoted(call.name)} to list, only tools"
     elif call.kind not in ("tool", "list"):
@@ -285,7 +285,7 @@ def _unspeakable(token: int, call: Call) -> Refusal | None:
         message = "a tool has to be named"
     elif wrong:
         message = f"{wrong[0]} of the context has to be a string"
-    elif stray := stray_context(call, CONTRACT.context):
+    elif stray := stray_context(call, CONTRACT.calls):
         code, message = "invalid_input", stray
     return Refusal(token, code, message, code) if message else None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import Contract, ContractOption, Example
+from runner.contracts.contract import Contract, ContractOption, Example, Listing
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.contracts.contract import Choice, LaunchFault, PreparedCalls, SecretsBy
+    from runner.contracts.contract import Choice, LaunchFault, Layout, PackageRules, PreparedCalls, Takes
     from runner.plugin import Plugin
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -25,30 +25,36 @@ class VaiContract(Contract):
     about = "JSON in Content-Length frames on stdio, vai.rpc.v1; packages with exports, described in TOML"
     format: Format = "toml"
     file_names = ("vai-plugin.toml",)
+    layout: Layout = "tar"
     sign = 'api_version = "vai.plugin.v1"'
     no_command_hint = 'give [runtime] an entrypoint: entrypoint = ["./bin/plugin"]'
-    kinds = ("export", "tool", "hook", "compactor", "harness")
-    context: Mapping[str, tuple[str, ...]] = {
+    calls: Mapping[str, tuple[str, ...]] = {
         "export": (*IDENTITIES, "tool_execution_id", "attempt", "compaction_id"),
         "tool": (*IDENTITIES, "tool_execution_id"),
         "hook": (*IDENTITIES, "attempt"),
         "compactor": (*IDENTITIES, "compaction_id"),
         "harness": IDENTITIES,
     }
-    declared = ("hooks", "compactors", "harnesses")
+    lists = (
+        Listing("tools"),
+        *(Listing(what, declared=True) for what in ("hooks", "compactors", "harnesses")),
+    )
     example = Example(namespace="example/")
-    secrets_by: SecretsBy = "files"
+    takes: Takes = ("secret_files",)
     options = (
         ContractOption("--export", "ID", "the export that the cage is for", ("exec", "explain", "check")),
         ContractOption(
             "--binding",
             "FILE",
-            "a binding record: configuration, secret slots, scope, rollout and narrower permissions",
+            "a binding record, or several: configuration, secret slots, scope, rollout, narrower permissions",
             names_file=True,
             reads_file=True,
         ),
         ContractOption(
             "--invocation-id", "ID", "the name of the scratch folder", ("exec", "explain"), names_file=False
+        ),
+        ContractOption(
+            "--frame-limit", "SIZE", "the most bytes of a frame, up to 16M: 256K, 1M", ("exec", "call")
         ),
         ContractOption("--delivery-id", "ID", "the delivery of a hook's event", ("call",)),
         ContractOption("--gateway-url", "URL", "the base_url of the gateway", ("call",)),
@@ -99,10 +105,11 @@ class VaiContract(Contract):
 
         return exports_asked(plugin)
 
-    def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        from runner.contracts.vai.package.lint import lint
+    @property
+    def package_rules(self) -> PackageRules:
+        from runner.contracts.vai.package import lint
 
-        return lint(document, plugin)
+        return lint
 
 
 CONTRACT = VaiContract()

@@ -9,6 +9,9 @@
 It is checked in this order, and the first step with a fault is the last: package, version, export, scope,
 configuration, secrets, status, rollout, policy. A policy only narrows: a wider value is not used, and a
 warning says so.
+
+A file may have several records: {"bindings": [{…}, {…}]}. One of them is used, chosen by package, version,
+export and scope. The one of the call's project goes before the one of its org, whatever its status.
 """
 
 from __future__ import annotations
@@ -29,6 +32,9 @@ from sandbox.speed.value import NamedTuple
 # Rules of diagnostics that mean something other than an unusable binding.
 SECRET_MISSING = "binding_secret_missing"
 INACTIVE = "binding_inactive"
+
+SEVERAL = "bindings"  # the key of a file with several records
+_MOST_SHOWN = 10  # bindings in a message
 
 MOST_ID_CHARACTERS = 256
 MOST_HOSTS = 256  # of `egress`
@@ -56,6 +62,7 @@ class Binding(NamedTuple):
     egress: tuple[str, ...] | None = None  # hosts, as in sandbox/network/rules.py
     timeout: float | None = None  # seconds
     max_concurrency: int | None = None
+    record: Mapping[str, Any] = {}  # as it was written, if it is one of several
 
     @property
     def inactive(self) -> str:
@@ -68,9 +75,16 @@ class Binding(NamedTuple):
 
 
 def read_binding(
-    text: str, file: str, plugin: Plugin, *, files: bool = False, context: Mapping[str, Any] | None = None
+    text: str,
+    file: str,
+    plugin: Plugin,
+    *,
+    files: bool = False,
+    context: Mapping[str, Any] | None = None,
+    export: str = "",
 ) -> tuple[Binding | None, tuple[Diagnostic, ...]]:
-    """The binding in `text`, checked against the package. `file`: for messages. None: it has an error.
+    """The binding in `text`, checked against the package. `file`: for messages. None: it has an error, or is
+    one of several for several exports, and `export` names none of these.
 
     `files`: the configuration is checked against the schema in the package, and gets its defaults. `context`:
     the identities of a call that is about to be made, with its export_id. Another export or scope, a disabled
@@ -81,10 +95,83 @@ def read_binding(
     except DocumentError as error:
         return None, error.diagnostics
     faults = Faults(document)
-    record = _Record(faults, Table(document.data), plugin)
-    _warn_unknown(faults, record.table, _KEYS, "a binding")
-    binding = record.read(files, context)
-    return binding, faults.diagnostics()
+    table: Table | None = Table(document.data)
+    if table is not None and SEVERAL in table:
+        asked = export or str((context or {}).get("export_id", ""))
+        table = _choose(faults, table, plugin, asked, context or {})
+    if table is None:
+        return None, faults.diagnostics()
+    return _read(faults, table, plugin, files, context), faults.diagnostics()
+
+
+def check_bindings(text: str, file: str, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    """The faults of every binding in `text` that is for this package and version."""
+    try:
+        document = parse(file or "the binding", text.encode("utf-8", "surrogatepass"), "json")
+    except DocumentError as error:
+        return error.diagnostics
+    table = Table(document.data)
+    found: list[Diagnostic] = []
+    for each in _of_package(table, plugin) if SEVERAL in table else [table]:
+        faults = Faults(document)
+        _read(faults, each, plugin, True, None)
+        found += faults.diagnostics()
+    return tuple(found)
+
+
+def _read(
+    faults: Faults, table: Table, plugin: Plugin, files: bool, context: Mapping[str, Any] | None
+) -> Binding | None:
+    _warn_unknown(faults, table, _KEYS, "a binding")
+    binding = _Record(faults, table, plugin).read(files, context)
+    # The keys that lead to it: it is one of several.
+    return binding if binding is None or not table.keys else binding._replace(record=table.data)
+
+
+def _of_package(table: Table, plugin: Plugin) -> list[Table]:
+    return [
+        each
+        for each in table.tables(SEVERAL)
+        if (each.string("package_id"), each.string("package_version")) == (plugin.id, plugin.version)
+    ]
+
+
+def _choose(
+    faults: Faults, table: Table, plugin: Plugin, export: str, context: Mapping[str, Any]
+) -> Table | None:
+    """The one record for the export, in the scope of the context. None: there is none, which is an error, or
+    `export` is empty and they are for several exports."""
+    _warn_unknown(faults, table, (SEVERAL,), "a file with several bindings")
+    fitting = _of_package(table, plugin)
+    exports = {each.string("export_id") for each in fitting}
+    if not export and len(exports) > 1:
+        return None
+    what = f"{plugin.id} {plugin.version}" + (f" and its export {quoted(export)}" if export else "")
+    org, project = context.get("org_id"), context.get("project_id")
+    of_org: list[Table] = []
+    of_project: list[Table] = []
+    for each in fitting:
+        scope = each.table("scope")
+        own = scope.string("project_id")
+        if (export and each.string("export_id") != export) or (org and scope.string("org_id") != org):
+            continue
+        if own is None:
+            of_org.append(each)
+        elif project in (None, own):
+            of_project.append(each)
+    found = of_project or of_org
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        message = f"none of the bindings is for {what}, in the scope of the call"
+        hint = "add one, or correct org_id and project_id in --context"
+        faults.error((SEVERAL,), "binding_invalid", message, hint)
+    else:
+        names = ", ".join(quoted(each.string("binding_id") or "") for each in found[:_MOST_SHOWN])
+        message = f"several bindings are for {what}, in the same scope: {names}"
+        hint = "leave one of them, or say org_id and project_id in --context"
+        faults.error(found[1].keys, "binding_invalid", message, hint)
+    return None
 
 
 def narrow_export(export: DeclaredExport, binding: Binding | None) -> DeclaredExport:
@@ -162,7 +249,7 @@ class _Record:
             found = self._text(key)
             if not self.faults.failed and found != expected:
                 message = f"{key} is {quoted(found)}, and {fact} {quoted(expected)}"
-                self._error((key,), message, "use the binding of this package and version")
+                self._error(self.table.at(key), message, "use the binding of this package and version")
             if self.faults.failed:
                 return None
         name = self._text("export_id")
@@ -171,12 +258,12 @@ class _Record:
         exports = [export.id for export in declared_by(plugin).exports]
         if name not in exports:
             hint = did_you_mean(name, exports) or f"it exports {', '.join(exports[:10])}"
-            self._error(("export_id",), f"the package has no export {quoted(name)}", hint)
+            self._error(self.table.at("export_id"), f"the package has no export {quoted(name)}", hint)
             return None
         if context is not None and context.get("export_id", name) != name:
             message = f"the binding is for the export {quoted(name)}"
             hint = f"the call is for {quoted(str(context['export_id']))}: give the --binding of that export"
-            self._error(("export_id",), message, hint)
+            self._error(self.table.at("export_id"), message, hint)
             return None
         return Binding(own, name)
 
@@ -200,7 +287,7 @@ class _Record:
 
             config, found = complete_config(self.plugin, export, config)
             for fault in found:
-                self._error(_keys_of(fault), fault)
+                self._error((*self.table.keys, *_keys_of(fault)), fault)
         return {"config": config}
 
     def _secrets(self, export: DeclaredExport) -> dict[str, Any]:
@@ -236,10 +323,10 @@ class _Record:
             return {}
         if status not in ("active", "disabled"):
             message = f"the status is {quoted(status)}: it is neither active nor disabled"
-            self._error(("status",), message, did_you_mean(status, ("active", "disabled")))
+            self._error(self.table.at("status"), message, did_you_mean(status, ("active", "disabled")))
         elif status == "disabled":
             add = self.faults.error if calling else self.faults.warn
-            add(("status",), INACTIVE, "the binding is disabled", 'calls need "status": "active"')
+            add(self.table.at("status"), INACTIVE, "the binding is disabled", 'calls need "status": "active"')
         return {"active": status == "active"}
 
     def _rollout(self, binding: str, context: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -356,7 +443,7 @@ class _Record:
         value = self.table.data.get(key, None if required else {})
         if not isinstance(value, dict):
             fault = "is missing" if key not in self.table else "is not an object"
-            self._error((key,), f"{key} {fault}")
+            self._error(self.table.at(key), f"{key} {fault}")
         return self.table.table(key)
 
     def _error(self, keys: KeyPath, message: str, hint: str = "") -> None:

@@ -45,10 +45,13 @@ def shape(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tu
     if "binding" in options:
         from runner.contracts.vai.binding import read_binding
 
-        binding, diagnostics = read_binding(options["binding"], options.get("binding_file", ""), plugin)
-        if binding is None:
+        binding, diagnostics = read_binding(
+            options["binding"], options.get("binding_file", ""), plugin, export=options.get("export", "")
+        )
+        if binding is None and any(each.severity == "error" for each in diagnostics):
             return None, diagnostics
     try:
+        _check_frame_limit(options)
         export = _chosen(declared, options, binding)
         if export is None:
             return plugin, diagnostics
@@ -56,6 +59,19 @@ def shape(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tu
     except OptionsFault as fault:
         refused = Diagnostic(plugin.manifest, 0, 0, fault.rule, fault.message, fault.hint)
         return None, (*diagnostics, refused)
+
+
+def _check_frame_limit(options: Mapping[str, str]) -> None:
+    """Raises OptionsFault."""
+    if "frame_limit" not in options:
+        return
+    # Imported here: few launches set it.
+    from runner.contracts.vai.messages import frame_limit
+
+    try:
+        frame_limit(options)
+    except ValueError as error:
+        raise OptionsFault("frame_limit", f"--frame-limit: {error}", "write 256K or 1M") from None
 
 
 def _unchosen(plugin: Plugin) -> Plugin:
@@ -200,20 +216,24 @@ def choice_fault(plugin: Plugin, options: Mapping[str, str]) -> LaunchFault | No
         return LaunchFault("binding_inactive", declared.inactive, hint)
     # Only a schema can find fault with a configuration, and it is slow to import what compiles one.
     if "binding" in options and declared.effective is not None and declared.effective.config_schema:
-        for fault in check_options(plugin, options):
+        from runner.contracts.vai.binding import read_binding
+
+        text, file = options["binding"], options.get("binding_file", "")
+        _, found = read_binding(text, file, _unchosen(plugin), files=True, export=declared.chosen)
+        for fault in (each for each in found if each.severity == "error"):
             message = f"the binding's configuration cannot be used: {fault.message}"
             return LaunchFault(fault.rule, message, "correct config in the file that --binding names")
     return None
 
 
 def check_options(plugin: Plugin, options: Mapping[str, str]) -> tuple[Diagnostic, ...]:
-    """What is wrong with the binding's configuration, by the schema in the package."""
+    """What is wrong with the binding's configuration, by the schema in the package, or with one of several
+    bindings."""
     if "binding" not in options:
         return ()
-    from runner.contracts.vai.binding import read_binding
+    from runner.contracts.vai.binding import check_bindings
 
-    text, file = options["binding"], options.get("binding_file", "")
-    _, found = read_binding(text, file, _unchosen(plugin), files=True)
+    found = check_bindings(options["binding"], options.get("binding_file", ""), _unchosen(plugin))
     return tuple(fault for fault in found if fault.severity == "error")
 
 

@@ -8,8 +8,9 @@
     end       shutdown, which has no answer, then stdin is closed
 
 A frame that cannot be read, of a wrong protocol, an unknown type, or that only a host sends ends the plugin.
-So does a response or event for a request that never was, while one is open. While none is open, such a frame
-is counted and dropped; so are a second response, and an event after the response, at any time.
+So does a response or event for a request that never was, while one is open and before the first. Between two
+requests such a frame is counted and dropped; so are a second response, and an event after the response, at
+any time.
 """
 
 from __future__ import annotations
@@ -24,18 +25,17 @@ from runner.contracts.vai.call.requests import with_pinned
 from runner.contracts.vai.declared import declared_by
 from runner.contracts.vai.events import EventCount, fault_of_event
 from runner.contracts.vai.messages import (
-    BODY_LIMIT,
     EVENT,
     HELLO,
     HOST_TYPES,
     RESPONSE,
-    RULES,
     LongEvent,
     encode_frame,
     fault_of,
     invalid,
     make_frame,
     read_message,
+    rules_of,
     unexpected,
     unreadable,
 )
@@ -110,6 +110,7 @@ class VaiDialect(Dialect):
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
         self._options = setting.options
+        self._rules = rules_of(setting.options)
         self._declared = declared_by(setting.plugin)
         self._stage: Stage = "greeting"
         self._has_greeted = False
@@ -142,7 +143,7 @@ class VaiDialect(Dialect):
         return text if count else ""
 
     def framer(self) -> Framer:
-        return HeaderFramer(RULES)
+        return HeaderFramer(self._rules)
 
     def read(self, raw: bytes) -> Message:
         return read_message(raw)
@@ -222,9 +223,13 @@ class VaiDialect(Dialect):
 
     def _stray(self, why: str) -> Events:
         """A response or an event that belongs to no request that ever was."""
-        if self._open is None:
-            return self._drop(why)
-        return self._end(unexpected(why, f"use the id of the request, the string {quoted(self._open.id)}"))
+        if self._open is not None:
+            return self._end(
+                unexpected(why, f"use the id of the request, the string {quoted(self._open.id)}")
+            )
+        if not self._requests:
+            return self._end(unexpected(why, "after the hello, send nothing before the request"))
+        return self._drop(why)
 
     def _was_sent(self, number: str) -> bool:
         digits = number.removeprefix("req_")
@@ -291,8 +296,8 @@ class VaiDialect(Dialect):
             raise CallRefused(
                 Refusal(token, "tool.invalid_input", f"the input is {error}", "not_json")
             ) from None
-        if len(raw) > BODY_LIMIT:
-            text = f"the request has {len(raw)} bytes, and a frame of this contract has at most {BODY_LIMIT}"
+        if len(raw) > (most := self._rules.body_limit):
+            text = f"the request has {len(raw)} bytes, and a frame has at most {most}"
             raise CallRefused(Refusal(token, "asset.payload_too_large", text, "too_large"))
         if call.kind == "tool" and self._schema is None:
             self._schema = self._compile_schema(token)

@@ -26,6 +26,7 @@ from runner.contracts.vai.messages import (
     fault_of,
     invalid,
     read_json,
+    rules_of,
     unexpected,
 )
 from runner.contracts.vai.results import read_response
@@ -61,9 +62,13 @@ def make(setting: Setting) -> Inspector:
 class Inspector:
     framing = HeaderFraming(RULES._replace(read_length=_read_length))
     handshake_seconds = HELLO_SECONDS
+    handshake_is_raisable = False
 
     def __init__(self, setting: Setting) -> None:
         self._plugin = setting.plugin
+        if "frame_limit" in setting.options:
+            rules = self.framing.rules._replace(body_limit=rules_of(setting.options).body_limit)
+            self.framing = HeaderFraming(rules)
         self._open: dict[str, str] = {}  # id of a request -> kind; empty: an operation that we do not know
         self._closed: dict[str, None] = {}  # ids of requests that were answered
         self._unknown = 0  # frames of the host that could not be read, and may have been requests

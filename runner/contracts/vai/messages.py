@@ -6,6 +6,7 @@ replaced by a LongEvent at once, so nothing of it is kept.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from runner.contracts.vai.terms import PROTOCOL
@@ -15,11 +16,36 @@ from runner.protocol.dialect import Message, Violation
 from runner.protocol.header_frames import HeaderRules, header_frame
 from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
+from sandbox.units import format_size, parse_size
 
 HEADER_LIMIT = 8 * 1024  # bytes of all header lines of a frame
 BODY_LIMIT = 16 * 1024 * 1024  # bytes, both ways
 EVENT_LIMIT = 64 * 1024  # bytes of the body of a frame with an event
 RULES = HeaderRules(HEADER_LIMIT, BODY_LIMIT, least_body=1, blanks=" \t", ignores_others=True)
+
+_LEAST_LIMIT = 1024  # that can be chosen: room for a hello
+
+
+def frame_limit(options: Mapping[str, str]) -> int:
+    """Bytes of a frame's body, by the option --frame-limit. Raises ValueError: its message follows the
+    option's name."""
+    text = options.get("frame_limit")
+    if not text:
+        return BODY_LIMIT
+    limit = parse_size(text)
+    if not _LEAST_LIMIT <= limit <= BODY_LIMIT:
+        least, most = format_size(_LEAST_LIMIT), format_size(BODY_LIMIT)
+        raise ValueError(f"{text} is not between {least} and {most}")
+    return limit
+
+
+def rules_of(options: Mapping[str, str]) -> HeaderRules:
+    """How frames are cut from the stream. An option that cannot be read was refused before the launch."""
+    try:
+        return RULES._replace(body_limit=frame_limit(options))
+    except ValueError:
+        return RULES
+
 
 # What a plugin may send.
 HELLO, EVENT, RESPONSE = "hello", "event", "response"

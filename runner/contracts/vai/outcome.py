@@ -227,7 +227,8 @@ def _effective(
 ) -> DeclaredExport | None:
     if export is None or not options.get("binding"):
         return export
-    binding, _ = read_binding(options["binding"], options.get("binding_file", ""), plugin)
+    text, file = options["binding"], options.get("binding_file", "")
+    binding, _ = read_binding(text, file, plugin, export=export.id)
     return narrow_export(export, binding) if binding is not None else None
 
 

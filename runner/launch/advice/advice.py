@@ -25,6 +25,7 @@ from sandbox.paths.denied_paths import (
     lexical_hit,
     normal,
 )
+from sandbox.paths.guarded import GUARDED
 from sandbox.paths.mounts import Mounts, contains, join, read_mounts
 from sandbox.policy.approval import limit_approval
 from sandbox.spec import Access, Approval
@@ -41,14 +42,18 @@ _REMOTE = frozenset(("autofs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "
 _COMMON_NAMES = frozenset(("PATH", "HOME", "PWD", "OLDPWD", "SHELL", "USER", "LOGNAME", "TERM", "LANG"))
 
 
-def advise(scene: Scene, stderr: str = "", mounts: Mounts | None = None) -> tuple[Advice, ...]:
-    """The advice, most useful first. `stderr`: its last lines. `mounts`: of this machine."""
+def advise(
+    scene: Scene, stderr: str = "", mounts: Mounts | None = None, answers: str = ""
+) -> tuple[Advice, ...]:
+    """The advice, most useful first. `stderr`: its last lines. `mounts`: of this machine. `answers`: the
+    errors that it answered calls with."""
     clues = read_clues(stderr) if stderr.strip() else Clues()
     found: dict[str, Advice] = {}
     paths = _PathAdvice(scene, mounts)
     for each in (
-        *_refused(scene, scene.hosts),
-        *(_unresolved(scene, clues) if scene.network == "none" else ()),
+        *(host_advice(scene, host) for host in scene.hosts),
+        *_unresolved(scene, clues, "its stderr"),
+        *_unresolved(scene, read_clues(answers) if answers else Clues(), "its answer"),
         *paths.of_stderr(clues.paths),
         *paths.of_words(scene.mentions),
         *_variables(scene, clues.names),
@@ -72,14 +77,15 @@ def _select(found: tuple[Advice, ...]) -> tuple[Advice, ...]:
 # --- hosts --------------------------------------------------------------------------------------------------
 
 
-def _refused(scene: Scene, hosts: Iterable[RefusedHost]) -> Iterator[Advice]:
-    for host in hosts:
-        yield _host(scene, host.message, host.rule) if host.rule else Advice("host", host.message)
+def host_advice(scene: Scene, host: RefusedHost) -> Advice:
+    return _host(scene, host.message, host.rule) if host.rule else Advice("host", host.message)
 
 
-def _unresolved(scene: Scene, clues: Clues) -> Iterator[Advice]:
-    if clues.offline and not clues.hosts:
-        what = "its stderr says that a host was not found, and it has no network"
+def _unresolved(scene: Scene, clues: Clues, who: str) -> Iterator[Advice]:
+    if scene.network != "none":
+        return  # the gate has seen each name
+    if clues.offline and not clues.hosts and not scene.hosts:
+        what = f"{who} says that a host was not found, and it has no network"
         yield _host(scene, what, "HOST:443")
     for name, port in clues.hosts:
         try:
@@ -87,7 +93,7 @@ def _unresolved(scene: Scene, clues: Clues) -> Iterator[Advice]:
         except ValueError:
             continue
         if "." in name and not name.startswith("127."):  # localhost is the cage's own
-            yield _host(scene, f"its stderr names the host {name}, and it has no network", rule)
+            yield _host(scene, f"{who} names the host {name}, and it has no network", rule)
 
 
 def _host(scene: Scene, what: str, rule: str) -> Advice:
@@ -129,12 +135,20 @@ class _PathAdvice:
             if path is None or path in scene.own:
                 continue  # many programs start messages with their own name
             if self._is_shown(path):
-                if clue.read_only and not self._is_writable(path):
+                guard = next((each for each in scene.guarded if contains(each, path)), None)
+                if clue.read_only and guard is not None:
+                    yield from self._guarded(guard)
+                elif clue.read_only and not self._is_writable(path):
                     yield from self._read_only(path)
+            elif self._is_above_a_mention(path) and self._denial(path, "read"):
+                continue  # `mkdir -p` begins with a folder that no option grants: the word says what it wants
             elif self._exists(path):
                 yield from self._advice(path, "write" if clue.written else "read", "its stderr names")
-            elif clue.read_only and self._is_folder(os.path.dirname(path)):
-                yield from self._advice(os.path.dirname(path), "write", "it wanted to write in")
+            elif clue.read_only and self._is_folder(folder := os.path.dirname(path)):
+                if self._denial(folder, "write") or any(contains(folder, own) for own in scene.own):
+                    yield from self._missing(path, "it wanted to make")
+                else:
+                    yield from self._advice(folder, "write", "it wanted to write in")
 
     def of_words(self, mentions: Iterable[Mention]) -> Iterator[Advice]:
         for who, word in mentions:
@@ -149,6 +163,13 @@ class _PathAdvice:
                 # No advice about files that do not exist and cannot be written: a note says so.
                 found = self._advice(folder, "write", f"{who} names a file in")
                 yield from (advice for advice in found if advice.option)
+            elif _is_plain(word) and self._is_folder(os.path.dirname(folder)):
+                yield from self._missing(folder, f"{who} names a file in")
+
+    def _is_above_a_mention(self, path: str) -> bool:
+        """Whether a word that the plugin was given is a path below this one."""
+        named = (self._absolute(word.removeprefix("file://")) for _, word in self._scene.mentions)
+        return any(each is not None and each != path and contains(path, each) for each in named)
 
     def _existing_path(self, clue: PathClue) -> str | None:
         """The first reading that exists, else the last."""
@@ -165,6 +186,23 @@ class _PathAdvice:
             return
         told = f"{who} names {path} by a relative path, and it did not start in"
         yield from self._advice(scene.directory, "read", told)
+
+    def _guarded(self, guard: str) -> Iterator[Advice]:
+        remedy = "no option lets it write there: make or change it outside of the cage"
+        yield Advice("write", f"it wanted to write {guard}, which stays read-only: {GUARDED}; {remedy}")
+
+    def _missing(self, folder: str, who: str) -> Iterator[Advice]:
+        """A folder that does not exist on the host either, and has to before it can be granted."""
+        import shlex
+
+        if self._denial(folder, "write"):
+            return
+        what = f"{who} {folder}, which does not exist: make it first (mkdir {shlex.quote(folder)})"
+        self._told.append((folder, "write"))
+        where = f'"{folder}" to write under [approvals]'
+        yield _option_advice(
+            self._scene, "write", what, ("--write", folder), Approval(write=(folder,)), where
+        )
 
     def _read_only(self, path: str) -> Iterator[Advice]:
         if self._exists(path):

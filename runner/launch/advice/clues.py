@@ -40,6 +40,8 @@ _NO_NETWORK = re.compile(
 
 _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|`([^`\n]+)`|‘([^‘’\n]+)’")
 _BARE = re.compile(r"(?:(?<=[\s=(\[<:,])|^)(?:file://)?(~?/(?!/)[^\s'\"`‘’<>|;,(){}\[\]]+)")
+# "cannot copy 'A' to 'B'", "copyfile 'A' -> 'B'": B is what could not be written.
+_SOURCE = re.compile(r"(['\"‘])([^'\"‘’\n]+)['\"’] (?:to|->) ['\"‘]")
 _PLACE = re.compile(r":\d+(?::\d+)?$")  # of a source line
 
 _READ_ONLY = re.compile(r"EROFS|[Rr]ead-only file ?system")
@@ -110,6 +112,9 @@ def _paths(line: str) -> list[PathClue]:
     read_only = bool(_READ_ONLY.search(line))
     written = read_only or bool(_REFUSED.search(line) and _WRITING.search(line))
     words = ["".join(groups) for groups in _QUOTED.findall(line)] + _BARE.findall(line)
+    if written:
+        sources = [source for _, source in _SOURCE.findall(line)]
+        words = [word for word in words if word not in sources]
     found: list[PathClue] = []
     for word in words:
         path = word.removeprefix("file://")

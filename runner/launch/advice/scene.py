@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from sandbox.paths.mounts import join
 from sandbox.policy.policy import ApprovalRule, Policy
 from sandbox.spec import NetworkMode
 from sandbox.speed.value import NamedTuple
@@ -45,6 +46,7 @@ class Scene(NamedTuple):
     inside: str  # where the program started
     shown: tuple[str, ...]  # paths with the same file in the cage, or the cage's own; each with all below
     writable: tuple[str, ...]
+    guarded: tuple[str, ...]  # in folders that it may write, and read-only
     own: tuple[str, ...]  # manifest, policy, programs: the plugin may not write to a folder with one of them
     network: NetworkMode
     given: tuple[str, ...]  # names of its variables
@@ -77,6 +79,7 @@ def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedH
         inside=plan.directory,
         shown=shown_places(plan.operations),
         writable=tuple(_writable(planned)),
+        guarded=tuple(join(guard.dest, guard.path) for guard in plan.guards if guard.access != "write"),
         own=tuple(
             dict.fromkeys(
                 (plugin.manifest, os.path.realpath(plugin.manifest), *plan.argv[:1], *plan.program_files)

@@ -201,8 +201,8 @@ class Inspection(Meter):
             granted = self._limits.handshake
             limited = granted is not None and granted <= self.inspector.handshake_seconds
             hint = "this is the contract's limit: find out why the plugin is slow to start"
-            if limited:
-                hint = "raise the handshake limit: --limit handshake=TIME, or in manifest and policy"
+            if limited or self.inspector.handshake_is_raisable:
+                hint = "raise the handshake limit with --limit handshake=TIME, up to the policy's ceiling"
             message = f"the plugin did not answer the handshake within {self.seconds:g} s"
             violation = Violation("timeout", message, "handshake", hint)
             self.breach = Breach(violation, "handshake", "handshake" if limited else None)

@@ -43,7 +43,7 @@ _START = (
 )
 # What a launch imports where it needs it: `runner exec` mostly does not.
 _PRELOADED = (
-    *("hashlib", "encodings.ascii", "runner.launch.network_report", "sandbox.cell.reopened"),
+    *("hashlib", "encodings.ascii", "runner.launch.network_report"),
     *("sandbox.limits.disk", "sandbox.limits.socket_meter", "sandbox.plan.bwrap", "sandbox.units"),
 )
 # These decide how file names become bytes. Host and fork server must agree.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from runner.launch.command import Command
 from runner.launch.stages import Invocation
 from runner.manifest.cache import PLUGIN_CLASSES
-from runner.outcome import Outcome
+from runner.outcome import Advice, Outcome
 from runner.plugin import Allowance, Plugin
 from sandbox.network.egress import AuditLine
 from sandbox.spec import Denial, Limits, Note, Overrides
@@ -62,6 +62,7 @@ class Terms(NamedTuple):
     notes: tuple[Note, ...] = ()
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
     allowance: Allowance = Allowance()
+    decided_by: tuple[tuple[str, str], ...] = ()  # who set each limit, as in Grant
 
 
 class Launched(NamedTuple):
@@ -73,6 +74,7 @@ class Audited(NamedTuple):
     read; the report counts them all."""
 
     line: AuditLine
+    advice: Advice | None = None  # the first time that a host was not reached
 
 
 class MonitorEnd(NamedTuple):
@@ -106,7 +108,7 @@ def write_scene(scene: Scene | None) -> str:
 Message = Born | Terms | Launched | Audited | MonitorEnd
 MESSAGES = (
     *(Born, Terms, Allowance, Launched, Audited, AuditLine, MonitorEnd),
-    *(Outcome, Denial, Note),
+    *(Outcome, Denial, Note, Advice),
     *PLUGIN_CLASSES,
 )
 

@@ -32,6 +32,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import NoReturn
 
 from runner.launch.acquire import Acquired
+from runner.launch.advice.telling import HostTeller
 from runner.launch.carry_out import CalledOff, plan_steps
 from runner.launch.failures import diagnose, judge_error
 from runner.launch.remote.control import Control, Interruptible
@@ -167,7 +168,8 @@ def _serve(
             watch = Stopwatch(planned.timings, told.since)
             steps = plan_steps(planned, order.environ, order.began, host, given, watch)
         stage = ended = yield from steps
-        outcome, status = judge(ended.end, ended.started.planned.grant.limits)
+        grant = ended.started.planned.grant
+        outcome, status = judge(ended.end, grant.limits, grant.decided_by)
     except HandedOver:
         raise
     except CalledOff as called:
@@ -188,7 +190,7 @@ def _serve(
             streams.give_away()
             gc.enable()
     _go_to(order)  # others may have had their turn meanwhile
-    if outcome.code == "launch_failed":
+    if outcome.code in ("launch_failed", "sandbox_unavailable"):
         outcome = yield from _diagnose_aside(outcome, stage)
         _go_to(order)
     ending = _ending(stage, outcome, status)
@@ -321,8 +323,8 @@ class _SessionHost:
 
     def see_started(self, started: Started) -> Started:
         self._control.tell(Launched(dict(started.timings)))
-        if started.audit is not None:
-            started.audit.on_line = lambda line: self._control.mention(Audited(line))
+        teller = HostTeller(started)
+        started.cell.watch_network(lambda line: self._control.mention(Audited(line, teller.advice(line))))
         gc.enable()  # the fork server does without; a plugin may live for months
         if started.clocks.teardown is None:
             return started._replace(clocks=started.clocks._replace(teardown=self._grace))
@@ -370,6 +372,7 @@ def _terms(planned: Planned) -> Terms:
         notes(planned),
         policy.on_hook_failure,
         _allowance(planned),
+        planned.grant.decided_by,
     )
 
 
@@ -379,9 +382,11 @@ def _allowance(planned: Planned) -> Allowance:
     writable = [path.path for path in planned.grant.paths if path.access == "write"]
     if planned.state_dir is not None:
         writable.append(planned.state_dir)
+    # Those that a link of the caller's own led to have another name in the cage.
+    linked = [each.path for each in planned.plan.shown if each.inside and each.origin == "manifest"]
     return Allowance(
         planned.state_dir,
-        tuple(path.path for path in planned.grant.paths),
+        (*(path.path for path in planned.grant.paths), *linked),
         hosts,
         tuple(dict.fromkeys(writable)),
         planned.policy.deny,

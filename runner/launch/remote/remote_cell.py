@@ -25,7 +25,6 @@ from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.cell import KILL_SECONDS
 from sandbox.cell.contents import Contents
-from sandbox.network.egress import AuditLine
 from sandbox.speed.codec import decode
 
 # For the monitor to see that the processes have ended, to clean up and to tell: beyond the time they may take
@@ -63,7 +62,7 @@ class RemoteCell:
         self._terms: Terms | None = None
         self._launched: Mapping[str, float] | None = None
         self._ended: MonitorEnd | None = None
-        self.on_audit: Callable[[AuditLine], None] | None = None  # for each connection, as it ends
+        self.on_audit: Callable[[Audited], None] | None = None  # for each connection, as it ends
         self._was_heard = trio.Event()
         self._was_prepared = trio.Event()
         self._was_launched = trio.Event()
@@ -167,7 +166,7 @@ class RemoteCell:
                 self._was_launched.set()
             case Audited():
                 if self.on_audit is not None:
-                    self.on_audit(message.line)
+                    self.on_audit(message)
             case MonitorEnd():
                 self._end(message)
 

@@ -80,6 +80,7 @@ class Canary:
     def __init__(self, sdk):
         self.sdk = sdk
         self.told = []  # what it was told, in order
+        self.pause = 0.0  # seconds that each event takes
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -135,6 +136,14 @@ class Canary:
         if word == "write":  # raw bytes instead of an answer
             self.sdk.write(base64.b64decode(argv[0]))
             time.sleep(3600)
+        if word == "cat":  # PATH, as it is in the cage
+            try:
+                with open(argv[0]) as file:
+                    return file.read()
+            except OSError as error:
+                return error.strerror
+        if word == "pause":  # SECONDS
+            self.pause = float(argv[0])
         if word == "told":
             return json.dumps(self.told)
         if word == "init":
@@ -146,6 +155,7 @@ class Canary:
     def tell(self, method, params):
         if method == "plugin/handle_event":
             payload = base64.b64decode(params["payload"])
+            time.sleep(self.pause)
             self.told.append([params["topic"], payload.rstrip(b"\0").decode()])
         else:
             self.told.append([method, params])

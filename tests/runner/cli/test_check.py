@@ -32,7 +32,7 @@ def _in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "good.toml").write_text(NEXO)
     (tmp_path / "bad.toml").write_text(NEXO + '[plugin.sandbox]\nnetwrok = "host"\n[plugin.x]\n')
     (tmp_path / "mcp.json").write_text(
-        '{"mcpServers": {\n"a": {"command": "x"},\n"b": {"url": "x"},\n"c": {"command": ""}}}'
+        '{"mcpServers": {\n"a": {"command": "/bin/true"},\n"b": {"url": "x"},\n"c": {"command": ""}}}'
     )
 
 
@@ -82,6 +82,32 @@ def test_every_server_is_checked_or_the_one_named(capsys: pytest.CaptureFixture[
     ]
     assert run(check, "--server", "a", "mcp.json") == 0
     assert run(check, "--server", "b", "mcp.json") == 20
+
+
+def test_what_a_server_names_has_to_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    entry = {
+        "command": "no-such-program",
+        "args": [f"{tmp_path}/data", f"--db={tmp_path}/data/new.db", f"--log={tmp_path}/none/x.log", "/v1/x"],
+        "env": {"CACHE": f"{tmp_path}/cache", "ROOM": "${state_dir}/x"},
+    }
+    for command, status, expected in (
+        ("no-such-program", 20, ["error: entrypoint_missing: no-such-program is not on PATH"]),
+        ("./no", 20, ["error: entrypoint_missing: ./no does not exist in"]),
+        ("/bin/true", 0, []),
+        ("${plugin_dir}/x", 0, []),
+        ("npx", 0, ["warning: launcher_needs_network"]),
+    ):
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"a": {**entry, "command": command}}}))
+        assert run(check, "mcp.json") == status
+        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mcp.json:1:")]
+        missing = [line for line in said if "path_missing" in line]
+        assert len(missing) == (0 if command == "npx" else 2)
+        for name, path in (("an argument", "none"), ("CACHE", "cache"))[: len(missing)]:
+            assert any(f"{name} names {tmp_path}/{path}" in line for line in missing)
+        others = [line for line in said if line not in missing]
+        assert len(others) == len(expected)
+        assert all(text in line for text, line in zip(expected, others, strict=True))
 
 
 def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,11 @@ import os
 import pty
 import subprocess
 
-import pytest
-
 from runner.contracts.registry import all_contracts, contract_names
 from runner.plugin import Allowance, Plugin
 from sandbox.spec import SandboxSpec
 from tests.conftest import Caller
+from tests.tables import one_case
 
 NOBODY = Plugin("", "", "", "", "", "", None, None, SandboxSpec())
 KEYS = {
@@ -45,7 +44,7 @@ def test_json_has_every_contract(runner_as_user: Caller) -> None:
     assert [each["name"] for each in document["contracts"]] == list(contract_names())
     for said, contract in zip(document["contracts"], all_contracts(), strict=True):
         assert said.keys() == KEYS
-        assert said["file_names"] == list(contract.file_names) and said["calls"] == list(contract.kinds)
+        assert said["file_names"] == list(contract.file_names) and said["calls"] == list(contract.calls)
         assert said["one_call_per_process"] == contract.one_shot and said["lists"]
         assert said["host_methods"] == dict(contract.services(NOBODY, Allowance()).METHODS)
 
@@ -74,14 +73,14 @@ def test_text_has_the_same_values(runner_as_user: Caller) -> None:
         ]
         assert all(values.values())
         assert values["manifest"].startswith(", ".join(contract.file_names))
-        secrets = {"": "none", "dialect": "--secrets", "files": "--secret, as files in the cage"}
-        assert values["secrets"] == secrets[contract.secrets_by]
-        assert ("--config" in values["cage"]) == contract.config_shapes_cage
-        assert values["calls"] == ", ".join(contract.kinds)
+        assert (values["secrets"] == "--secrets") == ("secrets" in contract.takes)
+        assert ("files in the cage" in values["secrets"]) == ("secret_files" in contract.takes)
+        assert ("--config" in values["cage"]) == ("config" in contract.takes)
+        assert values["calls"] == ", ".join(contract.calls)
         assert values["may ask"] == (", ".join(contract.services(NOBODY, Allowance()).METHODS) or "none")
 
 
-@pytest.mark.parametrize("columns", [60, 200])
+@one_case("columns", [60, 200])
 def test_it_fits_a_terminal(runner_as_user: Caller, columns: int) -> None:
     ours, theirs = pty.openpty()
     subprocess.run(["stty", "cols", str(columns), "rows", "50"], stdin=theirs, check=True)

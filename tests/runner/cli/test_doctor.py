@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from runner import __version__
 from runner.cli import doctor
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.probes import REQUIRED
@@ -94,7 +96,8 @@ def examined(
     )
     assert done.stderr == ""
     result: dict[str, Any] = json.loads(done.stdout)
-    assert result["schema"] == "runner.doctor.v1"
+    assert (result["schema"], result["version"]) == ("runner.doctor.v1", __version__)
+    assert result["policy_digest"].startswith("sha256:") and len(result["policy_digest"]) == 7 + 64
     assert done.returncode == (0 if result["ok"] else 22)
     return result
 
@@ -312,7 +315,7 @@ def test_the_sysctl_is_named_to_an_ordinary_user(runner_as_user: Caller) -> None
 
 @one_case(
     ("answer", "what"),
-    [("0x00050001", "EPERM"), ("0x00050026", "ENOSYS"), ("0x80000000", "kills")],
+    [("0x00050001", "EPERM"), ("0x00050026", "ENOSYS"), ("0x80000000", "SIGSYS")],
     ids=["EPERM", "ENOSYS", "kill"],
 )
 @pytest.mark.usefixtures("nothing_left")
@@ -487,7 +490,7 @@ def test_the_machines_own_policy_is_judged_and_named(
 ) -> None:
     """/etc/runner/policy.toml, in a mount namespace of the test's own."""
     folder = plugin_dir / "etc"
-    write_file(
+    policy = write_file(
         folder / "runner/policy.toml", 'version = 1\n[limits.memory]\ndefault = "1G"\nmode = "prefer"\n'
     )
     show = f"""
@@ -495,7 +498,9 @@ def test_the_machines_own_policy_is_judged_and_named(
         mount("none", "/", None, 1 << 18 | 16384)
         mount("{folder}", "/etc", None, 4096)
     """
-    assert examined(runner_as_root, show)["policy"] == "/etc/runner/policy.toml"
+    result = examined(runner_as_root, show)
+    assert result["policy"] == result["policy_file"] == "/etc/runner/policy.toml"
+    assert result["policy_digest"] == f"sha256:{hashlib.sha256(policy.read_bytes()).hexdigest()}"
     assert "the policy /etc/runner/policy.toml" in doctor.verdict([], [], "/etc/runner/policy.toml")
 
 
@@ -537,7 +542,7 @@ def test_an_empty_policy_names_nothing(runner_as_user: Caller) -> None:
     assert (done.returncode, done.stdout) == (2, "") and "its value is empty" in done.stderr
 
 
-@pytest.mark.parametrize("named", ["nosuch", "/nonexistent/policy.toml"])
+@one_case("named", ["nosuch", "/nonexistent/policy.toml"])
 def test_a_policy_that_cannot_be_used(runner_as_user: Caller, named: str) -> None:
     done = runner_as_user("doctor", "--policy", named)
     assert (done.returncode, done.stdout) == (26, "")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -82,7 +83,7 @@ def test_nothing_is_changed(runner_as: Caller, plugin: Path, write_file: Write) 
     assert not state.exists()
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("policy", "declare", "host"),
     [("default", ["*"], DEFAULT_HOST), ("strict", [], []), ("dev", ["*"], ["*"])],
 )
@@ -138,7 +139,7 @@ def test_names_of_strangers_cannot_paint_the_terminal(
         assert "\x1b" not in said.stdout + said.stderr and "x1b" in said.stdout + said.stderr
 
 
-@pytest.mark.parametrize("verb", ["explain", "exec"])
+@one_case("verb", ["explain", "exec"])
 def test_without_a_cage_it_says_so_in_capitals(
     runner_as: Caller, plugin: Path, write_file: Write, verb: str
 ) -> None:

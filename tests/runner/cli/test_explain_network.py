@@ -11,6 +11,7 @@ import pytest
 from runner.cli.explain import _never_dialled
 from sandbox.network import addresses
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -85,7 +86,7 @@ def test_the_limits_of_the_policy(runner_as: Caller, config: Path, policy: Path,
         assert (limits["connections"], limits["rate"], limits["idle"]) == numbers and limits["bytes"] is None
 
 
-@pytest.mark.parametrize(("asked", "shouted"), [("host", True), ("none", False)])
+@one_case(("asked", "shouted"), [("host", True), ("none", False)])
 def test_the_hosts_own_network_is_shouted(
     runner_as: Caller, plugin_dir: Path, write_file: Write, asked: str, shouted: bool
 ) -> None:

@@ -116,8 +116,8 @@ def test_it_is_the_example_under_another_name(runner_as_user: Caller, plugin_dir
     runner_as_user.give(plugin_dir)
     example = Path(example_folder(name))
     own = only_plugin_id(example)
-    assert runner_as_user("new", name, "same", "--name", own, cwd=plugin_dir).returncode == 0
-    assert tree(plugin_dir / "same") == tree(example)
+    assert runner_as_user("new", name, own, "--name", own, cwd=plugin_dir).returncode == 0
+    assert tree(plugin_dir / own) == tree(example)
     assert runner_as_user("new", name, "zebra7", cwd=plugin_dir).returncode == 0
     written = tree(plugin_dir / "zebra7")
     renamed = {
@@ -125,8 +125,46 @@ def test_it_is_the_example_under_another_name(runner_as_user: Caller, plugin_dir
     }
     assert renamed == tree(example)
     assert only_plugin_id(plugin_dir / "zebra7") == "zebra7"
-    assert runner_as_user("new", name, "other", "--name", "zebra8", cwd=plugin_dir).returncode == 0
     assert not any(own.encode() in text for text in written.values())
+
+
+@one_case("name", NAMES)
+def test_a_name_other_than_the_folders_works_or_is_refused(
+    runner_as_user: Caller, plugin_dir: Path, name: str
+) -> None:
+    runner_as_user.give(plugin_dir)
+    for words, plugin in ((["other", "--name", "zebra8"], "zebra8"), (["My plugin"], "")):
+        done = runner_as_user("new", name, *words, cwd=plugin_dir)
+        if name == "ainb":
+            assert done.returncode == 2 and "hosts need both to have the same name" in done.stderr
+            assert os.listdir(plugin_dir) == []
+            continue
+        assert done.returncode == 0, done.stderr
+        assert only_plugin_id(plugin_dir / words[0]) == plugin or not plugin
+        assert runner_as_user("check", words[0], cwd=plugin_dir).returncode == 0
+
+
+@pytest.mark.needs("root")
+def test_a_filesystem_without_exec_is_named_where_it_matters(
+    runner_as_root: Caller, plugin_dir: Path
+) -> None:
+    """Nothing is tried out in the folder for temporary files, which often has none."""
+    script = """
+        cd "$1" && shift && mkdir tmp && mount -t tmpfs -o noexec none tmp && export TMPDIR="$PWD/tmp"
+        "$@" new ainb hello && "$@" check hello; echo "there: $?"
+        "$@" new ainb tmp/hello; echo "in tmp: $?"; ls tmp
+    """
+    done = subprocess.run(
+        ["unshare", "-m", "/bin/sh", "-c", script, "sh", plugin_dir, *runner_as_root.command()],
+        env=dict(runner_as_root.environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "there: 0\n" in done.stdout, done.stderr
+    assert done.stdout.endswith("in tmp: 2\n")  # nothing was left
+    assert "'hello' beside the manifest is on a filesystem that is mounted noexec" in done.stderr
+    assert only_plugin_id(plugin_dir / "hello") == "hello"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -175,7 +213,7 @@ def test_nothing_is_written_or_changed_through_a_link(
             (tmp_path / "swapped").rename(tmp_path / "moved")
             (tmp_path / "swapped").symlink_to(victim)
 
-    words = ["new", NAMES[0], str(tmp_path / "swapped"), "--name", "plain"]
+    words = ["new", NAMES[0], str(tmp_path / "swapped")]
     assert main(words) == 0  # the control
     shutil.rmtree(tmp_path / "swapped")
     real = os.mkdir

@@ -1,4 +1,4 @@
-"""runner plan: the plan for people and programs, where it is kept, and the bare command run for real."""
+"""runner plan: the plan for people and programs, where it is stored, and the bare command run for real."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from runner.cli.plan import _KINDS
 from runner.contracts.registry import contract_options
 from sandbox.facts import Facts
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.tables import one_case
+from tests.template import settled
 
 Write = Callable[..., Path]
 
@@ -47,8 +48,6 @@ cat
 exit 7
 """
 SECRET = "s3cret-of-the-caller"
-# Longer than what counts as a moment ago, on a slow machine too.
-_SETTLE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -64,15 +63,11 @@ def rows(said: str) -> dict[str, str]:
     return {row[0]: row[1] for row in found}
 
 
-def kept(caller: Caller, *words: Any, **more: Any) -> dict[str, str]:
-    """The plan, once all files it rests on are old enough."""
-    until = time.monotonic() + _SETTLE_SECONDS
-    while True:
-        said = caller("plan", *words, **more)
-        assert said.returncode == 0, said.stderr
-        found = rows(said.stdout)
-        if "a moment ago" not in found["stored"] or time.monotonic() > until:
-            return found
+def stored(caller: Caller, *words: Any, **more: Any) -> dict[str, str]:
+    """The plan, as if all files it rests on were old enough."""
+    said = settled(caller)("plan", *words, **more)
+    assert said.returncode == 0, said.stderr
+    return rows(said.stdout)
 
 
 # --- for people ---------------------------------------------------------------------------------------------
@@ -100,7 +95,7 @@ def test_the_facts_are_names_and_no_values(runner_as_user: Caller, plugin: Path)
     assert SECRET not in said.stdout + said.stderr
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("change", "policy", "status"),
     [
         ('fs_read_paths = ["/srv"]\n', "default", 21),
@@ -134,45 +129,46 @@ def test_it_takes_the_words_of_exec(runner_as_user: Caller, plugin: Path) -> Non
 # --- keeping it ---------------------------------------------------------------------------------------------
 
 
-def test_it_is_kept_for_exec_with_the_same_words(runner_as: Caller, plugin: Path) -> None:
-    path = kept(runner_as, plugin)["stored"]
+def test_it_is_stored_for_exec_with_the_same_words(runner_as: Caller, plugin: Path) -> None:
+    path = stored(runner_as, plugin)["stored"]
     assert Path(path).stat().st_mode & 0o777 == 0o600 and Path(path).stat().st_uid == runner_as.uid
     # Options that only this verb has make no difference; what exec is told does.
-    assert kept(runner_as, "--facts", plugin)["stored"] == path
-    assert kept(runner_as, "--policy", "dev", plugin)["stored"] != path
-    assert kept(runner_as, plugin, "--", "--more")["stored"] != path
-    document = json.loads(runner_as("plan", "--emit", "json", plugin).stdout)
+    assert stored(runner_as, "--facts", plugin)["stored"] == path
+    assert stored(runner_as, "--policy", "dev", plugin)["stored"] != path
+    assert stored(runner_as, plugin, "--", "--more")["stored"] != path
+    document = json.loads(settled(runner_as)("plan", "--emit", "json", plugin).stdout)
     assert document["kept"] == {"path": path, "reason": ""}
     for emit in ("sh", "argv", "json"):
         os.unlink(path)
-        assert runner_as("plan", "--emit", emit, plugin).returncode == 0 and os.path.exists(path)
+        said = settled(runner_as)("plan", "--emit", emit, plugin)
+        assert said.returncode == 0 and os.path.exists(path)
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_exec_takes_the_plan_that_was_kept(runner_as: Caller, plugin: Path) -> None:
+def test_exec_takes_the_plan_that_was_stored(runner_as: Caller, plugin: Path) -> None:
     debug = {"RUNNER_DEBUG": "1"}  # then exec says so
-    os.unlink(kept(runner_as, plugin, "--", "given", env=debug)["stored"])
-    control = runner_as("exec", plugin, "--", "another", env=debug)
+    os.unlink(stored(runner_as, plugin, "--", "given", env=debug)["stored"])
+    control = settled(runner_as)("exec", plugin, "--", "another", env=debug)
     assert "stored plan is used" not in control.stderr and control.returncode == 7
-    assert kept(runner_as, "--facts", plugin, "--", "given", env=debug)["stored"].startswith("/")
-    said = runner_as("exec", plugin, "--", "given", env=debug)
+    assert stored(runner_as, "--facts", plugin, "--", "given", env=debug)["stored"].startswith("/")
+    said = settled(runner_as)("exec", plugin, "--", "given", env=debug)
     assert "stored plan is used" in said.stderr and said.returncode == 7
     assert said.stdout == control.stdout.replace("another", "given")
 
 
-def test_why_it_is_not_kept(runner_as_user: Caller, plugin: Path) -> None:
-    assert kept(runner_as_user, plugin, env={"RUNNER_CACHE": "off"})["stored"] == "no: RUNNER_CACHE=off"
-    assert "decides anew" in kept(runner_as_user, "--memory", "64M", plugin)["stored"]
+def test_why_it_is_not_stored(runner_as_user: Caller, plugin: Path) -> None:
+    assert stored(runner_as_user, plugin, env={"RUNNER_CACHE": "off"})["stored"] == "no: RUNNER_CACHE=off"
+    assert "decides anew" in stored(runner_as_user, "--memory", "64M", plugin)["stored"]
     unsafe = Path(runner_as_user.environ["XDG_CACHE_HOME"]) / "runner"
     unsafe.mkdir(exist_ok=True)
     unsafe.chmod(0o777)
-    assert str(unsafe) in kept(runner_as_user, plugin)["stored"]
+    assert str(unsafe) in stored(runner_as_user, plugin)["stored"]
     unsafe.chmod(0o700)
     runner_as_user.give(unsafe)
-    assert kept(runner_as_user, plugin)["stored"].startswith("/")  # the control
-    (plugin / "run").touch()
+    assert stored(runner_as_user, plugin)["stored"].startswith("/")  # the control
+    (plugin / "nexo-plugin.toml").touch()
     said = rows(runner_as_user("plan", plugin).stdout)
-    assert said["stored"] == f"no: {plugin}/run was changed a moment ago"
+    assert said["stored"] == f"no: {plugin}/nexo-plugin.toml was changed a moment ago"
 
 
 # --- the script ---------------------------------------------------------------------------------------------
@@ -193,7 +189,7 @@ def run_script(
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+@one_case("shell", ["/bin/sh", "/bin/bash"])
 def test_the_script_makes_the_cage(runner_as: Caller, plugin: Path, shell: str) -> None:
     said = runner_as("plan", "--emit", "sh", plugin, "--", "given")
     assert (said.returncode, said.stderr) == (0, "") and said.stdout.startswith("#!/bin/sh\n")

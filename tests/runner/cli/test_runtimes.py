@@ -184,7 +184,7 @@ if (!isMainThread) {
     assert (done.returncode, done.stdout) == (0, "served 64\n"), done.stderr
 
 
-@pytest.mark.parametrize("shell", ["/bin/sh", "/usr/bin/env bash"])
+@one_case("shell", ["/bin/sh", "/usr/bin/env bash"])
 def test_a_shell_script(runner_as: Caller, plugin_dir: Path, shell: str) -> None:
     text = 'while read -r line; do echo "got $line"; done; (echo "in $(basename "$PWD")" | cat) >&2'
     script(plugin_dir / "run", f"#!{shell}\n{text}\n")
@@ -194,7 +194,7 @@ def test_a_shell_script(runner_as: Caller, plugin_dir: Path, shell: str) -> None
 
 
 @pytest.mark.needs("gcc")
-@pytest.mark.parametrize("linking", ["-static", "-pie"])
+@one_case("linking", ["-static", "-pie"])
 def test_a_compiled_program(runner_as: Caller, plugin_dir: Path, linking: str) -> None:
     source = _written(
         plugin_dir / "plugin.c",
@@ -276,7 +276,7 @@ def test_a_manifest_given_by_a_relative_path(runner_as: Caller, plugin_dir: Path
 # --- Contracts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["nexo-plugin.toml", "plugin.toml"])
+@one_case("name", ["nexo-plugin.toml", "plugin.toml"])
 def test_nexo(runner_as: Caller, plugin_dir: Path, name: str) -> None:
     nexo(
         plugin_dir, "sh", "-c", "echo $GREETING", tables='[plugin.entrypoint.env]\nGREETING = "hello"\n'

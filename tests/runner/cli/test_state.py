@@ -319,3 +319,38 @@ def test_a_refused_launch_leaves_nothing_behind(
     done = plugins.exec(manifest, "--state-dir", place / "a/b/state")
     assert done.returncode == 0, done.stderr
     assert (place / "a/b/state/file").exists()
+
+
+def test_a_state_has_a_size_and_a_day(plugins: Plugins) -> None:
+    manifest = plugins.write("sized", "head -c 100000 /dev/zero > $RUNNER_STATE_DIR/file")
+    assert plugins.exec(manifest).returncode == 0
+    found = plugins.states()["sized"]
+    assert 100_000 < found["bytes"] < 200_000 and found["complete"]
+    os.utime(Path(found["path"]) / "file", (10, 10))
+    os.utime(found["path"], (86400 * 366, 86400 * 366))
+    assert plugins.states()["sized"]["used"] == 86400 * 366
+    rows = [row.split() for row in plugins.caller("state", "list").stdout.splitlines()]
+    assert rows[0] == ["NAME", "UID", "PLUGIN", "SIZE", "USED", "MANIFEST"]
+    row = next(row for row in rows if row[0] == found["name"])
+    assert row[4] == "KiB" and row[5].startswith("1971-01-0")
+    assert plugins.exec(manifest).returncode == 0
+    assert plugins.states()["sized"]["used"] > 86400 * 367  # a launch sets it
+
+
+@pytest.mark.needs("root")
+def test_state_that_cannot_be_written_is_no_denial(plugins: Plugins) -> None:
+    manifest = plugins.write("unwritten")
+    script = 'mount -t tmpfs -o ro none "$1" && shift && exec "$@"'
+    place = "/var/lib/runner" if plugins.caller.name == "root" else str(plugins.caller.home / ".local/state")
+    os.makedirs(place, exist_ok=True)
+    words = plugins.caller.command("exec", manifest)
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", place, *words],
+        env=plugins.caller.environ,
+        capture_output=True,
+        text=True,
+    )
+    told = " ".join(done.stderr.split())
+    assert done.returncode == 125, told
+    assert told.startswith("runner: launch_failed: ") and "Read-only file system" in told
+    assert "in a container" in told and "not a link" not in told

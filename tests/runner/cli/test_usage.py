@@ -202,7 +202,7 @@ def test_only_what_fits_is_offered(runner_as_user: Caller) -> None:
     assert completed(script, "runner", "exec", "--memory", "") == set()
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
+@one_case("shell", ["zsh", "fish"])
 def test_other_shells(runner_as_user: Caller, shell: str) -> None:
     script = runner_as_user("completion", shell).stdout
     for verb in VERBS:
@@ -228,6 +228,22 @@ def test_fish_offers_only_what_fits(runner_as_user: Caller) -> None:
 # --- the names of servers, and descriptions, in the shells themselves ---------------------------------------
 
 
+DECLARING = """\
+[plugin]
+id = "demo"
+version = "1.0.0"
+name = "Demo"
+description = "d"
+min_nexo_version = ">=0.1.0"
+[plugin.entrypoint]
+command = "/bin/true"
+[plugin.capabilities]
+provides = ["tools"]
+[plugin.extends]
+tools = ["demo_one", "demo_two"]
+"""
+
+
 @pytest.fixture
 def typed(runner_as_user: Caller) -> Path:
     """A folder with a program `runner`, and a manifest with three servers."""
@@ -239,6 +255,7 @@ def typed(runner_as_user: Caller) -> Path:
     program.chmod(0o755)
     servers = {name: {"command": "true"} for name in ("alpha", "alpine", "be ta")}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    (folder / "plugin.toml").write_text(DECLARING)
     runner_as_user.give(folder)
     return folder
 
@@ -262,11 +279,26 @@ def test_bash_completes_servers(runner_as_user: Caller, typed: Path) -> None:
     program, manifest = str(typed / "bin/runner"), str(typed / "mcp.json")
     for verb in ("exec", "call", "tools", "explain", "check"):
         assert completed(script, program, verb, manifest, "--server", "al") == {"alpha", "alpine"}
+    assert completed(script, program, "exec", manifest, "--server", "=", "al") == {"alpha", "alpine"}
+    assert {"alpha", "alpine"} < completed(script, program, "exec", manifest, "--server", "=")
     asked = f"COMP_WORDS=({program} exec {manifest} --server be); COMP_CWORD=4; _runner; "
     done = subprocess.run(
         ["bash", "-c", f'{script}\n{asked}printf "<%s>" "${{COMPREPLY[@]}}"'], capture_output=True, text=True
     )
     assert done.stdout == "<be\\ ta>"
+
+
+def test_tools_are_completed_without_a_start(runner_as_user: Caller, typed: Path) -> None:
+    script = runner_as_user("completion", "bash").stdout
+    program, declaring = str(typed / "bin/runner"), str(typed / "plugin.toml")
+    assert completed(script, program, "call", declaring, "") == {"demo_one", "demo_two"}
+    assert completed(script, program, "call", declaring, "demo_t") == {"demo_two"}
+    assert declaring in completed(script, program, "call", declaring[:-2])  # there is no manifest yet
+    # Of a server that tells its tools only while it runs, those that `runner tools` saw last.
+    assert completed(script, program, "call", str(typed / "mcp.json"), "--server", "alpha", "--in") == {
+        "--input"
+    }
+    assert runner_as_user("completion", "--tools", typed / "mcp.json", "--server", "alpha").stdout == ""
 
 
 def test_bash_quotes_the_names_of_servers(runner_as_user: Caller, typed: Path) -> None:
@@ -302,6 +334,7 @@ def test_fish_completes_servers_and_describes(runner_as_user: Caller, typed: Pat
 
     assert offered("runner expl") == {"explain": verb_module("explain").HELP}
     assert set(offered(f"runner exec {typed}/mcp.json --server al")) == {"alpha", "alpine"}
+    assert set(offered(f"runner call {typed}/plugin.toml demo_")) == {"demo_one", "demo_two"}
     assert offered("runner run --rea") == {"--read": "show it a file or folder, read-only"}
     assert all(offered(f"runner {verb} --").get("--help") for verb in VERBS)
 
@@ -316,6 +349,7 @@ def test_zsh_completes_servers_and_describes(runner_as_user: Caller, typed: Path
     shown = _in_a_terminal(
         (start, "READY:"),
         (f"runner exec {typed}/mcp.json --server al\t\t", "alpine"),
+        (f"\x15runner call {typed}/plugin.toml demo_\t\t", "demo_two"),
         ("\x15runner run --rea\t /etc\x01echo \x05\n", "run --read /etc"),
         ("\x15runner run --re\t\t", "show it a file or folder"),
         ("\x15runner ex\t\t", verb_module("explain").HELP[:30]),

@@ -7,8 +7,15 @@ import re
 import pytest
 
 from runner.cli import GROUPS, VERBS
-from runner.contracts.contract import ContractOption
-from runner.contracts.registry import all_contracts, all_kinds, contract_names, find_contract, option_owners
+from runner.contracts.contract import Contract, ContractOption
+from runner.contracts.registry import (
+    all_contracts,
+    all_kinds,
+    contract_names,
+    find_contract,
+    manifest_schema,
+    option_owners,
+)
 from runner.plugin import Allowance, Plugin
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
@@ -25,13 +32,25 @@ def test_each_contract_is_complete(name: str) -> None:
     assert contract.name == name
     assert contract.format in ("toml", "json", "yaml") and contract.file_names and contract.sign
     assert contract.about and "\n" not in contract.about and len(contract.about) < 100
-    assert contract.no_command_hint and "tool" in contract.kinds
-    assert contract.json_schema()
-    assert "list" not in contract.kinds, "a word of the runner's own"
-    assert set(contract.context) <= set(contract.kinds)
-    assert {listing.kind for listing in contract.lists} <= {"", *contract.kinds}
+    assert contract.no_command_hint and "tool" in contract.calls
+    assert manifest_schema(contract)
+    assert "list" not in contract.calls, "a word of the runner's own"
+    assert contract.lists[0].what == "tools"
+    assert {listing.kind for listing in contract.lists} <= {"", *contract.calls}
     plugin = Plugin("a", "1", name, "a", "", "/a/manifest", None, None, SandboxSpec())
     assert contract.services(plugin, Allowance()).METHODS is not None
+
+
+# What few contracts have: the last section of Contract. Who has none of it never reads about it.
+FEW = {"one_shot", "switches", "configurations", "choice", "prepared_calls", "package_rules", "commands"}
+
+
+def test_the_core_of_the_seam_is_what_contracts_share() -> None:
+    members = {name for name in {**vars(Contract), **Contract.__annotations__} if not name.startswith("_")}
+    answered = [set(vars(type(contract))) & members for contract in all_contracts()]
+    shared = {name for name in members if sum(name in each for each in answered) > 1}
+    assert members - shared == FEW, "one contract's own matter is a protocol of its own, or no member"
+    assert len(shared) <= 20
 
 
 def test_verbs_and_options_of_contracts_hide_no_other() -> None:

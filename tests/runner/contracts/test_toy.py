@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PACKAGES, ROOT, Caller, _public_directory
+from tests.tables import one_case
 
 TOY = ROOT / "tests" / "plugins" / "toy"
 NAME = "toy"
@@ -75,53 +76,29 @@ def binding(folder: Path, word: str) -> Path:
 # --- without a launch --------------------------------------------------------------------------------------
 
 
-def test_check_knows_it(toy_as_user: Caller, bear: Path) -> None:
+def test_the_verbs_that_start_nothing_know_it(toy_as_user: Caller, bear: Path) -> None:
     done = toy_as_user("check", bear)
     assert (done.returncode, done.stdout) == (0, f"{bear}: ok: bear 1 (toy)\n")
-    other = bear / "other.json"
-    other.write_text('{"toy": ""}')
-    done = toy_as_user("check", other)
-    assert done.returncode == 20 and "toy_nameless: the toy has no name" in done.stdout
-
-
-def test_a_manifest_that_is_none_is_told_of_the_toy_too(toy_as_user: Caller, bear: Path) -> None:
+    (bear / "other.json").write_text('{"toy": ""}')
     (bear / "none.json").write_text("{}")
-    assert "a toy key (toy)" in toy_as_user("check", bear / "none.json").stdout
-
-
-def test_schema_knows_it(toy_as_user: Caller) -> None:
-    done = toy_as_user("schema", NAME)
-    assert done.returncode == 0 and "tools" in json.loads(done.stdout)["properties"]
+    found = toy_as_user("check", bear / "other.json", bear / "none.json").stdout
+    assert "toy_nameless: the toy has no name" in found and "a toy key (toy)" in found
+    assert "tools" in json.loads(toy_as_user("schema", NAME).stdout)["properties"]
+    done = toy_as_user("contracts")
+    assert done.returncode == 0 and "toy: a toy that says hello, and then what it did\n" in done.stdout
+    assert "  lists     tools, tricks\n" in done.stdout and "  calls     tool, trick\n" in done.stdout
+    assert "  options   --saying FILE\n  verbs     recite\n" in done.stdout
+    done = toy_as_user("recite", "--loud", bear)
+    assert (done.returncode, done.stdout) == (0, "SAY HUG\n")
 
 
 def test_the_help_knows_its_verb_its_option_and_its_kind(toy_as_user: Caller) -> None:
     assert "  recite      print the tools of a toy without starting it" in toy_as_user("--help").stdout
-    for verb in ("exec", "call", "tools", "explain", "check"):
-        assert "--saying FILE" in toy_as_user(verb, "--help").stdout
-    assert "--saying" not in toy_as_user("state", "--help").stdout
-    assert "trick" in toy_as_user("call", "--help").stdout
-    assert "did you mean recite?" in toy_as_user("recit").stderr
-
-
-def test_contracts_lists_it(toy_as_user: Caller) -> None:
-    done = toy_as_user("contracts")
-    assert done.returncode == 0 and "toy: a toy that says hello, and then what it did\n" in done.stdout
-    assert "  options   --saying FILE\n  verbs     recite\n" in done.stdout
-    found = {
-        each["name"]: each
-        for each in json.loads(toy_as_user("contracts", "--format", "json").stdout)["contracts"]
-    }
-    assert found[NAME]["lists"] == ["tools", "tricks"] and found[NAME]["calls"] == ["tool", "trick"]
-    assert [verb["name"] for verb in found[NAME]["verbs"]] == ["recite"]
-    assert [option["flag"] for option in found[NAME]["options"]] == ["--saying"]
-
-
-def test_its_verb_runs(toy_as_user: Caller, bear: Path) -> None:
-    done = toy_as_user("recite", bear)
-    assert (done.returncode, done.stdout) == (0, "say hug\n")
-    assert toy_as_user("recite", "--loud", bear).stdout == "SAY HUG\n"
     assert "usage: runner recite" in toy_as_user("recite", "--help").stdout
-    assert "runner recite --help" in toy_as_user("recite").stderr
+    assert "did you mean recite?" in toy_as_user("recit").stderr
+    helped = toy_as_user("call", "--help").stdout
+    assert "--saying FILE" in helped and "trick" in helped
+    assert "--saying" not in toy_as_user("state", "--help").stdout
 
 
 def test_without_its_folder_nobody_knows_it(runner_as_user: Caller, bear: Path) -> None:
@@ -145,11 +122,7 @@ def test_completion_knows_it(toy_as_user: Caller, bear: Path) -> None:
     assert complete("runner", "exec", "--say") == {"--saying"}
     assert complete("runner", "exec", "--saying", "toy.j") == {"toy.json"}
     assert complete("runner", "exec", "--contract", "t") == {"toy"}
-    assert complete("runner", "schema", "to") == {"toy"}
-    assert "toy" in complete("runner", "new", "to")
     assert complete("runner", "call", "--kind", "tr") == {"trick"}
-    for shell in ("zsh", "fish"):
-        assert "recite" in toy_as_user("completion", shell).stdout
 
 
 OTHER = """\
@@ -168,14 +141,12 @@ def test_its_option_is_refused_for_another_contract(
     toy_as_user: Caller, bear: Path, write_file: Callable[..., Path]
 ) -> None:
     manifest, word = write_file(bear / "nexo" / "plugin.toml", OTHER), binding(bear, "hi")
-    for verb, *words in (("check",), ("exec",), ("call", "x")):
+    for verb, *words in (("check",), ("call", "x")):
         done = toy_as_user(verb, "--saying", word, manifest, *words)
         assert done.returncode != 0
         assert "--saying belongs to toy, and this is a manifest of nexo" in done.stdout + done.stderr
         assert "leave --saying out" in done.stdout + done.stderr
-
-
-def test_a_wrong_value_of_its_option_is_the_contracts_to_refuse(toy_as_user: Caller, bear: Path) -> None:
+    # A wrong value is the contract's to refuse, and an empty one never reaches it.
     assert "toy_binding" in toy_as_user("check", "--saying", bear / "missing", bear).stdout
     assert "--saying: its value is empty" in toy_as_user("check", "--saying", "", bear).stderr
 
@@ -260,7 +231,7 @@ def test_a_bug_in_a_dialect_is_named_and_reported(
     assert outcome["code"] == "internal" and "in the toy" in outcome["message"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("text", "complaint"),
     [
         ("\nx = (\n", "SyntaxError"),

@@ -16,6 +16,7 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.runner.contracts.test_toy import toy_as, toy_as_user, tree, with_toy
+from tests.tables import one_case
 
 __all__ = ["toy_as", "toy_as_user", "tree", "with_toy"]
 
@@ -107,7 +108,7 @@ def test_call_delivers_it(toy_as: Caller, box: Path) -> None:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("verb", ["exec", "call"])
+@one_case("verb", ["exec", "call"])
 def test_a_secret_that_is_missing_or_unknown(toy_as_user: Caller, box: Path, verb: str) -> None:
     words = ("say",) if verb == "call" else ()
     done = toy_as_user(verb, box, *words)
@@ -122,7 +123,7 @@ def test_a_secret_that_is_missing_or_unknown(toy_as_user: Caller, box: Path, ver
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("part", ["secrets", "box"])
+@one_case("part", ["secrets", "box"])
 def test_without_a_cage_there_is_no_such_file(
     toy_as: Caller, box: Path, write_file: Write, part: str
 ) -> None:

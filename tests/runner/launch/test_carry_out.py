@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from sandbox.spawn.launcher import ExecReport
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import one_case
 from tests.test_layers import MAKES_PLANS
 
 Write = Callable[..., Path]
@@ -132,14 +134,14 @@ def carried_out(plan: str) -> dict[str, Any]:
             os.dup2(saved, 1)
             os.close(saved)
     loaded = [name for name in sys.modules if name.partition(".")[0] in ("runner", "sandbox")]
-    outcome, status = judge_end(ended.end, planned.plan.limits)
+    outcome, status = judge_end(ended.end, planned)
     uid = [layer.detail for layer in ended.started.planned.layers if layer.name == "uid"]
     told = {"outcome": [outcome.code, status], "loaded": loaded, "uid": uid, "euid": os.geteuid()}
     return {**told, "steps": steps}
 
 
 @pytest.mark.fresh
-@pytest.mark.parametrize("status", [0, 3])
+@one_case("status", [0, 3])
 def test_nothing_that_decides_is_loaded(
     runner_as: Caller, plugin_dir: Path, write_file: Write, status: int
 ) -> None:
@@ -185,4 +187,6 @@ BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
 )
 def test_the_short_judgement_is_the_long_one(end: End) -> None:
     limits = Limits(memory=1 << 30, disk=1 << 20, launch=1.0, deadline=2.0, pids=3)
-    assert judge_end(end, limits) == judge(end, limits)
+    by = (("memory", "manifest"),)
+    planned: Any = SimpleNamespace(plan=SimpleNamespace(limits=limits), grant=SimpleNamespace(decided_by=by))
+    assert judge_end(end, planned) == judge(end, limits, by)

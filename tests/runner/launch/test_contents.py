@@ -55,8 +55,8 @@ def test_taken() -> None:
     require_contents(planned(KEY, BIG), given)
 
 
-FILED: Any = SimpleNamespace(name="filed", secrets_by="files")
-UNFILED: Any = SimpleNamespace(name="unfiled", secrets_by="")
+FILED: Any = SimpleNamespace(name="filed", takes=("secret_files",))
+UNFILED: Any = SimpleNamespace(name="unfiled", takes=())
 
 
 def test_which_secrets_are_files() -> None:

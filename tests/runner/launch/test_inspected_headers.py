@@ -25,6 +25,7 @@ class HeaderInspector:
 
     framing = HeaderFraming(RULES)
     handshake_seconds = 5.0
+    handshake_is_raisable = False
 
     def __init__(self) -> None:
         self.heard: list[bytes | None] = []

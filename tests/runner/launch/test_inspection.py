@@ -662,7 +662,7 @@ def _traffic(size: int) -> bytes:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("stream", ["pipe", "socket"])
+@one_case("stream", ["pipe", "socket"])
 def test_eight_mebibytes_there_and_back(
     runner_as: Caller, nexo_dir: Callable[..., Path], stream: str
 ) -> None:

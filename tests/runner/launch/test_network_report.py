@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +16,7 @@ from sandbox.network.egress import NOT_LISTED, AuditLine
 
 def ended(log: AuditLog) -> Started:
     nothing: list[Any] = [None] * (len(Started._fields))
-    return Started(*nothing)._replace(audit=log)
+    return Started(*nothing)._replace(cell=cast("Any", SimpleNamespace(audit=log)))
 
 
 def logged(*lines: AuditLine) -> AuditLog:
@@ -35,20 +36,20 @@ def question(name: str, verdict: str = "refused", reason: str = NOT_LISTED) -> A
 
 def test_a_name_and_its_remedy() -> None:
     [(message, rule)] = told(question("api.example.com"), question("fine.example", "allowed"))
-    assert message == "it asked for api.example.com, which is not in its list"
+    assert message == "the plugin asked for the host api.example.com, which is not in its list"
     assert rule == "api.example.com:443"
 
 
 @pytest.mark.parametrize("reason", ["is one name too many: all places are taken", "was asked for in class 3"])
 def test_another_reason_is_told_and_no_list_is_advised(reason: str) -> None:
     found = told(question("x4096.example.com", reason=reason))
-    assert found == [(f"it asked for x4096.example.com, which was refused: it {reason}", "")]
+    assert found == [(f"the plugin asked for the host x4096.example.com, which was refused: it {reason}", "")]
 
 
 def test_a_connection_says_more_than_its_question() -> None:
     refused = AuditLine("connect", "a.example", 25, "refused", reason="is not in its list")
     [(message, rule)] = told(question("a.example"), refused)
-    assert message == "it asked for a.example:25, which was refused: it is not in its list"
+    assert message == "the plugin asked for a.example:25, which was refused: it is not in its list"
     assert rule == "a.example:25"
 
 

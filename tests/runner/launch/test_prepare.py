@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from runner.launch.prepare import managed_state_dir
+from runner.launch.command import Command, mark_entry, plugin_of
+from runner.launch.own_folders import managed_state_dir
+from runner.plugin import Template
 from sandbox.identity.state import StateRefused
 from tests.conftest import Caller
+from tests.tables import one_case
 
 Write = Callable[..., Path]
 
@@ -57,9 +60,7 @@ def refused(document: dict[str, Any]) -> tuple[str, str]:
     return document["outcome"]["code"], document["outcome"]["cause"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "code"), [("default", "policy_denied"), ("strict", "policy_denied"), ("dev", "ok")]
-)
+@one_case(("policy", "code"), [("default", "policy_denied"), ("strict", "policy_denied"), ("dev", "ok")])
 def test_a_list_of_hosts_is_granted_or_refused_and_never_ignored(ask: Ask, policy: str, code: str) -> None:
     told = ask('network = "allowlist"\nnetwork_allowlist = ["example.com:443"]\n', "--policy", policy)
     assert told["outcome"]["code"] == code
@@ -113,8 +114,66 @@ def test_without_a_home_there_is_no_place_for_a_state(monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # there is no such user
     with pytest.raises(StateRefused, match="HOME is not the path of a folder") as refused:
-        managed_state_dir(None, {})  # type: ignore[arg-type]  # it comes not that far
+        managed_state_dir(plugin_of(Command(("/bin/true",), "/", "one"), "mcp"), {})
     assert "--state-dir" in refused.value.hint
+
+
+# --- names of earlier versions ------------------------------------------------------------------------------
+
+
+def test_state_of_an_earlier_version_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    home, file = {"HOME": str(tmp_path)}, str(tmp_path / "mcp.json")
+    root = tmp_path / ".local/state/runner/plugins"
+    command = Command(("/bin/true", "a"), "/", "one", file)
+    started = plugin_of(command, "mcp")
+    read = started._replace(mark="", former_marks=())
+    assert managed_state_dir(started, home) == managed_state_dir(mark_entry(read), home)
+    own = Path(managed_state_dir(started, home))
+    # What an earlier version made of the words of the command line.
+    words = Path(managed_state_dir(started._replace(mark=started.former_marks[0], former_marks=()), home))
+    assert own.parent == words.parent == root and own != words
+    words.mkdir(parents=True)
+    for plugin in (started, mark_entry(read)):
+        assert managed_state_dir(plugin, home) == str(words)
+        other = plugin_of(command._replace(argv=("/bin/true", "b")), "mcp")
+        assert managed_state_dir(other, home) == str(own)
+    own.mkdir()
+    (own / "notes").touch()
+    for times, used in (((20, 10, 15), own), ((10, 10, 15), words), ((10, 20, 15), own)):
+        for path, when in zip((own, own / "notes", words), times, strict=True):
+            os.utime(path, (when, when))
+        assert managed_state_dir(started, home) == str(used)
+
+
+def test_the_words_count_where_the_file_alone_does_not_say_what_runs(tmp_path: Path) -> None:
+    """A start that claims an entry of another configuration chooses what its host would fill in, and its own
+    folder."""
+    (tmp_path / "server.py").touch()
+    entry = Command(("/bin/true", "server.py"), str(tmp_path), "one", "/x/mcp.json")
+    marks = {
+        plugin_of(each, "mcp").mark
+        for each in (
+            entry._replace(entry_directory=str(tmp_path)),
+            entry._replace(entry_directory="/x"),
+            entry._replace(argv=("/bin/true", "b"), filled=True),
+            entry._replace(argv=("/bin/true", "c"), filled=True),
+            entry._replace(argv=("/bin/true", "c"), scope="/y"),
+        )
+    }
+    assert len(marks) == 5 and "" in marks
+    same = entry._replace(argv=("/bin/true", "b")), entry._replace(argv=("/bin/true", "c"))
+    assert {plugin_of(each, "mcp").mark for each in same} == {""}
+    # By the file itself: what a person's own variables fill in names the state as the host's start does.
+    plugin = plugin_of(same[0], "mcp")._replace(mark="", former_marks=())
+    words = plugin_of(same[0]._replace(filled=True), "mcp").mark
+    for decided_by, mark, former in (
+        ("", "", (words,)),
+        ("variables", words, ("",)),
+        ("folder", words, ()),  # else a clone's own server would get the state
+    ):
+        read = mark_entry(plugin._replace(template=Template("cursor", decided_by=decided_by)))
+        assert (read.mark, read.former_marks) == (mark, former)
 
 
 def test_the_contracts_own_variables(ask: Ask) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.conftest import Caller
 from tests.peers import EVERY_SERVER, Peers
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -128,7 +129,7 @@ TOOLS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", EVERY_SERVER)
+@one_case("name", EVERY_SERVER)
 def test_a_server_answers_and_leaves_when_its_stdin_ends(
     runner_as: Caller, peers: Peers, plugin_dir: Path, name: str
 ) -> None:
@@ -147,7 +148,7 @@ def test_a_server_answers_and_leaves_when_its_stdin_ends(
     assert told["grant"]["network"]["mode"] == "none"
 
 
-@pytest.mark.parametrize("name", ["time", "sdk"])
+@one_case("name", ["time", "sdk"])
 def test_the_newer_protocol(runner_as: Caller, peers: Peers, plugin_dir: Path, name: str) -> None:
     meta = {
         "io.modelcontextprotocol/protocolVersion": MODERN,

@@ -181,7 +181,7 @@ class Stored:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("manifest", [SMALL, RICH], ids=["small", "rich"])
+@one_case("manifest", [SMALL, RICH], ids=["small", "rich"])
 def test_a_plan_survives_bytes(runner_as: Caller, plugin_dir: Path, write_file: Write, manifest: str) -> None:
     found = Stored(runner_as, plugin_dir, write_file, manifest).plan()
     assert found["equal"] and found["same report"]
@@ -196,7 +196,7 @@ def test_a_plan_survives_bytes(runner_as: Caller, plugin_dir: Path, write_file: 
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("manifest", [SMALL, RICH], ids=["small", "rich"])
+@one_case("manifest", [SMALL, RICH], ids=["small", "rich"])
 def test_another_process_launches_a_stored_plan(
     runner_as: Caller, plugin_dir: Path, write_file: Write, manifest: str, nothing_left: None
 ) -> None:

@@ -14,6 +14,7 @@ from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.limits.cage import PREFER, Box, by_cgroup
+from tests.tables import one_case
 
 
 def test_clocks_count_from_the_start_of_the_invocation() -> None:
@@ -90,14 +91,14 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
         ):
             result |= {
                 "meters": [type(meter).__name__ for meter in found.meters],
-                "relay": found.relay is not None,
+                "relay": found.plumbing.counter is not None,
                 "clock": found.clocks.deadline and found.clocks.deadline - started,
                 "init's": bounds[0].deadline and bounds[0].deadline - started,
                 "own stderr": found.plumbing.ways[2] == "direct",
                 "cpu": [soft for kind, soft, _ in bounds[0].rlimits if kind == resource.RLIMIT_CPU],
                 "grouped": bounds[0].cgroup is not None,
                 "groups": [group.path for group in acquired.cgroup.groups] if acquired.cgroup else [],
-                "source": None if found.relay is None else found.relay.end,
+                "source": None if found.plumbing.counter is None else found.plumbing.counter.end,
             }
             if given["how"] == "accident":
                 raise KeyError("ours")
@@ -177,7 +178,7 @@ def test_a_meter_for_each_limit_that_has_to_be_looked_at(box: Box) -> None:
     assert told["cpu"] == [10 if by_cgroup(box, "cpu_time") else 9]
 
 
-@pytest.mark.parametrize("limit", ["output", "output_lines"])
+@one_case("limit", ["output", "output_lines"])
 def test_stderr_passes_through_us_only_where_it_is_limited(box: Box, limit: str) -> None:
     limits: dict[str, Any] = {limit: 1000}
     told = look(box, **limits)

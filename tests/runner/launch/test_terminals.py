@@ -10,6 +10,7 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -306,7 +307,7 @@ def looked_at(argv: list[str]) -> list[Any]:
 LOOK = "for fd in 0 1 2; do if [ -t $fd ]; then echo $fd is a terminal; fi; done"
 
 
-@pytest.mark.parametrize("option", ["", "--tty", "output"])
+@one_case("option", ["", "--tty", "output"])
 def test_which_streams_are_relayed(plugin: _Plugin, option: str) -> None:
     options = {"": (), "--tty": ("--tty",), "output": ("--limit", "output=1K", "--tty")}[option]
     found, status = plugin.run(looked_at, LOOK, *options)

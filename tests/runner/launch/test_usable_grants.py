@@ -120,7 +120,7 @@ def test_a_folder_that_a_user_may_not_write(
     assert runner_as_user("exec", "--policy", allowed, manifest).returncode == 0
 
 
-@pytest.mark.parametrize("verb", [("tools",), ("call", "echo")])
+@one_case("verb", [("tools",), ("call", "echo")])
 def test_call_and_tools_tell_it_too(
     runner_as: Caller, plugin_dir: Path, write_file: Write, verb: tuple[str, ...]
 ) -> None:
@@ -265,7 +265,7 @@ def test_the_project_is_offered_by_policy(runner_as: Caller, plugin_dir: Path, w
     assert other.stdout == "/tmp\n"
 
 
-@pytest.mark.parametrize("how", ["named", "unnamed"])
+@one_case("how", ["named", "unnamed"])
 def test_a_home_directory_is_no_project(
     runner_as: Caller, plugin_dir: Path, write_file: Write, how: str
 ) -> None:
@@ -353,7 +353,7 @@ def test_a_project_that_cannot_be_shown_is_only_an_offer(
 
 
 @pytest.mark.needs("node")
-@pytest.mark.parametrize("way", ["link", "target"])
+@one_case("way", ["link", "target"])
 def test_a_server_of_npms_runs_by_its_link(
     runner_as: Caller, plugin_dir: Path, write_file: Write, way: str
 ) -> None:

@@ -26,7 +26,7 @@ from sandbox.limits.meter import Meter
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -139,7 +139,7 @@ POLITE = "trap 'echo heard; read word; echo $word; exit 3' TERM INT HUP QUIT; ec
 DEAF = "trap '' TERM INT HUP QUIT; echo ready; sleep 1000"
 
 
-@pytest.mark.parametrize("number", ENDING)
+@one_case("number", ENDING)
 def test_a_signal_is_passed_on_and_time_is_given(start: Start, runner_as: Caller, number: int) -> None:
     running = start(runner_as, sh(POLITE))
     running.says("ready")
@@ -150,7 +150,7 @@ def test_a_signal_is_passed_on_and_time_is_given(start: Start, runner_as: Caller
     assert running.end() == [3, "signal", number, False]
 
 
-@pytest.mark.parametrize("number", ENDING)
+@one_case("number", ENDING)
 def test_a_deaf_plugin_is_killed_when_its_time_is_up(start: Start, runner_as: Caller, number: int) -> None:
     running = start(runner_as, sh(DEAF), grace=0.2)
     running.says("ready")
@@ -470,7 +470,7 @@ class Channel:
         return list(said)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("said", "expected", "done"),
     [
         (b"", ("caller_died", None), ["end", "wait"]),
@@ -519,7 +519,7 @@ def test_no_step_more_than_needed(
     assert (end.reason, end.exit.kill_incomplete) == ("deadline", False)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("how", "reason"),
     [
         ({"meters": ["disk"]}, "limit"),

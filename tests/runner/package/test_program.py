@@ -217,7 +217,7 @@ def test_paths_in_words(word: str, paths: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("command", ["tool", "./bin/run"])
+@one_case("command", ["tool", "./bin/run"])
 def test_nothing_of_the_callers_path_runs(
     runner_as: Caller, plugin_dir: Path, write_file: Write, command: str
 ) -> None:

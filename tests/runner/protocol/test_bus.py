@@ -15,7 +15,6 @@ from runner.protocol.bus import (
     SUBSCRIPTIONS_MOST,
     TOPIC_MOST_BYTES,
     TOPICS_MOST_EACH,
-    WAITING_MOST,
     BusRefused,
     Member,
     Snapshot,
@@ -28,7 +27,7 @@ class Peer:
 
     def __init__(self, bus: SnapshotBus, name: str, *topics: str) -> None:
         self.got: list[Snapshot] = []
-        self.member: Member = bus.join(name, self.got.append)
+        self.member: Member = bus.join(name, self.got.append, trio.lowlevel.checkpoint)
         for topic in topics:
             self.member.subscribe(topic)
 
@@ -182,7 +181,7 @@ def test_what_is_counted_covers_what_python_holds() -> None:
     import tracemalloc
 
     bus = SnapshotBus()
-    member = bus.join("peer", lambda _: None)
+    member = bus.join("peer", lambda _: None, trio.lowlevel.checkpoint)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -231,19 +230,53 @@ async def test_a_reader_that_waits_is_woken(bus: SnapshotBus, autojump_clock: tr
 
 
 @pytest.mark.trio
-async def test_a_slow_reader_delays_no_publisher_and_is_bounded(bus: SnapshotBus) -> None:
+async def test_a_reader_that_falls_behind_gets_an_error_and_no_gap(bus: SnapshotBus) -> None:
     slow, peer = bus.subscribe("a"), Peer(bus, "peer")
     quick = Peer(bus, "quick", "a")
-    for number in range(WAITING_MOST + 10):
-        peer.member.publish("a", str(number).encode())
-    assert slow.dropped == 10 and len(quick.got) == WAITING_MOST + 10
-    slow.close()
-    assert [each.payload async for each in slow] == [str(number).encode() for number in range(WAITING_MOST)]
-    big = bus.subscribe("a")
-    for _ in range(10):
-        peer.member.publish("a", bytes(PAYLOAD_MOST_BYTES))
-    assert big._bytes <= module.WAITING_MOST_BYTES and big.dropped == 5
-    big.close()
+    chunk = bytes(8 << 20)
+    for number in range(10):
+        peer.member.publish("a", b"%d:" % number + chunk)
+    assert len(quick.got) == 10
+    peer.member.publish("a", b"small")  # it would fit, but there is a gap before it
+    # 64 MiB less what each costs besides.
+    assert [(await anext(slow)).payload[:2] for _ in range(7)] == [b"%d:" % number for number in range(7)]
+    with pytest.raises(BusRefused, match="waited to be read"):
+        await anext(slow)
+    assert slow._bytes == 0
+
+
+@pytest.mark.trio
+async def test_a_publisher_waits_for_room_but_not_for_ever(bus: SnapshotBus, autojump_clock: object) -> None:
+    slow, peer = bus.subscribe("a"), Peer(bus, "peer", "a")
+    chunk = bytes(8 << 20)
+    waits = []
+
+    async def publish() -> None:
+        for number in range(20):
+            peer.member.publish("a", b"%d:" % number + chunk)
+            began = trio.current_time()
+            await bus.room("a", peer.member)
+            waits.append(trio.current_time() - began)
+        slow.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(publish)
+        got = []
+        async for each in slow:
+            await trio.sleep(0.1)
+            got.append(each.payload.partition(b":")[0])
+    assert got == [b"%d" % number for number in range(20)]
+    assert 0 < max(waits) < 1 and waits[0] == 0
+    # One that reads nothing is waited for, and then not any more.
+    stuck, began = bus.subscribe("a"), trio.current_time()
+    for _ in range(4):
+        peer.member.publish("a", chunk)
+    await bus.room("a", peer.member)
+    assert trio.current_time() - began == module.ROOM_SECONDS
+    nursery_done = trio.current_time()
+    stuck.close()  # nobody reads it any more
+    await bus.room("a", peer.member)
+    assert trio.current_time() == nursery_done
 
 
 @pytest.mark.trio

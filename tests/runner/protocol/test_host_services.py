@@ -211,8 +211,11 @@ class Telling(Words):
         super().__init__()
         self.story: list[Any] = []
 
-    def attach(self, tell: Any) -> None:
+    def attach(self, tell: Any, room: Any) -> None:
         self.story.append(tell)
+
+    async def published(self) -> None:
+        await trio.lowlevel.checkpoint()
 
     def detach(self) -> None:
         self.story.append("detached")
@@ -223,7 +226,7 @@ def test_services_that_tell_something_are_attached_and_detached_once() -> None:
     live = ServiceGuard(methods, Services(), ())
     live.detach()  # before it was attached: nothing
     told: list[tuple[str, Any]] = []
-    live.attach(lambda method, params: told.append((method, params)))
+    live.attach(lambda method, params: told.append((method, params)), trio.lowlevel.checkpoint)
     methods.story[0]("news", {"a": 1})
     live.detach()
     live.detach()
@@ -233,7 +236,7 @@ def test_services_that_tell_something_are_attached_and_detached_once() -> None:
 
 def test_services_without_these_hooks_are_served_as_before() -> None:
     plain = guard()
-    plain.attach(lambda method, params: None)
+    plain.attach(lambda method, params: None, trio.lowlevel.checkpoint)
     plain.detach()
 
 

@@ -149,6 +149,7 @@ hear()
 """
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_many_ordinary_requests_at_once_and_a_long_answer(
     plugin_dir: Path, write_file: Write, sessions: None
@@ -188,6 +189,7 @@ hear()
 """
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_each_request_of_a_batch_counts(plugin_dir: Path, write_file: Write, sessions: None) -> None:
     held: list[int] = []
@@ -218,6 +220,7 @@ hear()
 """
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_noise_counts_by_the_part_that_is_kept(
     plugin_dir: Path, write_file: Write, sessions: None

@@ -90,6 +90,7 @@ def test_a_call_refused_by_the_runner_is_not_blamed_on_the_plugin(runner_as: Cal
     assert (document["outcome"]["code"], document["exit"]["status"]) == ("invalid_call", 2)
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_an_invalid_call_is_not_sent(folder: Path) -> None:
     """InvalidCall is a PluginError, so programs that catch that one catch both and can tell them apart."""
@@ -113,6 +114,7 @@ async def test_an_invalid_call_is_not_sent(folder: Path) -> None:
 # --- an uncaught failure -----------------------------------------------------------------------------------
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_an_uncaught_failure_prints_message_and_stderr(folder: Path) -> None:
     act = "print('the disk is \\x1b[1mfull', file=sys.stderr, flush=True); os._exit(3)"

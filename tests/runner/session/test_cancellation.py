@@ -63,7 +63,14 @@ async def test_a_deadline_gives_a_grace_and_no_success(
         assert session.state.record.limits_hit == []
         assert session.end is not None
         assert (session.end.outcome.code, session.end.late, session.end.written) == ("timeout", late, True)
-        assert session.is_over and plugin.cell.signals[0][0] == 9
+        assert session.is_over
+        with pytest.raises(PluginFailure) as again:
+            await session.call(HANG)
+        assert again.value.outcome.code == "timeout"
+        # One that keeps to its grace is shut down when the session is closed, as after any other call.
+        assert [number for number, _ in plugin.cell.signals] == ([] if late else [9])
+    assert [number for number, _ in plugin.cell.signals] == ([] if late else [9])
+    assert session.state.verdict is not None and session.state.verdict.code == "timeout"
 
 
 async def test_an_answer_in_time_is_one(autojump_clock: trio.abc.Clock) -> None:

@@ -105,6 +105,7 @@ UNASKED: Mapping[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_an_unexpected_end_is_an_event_and_in_the_report(folder: Path) -> None:
     """The end is an event, the session's outcome, and the outcome of every later call."""
@@ -144,6 +145,7 @@ async def test_an_unexpected_end_is_an_event_and_in_the_report(folder: Path) -> 
     check_rows(found.items(), check)
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_the_end_is_an_event_even_if_the_backlog_is_full(folder: Path) -> None:
     act = "print('noise\\n' * 1000, flush=True); os._exit(0)"
@@ -169,6 +171,7 @@ def group_of_limits(token: str) -> Path:
     pytest.skip("no cgroup limits processes here")
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_limits_that_are_lifted_end_a_session(folder: Path) -> None:
     """While it waits for a call, and at its end: an answer that came without limits is not `ok`."""
@@ -264,6 +267,7 @@ def test_a_failed_hook_is_a_json_event(runner_as: Caller, folder: Path) -> None:
     assert told["event"] == "hook_failed" and told["value"]["on_failure"] == "continue"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_hook_of_an_ended_plugin(folder: Path) -> None:
     with trio.fail_after(SECONDS):

@@ -36,6 +36,7 @@ from tests.runner.session.test_session import (
     opened,
     sessions,
 )
+from tests.tables import one_case
 
 __all__ = ["sessions"]  # a fixture
 
@@ -43,8 +44,9 @@ __all__ = ["sessions"]  # a fixture
 # --- Unread events -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize(("length", "kept"), [(1000, 20), (4 << 20, 8)], ids=["short", "long"])
+@one_case(("length", "kept"), [(1000, 20), (4 << 20, 8)], ids=["short", "long"])
 async def test_fewer_long_unread_events_are_kept(
     plugin_dir: Path, write_file: Write, sessions: None, length: int, kept: int
 ) -> None:
@@ -70,6 +72,7 @@ hear()
 # --- Fair scheduling ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_flood_of_lines_does_not_starve_other_tasks(
     plugin_dir: Path, write_file: Write, sessions: None
@@ -113,6 +116,7 @@ hear()
 """
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_an_answer_after_a_violation_does_not_count(
     plugin_dir: Path, write_file: Write, sessions: None
@@ -129,6 +133,7 @@ async def test_an_answer_after_a_violation_does_not_count(
             assert (failure.outcome.code, failure.outcome.cause) == ("malformed_response", "bad_number")
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_an_answer_beyond_the_output_limit_does_not_count(
     plugin_dir: Path, write_file: Write, sessions: None
@@ -166,6 +171,7 @@ hear()
 """
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_request_cancelled_at_once_is_not_served(
     plugin_dir: Path, write_file: Write, sessions: None
@@ -191,8 +197,9 @@ async def test_a_request_cancelled_at_once_is_not_served(
     assert session.report["session"]["host_calls"]["served"] == {"roots/list": 20}
 
 
+@pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize("taken_back", [True, False])
+@one_case("taken_back", [True, False])
 async def test_a_service_that_fails_while_it_is_cancelled(
     plugin_dir: Path, write_file: Write, sessions: None, taken_back: bool
 ) -> None:
@@ -236,8 +243,9 @@ hear()
     assert failed.is_set() and session.report["outcome"]["code"] == "ok"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
-@pytest.mark.parametrize("breaks", [True, False])
+@one_case("breaks", [True, False])
 async def test_a_violation_cancels_running_services(
     plugin_dir: Path, write_file: Write, sessions: None, breaks: bool
 ) -> None:
@@ -278,6 +286,7 @@ time.sleep(60)
 # --- Races -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_an_answer_counts_before_its_caller_has_run(
     plugin_dir: Path, write_file: Write, sessions: None
@@ -317,6 +326,7 @@ async def test_an_answer_counts_before_its_caller_has_run(
         assert session.report["session"]["calls"]["ok"] == answered
 
 
+@pytest.mark.launches
 def test_an_interrupt_reaches_the_caller_and_not_the_reader_task(
     plugin_dir: Path, write_file: Write, sessions: None
 ) -> None:
@@ -342,6 +352,7 @@ def test_an_interrupt_reaches_the_caller_and_not_the_reader_task(
     assert report is not None and report["session"]["frames"] == 2
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_noise_counts_as_silence(plugin_dir: Path, write_file: Write, sessions: None) -> None:
     """An older server that ignores unknown methods, and prints text while it starts."""
@@ -358,6 +369,7 @@ hear()
             assert session.identity.protocol == "2025-11-25"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_long_shutdown_is_not_idle(plugin_dir: Path, write_file: Write, sessions: None) -> None:
     # The shutdown takes one and a half times the idle limit.
@@ -368,6 +380,7 @@ async def test_a_long_shutdown_is_not_idle(plugin_dir: Path, write_file: Write, 
     assert session.report["outcome"]["code"] == "ok" and session.report["limits_hit"] == []
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_short_timeout_does_not_end_the_session_for_other_calls(
     plugin_dir: Path, write_file: Write, sessions: None
@@ -439,6 +452,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.launches
 def test_an_interrupt_during_the_shutdown(plugin_dir: Path, write_file: Write, nothing_left: None) -> None:
     """One ^C is enough to end a shutdown that would not finish."""
     write_file(plugin_dir / "plugin.py", _LINGERING, 0o755)

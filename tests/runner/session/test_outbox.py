@@ -6,21 +6,22 @@ import os
 import select
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import get_args
 
 import pytest
 import trio
 import trio.testing
 
 from runner.protocol.dialect import Lane, Send
-from runner.protocol.memory import DELIVERIES
+from runner.protocol.memory import delivery_cost
 from runner.session.outbox import (
-    MOST_DELIVERIES,
     MOST_EVENTS,
     MOST_KEYS,
     MOST_REPLIES,
     MOST_REPLY_BYTES,
     Outbox,
     QueuedFrame,
+    WriteStalled,
 )
 
 pytestmark = pytest.mark.trio
@@ -345,20 +346,46 @@ async def test_the_oldest_keys_are_dropped(lane: Lane) -> None:
             assert read_all(read) == b"".join(map(frame, range(2, MOST_KEYS + 2)))
 
 
-async def test_the_newest_deliveries_are_dropped_by_number() -> None:
+async def test_deliveries_are_counted_and_not_dropped() -> None:
     outbox = Outbox()
-    queued = [outbox.post(Send(frame(number), "delivery")) for number in range(MOST_DELIVERIES + 1)]
-    assert [frame is None for frame in queued] == [False] * MOST_DELIVERIES + [True]
-    assert outbox.dropped == 1
+    for number in range(1000):
+        assert outbox.post(Send(frame(number), "delivery")) is not None
+    assert outbox.bytes["delivery"] == 1000 * delivery_cost(frame(0))
     with pipe() as (read, stream):
         async with writing(outbox, stream):
-            assert read_all(read) == b"".join(map(frame, range(MOST_DELIVERIES)))
-            assert outbox.post(Send(frame(1), "delivery")) is not None  # there is room again
+            with trio.fail_after(5):
+                while outbox.bytes["delivery"]:
+                    await outbox.delivered()
+            await trio.testing.wait_all_tasks_blocked()
+            assert read_all(read) == b"".join(map(frame, range(1000)))
+    with trio.fail_after(5):
+        await outbox.delivered()  # it is closed: nobody waits for ever
 
 
-async def test_the_newest_deliveries_are_dropped_by_size() -> None:
-    outbox = Outbox()
-    large = bytes(DELIVERIES // 2)
-    assert [outbox.post(Send(large, "delivery")) is None for _ in range(3)] == [False, False, True]
-    assert outbox.post(Send(b"x", "delivery")) is None
-    assert outbox.post(Send(frame(1), "key")) is not None  # keys have room of their own
+@pytest.mark.parametrize("lane", get_args(Lane))
+async def test_a_reader_that_takes_no_byte_for_the_time_has_stalled(
+    autojump_clock: trio.testing.MockClock, lane: Lane
+) -> None:
+    """Whatever the frame carries. The clock starts again with each byte that is read."""
+    outbox, began = Outbox(), trio.current_time()
+    stalled: list[float] = []
+
+    def is_stalled(since: float) -> bool:
+        stalled.append(trio.current_time() - since)
+        return len(stalled) == 2
+
+    async def write() -> None:
+        with pytest.raises(WriteStalled):
+            await outbox.write_to(stream, is_stalled, 2.0)
+
+    outbox.post(Send(bytes(1 << 20), lane))
+    with pipe() as (read, stream):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            for _ in range(10):
+                await trio.sleep(1.5)
+                assert os.read(read, 1 << 16)
+        # It is asked at each interval, and the excuse of the first answer does not start the clock again.
+        assert stalled == [2.0, 4.0]
+        assert trio.current_time() - began == 15.0 + 4.0
+    assert outbox.closed

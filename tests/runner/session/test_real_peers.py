@@ -31,6 +31,7 @@ from runner.protocol.host_services import Completion
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.peers import EVERY_SERVER, Peers
 from tests.runner.launch.test_report import faults
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -241,7 +242,7 @@ async def test_a_plugin_on_the_nexo_sdk(peers: Peers, plugin_dir: Path, sessions
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("offered", [True, False])
+@one_case("offered", [True, False])
 async def test_the_nexo_sdk_sees_a_denied_service_as_not_configured(
     peers: Peers, plugin_dir: Path, tmp_path: Path, sessions: None, offered: bool
 ) -> None:
@@ -360,7 +361,7 @@ def text(result: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("era", ERAS)
+@one_case("era", ERAS)
 async def test_a_server_on_the_mcp_sdk(peers: Peers, plugin_dir: Path, sessions: None, era: str) -> None:
     """Everything a server can offer, in one session. A cancelled call does not end it."""
     async with opened(sdk_server(peers, plugin_dir, era)) as (plugin, events):
@@ -430,7 +431,7 @@ ASKING = {"modern": ("input_roots", "input_sample"), "legacy": ("roots", "sample
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("era", ERAS)
+@one_case("era", ERAS)
 async def test_requests_of_a_server_are_refused_by_default(
     peers: Peers, plugin_dir: Path, sessions: None, era: str
 ) -> None:
@@ -455,7 +456,7 @@ async def test_requests_of_a_server_are_refused_by_default(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("era", ERAS)
+@one_case("era", ERAS)
 async def test_requests_of_a_server_are_answered_if_policy_and_host_allow(
     peers: Peers, plugin_dir: Path, tmp_path: Path, sessions: None, era: str
 ) -> None:
@@ -530,7 +531,7 @@ CALLS: Mapping[str, Sequence[tuple[str, Mapping[str, Any], str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", EVERY_SERVER)
+@one_case("name", EVERY_SERVER)
 def test_a_published_server_on_the_command_line(
     runner_as: Caller, peers: Peers, plugin_dir: Path, name: str
 ) -> None:
@@ -617,8 +618,8 @@ def first_text(result: types.CallToolResult) -> str:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("inspect", [(), ("--inspect",)], ids=["plain", "inspect"])
-@pytest.mark.parametrize("mode", ["legacy", "auto"])
+@one_case("inspect", [(), ("--inspect",)], ids=["plain", "inspect"])
+@one_case("mode", ["legacy", "auto"])
 async def test_the_official_client_works_through_runner_exec(
     runner_as: Caller, peers: Peers, plugin_dir: Path, tmp_path: Path, mode: str, inspect: tuple[str, ...]
 ) -> None:
@@ -662,7 +663,7 @@ async def test_the_official_client_works_through_runner_exec(
 
 @pytest.mark.trio
 @pytest.mark.needs("npm", "user")
-@pytest.mark.parametrize("inspect", [(), ("--inspect",)], ids=["plain", "inspect"])
+@one_case("inspect", [(), ("--inspect",)], ids=["plain", "inspect"])
 async def test_the_official_client_and_a_server_of_the_other_sdk(
     runner_as_user: Caller, peers: Peers, plugin_dir: Path, tmp_path: Path, inspect: tuple[str, ...]
 ) -> None:

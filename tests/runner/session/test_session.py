@@ -268,7 +268,7 @@ def test_the_failure_has_the_end_of_stderr(
     assert flood.report["session"]["stderr_bytes"] > MEBI
 
 
-@pytest.mark.parametrize("contract", ["nexo", "mcp"])
+@one_case("contract", ["nexo", "mcp"])
 def test_unread_notices_are_dropped(results: Mapping[tuple[str, str], Seen], contract: Contract) -> None:
     assert results["burst_frames", contract].report["session"]["dropped"]["notices"] == REQUESTS - 256
     assert results["good", contract].report["session"]["dropped"]["notices"] == 0
@@ -414,7 +414,7 @@ def test_a_flood_does_not_fill_the_hosts_memory(
 # --- Answers and ends at once ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("contract", ["rune", "nexo"])
+@one_case("contract", ["rune", "nexo"])
 def test_an_answer_before_the_exit_is_not_lost(plugin_dir: Path, sessions: None, contract: Contract) -> None:
     """The plugin exits right after its answer."""
     count = 20 * REPEAT
@@ -533,7 +533,7 @@ async def test_output_before_the_monitors_message(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("contract", ["nexo", "mcp"])
+@one_case("contract", ["nexo", "mcp"])
 async def test_an_early_exit_is_reported_at_once(
     plugin_dir: Path, sessions: None, contract: Contract
 ) -> None:
@@ -559,7 +559,7 @@ async def test_a_violation_counts_before_the_exit(
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("contract", ["nexo", "mcp"])
+@one_case("contract", ["nexo", "mcp"])
 async def test_a_late_answer_is_dropped_and_the_session_continues(
     plugin_dir: Path, sessions: None, contract: Contract
 ) -> None:
@@ -694,7 +694,7 @@ class Steps(trio.abc.Instrument):
             self._act()
 
 
-@pytest.mark.parametrize("how", ["cancel", "interrupt"])
+@one_case("how", ["cancel", "interrupt"])
 def test_cancelled_at_any_step(plugin_dir: Path, sessions: None, how: str) -> None:
     manifest = misbehaviour.plugin(plugin_dir, "good", "nexo")
     entered = 0
@@ -764,9 +764,7 @@ async def test_a_long_call_is_not_idle(plugin_dir: Path, write_file: Write, sess
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(
-    ("name", "limit", "stream"), [("output", 4096, 1), ("output", 4096, 2), ("output_lines", 50, 2)]
-)
+@one_case(("name", "limit", "stream"), [("output", 4096, 1), ("output", 4096, 2), ("output_lines", 50, 2)])
 async def test_output_limits(
     plugin_dir: Path, write_file: Write, sessions: None, name: str, limit: int, stream: int
 ) -> None:
@@ -789,7 +787,7 @@ async def test_a_teardown_limit(plugin_dir: Path, sessions: None) -> None:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("contract", ["nexo", "mcp"])
+@one_case("contract", ["nexo", "mcp"])
 async def test_a_teardown_limit_covers_the_whole_shutdown(
     plugin_dir: Path, sessions: None, contract: Contract
 ) -> None:
@@ -886,7 +884,7 @@ class Broken(Shelf):
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(
+@one_case(
     ("memory", "allowed", "code"),
     [
         (Shelf(), True, None),

@@ -15,11 +15,14 @@ import trio.testing
 
 from runner.contracts.ainb.dialect import AinbDialect
 from runner.contracts.ainb.messages import RULES
+from runner.contracts.ainb.terms import WRITE_SECONDS
 from runner.exceptions import PluginFailure
 from runner.launch.remote.messages import Terms
+from runner.protocol.bus import Room
 from runner.protocol.dialect import Answer, Call, Setting
 from runner.protocol.header_frames import HeaderFramer, header_frame
 from runner.protocol.host_services import Emit, ServiceGuard, Services, Tell, Why
+from runner.protocol.memory import DELIVERIES
 from runner.protocol.wire import decode, encode
 from runner.session.session import Session
 from sandbox.spec import Limits
@@ -41,6 +44,8 @@ class Telling:
     def __init__(self) -> None:
         self.tell: Tell | None = None
         self.detached = 0
+        self.subscribers_have_room = trio.Event()
+        self.subscribers_have_room.set()
 
     async def serve(self, method: str, params: Any, services: Services, emit: Emit) -> Any:
         raise AssertionError("there is no method to serve")
@@ -48,8 +53,11 @@ class Telling:
     def refused(self, method: str, why: Why) -> Answer:
         return Answer(error=(-32601, "method not found", None))
 
-    def attach(self, tell: Tell) -> None:
+    def attach(self, tell: Tell, room: Room) -> None:
         self.tell = tell
+
+    async def published(self) -> None:
+        await self.subscribers_have_room.wait()
 
     def detach(self) -> None:
         self.detached += 1
@@ -58,11 +66,17 @@ class Telling:
 class Plugin:
     """Answers plugin/init and plugin/shutdown, and nothing else. It reads while `reads` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, cell: PipedCell) -> None:
+        self.cell = cell
         self.heard: list[tuple[str, Any]] = []
         self.reads = trio.Event()
         self.services = Telling()
-        self.session: Session | None = None
+
+    async def stop_reading(self, session: Session) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        self.reads = trio.Event()
+        session.tell(EVENT, {"topic": "wakes its reader", "payload": b""})
+        await trio.testing.wait_all_tasks_blocked()
 
     def methods(self) -> list[str]:
         return [method for method, _ in self.heard]
@@ -72,12 +86,12 @@ class Plugin:
 async def live(*early: tuple[str, Any]) -> AsyncIterator[tuple[Session, Plugin]]:
     """`early`: what its services tell it before the handshake."""
     cell = PipedCell()
-    plugin = Plugin()
+    plugin = Plugin(cell)
     plugin.reads.set()
     terms = Terms(BURNDOWN, Limits(), (), ("*",), "default", False)
     guard = ServiceGuard(plugin.services, Services(), ("*",))
     session = Session(cell, terms, AinbDialect(Setting(BURNDOWN)), guard, None)  # type: ignore[arg-type]
-    guard.attach(session.tell)
+    guard.attach(session.tell, session.state.room)
     assert plugin.services.tell is not None
     for method, params in early:
         plugin.services.tell(method, params)
@@ -146,20 +160,17 @@ async def test_the_end_of_a_call_releases(autojump_clock: Any, end: str) -> None
 async def test_a_request_that_was_never_sent_releases_too(autojump_clock: Any, end: str) -> None:
     """The plugin does not read, so the request waits behind events that fill the pipe."""
     async with live() as (session, plugin):
-        await trio.testing.wait_all_tasks_blocked()
-        plugin.reads = trio.Event()
-        session.tell(EVENT, {"topic": "wakes its reader", "payload": b""})
-        await trio.testing.wait_all_tasks_blocked()
+        await plugin.stop_reading(session)
         for number in range(3):
             session.tell(EVENT, {"topic": str(number), "payload": bytes(100_000)})
 
         async def call() -> None:
             if end == "cancelled":
-                with trio.move_on_after(5.0):
+                with trio.move_on_after(1.5):
                     await session.call(SLOW)
             else:
                 with pytest.raises(PluginFailure):
-                    await session.call(SLOW, seconds=5.0)
+                    await session.call(SLOW, seconds=1.5)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)
@@ -182,3 +193,79 @@ async def test_tell_never_raises(autojump_clock: Any) -> None:
         session.tell(EVENT, {"topic": 7})
         assert session.state.outbox.dropped == before + 2
     session.tell(EVENT, {"topic": "t", "payload": b""})  # it is over
+
+
+# --- a plugin that does not read ----------------------------------------------------------------------------
+
+
+async def test_a_plugin_that_stops_reading_is_ended(autojump_clock: Any) -> None:
+    """Nobody waits for an answer of it: notifications alone fill its pipe."""
+    async with live() as (session, plugin):
+        await plugin.stop_reading(session)
+        session.tell(EVENT, {"topic": "t", "payload": bytes(100_000)})
+        await trio.sleep(WRITE_SECONDS - 0.1)
+        assert not session.is_over
+        await trio.sleep(0.2)
+        with pytest.raises(PluginFailure) as failed:
+            await session.ended()
+        assert failed.value.outcome.cause == "write_stalled"
+        assert "did not read what was sent to it for 2s" in failed.value.outcome.message
+
+
+async def test_one_that_reads_slowly_is_not(autojump_clock: Any) -> None:
+    async with live() as (session, plugin):
+        await plugin.stop_reading(session)
+        session.tell(EVENT, {"topic": "t", "payload": bytes(1 << 20)})
+        for _ in range(5):
+            await trio.sleep(WRITE_SECONDS - 0.1)
+            await plugin.cell.its_stdin.receive_some(1 << 16)
+        assert not session.is_over
+        session.kill()
+
+
+async def test_one_that_cannot_write_because_its_subscribers_are_slow_is_not(autojump_clock: Any) -> None:
+    """Nothing is read from it meanwhile, so it may be unable to go on and read."""
+    async with live() as (session, plugin):
+        await plugin.stop_reading(session)
+        plugin.services.subscribers_have_room = trio.Event()
+        asked = {"jsonrpc": "2.0", "method": "host/anything", "params": {}}
+        await plugin.cell.its_stdout.send_all(header_frame(encode(asked)))
+        await trio.testing.wait_all_tasks_blocked()
+        session.tell(EVENT, {"topic": "t", "payload": bytes(100_000)})
+        await trio.sleep(3 * WRITE_SECONDS)
+        assert not session.is_over
+        plugin.services.subscribers_have_room.set()
+        await trio.sleep(WRITE_SECONDS - 0.1)
+        assert not session.is_over  # it has its time from now on
+        await trio.sleep(WRITE_SECONDS + 0.2)
+        assert session.is_over
+
+
+async def test_one_for_which_too_much_waits_is_ended_and_loses_nothing_before(autojump_clock: Any) -> None:
+    """Some wait because a call is open, and some because it does not read. Both count together."""
+    chunk = bytes(9 << 20)  # 12 MiB as base64
+    async with live() as (session, plugin):
+        await plugin.stop_reading(session)
+        for _ in range(3):  # one of them is being written
+            session.tell(EVENT, {"topic": "t", "payload": chunk})
+
+        async def call() -> None:
+            with pytest.raises(PluginFailure) as failed:
+                await session.call(SLOW)
+            assert failed.value.outcome.cause == "fell_behind"
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(1.0) as full:
+                await session.state.room()
+            assert not full.cancelled_caught  # 24 MiB of 64
+            for _ in range(3):
+                assert session.state.deliveries < DELIVERIES and not session.is_over
+                session.tell(EVENT, {"topic": "t", "payload": chunk})
+                with trio.move_on_after(0.1) as full:
+                    await session.state.room()
+                assert full.cancelled_caught
+            session.tell(EVENT, {"topic": "t", "payload": chunk})
+            assert session.is_over
+            await session.state.room()  # nobody waits for one that is over

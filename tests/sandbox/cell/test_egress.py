@@ -32,7 +32,7 @@ def small_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -
     import select
     import socket
 
-    from sandbox.network.redirect import original_target
+    from sandbox.gate.flows import read_destination
     from sandbox.network.sockets import receive_sockets, send_ready
 
     sockets = receive_sockets(channel)
@@ -53,7 +53,7 @@ def small_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -
                 continue
             link, _ = held[each].accept()
             with link:
-                dialled = original_target(link) if each in sockets.redirected else link.getsockname()[:2]
+                dialled = read_destination(link, each in sockets.redirected)
                 link.sendall(f"{dialled[0]} {dialled[1]}".encode())
             line = {"kind": "connect", "name": dialled[0], "port": dialled[1], "verdict": "allowed"}
             os.write(audit, json.dumps(line).encode() + b"\n")

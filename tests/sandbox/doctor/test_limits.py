@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -214,3 +215,20 @@ def test_how_many_plugins_fit_is_told(limit: int | None, status: str, told_of: s
 def test_a_machine_without_a_bound_on_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "shares_of", lambda part: Shares(part, None, 1 << 30, 100))
     assert told(limits.shares((), 0.25))["shared_files"].summary.startswith("fs.file-max sets no bound")
+
+
+# --- groups that the kernel has, and a login may not make ---
+
+
+def test_a_login_without_delegation_is_told_so(tmp_path: Path) -> None:
+    """Not that its kernel lacks them."""
+    for name in ("cgroup.kill", "cgroup.freeze"):
+        (tmp_path / name).touch()
+    own = Hierarchy(2, frozenset(), str(tmp_path), str(tmp_path), "0::/user.slice/session-1.scope")
+    trial = limits.Trial(Survey((), (), False, (own,)), ())
+    for found in (limits._killing(trial), limits._freezing(trial, LimitRule())):
+        assert f"no group can be made in {tmp_path}, because nothing was delegated" in found.summary
+        assert "needs cgroup v2" not in found.summary
+    # The control: a kernel that has neither file.
+    bare = trial._replace(survey=Survey((), (), False, (own._replace(directory=f"{tmp_path}/none"),)))
+    assert "needs cgroup v2 and Linux 5.14" in limits._killing(bare).summary

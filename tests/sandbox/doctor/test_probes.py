@@ -6,23 +6,38 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
+import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyseccomp
 import pytest
 
 from sandbox import cache
-from sandbox.doctor import bwrap_version, conditions, ids, probes, rehearsal
+from sandbox.doctor import bwrap_version, conditions, ids, probes, rehearsal, user_namespaces
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.probes import launcher_in_cage, named_hosts
-from sandbox.doctor.trial import Note, Run, TrialOutcome, in_child, run_spawned, system_call
+from sandbox.doctor.trial import (
+    KILLED,
+    Note,
+    Run,
+    TrialOutcome,
+    in_child,
+    run_spawned,
+    system_call,
+    try_user_namespace,
+)
 from sandbox.doctor.user_namespaces import (
     FILTER,
+    PROFILE,
+    UNIT,
     Surroundings,
     apparmor_remedy,
     container,
     container_remedy,
+    filter_remedy,
     refusal,
 )
 from sandbox.identity.uid_range import id_is_mapped
@@ -33,7 +48,7 @@ from sandbox.network.trial import RecipeRefusal, try_recipe
 from sandbox.policy import policy
 from sandbox.spawn.order import NetworkRecipe
 from tests import elsewhere
-from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
+from tests.conftest import ROOT, SPARE_UID, SYSTEM_PATH, Caller
 from tests.tables import one_case
 
 REAL = os.path.realpath(shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap")
@@ -79,6 +94,7 @@ def test_a_child_that_hangs_is_ended() -> None:
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
 def test_a_program_that_hangs_is_ended_with_all_its_children() -> None:
     run = run_spawned(("/bin/sh", "-c", "sleep 1000 & sleep 1000"), uid=UID, timeout=0.5)
@@ -184,7 +200,7 @@ MADE: dict[str, int | str] = {**NONSENSE, "create": 0, "label": ""}
             {**NONSENSE, "create": errno.EACCES},
             FREE._replace(apparmor_restricts=1, label="unconfined"),
             "apparmor",
-            "userns,",
+            "policies/apparmor/runner",
         ),
         (
             {**MADE, "label": "unprivileged_userns (enforce)", "map": errno.EPERM},
@@ -218,10 +234,64 @@ def test_the_refusing_mechanism_is_named(
     assert (found.cause, remedy in found.remedy) == (cause, True), found
 
 
-def test_a_filter_that_kills_is_named() -> None:
+@pytest.mark.launches
+def test_every_call_that_a_filter_kills_for_is_named() -> None:
+    """In a child, which cannot get rid of its filter."""
+
+    def act(note: Note) -> None:
+        rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+        for call in ("mount", "sethostname"):
+            rules.add_rule(pyseccomp.KILL_PROCESS, call)
+        rules.load()
+        found = refusal(try_user_namespace(None), FREE)
+        assert found is not None
+        note("cause", found.cause)
+        note("sentence", found.sentence)
+
+    told = in_child(act)
+    assert told.error == ""
+    assert told.steps["cause"] == "outer_seccomp"
+    assert str(told.steps["sentence"]).endswith("answers mount with SIGSYS and sethostname with SIGSYS")
     found = refusal(TrialOutcome({}, signal=signal.SIGSYS), FREE)
+    assert found is not None and found.cause == "outer_seccomp"
+
+
+def test_a_unit_is_told_its_own_options() -> None:
+    steps: dict[str, int | str] = {**MADE, "map": 0, "sethostname_nonsense": errno.EPERM}
+    in_unit = FREE._replace(unit="host.service")
+    found = refusal(TrialOutcome({**steps, "mount_nonsense": KILLED}), in_unit)
     assert found is not None
-    assert found.cause == "outer_seccomp"
+    for words in ("in the unit host.service: ", "ProtectHostname=no", "SystemCallFilter=@mount", UNIT):
+        assert words in found.remedy, found
+    assert "docker" not in found.remedy
+    # A container that a unit started is a container.
+    found = refusal(TrialOutcome(steps), in_unit._replace(container="docker"))
+    assert found is not None and "docker run" in found.remedy
+    assert "AF_NETLINK" in filter_remedy(in_unit, ("socket(AF_NETLINK)",))
+    masked = TrialOutcome({**MADE, "map": 0, "tmpfs": 0, "proc": errno.EPERM})
+    found = refusal(masked, in_unit._replace(masked_proc=("/proc/kmsg",)))
+    assert found is not None and "ProtectKernelLogs=no" in found.remedy
+
+
+def test_the_shipped_unit_lets_cages_be_built() -> None:
+    """It sets nothing that the remedies take back, and allows what they add."""
+    lines = [line.partition("=") for line in (ROOT / UNIT).read_text().splitlines() if line[:1].isupper()]
+    options = {name: value for name, _, value in lines}
+    for call, wanted in user_namespaces._OPTIONS.items():
+        for option, _, value in (each.partition("=") for each in wanted):
+            assert (
+                option not in options
+                if value == "no"
+                else value in options[option].split()
+                or (
+                    value == "@keyring" and "@system-service" in options[option].split()  # which has it
+                )
+            ), (call, option)
+    assert not {"ProtectKernelTunables", "ProtectKernelLogs", "ProcSubset", "ProtectControlGroups"} & set(
+        options
+    )
+    assert options["NoNewPrivileges"] == "yes" and options["CapabilityBoundingSet"] == ""
+    assert options["ProtectSystem"] == "strict" and "memory" in options["Delegate"]
 
 
 def test_no_mechanism_is_named_if_all_steps_work() -> None:
@@ -229,11 +299,14 @@ def test_no_mechanism_is_named_if_all_steps_work() -> None:
     assert refusal(TrialOutcome({**MADE, "map": 0, "tmpfs": 0, "proc": 0}), around) is None
 
 
-def test_the_apparmor_profile_covers_only_the_programs_that_make_namespaces() -> None:
-    as_root = apparmor_remedy("/opt/bwrap", 0)
-    assert "profile runner-bwrap /opt/bwrap flags=(unconfined)" in as_root
-    assert "python" not in as_root
-    assert "python" in apparmor_remedy("/opt/bwrap", 1000)
+def test_the_apparmor_profile_is_shipped_with_the_commands_that_load_it() -> None:
+    commands = apparmor_remedy()
+    assert f"{ROOT}/{PROFILE}" in commands and "apparmor_parser -r /etc/apparmor.d/runner" in commands
+    script = commands.partition("as root: ")[2].partition(" > ")[0]
+    made = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    folder = os.path.realpath(sysconfig.get_path("scripts"))
+    assert f"@{{runner}} = {folder}\n" in made and os.path.exists(f"{folder}/runner")
+    assert "profile runner @{runner}/runner{,-console} flags=(unconfined) {\n  userns,\n" in made
 
 
 @pytest.mark.parametrize(

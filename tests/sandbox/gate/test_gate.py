@@ -32,6 +32,7 @@ from tests.sandbox.gate.netlab import (
     read_addresses,
     serving,
 )
+from tests.tables import one_case
 
 pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
 
@@ -61,7 +62,7 @@ def talk(connection: socket.socket, text: bytes = b"hello") -> bytes:
 # --- what is allowed ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("user", [False, True], ids=["root", "user"])
+@one_case("user", [False, True], ids=["root", "user"])
 def test_a_line_protocol_by_both_versions(lab: Lab, user: bool) -> None:
     with echo_server(lab), lab.gate(LINES, user=user) as gate:
         for kind in (A, AAAA):
@@ -156,7 +157,7 @@ def test_tls_by_its_server_name(lab: Lab) -> None:
             assert "more than its ClientHello" in gate.wait_line(verdict="refused")["reason"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("first", "reason"),
     [
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/2"),
@@ -233,7 +234,7 @@ def test_other_names_ports_and_addresses_are_refused(lab: Lab) -> None:
         assert lab.names.asked == []  # nothing of all this left the gate
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("addresses", "reason"),
     [
         ([PRIVATE], f"leads to {PRIVATE}, which is private"),
@@ -269,7 +270,7 @@ def test_an_alias_does_not_lead_to_a_private_host(lab: Lab) -> None:
         assert "is private" in gate.wait_line(kind="connect", verdict="refused")["reason"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     "plan",
     [
         LINES._replace(private=True),
@@ -314,7 +315,7 @@ def test_only_vetted_addresses_are_dialled_and_the_others_are_told(lab: Lab) -> 
         assert line["address"] == PUBLIC and "is private" in line["reason"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("trouble", "reason"),
     [("unknown", "NXDOMAIN"), ("silent", "dial limit"), ("closed", "Connection refused")],
 )

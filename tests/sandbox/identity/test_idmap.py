@@ -18,6 +18,7 @@ from sandbox.paths.source import open_source
 from sandbox.seccomp import syscalls
 from sandbox.spawn import init
 from tests.conftest import SPARE_UID
+from tests.tables import one_case
 
 ALICE, PLUGIN = FileOwner(SPARE_UID + 27, SPARE_UID + 28), FileOwner(SPARE_UID + 29, SPARE_UID + 30)
 
@@ -93,7 +94,7 @@ def test_the_opened_file_is_mounted(data: Path, plugin_dir: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("owner", [FileOwner(0, 1), FileOwner(1, 0), FileOwner(0, 0)])
+@one_case("owner", [FileOwner(0, 1), FileOwner(1, 0), FileOwner(0, 0)])
 def test_root_is_never_mapped(data: Path, owner: FileOwner) -> None:
     fd = os.open(data, os.O_PATH)
     with pytest.raises(ValueError, match="root is never mapped"):

@@ -99,6 +99,21 @@ def test_a_counter_that_cannot_be_read_is_read_again_soon() -> None:
     assert meter.look({}, meter.due) == "cpu_time"
 
 
+def test_a_counter_that_stays_unreadable_ends_the_plugin() -> None:
+    """A handful of looks, and then nothing enforces the limit. A counter that came back starts anew."""
+    group = Counted()
+    meter = CpuTimeMeter(group, 1000.0)
+    looks, group.used, began = 0, None, meter.due
+    while (found := meter.look({}, meter.due)) is None:
+        looks += 1
+    assert (found, meter.why) == ("lifted", "cpu_time") and looks < 12
+    assert began + 5 <= meter.due <= began + 30
+    group.used = 1.0
+    assert meter.look({}, meter.due) is None
+    group.used = None
+    assert meter.look({}, meter.due) is None
+
+
 def test_it_needs_no_descriptor() -> None:
     meter = CpuTimeMeter(Counted(), 1.0)
     assert meter.interest() == {}

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from sandbox.limits.cgroup_survey import CONTROLLERS, DELEGATE, Lack, Survey
 from sandbox.limits.site import Site
 from tests import elsewhere
-from tests.conftest import Caller
+from tests.conftest import USER_UID, Caller
 from tests.tables import one_case, wait_for
-
-pytestmark = pytest.mark.both_callers
 
 ALL = " ".join(CONTROLLERS)
 
@@ -58,6 +59,12 @@ def surveyed(given: dict[str, Any]) -> dict[str, Any]:
         "delegated": found.delegated,
         "own": [[each.version, sorted(each.controllers), each.directory, each.line] for each in own],
     }
+
+
+class Asker(NamedTuple):
+    """Who asks: root, or a user."""
+
+    uid: int
 
 
 class Machine:
@@ -130,29 +137,53 @@ class Machine:
         """Survey in this process, for results that do not depend on the user."""
         return surveyed(self.given)
 
-    def survey_as(self, caller: Caller, *owned: Path) -> dict[str, Any]:
-        """Survey as `caller`, who owns `owned` and its files, and nothing else."""
+    def survey_as(self, asker: Asker, *owned: Path) -> dict[str, Any]:
+        """Survey as `asker`, who owns `owned` and its files, and nothing else."""
         given = self.given
         if os.geteuid() == 0:
             for path in owned:
                 for each in (path, *(file for file in path.iterdir() if file.is_file())):
-                    os.chown(each, caller.uid, caller.uid)
+                    os.chown(each, asker.uid, asker.uid)
             for member in self.members:  # only to be written by the test itself
                 os.chmod(f"{member}/cgroup.procs", 0o666)
-            return self._surveyed_by(caller, given)
+            return _surveyed_by(asker, given)
         # Not root: everything here is the caller's own, so the rest is taken away by its mode.
         shut = {Path(name) for name, _, _ in os.walk(self.base)} - {self.base, *owned}
         try:
             for path in shut:
                 path.chmod(0o555)
-            return self._surveyed_by(caller, given)
+            return _surveyed_by(asker, given)
         finally:
             for path in shut:
                 path.chmod(0o755)
 
-    def _surveyed_by(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = elsewhere.run(caller, surveyed, given)
-        return result
+
+def _surveyed_by(asker: Asker, given: dict[str, Any]) -> dict[str, Any]:
+    """Survey in a child of this process that has become `asker`."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        # From Python 3.12 on: this process has threads, and the child takes none of their locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            if asker.uid != os.geteuid():
+                os.setgroups([])
+                os.setresgid(asker.uid, asker.uid, asker.uid)
+                os.setresuid(asker.uid, asker.uid, asker.uid)
+            told = json.dumps(surveyed(given))
+        except BaseException:  # noqa: BLE001 -- it must not go on as a second pytest
+            told = traceback.format_exc()
+        with open(write, "w", encoding="utf-8") as answer:
+            answer.write(told)
+        os._exit(0)
+    os.close(write)
+    with open(read, encoding="utf-8") as answer:
+        told = answer.read()
+    os.waitpid(pid, 0)
+    assert told.startswith("{"), told
+    result: dict[str, Any] = json.loads(told)
+    return result
 
 
 def _mark(path: Path, name: str, value: bytes) -> None:
@@ -163,14 +194,34 @@ def _mark(path: Path, name: str, value: bytes) -> None:
 
 
 @contextmanager
-def a_process_of(caller: Caller) -> Iterator[int]:
+def a_process_of(asker: Asker) -> Iterator[int]:
     """Another process of the same user."""
-    with subprocess.Popen([*caller.prefix, "/bin/sleep", "1000"]) as process:
+    other = {"user": asker.uid, "group": asker.uid, "extra_groups": ()} if asker.uid != os.geteuid() else {}
+    with subprocess.Popen(["/bin/sleep", "1000"], **other) as process:  # type: ignore[call-overload]
         try:
             assert wait_for(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", 20)
             yield process.pid
         finally:
             process.kill()
+
+
+@pytest.fixture
+def as_root() -> Asker:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    return Asker(0)
+
+
+@pytest.fixture
+def as_user() -> Asker:
+    return Asker(USER_UID if os.geteuid() == 0 else os.geteuid())
+
+
+@pytest.fixture(params=["as_root", "as_user"])
+def asker(request: pytest.FixtureRequest) -> Asker:
+    """Both, always: the survey branches on who asks."""
+    found: Asker = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture
@@ -196,11 +247,11 @@ def site(found: dict[str, Any]) -> dict[str, Any]:
 # --- v2: which group is taken ------------------------------------------------------------------------------
 
 
-def test_our_own_delegated_group(machine: Machine, unified: Path, runner_as: Caller) -> None:
+def test_our_own_delegated_group(machine: Machine, unified: Path, asker: Asker) -> None:
     machine.group(unified / "slice", has=ALL, down=ALL)
     own = machine.group(unified / "slice/our.scope", has=ALL, delegated=b"1")
     machine.stand_in("0::/slice/our.scope", own)
-    found = machine.survey_as(runner_as, own)
+    found = machine.survey_as(asker, own)
     assert site(found) == {
         "version": 2,
         "controllers": sorted(CONTROLLERS),
@@ -213,12 +264,12 @@ def test_our_own_delegated_group(machine: Machine, unified: Path, runner_as: Cal
     assert found["lacks"] == {} and found["delegated"] is True
 
 
-def test_a_leaf_below_what_was_delegated(machine: Machine, unified: Path, runner_as: Caller) -> None:
+def test_a_leaf_below_what_was_delegated(machine: Machine, unified: Path, asker: Asker) -> None:
     """As after an earlier launch of the same runner, or with DelegateSubgroup=."""
     handed = machine.group(unified / "our.service", has=ALL, down="memory pids", delegated=b"1")
     own = machine.group(handed / "runner-1-2-self", has="memory pids")
     machine.stand_in("0::/our.service/runner-1-2-self", own)
-    found = site(machine.survey_as(runner_as, handed, own))
+    found = site(machine.survey_as(asker, handed, own))
     assert (found["directory"], found["line"]) == (str(handed), "0::/our.service")
     assert found["controllers"] == sorted(CONTROLLERS)
     assert found["enable"] == ["cpu", "io"]  # the others are handed down already
@@ -227,14 +278,14 @@ def test_a_leaf_below_what_was_delegated(machine: Machine, unified: Path, runner
 
 @pytest.mark.parametrize("above", ["our.service", "container"])
 def test_a_runners_own_leaf_is_no_place_for_groups(
-    machine: Machine, unified: Path, runner_as: Caller, above: str
+    machine: Machine, unified: Path, asker: Asker, above: str
 ) -> None:
     """It has all the controllers, and a runner alone in it could hand them down: to a leaf below it, and at
     the next launch to one below that."""
     handed = machine.group(unified / above, has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
     own = machine.group(handed / "runner-1-2-self", has=ALL)
     machine.stand_in(f"0::/{above}/runner-1-2-self", own)
-    found = site(machine.survey_as(runner_as, handed, own))
+    found = site(machine.survey_as(asker, handed, own))
     assert (found["directory"], found["line"]) == (str(handed), f"0::/{above}")
     assert found["controllers"] == sorted(CONTROLLERS)
     assert (found["enable"], found["leave"]) == ([], False)
@@ -242,29 +293,29 @@ def test_a_runners_own_leaf_is_no_place_for_groups(
 
 @pytest.mark.parametrize("name", ["runner-1-2-0", "runner-ci-self", "runner-1-2-3-self", "xrunner-1-2-self"])
 def test_a_group_that_only_looks_like_a_runners_leaf(
-    machine: Machine, unified: Path, runner_as: Caller, name: str
+    machine: Machine, unified: Path, asker: Asker, name: str
 ) -> None:
     """The control: another program put us there, so we stay."""
     handed = machine.group(unified / "our.service", has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
     own = machine.group(handed / name, has=ALL)
     machine.stand_in(f"0::/our.service/{name}", own)
-    found = site(machine.survey_as(runner_as, handed, own))
+    found = site(machine.survey_as(asker, handed, own))
     assert (found["directory"], found["leave"]) == (str(own), True)
 
 
-def test_a_container_whose_root_is_a_runners_leaf(machine: Machine, runner_as: Caller) -> None:
+def test_a_container_whose_root_is_a_runners_leaf(machine: Machine, asker: Asker) -> None:
     """A cgroup namespace was made there: nothing above can be seen."""
     own = machine.group(machine.mount("runner-1-2-self", "cgroup2", root="/runner-1-2-self"), has=ALL)
     machine.stand_in("0::/runner-1-2-self", own)
-    assert site(machine.survey_as(runner_as, own))["directory"] == str(own)
+    assert site(machine.survey_as(asker, own))["directory"] == str(own)
 
 
-def test_the_nearest_of_equals(machine: Machine, unified: Path, runner_as: Caller) -> None:
+def test_the_nearest_of_equals(machine: Machine, unified: Path, asker: Asker) -> None:
     handed = machine.group(unified / "our.service", has="pids", down="pids", delegated=b"1", bounds=BOUND)
     middle = machine.group(handed / "middle", has="pids", down="pids")
     own = machine.group(middle / "own", has="")
     machine.stand_in("0::/our.service/middle/own", own)
-    found = machine.survey_as(runner_as, handed, middle, own)
+    found = machine.survey_as(asker, handed, middle, own)
     assert site(found)["directory"] == str(middle)
     assert set(found["lacks"]) == {"memory", "cpu", "io"}
     reason, remedy = found["lacks"]["memory"]
@@ -275,14 +326,14 @@ def test_the_nearest_of_equals(machine: Machine, unified: Path, runner_as: Calle
 @pytest.mark.parametrize("name", ["own", "runner-host"])
 @pytest.mark.parametrize("bounds", [{}, BOUND], ids=["unlimited", "limited"])
 def test_a_group_of_the_host_with_limits_is_not_left(
-    machine: Machine, unified: Path, runner_as: Caller, name: str, bounds: dict[str, str]
+    machine: Machine, unified: Path, asker: Asker, name: str, bounds: dict[str, str]
 ) -> None:
     """Made by the host, below its delegated unit. Beside it a plugin would not have the host's limits."""
     unit = machine.group(unified / "our.service", has=ALL, delegated=b"1")
-    with a_process_of(runner_as) as host:
+    with a_process_of(asker) as host:
         own = machine.group(unit / name, has="", others=(host,), bounds=bounds)
         machine.stand_in(f"0::/our.service/{name}", own)
-        found = machine.survey_as(runner_as, unit, own)
+        found = machine.survey_as(asker, unit, own)
     assert site(found)["directory"] == str(own if bounds else unit)
     assert bool(site(found)["controllers"]) is not bool(bounds)
 
@@ -301,13 +352,13 @@ def test_a_group_of_the_host_with_limits_is_not_left(
     ids=lambda bounds: " ".join(bounds) if isinstance(bounds, dict) else "",
 )
 def test_bounds_that_were_set_for_us_are_not_left_behind(
-    machine: Machine, unified: Path, runner_as: Caller, bounds: dict[str, str], stays: bool
+    machine: Machine, unified: Path, asker: Asker, bounds: dict[str, str], stays: bool
 ) -> None:
     """That a group above has more to hand down is no reason."""
     slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "our.scope", has="memory pids", delegated=b"1", bounds=bounds)
     machine.stand_in("0::/slice/our.scope", own)
-    found = machine.survey_as(runner_as, slice_, own)
+    found = machine.survey_as(asker, slice_, own)
     assert site(found)["directory"] == str(own if stays else slice_)
     if stays:
         assert site(found)["controllers"] == ["memory", "pids"]
@@ -316,22 +367,22 @@ def test_bounds_that_were_set_for_us_are_not_left_behind(
         assert (site(found)["enable"], site(found)["leave"]) == ([], False)
 
 
-def test_bounds_further_up_are_not_left_behind(machine: Machine, unified: Path, runner_as: Caller) -> None:
+def test_bounds_further_up_are_not_left_behind(machine: Machine, unified: Path, asker: Asker) -> None:
     slice_ = machine.group(unified / "slice", has=ALL, down="pids", bounds=BOUND)
     middle = machine.group(slice_ / "middle", has="pids", down="")
     own = machine.group(middle / "our.scope", has="", delegated=b"1")
     machine.stand_in("0::/slice/middle/our.scope", own)
-    found = machine.survey_as(runner_as, unified, slice_, middle, own)
+    found = machine.survey_as(asker, unified, slice_, middle, own)
     assert site(found)["directory"] == str(slice_)  # in it its bounds hold, and not above
 
 
-def test_others_in_our_group(machine: Machine, unified: Path, runner_as: Caller) -> None:
+def test_others_in_our_group(machine: Machine, unified: Path, asker: Asker) -> None:
     """The kernel then hands nothing down, and the remedy names these processes, but none that has ended."""
     own = machine.group(
         unified / "our.scope", has=ALL, others=(os.getpid(), 4194303, 1), delegated=b"1", bounds=BOUND
     )
     machine.stand_in("0::/our.scope", own)
-    found = machine.survey_as(runner_as, own)
+    found = machine.survey_as(asker, own)
     assert site(found)["controllers"] == [] and site(found)["enable"] == []
     assert set(found["lacks"]) == set(CONTROLLERS)
     reason, remedy = found["lacks"]["memory"]
@@ -342,20 +393,18 @@ def test_others_in_our_group(machine: Machine, unified: Path, runner_as: Caller)
 
 
 @pytest.mark.parametrize("move_host", [False, True], ids=["stay", "move"])
-def test_a_host_that_may_be_moved(
-    machine: Machine, unified: Path, runner_as: Caller, move_host: bool
-) -> None:
+def test_a_host_that_may_be_moved(machine: Machine, unified: Path, asker: Asker, move_host: bool) -> None:
     """The policy decides. What is ours, here a child of the survey's own process, is moved in any case."""
     slice_ = machine.group(unified / "slice", has=ALL, bounds=BOUND)
     own = machine.group(slice_ / "our.service", has=ALL, delegated=b"1", bounds=BOUND)
     machine.stand_in("0::/slice/our.service", own)
     machine.move_host, machine.has_child = move_host, True
-    alone = site(machine.survey_as(runner_as, own))
+    alone = site(machine.survey_as(asker, own))
     assert (alone["enable"], alone["leave"], alone["host"]) == (sorted(CONTROLLERS), True, False)
     (own / "cgroup.procs").write_text("")
-    with a_process_of(runner_as) as host:
+    with a_process_of(asker) as host:
         (own / "cgroup.procs").write_text(f"{host}\n")
-        found = machine.survey_as(runner_as, own)
+        found = machine.survey_as(asker, own)
     if move_host:
         assert (site(found)["enable"], site(found)["host"]) == (sorted(CONTROLLERS), True)
         assert found["lacks"] == {}
@@ -364,57 +413,54 @@ def test_a_host_that_may_be_moved(
         assert set(found["lacks"]) == set(CONTROLLERS)
 
 
-def test_a_host_that_nobody_may_move(machine: Machine, unified: Path, runner_as_user: Caller) -> None:
+def test_a_host_that_nobody_may_move(machine: Machine, unified: Path, as_user: Asker) -> None:
     """Of another user, or in a unit that was not delegated."""
     slice_ = machine.group(unified / "slice", has=ALL, bounds=BOUND)
     own = machine.group(slice_ / "our.service", has=ALL, delegated=b"1", bounds=BOUND, others=(1,))
     machine.stand_in("0::/slice/our.service", own)
     machine.move_host = True
-    found = machine.survey_as(runner_as_user, slice_, own)
+    found = machine.survey_as(as_user, slice_, own)
     assert site(found)["enable"] == [] and found["delegated"] is True
     assert "of other users are not moved" in found["lacks"]["memory"][0]
     os.setxattr(own, "user.delegate", b"0")  # and the group above is ours too, as below a user's own systemd
     (own / "cgroup.procs").write_text("")
-    with a_process_of(runner_as_user) as host:
+    with a_process_of(as_user) as host:
         (own / "cgroup.procs").write_text(f"{host}\n")
-        found = machine.survey_as(runner_as_user, slice_, own)
+        found = machine.survey_as(as_user, slice_, own)
         assert site(found)["enable"] == [] and found["delegated"] is False
         assert "[cgroups]" not in found["lacks"]["memory"][1]
         os.setxattr(own, "user.delegate", b"1")  # the control
-        assert site(machine.survey_as(runner_as_user, slice_, own))["host"] is True
+        assert site(machine.survey_as(as_user, slice_, own))["host"] is True
 
 
-@pytest.mark.needs("root")
 def test_a_group_of_ours_in_one_of_roots_was_delegated(
-    machine: Machine, unified: Path, runner_as_user: Caller
+    machine: Machine, unified: Path, as_user: Asker
 ) -> None:
     """Before systemd 251 an ordinary user could not see the mark."""
     own = machine.group(unified / "our.service", has=ALL, others=(1,), bounds=BOUND)
     machine.stand_in("0::/our.service", own)
-    assert machine.survey_as(runner_as_user, own)["delegated"] is True
-    assert machine.survey_as(runner_as_user, unified, own)["delegated"] is False  # the control
+    assert machine.survey_as(as_user, own)["delegated"] is True
+    assert machine.survey_as(as_user, unified, own)["delegated"] is False  # the control
 
 
-def test_beside_a_host_that_was_moved(machine: Machine, unified: Path, runner_as: Caller) -> None:
+def test_beside_a_host_that_was_moved(machine: Machine, unified: Path, asker: Asker) -> None:
     """What the host starts is born in its leaf. That is no place for groups, and nobody has to move again."""
     handed = machine.group(unified / "our.service", has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
     own = machine.group(handed / "runner-host", has=ALL, others=(1,))
     machine.stand_in("0::/our.service/runner-host", own)
-    found = site(machine.survey_as(runner_as, handed, own))
+    found = site(machine.survey_as(asker, handed, own))
     assert (found["directory"], found["controllers"]) == (str(handed), sorted(CONTROLLERS))
     assert (found["enable"], found["leave"], found["host"]) == ([], False, False)
 
 
-def test_others_in_our_group_and_a_usable_one_above(
-    machine: Machine, unified: Path, runner_as: Caller
-) -> None:
+def test_others_in_our_group_and_a_usable_one_above(machine: Machine, unified: Path, asker: Asker) -> None:
     """A service that also holds its host, below a user's own systemd."""
     manager = machine.group(unified / "user@1000.service", has=ALL, down="cpu memory pids")
     slice_ = machine.group(manager / "app.slice", has="cpu memory pids", down="cpu memory pids")
     own = machine.group(slice_ / "host.service", has="cpu memory pids", others=(1,))
     machine.stand_in("0::/user@1000.service/app.slice/host.service", own)
-    found = machine.survey_as(runner_as, manager, slice_, own)
-    if runner_as.uid == 0:  # for root the whole tree is; then the root group has even more
+    found = machine.survey_as(asker, manager, slice_, own)
+    if asker.uid == 0:  # for root the whole tree is; then the root group has even more
         assert site(found)["directory"] == str(unified)
     else:
         assert site(found)["directory"] == str(slice_)
@@ -432,29 +478,24 @@ def test_no_more_than_three_are_named(machine: Machine, unified: Path) -> None:
     assert "(3)" in reason and "(4)" not in reason and "8" not in reason.rpartition(":")[2]
 
 
-def test_others_in_a_group_that_hands_down_already(
-    machine: Machine, unified: Path, runner_as: Caller
-) -> None:
+def test_others_in_a_group_that_hands_down_already(machine: Machine, unified: Path, asker: Asker) -> None:
     """The controllers that are handed down can be used; the others stay as they are."""
     handed = machine.group(
         unified / "our.service", has=ALL, down="pids", others=(1,), delegated=b"1", bounds=BOUND
     )
     own = machine.group(handed / "own", has="pids", others=(1,))
     machine.stand_in("0::/our.service/own", own)
-    found = machine.survey_as(runner_as, handed, own)
+    found = machine.survey_as(asker, handed, own)
     assert (site(found)["directory"], site(found)["enable"]) == (str(handed), [])
     assert site(found)["controllers"] == ["pids"]
     assert set(found["lacks"]) == {"memory", "cpu", "io"}
 
 
-@pytest.mark.needs("root")
-def test_root_goes_up_to_a_slice_that_hands_down(
-    machine: Machine, unified: Path, runner_as_root: Caller
-) -> None:
+def test_root_goes_up_to_a_slice_that_hands_down(machine: Machine, unified: Path, as_root: Asker) -> None:
     slice_ = machine.group(unified / "system.slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "cron.service", has=ALL, others=(1,))
     machine.stand_in("0::/system.slice/cron.service", own)
-    found = machine.survey_as(runner_as_root)
+    found = machine.survey_as(as_root)
     # Not the root group, though it would do as well: the slice may have limits of its own.
     assert site(found) == {
         "version": 2,
@@ -467,47 +508,42 @@ def test_root_goes_up_to_a_slice_that_hands_down(
     }
 
 
-@pytest.mark.needs("root")
-def test_root_goes_further_up_for_more(machine: Machine, unified: Path, runner_as_root: Caller) -> None:
+def test_root_goes_further_up_for_more(machine: Machine, unified: Path, as_root: Asker) -> None:
     slice_ = machine.group(unified / "system.slice", has=ALL, down="memory pids")
     own = machine.group(slice_ / "cron.service", has="memory pids")
     machine.stand_in("0::/system.slice/cron.service", own)
-    found = site(machine.survey_as(runner_as_root))
+    found = site(machine.survey_as(as_root))
     assert (found["directory"], found["line"], found["enable"]) == (str(unified), "0::", [])
 
 
-@pytest.mark.needs("root")
-def test_root_does_not_change_what_slices_hand_down(machine: Machine, runner_as_root: Caller) -> None:
+def test_root_does_not_change_what_slices_hand_down(machine: Machine, as_root: Asker) -> None:
     """Slices belong to others, and are without processes only for the moment. Root's own group is the last
     resort."""
     root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down="pids", real_root=True)
     slice_ = machine.group(root / "system.slice", has=ALL)
     own = machine.group(slice_ / "cron.service", has="cpu memory")
     machine.stand_in("0::/system.slice/cron.service", own)
-    found = site(machine.survey_as(runner_as_root))
+    found = site(machine.survey_as(as_root))
     assert (found["directory"], found["leave"]) == (str(own), True)
     assert found["controllers"] == found["enable"] == ["cpu", "memory"]
 
 
 @pytest.mark.needs("user", "root")
-def test_a_user_who_owns_no_group(machine: Machine, unified: Path, runner_as_user: Caller) -> None:
+def test_a_user_who_owns_no_group(machine: Machine, unified: Path, as_user: Asker) -> None:
     slice_ = machine.group(unified / "user.slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "session-1.scope", has=ALL)
     machine.stand_in("0::/user.slice/session-1.scope", own)
-    found = machine.survey_as(runner_as_user)
+    found = machine.survey_as(as_user)
     assert found["sites"] == [] and found["delegated"] is False
     assert found["lacks"] == {
         name: [f"{own} is not ours: nothing was delegated", DELEGATE] for name in CONTROLLERS
     }
 
 
-@pytest.mark.needs("user")
-def test_a_user_who_owns_the_group_without_a_mark(
-    machine: Machine, unified: Path, runner_as_user: Caller
-) -> None:
+def test_a_user_who_owns_the_group_without_a_mark(machine: Machine, unified: Path, as_user: Asker) -> None:
     own = machine.group(unified / "ours", has=ALL)
     machine.stand_in("0::/ours", own)
-    found = machine.survey_as(runner_as_user, own)
+    found = machine.survey_as(as_user, own)
     assert (site(found)["directory"], site(found)["enable"]) == (str(own), sorted(CONTROLLERS))
     assert found["delegated"] is True
 
@@ -515,17 +551,17 @@ def test_a_user_who_owns_the_group_without_a_mark(
 @pytest.mark.needs("user", "root")
 @pytest.mark.parametrize("file", ["cgroup.subtree_control", "cgroup.procs", "."])
 def test_a_group_that_was_delegated_in_part(
-    machine: Machine, unified: Path, runner_as_user: Caller, file: str
+    machine: Machine, unified: Path, as_user: Asker, file: str
 ) -> None:
     own = machine.group(unified / "ours", has=ALL, down="", delegated=b"1")
     machine.stand_in("0::/ours", own)
-    full = machine.survey_as(runner_as_user, own)
+    full = machine.survey_as(as_user, own)
     assert site(full)["controllers"] == sorted(CONTROLLERS)  # the control
     machine.members.clear()
     (own / "cgroup.procs").write_text("")
     os.chmod(own / "cgroup.procs", 0o644)
     os.chown(own / file, 0, 0)
-    found = machine.survey_as(runner_as_user)
+    found = machine.survey_as(as_user)
     if file == "cgroup.subtree_control":
         assert site(found)["controllers"] == []
     else:
@@ -534,43 +570,37 @@ def test_a_group_that_was_delegated_in_part(
 
 
 @pytest.mark.parametrize(("mark", "taken"), [(b"1", True), (b"0", False), (b"", False), (b"11", False)])
-@pytest.mark.needs("root")
-def test_which_mark_counts(
-    machine: Machine, unified: Path, runner_as_root: Caller, mark: bytes, taken: bool
-) -> None:
+def test_which_mark_counts(machine: Machine, unified: Path, as_root: Asker, mark: bytes, taken: bool) -> None:
     slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "own", has=ALL, delegated=mark)
     machine.stand_in("0::/slice/own", own)
-    assert site(machine.survey_as(runner_as_root))["directory"] == str(own if taken else slice_)
+    assert site(machine.survey_as(as_root))["directory"] == str(own if taken else slice_)
 
 
-@pytest.mark.needs("root")
-def test_a_mark_of_older_systemd(machine: Machine, unified: Path, runner_as_root: Caller) -> None:
+def test_a_mark_of_older_systemd(machine: Machine, unified: Path, as_root: Asker) -> None:
     slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "own", has=ALL)
     _mark(own, "trusted.delegate", b"1")
     machine.stand_in("0::/slice/own", own)
-    assert site(machine.survey_as(runner_as_root))["directory"] == str(own)
+    assert site(machine.survey_as(as_root))["directory"] == str(own)
 
 
-@pytest.mark.needs("root")
-def test_everybody_may_be_in_the_real_root(machine: Machine, runner_as_root: Caller) -> None:
+def test_everybody_may_be_in_the_real_root(machine: Machine, as_root: Asker) -> None:
     root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down="pids", others=(1, 2), real_root=True)
     machine.stand_in("0::/", root)
-    found = site(machine.survey_as(runner_as_root))
+    found = site(machine.survey_as(as_root))
     assert (found["directory"], found["line"]) == (str(root), "0::")
     assert found["enable"] == ["cpu", "io", "memory"]
     # The control: in any other group it would matter.
     (root / "cgroup.type").write_text("domain\n")
-    assert site(machine.survey_as(runner_as_root))["enable"] == []
+    assert site(machine.survey_as(as_root))["enable"] == []
 
 
-@pytest.mark.needs("root")
-def test_the_root_of_a_container(machine: Machine, runner_as_root: Caller) -> None:
+def test_the_root_of_a_container(machine: Machine, as_root: Asker) -> None:
     """A group like any other, though it is the highest that can be seen."""
     root = machine.group(machine.mount("v2", "cgroup2"), has="cpu memory pids")
     machine.stand_in("0::/", root)
-    found = machine.survey_as(runner_as_root)
+    found = machine.survey_as(as_root)
     assert site(found)["enable"] == ["cpu", "memory", "pids"]
     assert site(found)["leave"] is True
     assert list(found["lacks"]) == ["io"]
@@ -634,10 +664,10 @@ def test_hierarchies_without_controllers(machine: Machine) -> None:
 
 
 @pytest.mark.needs("user", "root")
-def test_v1_is_for_root(machine: Machine, runner_as_user: Caller) -> None:
+def test_v1_is_for_root(machine: Machine, as_user: Asker) -> None:
     point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
     machine.stand_in("8:pids:/")
-    found = machine.survey_as(runner_as_user)
+    found = machine.survey_as(as_user)
     assert found["sites"] == [] and found["delegated"] is False
     reason, remedy = found["lacks"]["pids"]
     assert reason == f"groups of the pids controller (cgroup v1) cannot be made in {point}"
@@ -645,11 +675,11 @@ def test_v1_is_for_root(machine: Machine, runner_as_user: Caller) -> None:
 
 
 @pytest.mark.needs("user", "root")
-def test_a_v1_group_that_was_delegated(machine: Machine, runner_as_user: Caller) -> None:
+def test_a_v1_group_that_was_delegated(machine: Machine, as_user: Asker) -> None:
     point = machine.mount("pids", "cgroup", "rw,pids")
     own = machine.legacy(point / "ours")
     machine.stand_in("8:pids:/ours")
-    found = machine.survey_as(runner_as_user, own)
+    found = machine.survey_as(as_user, own)
     assert (site(found)["directory"], site(found)["line"]) == (str(own), "8:pids:/ours")
     assert found["delegated"] is True
 
@@ -888,6 +918,7 @@ def own_survey() -> list[Any]:
     return [tried, sorted(set(CONTROLLERS) - covered)]
 
 
+@pytest.mark.both_callers
 def test_every_site_of_this_machine_works(runner_as: Caller) -> None:
     tried, forgotten = elsewhere.run(runner_as, own_survey)
     assert all(code == 0 for _, code in tried), tried

@@ -14,6 +14,7 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.tables import one_case
 
 MIB = 1 << 20
 
@@ -106,7 +107,7 @@ def place(plugin_dir: Path) -> Path:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(
+@one_case(
     "program",
     [
         pytest.param(OPEN, id="open"),

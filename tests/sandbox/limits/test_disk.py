@@ -24,7 +24,7 @@ from sandbox.limits.disk_usage import ENTRY
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox.cages import cage, order, request
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
@@ -175,7 +175,7 @@ def attempts(
     pytest.fail(f"held {[f'{each / limit:.3f}' for each in held]} times its limit")
 
 
-@pytest.mark.parametrize(
+@one_case(
     "program",
     [
         pytest.param(IN_BLOCKS_OF_64K, id="64 KiB blocks"),
@@ -191,7 +191,7 @@ def test_a_writer_is_ended_within_five_percent(runner_as: Caller, place: Path, p
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(
+@one_case(
     "program",
     [
         pytest.param(MANY_FILES, id="many files"),
@@ -207,7 +207,7 @@ def test_the_plugin_is_frozen_during_a_long_measurement(
     attempts(runner_as_root, place, program, 1.05, within=f"{place} size=2g,nr_inodes=1m")
 
 
-@pytest.mark.parametrize(
+@one_case(
     "program",
     [
         pytest.param(MANY_FILES, id="many files"),
@@ -308,7 +308,7 @@ def filled_in_a_cage(given: dict[str, Any], place: str, limit: int) -> dict[str,
     }
 
 
-@pytest.mark.parametrize(
+@one_case(
     "program",
     [
         pytest.param(IN_BLOCKS_OF_64K, id="file"),

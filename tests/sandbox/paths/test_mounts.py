@@ -29,8 +29,12 @@ def table() -> Mounts:
     return parse_mountinfo(TABLE)
 
 
+def by_id(number: int) -> Mount:
+    return next(mount for mount in table().all if mount.id == number)
+
+
 def test_fields_and_octal_escapes() -> None:
-    assert table().by_id(40) == Mount(
+    assert by_id(40) == Mount(
         id=40,
         parent=29,
         device="254:0",
@@ -76,9 +80,7 @@ def test_mounts_below_do_not_include_the_place_itself() -> None:
 
 
 def test_a_place_inside_its_filesystem() -> None:
-    bind = table().by_id(40)
-    root = table().by_id(29)
-    assert bind is not None and root is not None
+    bind, root = by_id(40), by_id(29)
     assert (
         bind.inside("/mnt/a\tb\\c/x")
         == root.inside("/srv/data of mine/x")

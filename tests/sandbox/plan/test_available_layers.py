@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.plan import available_layers as module
-from sandbox.plan.available_layers import available_layers, list_layers
-from sandbox.plan.layers import Layers, LayerUnavailable, with_owner
+from sandbox.plan.available_layers import available_layers
+from sandbox.plan.layers import Layers, LayerUnavailable, list_layers, with_owner
 from sandbox.seccomp import filter as seccomp_filter
 from tests.sandbox.cages import grant, policy
 

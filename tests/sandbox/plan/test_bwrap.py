@@ -130,7 +130,8 @@ ALWAYS = [
     [
         ({}, set()),
         ({"share_network": True}, {"--unshare-net"}),
-        ({"egress": EgressPlan(("example.com:443",))}, {"--unshare-net"}),
+        ({"own_network": True}, {"--unshare-net"}),
+        ({"egress": EgressPlan(("example.com:443",))}, set()),  # if nobody has made its network
         ({"layers": LAYERS._replace(cgroup_namespace=False)}, {"--unshare-cgroup"}),
         (
             {"layers": LAYERS._replace(user_namespace_lock=False)},
@@ -139,7 +140,8 @@ ALWAYS = [
     ],
 )
 def test_the_walls(changes: dict[str, Any], missing: set[str]) -> None:
-    options = bwrap.options(plan(**changes), SLOTS)
+    slots = SLOTS._replace(own_network=changes.pop("own_network", False))
+    options = bwrap.options(plan(**changes), slots)
     expected = [word for word in ALWAYS if word not in missing]
     assert list(options[: len(expected)]) == expected
     # Before the mounts: the walls are not what a list cut short would lose.

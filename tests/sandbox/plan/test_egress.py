@@ -6,9 +6,8 @@ import pytest
 
 from sandbox.network.egress import EgressLimits, EgressPlan
 from sandbox.network.trial import RecipeRefusal
-from sandbox.plan.available_layers import list_layers
 from sandbox.plan.compile import plan_egress
-from sandbox.plan.layers import Layers, LayerUnavailable
+from sandbox.plan.layers import Layers, LayerUnavailable, list_layers
 from sandbox.policy.policy import NetworkRule
 from sandbox.spawn.order import NetworkRecipe
 from sandbox.spec import Network

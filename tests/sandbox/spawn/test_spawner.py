@@ -64,6 +64,10 @@ def output_of(given: dict[str, Any]) -> str:
     return f"{printed}\n{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}"
 
 
+def outputs_of(given: list[dict[str, Any]]) -> list[str]:
+    return [output_of(each) for each in given]
+
+
 def status_of(text: str) -> dict[str, str]:
     """A /proc/PID/status as a dictionary."""
     fields = (line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -74,12 +78,17 @@ def status_of(text: str) -> dict[str, str]:
 
 
 def test_the_child_becomes_the_program(runner_as: Caller) -> None:
-    printed = elsewhere.run(runner_as, output_of, order(runner_as, "/bin/echo", "one", "--two", "three  "))
-    assert printed == "one --two three  \n\n0"
-
-
-def test_the_exit_code_is_the_programs(runner_as: Caller) -> None:
-    assert elsewhere.run(runner_as, output_of, order(runner_as, "/bin/sh", "-c", "exit 7")) == "\n7"
+    """With its exit code, an empty environment, and a score that the OOM killer prefers."""
+    shown = {
+        "one --two three  \n\n0": order(runner_as, "/bin/echo", "one", "--two", "three  "),
+        "\n7": order(runner_as, "/bin/sh", "-c", "exit 7"),
+        "\n0": order(runner_as, "/bin/cat", "/proc/self/environ"),
+        "500\n\n0": order(runner_as, "/bin/cat", "/proc/self/oom_score_adj"),
+    }
+    found = elsewhere.run(
+        runner_as, outputs_of, [*shown.values()], using=(output_of,), env={"CANARY": "sings"}
+    )
+    assert found == [*shown]
 
 
 @pytest.mark.both_callers
@@ -147,13 +156,6 @@ def test_signals_and_umask_are_reset(runner_as: Caller) -> None:
     assert int(status["Umask"], 8) == 0o077
 
 
-def test_the_environment_is_empty(runner_as: Caller) -> None:
-    text = elsewhere.run(
-        runner_as, output_of, order(runner_as, "/bin/cat", "/proc/self/environ"), env={"CANARY": "sings"}
-    )
-    assert text == "\n0"
-
-
 # --- limits ------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +168,7 @@ def limited(hard: int, given: dict[str, Any]) -> str:
     return output_of(given)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("callers", "soft", "hard", "expected"),
     [
         pytest.param(0, 100, 200, ["100", "200"], id="lowered"),
@@ -183,13 +185,6 @@ def test_limits_are_lowered_and_never_raised(
     text = elsewhere.run(runner_as, limited, callers, given, using=(output_of,))
     (line,) = (line for line in text.splitlines() if line.startswith("Max open files"))
     assert line.split()[3:5] == expected
-
-
-def test_the_oom_killer_prefers_it(runner_as: Caller) -> None:
-    assert (
-        elsewhere.run(runner_as, output_of, order(runner_as, "/bin/cat", "/proc/self/oom_score_adj"))
-        == "500\n\n0"
-    )
 
 
 @pytest.mark.needs("root")
@@ -248,7 +243,7 @@ def with_open_files(given: dict[str, Any], numbers: list[int]) -> str:
     return output_of(given)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("keep", "expected"),
     [
         pytest.param([], {"0", "1", "2", "3"}, id="none"),
@@ -322,21 +317,35 @@ def failing(given: dict[str, Any], preparation: str = "") -> list[Any]:
     return [stage, code, left, after - before]
 
 
-def test_a_missing_program(runner_as: Caller) -> None:
-    given = order(runner_as, "/bin/no-such-program")
-    assert elsewhere.run(runner_as, failing, given) == ["start bubblewrap", errno.ENOENT, False, 0]
-
-
-def test_a_program_nobody_may_execute(runner_as: Caller) -> None:
-    given = order(runner_as, "/etc/passwd")
-    assert elsewhere.run(runner_as, failing, given) == ["start bubblewrap", errno.EACCES, False, 0]
-
-
-def test_a_file_that_is_not_a_program(runner_as: Caller, plugin_dir: Path) -> None:
+@one_case(
+    ("argv", "changes", "preparation", "expected"),
+    [
+        (["/bin/no-such-program"], {}, "", ["start bubblewrap", errno.ENOENT]),
+        (["/etc/passwd"], {}, "", ["start bubblewrap", errno.EACCES]),
+        (["{folder}/text"], {}, "", ["start bubblewrap", errno.ENOEXEC]),
+        (["/bin/true"], {"rlimits": [[9999, 1, 1]]}, "", ["set resource limits", errno.EINVAL]),
+        (["/bin/true"], {"keep": [77]}, "", ["close other files", errno.EBADF]),
+        # bwrap's own descriptors would take its place, and the plugin finds them in /proc/1/fd.
+        (["/bin/true"], {}, "no stdin", ["close other files", errno.EBADF]),
+    ],
+    ids=[
+        *("a missing program", "a program nobody may execute", "a file that is not a program"),
+        *("a limit the kernel does not know", "a kept descriptor that is not open"),
+        "a standard stream that would not survive",
+    ],
+)
+def test_an_order_that_fails(
+    runner_as: Caller,
+    plugin_dir: Path,
+    argv: list[str],
+    changes: dict[str, Any],
+    preparation: str,
+    expected: list[Any],
+) -> None:
     (plugin_dir / "text").write_text("just words")
     (plugin_dir / "text").chmod(0o755)
-    given = order(runner_as, str(plugin_dir / "text"))
-    assert elsewhere.run(runner_as, failing, given) == ["start bubblewrap", errno.ENOEXEC, False, 0]
+    given = order(runner_as, *(word.format(folder=plugin_dir) for word in argv), **changes)
+    assert elsewhere.run(runner_as, failing, given, preparation) == [*expected, False, 0]
 
 
 @pytest.mark.both_callers
@@ -358,7 +367,7 @@ def test_dropping_is_for_root(runner_as_user: Caller) -> None:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(
+@one_case(
     ("ids", "stage"),
     [
         ({"uid": LEASED, "gid": LEASED}, "drop the group id"),
@@ -370,22 +379,6 @@ def test_an_id_that_was_not_dropped_is_noticed(
 ) -> None:
     given = order(runner_as_root, "/bin/true", drop=False, **ids)
     assert elsewhere.run(runner_as_root, failing, given) == [stage, errno.EPERM, False, 0]
-
-
-def test_a_limit_the_kernel_does_not_know(runner_as: Caller) -> None:
-    given = order(runner_as, "/bin/true", rlimits=[[9999, 1, 1]])
-    assert elsewhere.run(runner_as, failing, given) == ["set resource limits", errno.EINVAL, False, 0]
-
-
-def test_a_kept_descriptor_that_is_not_open(runner_as: Caller) -> None:
-    given = order(runner_as, "/bin/true", keep=[77])
-    assert elsewhere.run(runner_as, failing, given) == ["close other files", errno.EBADF, False, 0]
-
-
-def test_a_standard_stream_that_would_not_survive(runner_as: Caller) -> None:
-    # bwrap's own descriptors would take its place, and the plugin finds them in /proc/1/fd.
-    outcome = elsewhere.run(runner_as, failing, order(runner_as, "/bin/true"), "no stdin")
-    assert outcome == ["close other files", errno.EBADF, False, 0]
 
 
 @pytest.mark.needs("user")
@@ -493,7 +486,7 @@ def test_the_runners_death_before_the_mapping(runner_as: Caller) -> None:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(
+@one_case(
     ("function", "stage"),
     [
         ("_map_ids", "map the plugin's ids"),
@@ -727,7 +720,7 @@ def test_a_process_is_born_into_its_v2_group(runner_as: Caller, refuse: bool) ->
 # --------------------------------------------------------------------------------------------
 
 
-def kept(
+def waited_for(
     given: dict[str, Any], seconds: float | None = None, waits: str = "", alarmed: bool = False
 ) -> dict[str, Any]:
     """Wait for an order and do nothing else. Returns the report of its init. `alarmed`: it gets a SIGALRM."""
@@ -760,13 +753,13 @@ def kept(
 
 
 # The init waits as a program of its own, and in Python where that cannot be executed.
-WAITS = pytest.mark.parametrize("waits", ["", "in Python: no memfd", "in Python: no exec"])
+WAITS = one_case("waits", ["", "in Python: no memfd", "in Python: no exec"])
 
 DEAF = "trap '' TERM INT HUP QUIT; setsid sh -c \"trap '' TERM; sleep 1000\" & "
 
 
 @WAITS
-@pytest.mark.parametrize(
+@one_case(
     ("script", "seconds"),
     [
         (f"{DEAF} sleep 1000", 0.3),
@@ -778,7 +771,7 @@ DEAF = "trap '' TERM INT HUP QUIT; setsid sh -c \"trap '' TERM; sleep 1000\" & "
 )
 def test_the_init_has_a_clock_of_its_own(runner_as: Caller, script: str, seconds: float, waits: str) -> None:
     # elsewhere.run reads stdout to its end, which all of them hold: nobody lives on.
-    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), seconds, waits)
+    told = elsewhere.run(runner_as, waited_for, order(runner_as, "/bin/sh", "-c", script), seconds, waits)
     assert told["expired"] is True
     assert os.WIFSIGNALED(told["status"]) and os.WTERMSIG(told["status"]) == signal.SIGKILL
     assert told["code"] == 128 + signal.SIGKILL
@@ -786,9 +779,9 @@ def test_the_init_has_a_clock_of_its_own(runner_as: Caller, script: str, seconds
 
 
 @WAITS
-@pytest.mark.parametrize("seconds", [None, 1000.0])
+@one_case("seconds", [None, 1000.0])
 def test_a_deadline_that_is_not_reached(runner_as: Caller, seconds: float | None, waits: str) -> None:
-    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", "exit 7"), seconds, waits)
+    told = elsewhere.run(runner_as, waited_for, order(runner_as, "/bin/sh", "-c", "exit 7"), seconds, waits)
     assert (told["expired"], told["code"]) == (False, 7)
     assert os.WEXITSTATUS(told["status"]) == 7
 
@@ -796,13 +789,15 @@ def test_a_deadline_that_is_not_reached(runner_as: Caller, seconds: float | None
 @WAITS
 def test_an_alarm_from_elsewhere_is_not_a_deadline(runner_as: Caller, waits: str) -> None:
     given = order(runner_as, "/bin/sh", "-c", "sleep 0.5; exit 7")
-    told = elsewhere.run(runner_as, kept, given, None, waits, True)
+    told = elsewhere.run(runner_as, waited_for, given, None, waits, True)
     assert (told["expired"], told["code"]) == (False, 7)
 
 
 @WAITS
 def test_what_a_signal_ended(runner_as: Caller, waits: str) -> None:
-    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", "kill -SEGV $$"), None, waits)
+    told = elsewhere.run(
+        runner_as, waited_for, order(runner_as, "/bin/sh", "-c", "kill -SEGV $$"), None, waits
+    )
     assert (told["expired"], told["code"]) == (False, 128 + signal.SIGSEGV)
     assert os.WTERMSIG(told["status"]) == signal.SIGSEGV
 
@@ -812,17 +807,17 @@ def test_what_the_program_leaves_behind_is_ended_and_counted(runner_as: Caller, 
     # A daemon of its own session, and a child that was busy. elsewhere.run waits for the end of both.
     busy = "x = b'x' * (40 << 20)\nfor _ in range(10**7): pass"
     script = f'{DEAF} /usr/bin/python3 -ISc "{busy}"; exit 3'
-    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), None, waits)
+    told = elsewhere.run(runner_as, waited_for, order(runner_as, "/bin/sh", "-c", script), None, waits)
     assert (told["expired"], told["code"], told["full"]) == (False, 3, False)
     assert 0.05 < told["user"] < 60 and 0 <= told["system"] < 60
     assert 40 << 20 < told["max_rss"] < 1 << 30
 
 
 @WAITS
-@pytest.mark.parametrize("script", ["exec true", "exec cat /dev/zero >/sys/0/all"], ids=["empty", "full"])
+@one_case("script", ["exec true", "exec cat /dev/zero >/sys/0/all"], ids=["empty", "full"])
 def test_whether_its_folder_is_full(runner_as: Caller, script: str, waits: str) -> None:
     given = order(runner_as, "/bin/sh", "-c", script, folders=["size=64k,mode=755"], scratch=0)
-    assert elsewhere.run(runner_as, kept, given, None, waits)["full"] is ("cat" in script)
+    assert elsewhere.run(runner_as, waited_for, given, None, waits)["full"] is ("cat" in script)
 
 
 @WAITS
@@ -833,12 +828,12 @@ def test_bytes_read_and_written(runner_as: Caller, waits: str) -> None:
         "head -c 3000000 /dev/zero >/dev/null; "  # 3 MB each way
         "sh -c 'head -c 2000000 /dev/zero' | cat >/dev/null"  # 2 MB, through a pipe: twice each way
     )
-    told = elsewhere.run(runner_as, kept, order(runner_as, "/bin/sh", "-c", script), None, waits)
+    told = elsewhere.run(runner_as, waited_for, order(runner_as, "/bin/sh", "-c", script), None, waits)
     if told["read"] == 0:
         pytest.skip("this kernel does not count what is read")
     assert 7_000_000 <= told["read"] < 7_500_000
     assert 7_000_000 <= told["written"] < 7_100_000
-    little = elsewhere.run(runner_as, kept, order(runner_as, "/bin/true"), None, waits)
+    little = elsewhere.run(runner_as, waited_for, order(runner_as, "/bin/true"), None, waits)
     assert little["read"] < 100_000 and little["written"] < 1000
 
 

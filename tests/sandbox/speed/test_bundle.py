@@ -22,7 +22,8 @@ from tests.test_layers import _loaded
 pytestmark = pytest.mark.fresh
 
 # Loads the bundle of the checkout argv[1]. Tells what the import statement was asked for meanwhile, and what
-# all modules of the launch are like. (`__cached__` is deprecated, and `__spec__` has the same.)
+# all modules of the launch are like. (`__cached__` is deprecated, and `__spec__` has the same. The module
+# `__future__`, which has `annotations`, and docstrings are left out of a bundle.)
 _LOADS = """
 import sys
 sys.path.append(sys.argv[1])
@@ -48,8 +49,8 @@ for name, module in modules.items():
     spec = module.__spec__
     told[name] = [module.__name__, module.__file__, module.__package__, repr(module.__loader__)[:60],
         list(getattr(module, "__path__", ())), spec.name, spec.origin, spec.parent, spec.has_location,
-        spec.cached, spec.submodule_search_locations, repr(spec.loader)[:60], module.__doc__,
-        sorted(set(vars(module)) - {"__cached__"}), module is sys.modules[name]]
+        spec.cached, spec.submodule_search_locations, repr(spec.loader)[:60],
+        sorted(set(vars(module)) - {"__cached__", "annotations"}), module is sys.modules[name]]
 print(json.dumps({"loaded": loaded, "asked": early, "told": told}))
 """
 

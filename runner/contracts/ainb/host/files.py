@@ -35,7 +35,7 @@ from sandbox.paths.denied_paths import normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.homes import homes
 from sandbox.paths.mounts import contains, fd_path, read_mounts, relative
-from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, walk
+from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, resolve, walk
 from sandbox.speed.value import NamedTuple
 
 # Bytes of one file: as base64, the answer fits into a frame.
@@ -76,7 +76,7 @@ class GuardedFiles:
         that the plugin can change; `denied`: those that the policy denies. All absolute. `own`: the host's
         own service, which reads in place of this one."""
         self._own = own
-        self._roots = tuple(_open_roots(common_roots(declared, granted), writable))
+        self._roots = tuple(_open_roots(common_roots(declared, granted), writable, granted))
         weakref.finalize(self, _close_all, tuple(root.fd for root in self._roots))
         self._denied = tuple(denied)
         self._denylist: Denylist | None = None
@@ -197,15 +197,18 @@ def common_roots(declared: Sequence[str], granted: Sequence[str]) -> tuple[str, 
     return tuple(dict.fromkeys(_common(declared, granted)))
 
 
-def _open_roots(paths: Sequence[str], writable: Sequence[str]) -> Iterator[_Root]:
-    """Open the roots that exist. A root is skipped if it is reached through a link that is not root's, or
-    overlaps with something the plugin can write."""
+def _open_roots(paths: Sequence[str], writable: Sequence[str], granted: Sequence[str]) -> Iterator[_Root]:
+    """Open the roots that exist. A root is skipped if it overlaps with something the plugin can write, or is
+    reached through a link that is not root's. A link of the caller's own is followed if what it leads to is
+    granted as well."""
     changing = {*map(normal, writable), *map(os.path.realpath, writable)}
     for path in paths:
         if _overlaps(path, changing):
             continue
         try:
-            steps = walk(path, follow="system")
+            leads_to = resolve(path, follow="own")
+            linked = leads_to != path and any(contains(each, leads_to) for each in granted)
+            steps = walk(leads_to if linked else path, follow="system")
         except (OSError, LinkRefused, TooManyLinks):
             continue
         try:

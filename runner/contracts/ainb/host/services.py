@@ -53,7 +53,7 @@ from runner.contracts.ainb.host.sockets import UnixSockets
 from runner.contracts.ainb.payload import decode, encode
 from runner.contracts.ainb.terms import ACTION_SECONDS
 from runner.plugin import Allowance, Plugin
-from runner.protocol.bus import PAYLOAD_MOST_BYTES, SnapshotBus
+from runner.protocol.bus import PAYLOAD_MOST_BYTES, Room, SnapshotBus
 from runner.protocol.dialect import Answer, Call, Notice
 from runner.protocol.host_services import Ask, Emit, HostError, Services, Tell, Why
 from runner.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
@@ -125,19 +125,23 @@ class AinbMethods:
     def connect(self, services: Services, allows: Callable[[str], bool], ask: Ask) -> None:
         self._services, self._allows, self._ask = services, allows, ask
 
-    def attach(self, tell: Tell) -> None:
+    def attach(self, tell: Tell, room: Room) -> None:
         listed = self._declared.lists.get(NEEDED[DIAL])
-        self._sockets = UnixSockets(listed, os.environ, tell, self._denied)
+        self._sockets = UnixSockets(listed, os.environ, tell, room, self._denied)
         bus = self._services.bus
         if bus is None:
             return
-        self._snapshots = client = SnapshotClient(bus, self._id, self._declared, tell)
+        self._snapshots = client = SnapshotClient(bus, self._id, self._declared, tell, room)
         if self._declared.allows("event_bus") and self._allows(SUBSCRIBE):
             client.subscribe_declared()
         if self._ask is not None:
             client.member.actions = {
                 name: self._action(name, self._ask) for name in self._declared.cli_namespaces
             }
+
+    async def published(self) -> None:
+        if self._snapshots is not None:
+            await self._snapshots.published()
 
     def detach(self) -> None:
         client, self._snapshots = self._snapshots, None

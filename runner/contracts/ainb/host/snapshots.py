@@ -10,7 +10,7 @@ from typing import Any
 from runner.contracts.ainb.declared import Declared
 from runner.contracts.ainb.host.params import denied
 from runner.contracts.ainb.payload import encode
-from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
+from runner.protocol.bus import BusRefused, Room, Snapshot, SnapshotBus
 from runner.protocol.host_services import HostError, Tell
 from runner.protocol.jsonrpc import INVALID_PARAMS
 
@@ -70,14 +70,15 @@ class SnapshotClient:
     """The bus connection of one session. The caller has checked that the manifest has the capability; the
     methods check its list of topics. Each raises HostError."""
 
-    def __init__(self, bus: SnapshotBus, plugin_id: str, declared: Declared, tell: Tell) -> None:
-        self.member = bus.join(plugin_id, self._deliver)
+    def __init__(self, bus: SnapshotBus, plugin_id: str, declared: Declared, tell: Tell, room: Room) -> None:
+        self.member = bus.join(plugin_id, self._deliver, room)
         self._bus = bus
         self._id = plugin_id
         self._declared = declared
         self._tell = tell
         self._subscribed: set[str] = set()
         self._streams: dict[str, str] = {}  # id -> topic
+        self._published = ""  # the topic of the last publication, until its subscribers have room
 
     def get(self, topic: str) -> dict[str, Any]:
         self._require(EVENT_BUS, topic)
@@ -99,6 +100,13 @@ class SnapshotClient:
             self.member.publish(stored, payload)
         except BusRefused as refused:
             raise HostError(INVALID_PARAMS, str(refused)) from None
+        self._published = stored
+
+    async def published(self) -> None:
+        """Wait until the subscribers of the last publication have room."""
+        topic, self._published = self._published, ""
+        if topic:
+            await self._bus.room(topic, self.member)
 
     def subscribe(self, topic: str) -> dict[str, Any]:
         self._require(EVENT_BUS, topic)

@@ -20,6 +20,7 @@ import trio
 
 from runner.contracts.ainb.host.params import MANIFEST_VALIDATION, denied, invalid
 from runner.contracts.ainb.payload import encode
+from runner.protocol.bus import Room
 from runner.protocol.host_services import HostError, Tell
 from runner.protocol.jsonrpc import INVALID_PARAMS
 from sandbox.paths.denied_paths import lexical_fault
@@ -106,11 +107,13 @@ class UnixSockets:
         listed: Sequence[str] | None,
         environ: Mapping[str, str],
         tell: Tell,
+        room: Room,
         denied: Sequence[str] = (),
     ) -> None:
         self._listed = listed
         self._environ = environ
         self._tell = tell
+        self._room = room
         self._streams: dict[str, _Stream] = {}
         self._closed = False
         self._denied = tuple(denied)
@@ -179,6 +182,7 @@ class UnixSockets:
     async def _receive(self, name: str, connection: trio.SocketStream) -> dict[str, str]:
         while data := await connection.receive_some(READ_BYTES):
             self._event(name, {"kind": "data", "bytes": encode(bytes(data))})
+            await self._room()  # the daemon waits while the plugin does not read
         return {"kind": "eof"}
 
     async def _send(self, stream: _Stream, connection: trio.SocketStream) -> None:

@@ -126,3 +126,10 @@ def folder_of(reference: Reference, folder: str, home: str) -> str | None:
         "/": "/",
     }
     return known[reference.name] or None
+
+
+def expand_home(path: str, home: str) -> str:
+    """The path with a leading ~ replaced, if the home is known."""
+    if path == "~" or path.startswith("~/"):
+        return home.rstrip("/") + path[1:] if home.startswith("/") else path
+    return path

@@ -12,12 +12,16 @@ import time
 from collections.abc import Mapping
 
 from runner.contracts.contract import EntryFound, WrappedEntry
+from runner.contracts.mcp.hosts.expand import expand_home, with_folders
 from runner.contracts.mcp.hosts.find import MOST_BYTES, known_files
-from runner.contracts.mcp.hosts.wrapping import options_fault, run_name
+from runner.contracts.mcp.hosts.host import HostServer
+from runner.contracts.mcp.hosts.site import directory_of, site_of
+from runner.contracts.mcp.hosts.wrapping import options_fault, plugin_env, run_name
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration, table_names, value_at
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.document.read import read_bounded
+from sandbox.policy.policy import steers
 
 # Placeholders of any host. Their values are not known here.
 _FILLED = re.compile(r"\$\{\{[^}]*+\}\}|\$\{[^}]*+\}|\{[A-Za-z]++:[^}]*+\}|\$[A-Za-z0-9_]++|^~")
@@ -46,12 +50,31 @@ def find_entry(wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
         names = table_names(config, server)
         told = _wrong_variable(config, server.env_keys or (), names, wrapped, environ)
         if not told:
-            is_own = config.place is not None and config.place.own
-            if not is_own and any(word.startswith("--env") for word in wrapped.options):
-                is_own = _is_linked_to(wrapped.manifest, home)
-            folder = config.place.project if config.place is not None else ""
-            return EntryFound(folder, None if is_own else frozenset(names if wrapped.outdated else ()))
+            return _entry_found(config, server, wrapped, environ, home)
     raise ValueError(f"--wrapped: {printable(told)}; restart the host, or run runner wrap again")
+
+
+def _entry_found(
+    config: Configuration, server: HostServer, wrapped: WrappedEntry, environ: Mapping[str, str], home: str
+) -> EntryFound:
+    is_own = config.place is not None and config.place.own
+    if not is_own and any(word.startswith("--env") for word in wrapped.options):
+        is_own = _is_linked_to(wrapped.manifest, home)
+    names = table_names(config, server) if wrapped.outdated else ()
+    site = site_of(config.path, server, config.host, home)
+    rules = "" if config.host is None else config.host.rules
+    pairs = list(zip(server.argv[-len(wrapped.argv) :], wrapped.argv, strict=True))
+    pairs += [(text, environ.get(key, text)) for key, name, text in plugin_env(server) if steers(name)]
+    return EntryFound(
+        folder=config.place.project if config.place is not None else "",
+        variables=None if is_own else frozenset(names),
+        # Only the file can be trusted: any start that `_may_be` of the entry could have filled in anything.
+        filled=any(
+            given not in (written, expand_home(with_folders(written, rules, site.project, home), home))
+            for written, given in pairs
+        ),
+        directory=directory_of(server, site, rules, home),
+    )
 
 
 def _read(path: str, home: str) -> Configuration:

@@ -71,7 +71,7 @@ def identify(call: Call, kind: Kind, options: Mapping[str, str], named: Mapping[
     Raises CallRefused."""
     code = invalid_input(kind)
     flags = {option.name: option.flag for option in CONTRACT.options if "call" in option.verbs}
-    stray = stray_context(call._replace(kind=kind), CONTRACT.context, flags)
+    stray = stray_context(call._replace(kind=kind), CONTRACT.calls, flags)
     if stray:
         raise refused(code, stray)
     given = {key: value for key, value in call.context.items() if value is not None and key != "attempt"}

@@ -112,6 +112,9 @@ def _complete(
         "output_schema": "" if output_schema is None else encode(output_schema.document).decode(),
     }
     completed |= {"artifact": made.artifact} if made.artifact else {}
+    # Of several bindings the chosen one: what follows has no context to choose by.
+    if binding is not None and binding.record:
+        completed["binding"] = encode(binding.record).decode()
     return Prepared(
         Call(export.kind, export.id, made.body, record),
         {**options, **completed},

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
-from runner.contracts.vai.package.machine import machine_fault
+from runner.contracts.vai.package.machine import find_in_package, machine_fault, outside_message
 from runner.contracts.vai.package.schemas import read_schema
 from runner.manifest.faults import Faults
 from runner.plugin import Plugin
@@ -65,16 +65,6 @@ def _schemas_of(export: DeclaredExport, place: KeyPath) -> Iterator[SchemaFile]:
         yield SchemaFile((*place, "tool", "output_schema"), export.output_schema)
 
 
-def find_in_package(root: str, name: str) -> str:
-    """The real path of a file of the package. Raises FileNotFoundError, and ValueError if a link on the way
-    leads out of the package."""
-    real = look.realpath(os.path.join(root, name))
-    if not contains(look.realpath(root), real):
-        raise ValueError(real)
-    look.stat(real)
-    return real
-
-
 def _check_program(faults: Faults, root: str, name: str) -> None:
     keys: KeyPath = ("runtime", "entrypoint", 0)
     try:
@@ -122,8 +112,7 @@ def _check_schema(faults: Faults, root: str, file: SchemaFile, known: bool) -> t
 
 
 def _outside(faults: Faults, keys: KeyPath, name: str, real: str) -> None:
-    message = f"{quoted(name)} leads out of the package, to {quoted(real)}"
-    faults.error(keys, "link_outside", message, "put the file itself into the package")
+    faults.error(keys, "link_outside", *outside_message(name, real))
 
 
 def _outward_links(root: str) -> Iterator[Diagnostic]:

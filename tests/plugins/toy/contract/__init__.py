@@ -4,7 +4,7 @@ The plugin says {"hello": ID}. Then it answers each {"id": N, "do": TOOL, "with"
 {"id": N, "did": VALUE}.
 """
 
-from runner.contracts.contract import Contract, ContractOption, ContractVerb, Example
+from runner.contracts.contract import Contract, ContractOption, ContractVerb, Example, Listing
 
 
 class ToyContract(Contract):
@@ -14,9 +14,9 @@ class ToyContract(Contract):
     file_names = ("toy.json",)
     sign = "a toy key"
     no_command_hint = 'give it a command: "run": ["./toy"]'
-    kinds = ("tool", "trick")
-    secrets_by = "files"
-    declared = ("tricks",)
+    calls = dict.fromkeys(("tool", "trick"), ())
+    lists = (Listing("tools"), Listing("tricks", declared=True))
+    takes = ("secret_files",)
     example = Example("say", '"boo"')
     verbs = (
         ContractVerb(

@@ -30,10 +30,12 @@ def test_what_is_looked_for_is_made_once_for_all_lines(
 
     monkeypatch.setattr(finder, "Forms", Counted)
     host = launching.CommandLineHost(events=EventsFile("2"), secrets={"token": SECRET})
-    started: Any = SimpleNamespace(audit=SimpleNamespace(on_line=None), plumbing=SimpleNamespace(stderr=None))
+    watching: list[Any] = []
+    cell = SimpleNamespace(watch_network=watching.append)
+    started: Any = SimpleNamespace(cell=cell, plumbing=SimpleNamespace(stderr=None))
     host.see_started(started)
     for number in range(20):
-        started.audit.on_line(AuditLine("dns", f"{number}.{SECRET.decode()}.example", 0, "refused"))
+        watching[0](AuditLine("dns", f"{number}.{SECRET.decode()}.example", 0, "allowed"))
     told = [json.loads(line)["value"]["name"] for line in capfd.readouterr().err.splitlines()]
     assert told == [f"{number}.[secret].example" for number in range(20)]
     assert launching._without(host.secrets, {"name": SECRET.decode()}) == {"name": "[secret]"}

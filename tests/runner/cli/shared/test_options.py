@@ -204,7 +204,7 @@ def test_help_names_every_limit_and_stays_short(runner_as_user: Caller) -> None:
 
 class _Boxed:
     name = "boxed"
-    secrets_by = "files"
+    takes = ("secret_files",)
     options = (
         ContractOption("--record", "FILE", "a file", reads_file=True),
         ContractOption("--token", "@FILE|env:NAME", "a token", secret=True),
@@ -214,7 +214,7 @@ class _Boxed:
 
 class _Other:
     name = "other"
-    secrets_by = ""
+    takes = ()
     options = (ContractOption("--record", "FILE", "a name"),)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.runner.contracts.ainb.canaries import Nest
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -122,16 +124,17 @@ def test_a01_the_manifest(nest: Nest) -> None:
     assert report["session"]["identity"] == {"id": "a01", "version": "0.0.1", "protocol": "2"}
 
 
-@pytest.mark.parametrize("name", ["a02", "a02split"])
-def test_a02_framing(nest: Nest, name: str) -> None:
+@one_case("name", ["a02", "a02split"])
+def test_a02_framing(plugin_dir: Path, runner_as: Caller, name: str) -> None:
     """The second one writes seven bytes at a time: frames come in thousands of pieces."""
+    nest = Nest(plugin_dir, runner_as)
     drawn, report = run(nest, nest.put(name), ["render", 80, 24])
     assert (drawn["width"], drawn["height"], len(drawn["cells"])) == (80, 24, 1920)
     assert drawn["lines"] == ["".join(str((x + y) % 10) for x in range(80)) for y in range(24)]
     assert report["outcome"]["code"] == "ok"
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("said", "cause"),
     [
         (b"Content-Length: 16777217\r\n\r\n", "frame_too_large"),
@@ -142,7 +145,10 @@ def test_a02_framing(nest: Nest, name: str) -> None:
         (b"X" * 8193, "frame_too_large"),
     ],
 )
-def test_a02_a_frame_that_breaks_the_rules_ends_the_plugin(nest: Nest, said: bytes, cause: str) -> None:
+def test_a02_a_frame_that_breaks_the_rules_ends_the_plugin(
+    plugin_dir: Path, runner_as: Caller, said: bytes, cause: str
+) -> None:
+    nest = Nest(plugin_dir, runner_as)
     folder = nest.put("a02", namespaces=["a02"])
     failed, report = run(nest, folder, ["cli", "a02", "write", base64.b64encode(said).decode()])
     assert failed == ["malformed_response", cause]
@@ -189,10 +195,11 @@ def test_a06_publish_then_get(nest: Nest) -> None:
     assert json.loads(got) == {"result": {"payload": payload, "version": 1}}
 
 
-@pytest.mark.parametrize("declared", [(), ("cts.a07",)])
-def test_a07_subscribe_and_delivery(nest: Nest, declared: tuple[str, ...]) -> None:
+@one_case("declared", [(), ("cts.a07",)])
+def test_a07_subscribe_and_delivery(plugin_dir: Path, runner_as: Caller, declared: tuple[str, ...]) -> None:
     """It subscribes inside plugin/init and waits for the reply. With a declared subscription as well, an
     event still arrives once."""
+    nest = Nest(plugin_dir, runner_as)
     grants = {"event_bus": True}
     folder = nest.put("a07", capabilities=grants, namespaces=["a07"], subscribes=declared)
     _, _, told, report = run(
@@ -291,9 +298,40 @@ def test_a10_the_path_guard(nest: Nest) -> None:
     assert own == ["-32601", "as it was told"]
 
 
-@pytest.mark.parametrize("program", ["canary.py", "fixture.py"])
-def test_a11_shutdown(nest: Nest, program: str) -> None:
+@pytest.mark.both_callers
+def test_a10_a_root_that_is_a_link_of_the_users_own(nest: Nest) -> None:
+    """It works if the policy allows what it leads to. Else it is left out, and the hint says what to allow.
+    Root follows no link but root's in root's folders."""
+    real, link = nest.root / "dotfiles", nest.root / "link"
+    real.mkdir(mode=0o755)
+    (real / "file").write_text("inside")
+    link.symlink_to(real)
+    os.lchown(link, nest.caller.uid, nest.caller.uid)
+    folder = nest.put("a10", namespaces=["a10"], capabilities={"read_paths": [str(link)]})
+    steps = (
+        ["cli", "a10", "cat", f"{link}/file"],
+        ["cli", "a10", *ask("host/fs/read_file", path=f"{link}/file")],
+    )
+    for ceiling in ([str(link)], [str(link), str(real)]):
+        text = f'version = 1\n[capabilities]\nhost = ["host/*"]\n[read]\nceiling = {json.dumps(ceiling)}\n'
+        nest.policy.write_text(text)
+        shown, read, report = run(nest, folder, *steps)
+        notes = [note for note in report["notes"] if note["rule"] == "link"]
+        if nest.caller.uid != 0 and str(real) in ceiling:
+            assert (shown, notes) == ("inside", [])
+            assert json.loads(read) == {"result": {"bytes": base64.b64encode(b"inside").decode()}}
+            continue
+        assert shown == "No such file or directory"
+        assert json.loads(read)["error"]["code"] == -32001
+        assert f"{link} is not shown: it is a symbolic link to {real}" in notes[0]["message"]
+        remedy = f'"{real}" in ceiling' if nest.caller.uid != 0 else "put the folder itself there"
+        assert remedy in notes[0]["hint"]
+
+
+@one_case("program", ["canary.py", "fixture.py"])
+def test_a11_shutdown(plugin_dir: Path, runner_as: Caller, program: str) -> None:
     """The canary answers and exits when stdin is closed. The fixture exits at once, without an answer."""
+    nest = Nest(plugin_dir, runner_as)
     (report,) = run(nest, nest.put("a11", program))
     assert report["outcome"]["code"] == "ok"
     assert (report["exit"]["code"], report["exit"]["ended_by"]) == (0, None)  # by itself
@@ -336,8 +374,11 @@ def burst(publisher: str, subscriber: str, policy: str, chunks: int) -> dict[str
                 open_plugin(subscriber, **common) as reader,
                 open_plugin(publisher, **common) as writer,
             ):
-                argv = ["publish", "cts.chunks", str(chunks), "100000"]
+                # More than may wait for a plugin, for one that needs some time for each.
+                await reader.call("reader", {"argv": ["pause", "0.05"]})
+                argv = ["publish", "cts.chunks", str(chunks), str(2 << 20)]
                 await writer.call("writer", {"argv": argv})
+                await reader.call("reader", {"argv": ["pause", "0"]})
                 value = await reader.call("reader", {"argv": ["told"]})
                 found["chunks"] = json.loads(value["stdout"])
                 # Nothing here waits: the pipe takes one chunk at most, and the rest is in the queue.

@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.ainb import CONTRACT
 from runner.contracts.ainb.messages import BODY_LIMIT
 from runner.contracts.ainb.notifications import (
-    MOST_DELIVERIES,
     MOST_KEYS,
     MOST_MOUSE,
     encode_message,
     make_params,
 )
 from runner.protocol import wire
-from runner.protocol.dialect import Answer, Call, CallRefused, HostCall, Notice, Ready, Reply
-from runner.protocol.memory import DELIVERIES
+from runner.protocol.dialect import Answer, Call, CallRefused, HostCall, Ready, Reply
+from runner.protocol.header_frames import header_frame
+from runner.protocol.memory import delivery_cost
 from tests.runner.contracts.ainb.conversation import (
     ONE_CELL,
     WELCOME,
@@ -194,7 +193,7 @@ def test_one_generation_counts_renders_keys_and_the_mouse() -> None:
 
 def test_a_call_of_kind_event() -> None:
     params = {"topic": "cts.a07", "payload": {"text": "event-data"}}
-    (told,) = sent(ready().notify(CONTRACT.event_method, params))
+    (told,) = sent(ready().notify(ready().event_method, params))
     assert told["params"] == {"topic": "cts.a07", "payload": b64("event-data")}
 
 
@@ -350,32 +349,18 @@ def test_the_oldest_of_the_mouse_are_dropped() -> None:
     assert counters["mouse_dropped"] == 1
 
 
-def test_the_newest_events_are_dropped_by_number() -> None:
-    """What arrives of a publication in chunks is its beginning, in order."""
-    came, notices, counters = held(*((EVENT, event(number)) for number in range(MOST_DELIVERIES + 2)))
-    assert came == [b64(str(number)) for number in range(MOST_DELIVERIES)]
-    assert counters["events_dropped"] == 2
-    assert all(isinstance(notice, Notice) for notice in notices)
-
-
-def test_the_newest_events_are_dropped_by_size() -> None:
-    chunk = b64(b"x" * (9 << 20))  # 12 MiB as base64
-    fit = DELIVERIES // (len(chunk) + 200)
+def test_events_are_never_dropped() -> None:
+    """A publication in chunks is worthless without one of them. The session bounds their bytes."""
+    came, notices, _ = held(*((EVENT, event(number)) for number in range(1000)))
+    assert came == [b64(str(number)) for number in range(1000)] and not notices
     conversation = ready()
     conversation.call(7, TOOL)
-    for number in range(fit + 1):
-        conversation.notify(EVENT, {"topic": str(number), "payload": chunk})
-    conversation.notify(EVENT, event(9))  # a small one still fits
-    topics = [message["params"]["topic"] for message in sent(hear(conversation, answer(CALLED, DONE)))]
-    assert topics == [*map(str, range(fit)), "t"]
-    assert conversation.counters["events_dropped"] == 1
-
-
-def test_room_comes_back_with_the_release() -> None:
-    conversation = ready()
-    for number in range(3):
-        conversation.call(number, TOOL)
-        for _ in range(MOST_DELIVERIES):
-            conversation.notify(EVENT, event(1))
-        assert len(sent(hear(conversation, answer(CALLED + number, DONE)))) == MOST_DELIVERIES
-    assert "events_dropped" not in conversation.counters
+    assert conversation.held_bytes == 0
+    for _ in range(10):
+        conversation.notify(EVENT, event(1))
+    assert conversation.held_bytes > 10 * delivery_cost(b"")
+    conversation.notify(KEY, key("x"))
+    before = conversation.held_bytes  # keys have room of their own
+    assert len(sent(hear(conversation, answer(CALLED, DONE)))) == 11
+    frame = header_frame(encode_message(EVENT, event(1)))
+    assert (before, conversation.held_bytes) == (10 * delivery_cost(frame), 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.ainb.payload import BadPayload, decode, decoded_length, encode, encoded_length
+from runner.contracts.ainb.payload import BadPayload, decode, encode
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,3 @@ def test_whatever_is_taken_is_exactly_what_would_be_written() -> None:
         taken += 1
         assert encode(data) == text
     assert taken > 1000
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 1000])
-def test_lengths_are_known_before(size: int) -> None:
-    text = encode(b"x" * size)
-    assert len(text) == encoded_length(size)
-    assert size <= decoded_length(text) <= size + 5
-    assert decoded_length([0] * size) == size == decoded_length(b"x" * size)

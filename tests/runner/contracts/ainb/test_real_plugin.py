@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 ALL = ["A01 identity", "A01 manifest", "A02 framing", "A02 viewport", "A03", "A05", "A11", "A14"]
 
 
-@pytest.mark.parametrize("options", [(), ("--inspect",)])
+@one_case("options", [(), ("--inspect",)])
 def test_the_example(plugin_dir: Path, runner_as: Caller, options: tuple[str, ...]) -> None:
     folder = plugin_dir / "greeter"
     shutil.copytree(example_folder("ainb"), folder)

@@ -14,6 +14,7 @@ import pytest
 from runner.outcome import EXIT
 from sandbox.document.read import parse
 from tests.conftest import SPARE_UID, Caller
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -186,7 +187,7 @@ if os.path.exists({str(data)!r}):
     assert done.stdout == "True True\na ['say']\nsaid\nRead-only file system\n", done.stderr
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("capability", "mode", "hosts"),
     [
         ("net:api.example.com:443", "allowlist", ["api.example.com:443"]),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -125,7 +126,7 @@ def test_those_that_fail_stop_nobody(compacted: Callable[..., list[str]]) -> Non
     assert [each[0] for each in second[2]] == ["refusing", "bare"]
 
 
-@pytest.mark.parametrize("mode", BAD)
+@one_case("mode", BAD)
 def test_a_compactor_that_fails_is_replaced(compacted: Callable[..., list[str]], mode: str) -> None:
     replacement, by, contributions, failures = json.loads(compacted(f"{mode}-compactor", "observer")[0])
     assert (replacement, by) == ("dropped", "")

@@ -21,6 +21,10 @@ SECRET = "correct-horse-battery-staple"
 
 @pytest.fixture
 def quirks(plugin_dir: Path) -> Path:
+    return _quirks(plugin_dir)
+
+
+def _quirks(plugin_dir: Path) -> Path:
     folder = plugin_dir / "quirks"
     shutil.copytree(ROOT / "tests/plugins/kaged_quirks", folder)
     for path in (folder, *folder.rglob("*")):
@@ -157,7 +161,7 @@ def test_a_daemon_of_its_own(runner_as: Caller, quirks: Path) -> None:
     assert report["inspection"]["handshake"] is not None
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("old", "new", "code", "cause"),
     [
         ('"version": "0.1.0"', '"version": "7"', "ok", ""),
@@ -168,8 +172,9 @@ def test_a_daemon_of_its_own(runner_as: Caller, quirks: Path) -> None:
     ],
 )
 def test_a_daemon_does_not_get_what_breaks_the_contract(
-    runner_as: Caller, quirks: Path, old: str, new: str, code: str, cause: str
+    runner_as: Caller, plugin_dir: Path, old: str, new: str, code: str, cause: str
 ) -> None:
+    quirks = _quirks(plugin_dir)
     program = quirks / "plugin.py"
     text = program.read_text()
     assert text.count(old) == 1
@@ -229,8 +234,9 @@ def test_no_secret_leaves_in_an_error_or_a_notice(
         assert '"quirks.checked"' in err and '"quirks.[secret]"' in err and "not [secret]" in err
 
 
-@pytest.mark.parametrize("then", ["exit", "error"])
-def test_no_secret_leaves_with_the_end_of_stderr(runner_as: Caller, quirks: Path, then: str) -> None:
+@one_case("then", ["exit", "error"])
+def test_no_secret_leaves_with_the_end_of_stderr(runner_as: Caller, plugin_dir: Path, then: str) -> None:
+    quirks = _quirks(plugin_dir)
     words = ("--input", json.dumps({"then": then}))
     out, err, report, status = spill(runner_as, quirks, {"token": SECRET}, *words)
     assert status == EXIT["crashed" if then == "exit" else "plugin_error"]

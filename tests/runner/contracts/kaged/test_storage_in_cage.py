@@ -19,6 +19,7 @@ import pytest
 from runner.contracts.kaged.database import FILE, JOURNAL
 from sandbox.identity.host_side import FOLDER, host_side
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -213,12 +214,13 @@ def test_a_trap_in_a_state_directory_that_the_manifest_names_is_harmless(
     assert_harmless(bare, trap, bare.allow(write_file, "own", ceiling=str(bare.folder / "state")))
 
 
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("below", ["", FOLDER, f"{FOLDER}/state"])
+@one_case("stored", [False, True])
+@one_case("below", ["", FOLDER, f"{FOLDER}/state"])
 def test_what_holds_the_storage_is_never_shown_for_writing(
-    bare: Bare, write_file: Write, below: str, stored: bool
+    plugin_dir: Path, runner_as: Caller, write_file: Write, below: str, stored: bool
 ) -> None:
     """The folder beside the state directory, and those around it. Also before there is one."""
+    bare = Bare(plugin_dir, runner_as, write_file)
     place = bare.folder / "place"
     for folder in (place, bare.folder / "other"):
         folder.mkdir()
@@ -239,8 +241,11 @@ def test_what_holds_the_storage_is_never_shown_for_writing(
             assert other.returncode == 0, other.stderr
 
 
-@pytest.mark.parametrize("below", [FOLDER, f"{FOLDER}/state"])
-def test_the_storage_is_never_shown_for_reading(bare: Bare, write_file: Write, below: str) -> None:
+@one_case("below", [FOLDER, f"{FOLDER}/state"])
+def test_the_storage_is_never_shown_for_reading(
+    plugin_dir: Path, runner_as: Caller, write_file: Write, below: str
+) -> None:
+    bare = Bare(plugin_dir, runner_as, write_file)
     bare.ask(SET, {"key": "a", "value": 1})
     bare.declare(f"read:fs:{bare.folder / below}")
     done = bare.run("told", {}, bare.allow(write_file, "wide", ceiling=str(bare.folder)))
@@ -273,8 +278,11 @@ def test_a_trap_of_another_plugin_is_refused(bare: Bare, trap: Trap, write_file:
     assert trap.springs(folder)
 
 
-@pytest.mark.parametrize("place", [f"{FOLDER}/state", FOLDER, f"{FOLDER}/other/state"])
-def test_no_state_directory_is_where_storage_is(bare: Bare, place: str) -> None:
+@one_case("place", [f"{FOLDER}/state", FOLDER, f"{FOLDER}/other/state"])
+def test_no_state_directory_is_where_storage_is(
+    plugin_dir: Path, runner_as: Caller, write_file: Write, place: str
+) -> None:
+    bare = Bare(plugin_dir, runner_as, write_file)
     done = bare.run("told", {}, state=bare.folder / place)
     assert done.returncode != 0
     assert f"is in a folder {FOLDER}, where hosts keep what plugins store" in done.stderr

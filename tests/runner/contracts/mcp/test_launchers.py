@@ -16,6 +16,12 @@ from tests.conftest import Caller
 from tests.tables import one_case
 
 
+@pytest.fixture(autouse=True)
+def _ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's programs are installed elsewhere: one test is about that."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+
 def fault(line: str) -> tuple[str, str, str] | None:
     found = launcher_fault(shlex.split(line))
     # What every launch asks first says the same.
@@ -26,20 +32,20 @@ def fault(line: str) -> tuple[str, str, str] | None:
 @one_case(
     ("line", "install"),
     [
-        ("npx -y @scope/server /data", "npm install -g @scope/server"),
-        ("npx server@1.2.3", "npm install -g server@1.2.3"),
-        ("npx --yes --package=@scope/server program --flag", "npm install -g @scope/server"),
-        ("npx -p a -p b program", "npm install -g a b"),
-        ("npx --registry https://npm.example server", "npm install -g server"),
-        ("/usr/bin/npx server", "npm install -g server"),
-        ("NPX.CMD server", "npm install -g server"),
-        ("npm exec -y -- server --x", "npm install -g server"),
-        ("npm --prefix /x exec --package=server -- program", "npm install -g server"),
-        ("npm x server", "npm install -g server"),
-        ("pnpm dlx server@latest", "npm install -g server@latest"),
-        ("pnpm --package=@s/server dlx program", "npm install -g @s/server"),
-        ("pnpx server", "npm install -g server"),
-        ("yarn dlx -q -p server program", "npm install -g server"),
+        ("npx -y @scope/server /data", "npm install --prefix ~/servers @scope/server"),
+        ("npx server@1.2.3", "npm install --prefix ~/servers server@1.2.3"),
+        ("npx --yes --package=@scope/server program --flag", "npm install --prefix ~/servers @scope/server"),
+        ("npx -p a -p b program", "npm install --prefix ~/servers a b"),
+        ("npx --registry https://npm.example server", "npm install --prefix ~/servers server"),
+        ("/usr/bin/npx server", "npm install --prefix ~/servers server"),
+        ("NPX.CMD server", "npm install --prefix ~/servers server"),
+        ("npm exec -y -- server --x", "npm install --prefix ~/servers server"),
+        ("npm --prefix /x exec --package=server -- program", "npm install --prefix ~/servers server"),
+        ("npm x server", "npm install --prefix ~/servers server"),
+        ("pnpm dlx server@latest", "npm install --prefix ~/servers server@latest"),
+        ("pnpm --package=@s/server dlx program", "npm install --prefix ~/servers @s/server"),
+        ("pnpx server", "npm install --prefix ~/servers server"),
+        ("yarn dlx -q -p server program", "npm install --prefix ~/servers server"),
         ("bunx --bun server", "bun add -g server"),
         ("bun x @scope/server", "bun add -g @scope/server"),
         ("uvx server --repository /x", "uv tool install server"),
@@ -61,31 +67,31 @@ def fault(line: str) -> tuple[str, str, str] | None:
         ("pipx run --spec server --python python3.12 program", "pipx install --python python3.12 server"),
         ("python3 -m pipx run server", "pipx install server"),
         ("python3.12 -u -m uv tool run server", "uv tool install server"),
-        ("node /usr/lib/node_modules/npm/bin/npx-cli.js -y server", "npm install -g server"),
+        ("node /usr/lib/node_modules/npm/bin/npx-cli.js -y server", "npm install --prefix ~/servers server"),
         ("uv run --with server program", "uv add server"),
         ("uv run -q --with=server x.py", "uv add server"),
         # Behind other programs.
-        ("env npx server", "npm install -g server"),
-        ("nice npx server", "npm install -g server"),
-        ("nice -n 5 npx server", "npm install -g server"),
-        ("nice -5 npx server", "npm install -g server"),
-        ("timeout 5 npx server", "npm install -g server"),
+        ("env npx server", "npm install --prefix ~/servers server"),
+        ("nice npx server", "npm install --prefix ~/servers server"),
+        ("nice -n 5 npx server", "npm install --prefix ~/servers server"),
+        ("nice -5 npx server", "npm install --prefix ~/servers server"),
+        ("timeout 5 npx server", "npm install --prefix ~/servers server"),
         ("timeout -k 1 --signal=TERM 5s uvx server", "uv tool install server"),
-        ("nohup npx server", "npm install -g server"),
-        ("stdbuf -o0 npx server", "npm install -g server"),
-        ("stdbuf -o 0 -- npx server", "npm install -g server"),
-        ("setsid -w npx server", "npm install -g server"),
-        ("ionice -c 3 nice env npx server", "npm install -g server"),
-        ("/usr/bin/env -i A=1 -u B npx -y server", "npm install -g server"),
-        ("env -S 'A=1 npx server' more", "npm install -g server"),
-        ("env --split-string='npx server'", "npm install -g server"),
-        ("sh -c 'npx -y server'", "npm install -g server"),
+        ("nohup npx server", "npm install --prefix ~/servers server"),
+        ("stdbuf -o0 npx server", "npm install --prefix ~/servers server"),
+        ("stdbuf -o 0 -- npx server", "npm install --prefix ~/servers server"),
+        ("setsid -w npx server", "npm install --prefix ~/servers server"),
+        ("ionice -c 3 nice env npx server", "npm install --prefix ~/servers server"),
+        ("/usr/bin/env -i A=1 -u B npx -y server", "npm install --prefix ~/servers server"),
+        ("env -S 'A=1 npx server' more", "npm install --prefix ~/servers server"),
+        ("env --split-string='npx server'", "npm install --prefix ~/servers server"),
+        ("sh -c 'npx -y server'", "npm install --prefix ~/servers server"),
         ("bash -lc 'cd /x && A=1 exec uvx server; true'", "uv tool install server"),
         ("bash -o pipefail -c 'true|pipx run server'", "pipx install server"),
-        ("sh -c 'env sh -c \"npx server\"'", "npm install -g server"),
+        ("sh -c 'env sh -c \"npx server\"'", "npm install --prefix ~/servers server"),
         # The whole line in `command`, as some entries have it.
-        ("'npx -y server@0.1.2'", "npm install -g server@0.1.2"),
-        ("'npx -y' server", "npm install -g server"),
+        ("'npx -y server@0.1.2'", "npm install --prefix ~/servers server@0.1.2"),
+        ("'npx -y' server", "npm install --prefix ~/servers server"),
     ],
 )
 def test_a_launcher_is_refused_with_the_command_that_installs(line: str, install: str) -> None:
@@ -110,9 +116,9 @@ def test_a_launcher_that_uses_its_cache(line: str) -> None:
     ("line", "where"),
     [
         ("uvx --from server program", "'command -v program' prints it"),
-        ("npx server@1.2", "'command -v server' prints it"),
+        ("npx server@1.2", "~/servers/node_modules/.bin/server"),
         ("pipx run server==2", "'command -v server' prints it"),
-        ("npx @scope/server", "npm prefix -g"),
+        ("npx @scope/server", "it is in ~/servers/node_modules/.bin"),
         ("bunx @scope/server", "bun pm bin -g"),
         ("uvx git+https://example.com/x", "uv tool dir --bin"),
     ],
@@ -120,6 +126,21 @@ def test_a_launcher_that_uses_its_cache(line: str) -> None:
 def test_where_the_program_will_be(line: str, where: str) -> None:
     found = fault(line)
     assert found is not None and where in found[2]
+
+
+def test_root_installs_where_plugins_can_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not below /root, which no policy can allow."""
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    for line in (
+        "npx @scope/server",
+        "uvx server",
+        "pipx run server",
+        "bunx server",
+        "uvx git+https://e.x/y",
+    ):
+        found = fault(line)
+        assert found is not None and ("/opt/" in found[2]) and "~" not in found[2], line
+    assert "UV_TOOL_BIN_DIR=/usr/local/bin uv tool install server; then" in (fault("uvx server") or "")[2]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +165,7 @@ def test_words_that_no_command_should_be_made_of(line: str) -> None:
 
 def test_a_command_that_a_person_copies_is_quoted() -> None:
     found = fault("npx 'x; rm -rf ~' '$(id)'")
-    assert found is not None and "npm install -g 'x; rm -rf ~';" in found[2]
+    assert found is not None and "npm install --prefix ~/servers 'x; rm -rf ~';" in found[2]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +191,7 @@ def test_a_container_cannot_be_in_a_cage(line: str) -> None:
 def test_an_entry_for_windows(line: str) -> None:
     found = fault(line)
     assert found is not None and found[0] == WINDOWS and "written for Windows" in found[1]
-    assert ("npm install -g server" if "npx" in line else "without") in found[2]
+    assert ("npm install --prefix ~/servers server" if "npx" in line else "without") in found[2]
 
 
 @pytest.mark.parametrize(
@@ -258,11 +279,14 @@ def test_every_verb_refuses_before_anything_starts(runner_as: Caller, tmp_path: 
         done = runner_as(*verb)
         assert done.returncode == code
         assert done.stderr.splitlines()[0] == f"runner: launch_failed: {said}"
-        assert "npm install -g server" in done.stderr and len(done.stderr.splitlines()) == 2
+        assert "npm install --prefix " in done.stderr and len(done.stderr.splitlines()) == 2
     for verb in (("call", *server, "tool"), ("tools", *server), ("explain", *server)):
         done = runner_as(*verb)
         assert done.returncode == 10
-        assert said in done.stderr + done.stdout and "npm install -g server" in done.stderr + done.stdout
+        assert (
+            said in done.stderr + done.stdout
+            and "npm install --prefix ~/servers server" in done.stderr + done.stdout
+        )
     checked = runner_as("check", manifest)
     assert checked.returncode == 0
     assert f"{manifest}:4:4: " in checked.stdout and f"warning: {FETCHES}: {said}" in checked.stdout

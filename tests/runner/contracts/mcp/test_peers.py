@@ -91,7 +91,7 @@ def test_all_there_is_of_a_bare_server(era: str, protocol: str) -> None:
         assert set(server.dialect.counters.values()) == {0}
 
 
-@pytest.mark.parametrize("era", ["modern", "legacy"])
+@one_case("era", ["modern", "legacy"])
 def test_what_goes_wrong_with_a_bare_server(era: str) -> None:
     with bare(era) as server:
         server.identity()
@@ -115,7 +115,7 @@ def test_what_goes_wrong_with_a_bare_server(era: str) -> None:
         assert isinstance(server.call("nothing"), Refusal)  # asked again, as the list may be another
 
 
-@pytest.mark.parametrize("era", ["modern", "legacy"])
+@one_case("era", ["modern", "legacy"])
 def test_a_cancelled_call_is_stopped_and_the_session_goes_on(era: str) -> None:
     with bare(era) as server:
         server.identity()
@@ -151,7 +151,7 @@ def test_a_modern_server_is_told_what_there_is_with_each_request() -> None:
         assert (refused.code, refused.kind) == ("-32021", "missing_client_capability")
 
 
-@pytest.mark.parametrize(("era", "protocol"), [("modern", MODERN), ("legacy", LEGACY)])
+@one_case(("era", "protocol"), [("modern", MODERN), ("legacy", LEGACY)])
 def test_a_server_that_is_slower_than_our_patience(era: str, protocol: str) -> None:
     """It finds both questions when it comes up, and is what it is nevertheless."""
     with Pump(["/usr/bin/python3", BARE, era, "late"], handshake=0.3) as server:
@@ -163,7 +163,7 @@ def test_a_server_that_is_slower_than_our_patience(era: str, protocol: str) -> N
 # --- servers on the official SDK --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("era", [MODERN, LEGACY])
+@one_case("era", [MODERN, LEGACY])
 def test_all_there_is_of_an_sdk_server(era: str) -> None:
     with sdk(era) as server:
         identity = server.identity()

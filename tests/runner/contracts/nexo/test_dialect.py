@@ -152,7 +152,11 @@ def test_opening() -> None:
         "method": "initialize",
         "params": {"nexo_version": "0.2.0"},
     }
-    assert CONTRACT.kinds[0] == "tool" and conversation.one_shot is False and conversation.patience is None
+    assert (
+        next(iter(CONTRACT.calls)) == "tool"
+        and conversation.one_shot is False
+        and conversation.patience is None
+    )
 
 
 def who(name: Any) -> dict[str, Any]:
@@ -1394,7 +1398,7 @@ def test_nothing_a_plugin_says_raises(stage: str, lines: list[bytes]) -> None:
     conversation.shutdown_steps()
 
 
-CALL_KINDS: list[Kind] = [*CONTRACT.kinds, "list", "prompt"]
+CALL_KINDS: list[Kind] = [*CONTRACT.calls, "list", "prompt"]
 _CALL_NAMES = "demo_say demo_pin greet start send_outbound cohere chat tools vector_search llm.chat"
 CALL_NAMES = _CALL_NAMES.split()
 CALL_KEYS = ("kind", "msg", "provider", "model", "messages", "request", "stream", "backend", "id")

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from runner.contracts.vai.binding import INACTIVE, SECRET_MISSING, is_selected, narrow_export, read_binding
+from runner.contracts.vai.binding import (
+    INACTIVE,
+    SECRET_MISSING,
+    check_bindings,
+    is_selected,
+    narrow_export,
+    read_binding,
+)
 from runner.contracts.vai.declared import DeclaredExport, Permissions
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic
@@ -352,3 +359,63 @@ def test_about_as_many_as_the_percentage_says(key: str) -> None:
 def test_another_binding_chooses_others() -> None:
     ids = [{"session_id": f"s{number}"} for number in range(200)]
     assert [is_selected("a", each, 50) for each in ids] != [is_selected("b", each, 50) for each in ids]
+
+
+# --- several in one file ------------------------------------------------------------------------------------
+
+
+def record(name: str, *, project: str = "", org: str = "org_123", **changes: Any) -> dict[str, Any]:
+    scope = {"org_id": org} | ({"project_id": project} if project else {})
+    secrets = {"jira_token": f"secret://{org}/jira_token"}
+    return {**BINDING, "binding_id": name, "scope": scope, "secrets": secrets, **changes}
+
+
+ORG, ONE, TWO = record("org"), record("one", project="p1"), record("two", project="p2", status="disabled")
+FOREIGN = record("foreign", org="org_9")
+NEWER = record("newer", project="p1", package_version="0.2.0")
+
+
+@pytest.mark.parametrize(
+    ("records", "scope", "chosen"),
+    [
+        ([ORG, ONE], {"org_id": "org_123", "project_id": "p1"}, "one"),
+        ([ONE, ORG], {"org_id": "org_123", "project_id": "p1"}, "one"),
+        ([ORG, ONE], {"org_id": "org_123", "project_id": "p7"}, "org"),
+        ([ORG, ONE], {"org_id": "org_123"}, "one"),
+        ([ORG, ONE], {}, "one"),
+        ([ORG, FOREIGN], {"org_id": "org_9"}, "foreign"),
+        ([ORG, NEWER], {"project_id": "p1"}, "org"),  # of another version
+        ([ORG, record("other", export_id="triage")], {}, "org"),
+        ([ORG, TWO], {"project_id": "p2"}, "the binding is disabled"),  # and not the org's in its place
+        ([ORG, ONE, TWO], {}, "several bindings are for acme/devkit 0.1.0"),
+        ([ORG, FOREIGN], {}, "several bindings are for acme/devkit 0.1.0"),
+        ([ORG, ORG], {}, "several bindings are for acme/devkit 0.1.0"),
+        ([ORG, ONE], {"org_id": "org_7"}, "none of the bindings is for acme/devkit 0.1.0"),
+        ([ONE], {"project_id": "p7"}, "none of the bindings is for acme/devkit 0.1.0"),
+        ([], {}, "none of the bindings is for acme/devkit 0.1.0"),
+        (["x", 3, None], {}, "none of the bindings is for acme/devkit 0.1.0"),
+    ],
+)
+def test_of_several_the_project_beats_the_org(
+    plugin: Plugin, records: list[Any], scope: dict[str, str], chosen: str
+) -> None:
+    text = json.dumps({"bindings": records}, indent=1)
+    context = {**scope, "export_id": "jira_search", "session_id": "s"}
+    binding, found = read_binding(text, "bindings.json", plugin, context=context)
+    if binding is None:
+        assert chosen in found[0].message and found[0].line > 0
+        return
+    assert (binding.id, found) == (chosen, ())
+    assert binding.record == next(each for each in records if each["binding_id"] == chosen)
+
+
+def test_a_fault_of_one_of_several_has_its_place(plugin: Plugin) -> None:
+    wrong = record("one", project="p1", config={"base_url": 3})
+    text = json.dumps({"bindings": [ORG, wrong]}, indent=1)
+    lines = text.splitlines()
+    context = {"export_id": "jira_search", "project_id": "p1"}
+    _, [fault] = read_binding(text, "bindings.json", plugin, files=True, context=context)
+    assert '"base_url": 3' in lines[fault.line - 1]
+    [checked] = check_bindings(text, "bindings.json", plugin)
+    assert checked.line == fault.line
+    assert check_bindings(json.dumps({"bindings": [ORG, ONE]}), "", plugin) == ()

@@ -15,7 +15,7 @@ import pytest
 from runner.contracts.vai import CONTRACT, manifest
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai.binding import Binding
-from runner.contracts.vai.cage import OptionsFault, choice_fault, exports_asked, scratch_dir
+from runner.contracts.vai.cage import OptionsFault, choice_fault, exports_asked, scratch_dir, shape
 from runner.contracts.vai.declared import DeclaredExport, Permissions, declared_by
 from runner.launch.read import load as load_stage
 from runner.launch.stages import Invocation, Stopwatch
@@ -27,6 +27,7 @@ from sandbox.spec import EnvRequest, MemoryFile, Network, SandboxSpec, Scratch
 from tests.conftest import ROOT, Caller
 from tests.runner.contracts.vai.package import bound, make_package
 from tests.runner.contracts.vai.test_manifest import LEAST, SHOWN
+from tests.tables import one_case
 
 PERMISSIONS = "[exports.permissions]\n"
 AT = ("exports", 0, "permissions")
@@ -212,7 +213,7 @@ def bind(monkeypatch: pytest.MonkeyPatch) -> Bind:
     """A binding record stands for what reading one gives: its own tests are elsewhere."""
 
     def install(record: Binding | None, narrow: Callable[[DeclaredExport], DeclaredExport]) -> None:
-        def read_binding(text: str, file: str, plugin: Plugin) -> Any:
+        def read_binding(text: str, file: str, plugin: Plugin, export: str = "") -> Any:
             assert (text, file) == ("{}", "binding.json") and declared_by(plugin).chosen == ""
             fault = Diagnostic(file, 1, 2, "binding_invalid", "it is wrong")
             return record, () if record is not None else (fault,)
@@ -366,7 +367,7 @@ def test_tools_does_not_list_the_export_of_a_disabled_binding(
         assert [tool["name"] for tool in json.loads(done.stdout)["tools"]] == names
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("context", "said"),
     [
         ('{"delivery_id": "del_1"}', "'delivery_id', which is an option of its own: give --delivery-id"),
@@ -498,3 +499,16 @@ def test_parts_that_do_not_exist_are_left_out_of_a_launch(tmp_path: Path) -> Non
     assert loaded.plugin.root_parts == ("bin", "vai-plugin.toml")
     (tmp_path / "schemas").mkdir()  # the manifest is in the cache by now
     assert load_stage(Invocation(str(tmp_path)), Stopwatch()).plugin.root_parts == ALWAYS
+
+
+# --- the limit of a frame -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit", "fits"), [("1K", True), ("16M", True), ("1023", False), ("17M", False), ("x", False)]
+)
+def test_the_frame_limit_is_checked_before_the_launch(tmp_path: Path, limit: str, fits: bool) -> None:
+    made, found = shape(make_package(tmp_path), {"export": "jira_search", "frame_limit": limit})
+    assert (made is not None) == fits
+    assert [fault.rule for fault in found] == ([] if fits else ["frame_limit"])
+    assert fits or found[0].message.startswith("--frame-limit: ")

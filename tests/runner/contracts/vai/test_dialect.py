@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runner import __version__
+from runner.contracts.registry import make_dialect
 from runner.contracts.vai import CONTRACT
 from runner.contracts.vai.messages import BODY_LIMIT
 from runner.protocol.dialect import (
@@ -73,7 +74,7 @@ def test_the_host_says_hello_at_once() -> None:
         }
     ]
     assert dialect().handshake_seconds == 10.0
-    assert isinstance(CONTRACT.dialect(Setting(DEVKIT)), type(dialect()))
+    assert isinstance(make_dialect(CONTRACT, Setting(DEVKIT)), type(dialect()))
 
 
 @pytest.mark.parametrize("plugin_first", [False, True])
@@ -194,7 +195,7 @@ def test_a_frame_that_ends_the_conversation(is_open: bool) -> None:
     check_rows(BREACHES, check)
 
 
-# While a request is open: A34, and unknown ids. While none is open they can harm nobody.
+# While a request is open, and before the first: A34, and unknown ids. Between two requests they harm nobody.
 STRANGERS = {
     "a response to an unknown id": succeeded("req_2"),
     "a response to an older id that was none": succeeded("req_0"),
@@ -212,23 +213,30 @@ def test_a_frame_for_a_request_that_never_was() -> None:
     def check(_: str, stranger: Any) -> None:
         conversation = called()
         assert breach(hear(conversation, stranger)) == ("malformed_response", "unexpected_frame")
-        idle = ready()
-        (notice,) = hear(idle, stranger)
+        assert breach(hear(ready(), stranger)) == ("malformed_response", "unexpected_frame")
+        idle = called()
+        hear(idle, succeeded())
+        later = {
+            key: value.replace("req_2", "req_3") if isinstance(value, str) else value
+            for key, value in stranger.items()
+        }
+        (notice,) = hear(idle, later)
         assert isinstance(notice, Notice) and notice.value["reason"] == "unexpected_frame"
         assert idle.counters["unexpected"] == 1 and "were dropped" in idle.noise
-        idle.call(TOKEN, TOOL)  # it lives on
-        assert [type(each) for each in hear(idle, succeeded())] == [Reply]
+        idle.call(TOKEN + 1, TOOL)  # it lives on
+        assert [type(each) for each in hear(idle, succeeded("req_2"))] == [Reply]
 
     check_rows(STRANGERS, check)
 
 
-def test_an_answer_before_the_question_is_not_the_answer() -> None:
-    conversation = ready()
-    assert conversation.noise == ""
-    hear(conversation, succeeded("req_1", early=True))
-    conversation.call(TOKEN, TOOL)
-    (came,) = hear(conversation, succeeded("req_1", early=False))
-    assert isinstance(came, Reply) and came.value["early"] is False
+def test_an_answer_before_the_question_is_a_violation() -> None:
+    """As an inspector judges it: the id of the next request can be guessed."""
+    for early in (succeeded("req_1"), event("req_1")):
+        conversation = ready()
+        assert conversation.noise == ""
+        assert breach(hear(conversation, early)) == ("malformed_response", "unexpected_frame")
+        with pytest.raises(CallRefused):
+            conversation.call(TOKEN, TOOL)
 
 
 # --- requests -----------------------------------------------------------------------------------------------
@@ -434,3 +442,22 @@ def test_after_the_shutdown_nothing_is_a_violation() -> None:
     assert conversation.counters["unexpected"] == 3
     assert conversation.cancel(TOKEN, "shutdown") == ()
     assert hear(conversation, succeeded()) == [Reply(TOKEN, {"content": CONTENT})]
+
+
+# --- §3: the limit of a frame can be set --------------------------------------------------------------------
+
+
+def test_the_limit_of_a_frame() -> None:
+    small, usual = ready(options={"frame_limit": "2K"}), ready()
+    raw = json.dumps(succeeded(text="x" * 3000)).encode()
+    framed = b"Content-Length: %d\r\n\r\n%b" % (len(raw), raw)
+    for conversation, fault in ((small, "frame_too_large"), (usual, None)):
+        framer = conversation.framer()
+        assert len(framer.feed(framed)) == (0 if fault else 1)
+        assert (framer.fault.cause if framer.fault else None) == fault
+    with pytest.raises(CallRefused) as caught:
+        small.call(TOKEN, TOOL._replace(input={**BODY, "input": "x" * 3000}))
+    assert (
+        caught.value.event.code == "asset.payload_too_large" and "at most 2048" in caught.value.event.message
+    )
+    assert sent(small.call(TOKEN, TOOL))  # the control: a short one fits

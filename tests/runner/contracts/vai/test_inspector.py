@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runner.contracts.registry import make_inspector
 from runner.contracts.vai import CONTRACT
 from runner.contracts.vai.inspector import Inspector, make
 from runner.contracts.vai.messages import BODY_LIMIT
@@ -54,8 +55,16 @@ def faults(inspector: Inspector, *messages: Any) -> list[tuple[str, str]]:
     return [(each.code, each.cause) for each in found if isinstance(each, Violation)]
 
 
+def test_the_limit_of_a_frame_can_be_set() -> None:
+    raw = b"Content-Length: 3000\r\n\r\n" + b" " * 3000
+    for options, frames in (({"frame_limit": "2K"}, 0), ({}, 1)):
+        cutter = CONTRACT.inspector(Setting(DEVKIT, options=options)).framing.cutter()
+        assert len(list(cutter.cut(raw))) == frames
+        assert (cutter.fault is None) == bool(frames)
+
+
 def test_the_limits_are_the_contracts() -> None:
-    inspector = CONTRACT.inspector(Setting(DEVKIT))
+    inspector = make_inspector(CONTRACT, Setting(DEVKIT))
     assert inspector.handshake_seconds == 10.0
     cutter = inspector.framing.cutter()
     assert [cut.frame for cut in cutter.cut(b"content-length: 2\r\nX: y\r\n\r\n{}")] == [b"{}"]

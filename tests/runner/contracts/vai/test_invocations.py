@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,20 @@ import pytest
 import trio
 
 from runner.launch.remote import forkserver
-from runner.library import InvalidCall, OpenPlugin, PluginError, PluginFailure, Services, open_plugin, run
-from runner.protocol.dialect import Notice, Progress
-from runner.protocol.host_services import Delegation, DelegationRequest, HostError
+from runner.library import (
+    Delegation,
+    DelegationRequest,
+    HostError,
+    InvalidCall,
+    Notice,
+    OpenPlugin,
+    PluginError,
+    PluginFailure,
+    Progress,
+    Services,
+    open_plugin,
+    run,
+)
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.tables import one_case
 
@@ -53,6 +65,7 @@ def recorded(holder: Any) -> dict[str, Any]:
 # --- processes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_worker_serves_one_call_after_the_other(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -73,6 +86,7 @@ async def test_a_worker_serves_one_call_after_the_other(devkit: Path) -> None:
         assert plugin.report is not None and plugin.report["invocation"]["status"] == "succeeded"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_workers_at_once(devkit: Path) -> None:
     """max_concurrency is 2."""
@@ -91,6 +105,7 @@ async def test_workers_at_once(devkit: Path) -> None:
     assert sorted(codes) == ["runner.deadline_exceeded", "runner.deadline_exceeded", "runner.overloaded"]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_binding_narrows(devkit: Path) -> None:
     binding = {
@@ -124,6 +139,31 @@ async def test_a_binding_narrows(devkit: Path) -> None:
     assert sorted(codes) == ["runner.deadline_exceeded", "runner.overloaded"]
 
 
+@pytest.mark.launches
+@pytest.mark.trio
+async def test_of_several_bindings_the_projects_and_a_lower_frame_limit(devkit: Path) -> None:
+    def record(name: str, policy: dict[str, str], **scope: str) -> dict[str, Any]:
+        known = {"package_id": "acme/devkit", "package_version": "0.1.0", "export_id": "reader"}
+        return {"binding_id": name, **known, "scope": scope, "status": "active", "policy": policy}
+
+    narrower = record("of_project", {"filesystem": "none"}, org_id="org_1", project_id="proj_1")
+    several = {"bindings": [record("of_org", {}, org_id="org_1"), narrower]}
+    options = {"binding": json.dumps(several), "frame_limit": "8K"}
+    with trio.fail_after(SECONDS):
+        async with opened(devkit, options=options) as plugin:
+            for project, name in (("proj_1", "of_project"), ("proj_2", "of_org")):
+                told = await seen(plugin, "reader", {}, context={"org_id": "org_1", "project_id": project})
+                assert ("assets" in told["package"]) == (name == "of_org")
+                found = recorded(plugin)
+                assert (found["binding_id"], found["project_id"]) == (name, project)
+            with pytest.raises(PluginFailure) as caught:  # the plugin sends back what it got, and more
+                await plugin.call("reader", {"pad": "x" * 7600}, context={"project_id": "proj_1"})
+            assert recorded(caught.value)["code"] == "protocol.frame_too_large"
+            with pytest.raises(PluginError) as refused:
+                await plugin.call("reader", {"pad": "x" * 9000}, context={"project_id": "proj_1"})
+            assert refused.value.code == "asset.payload_too_large"
+
+
 @pytest.mark.trio
 async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -141,6 +181,7 @@ async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
             assert recorded(plugin)["retryable"] and recorded(plugin)["code"] == "devkit.asked"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_each_kind_has_a_record(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -198,6 +239,7 @@ async def test_a_binding_that_is_nested_too_deeply_is_refused(devkit: Path) -> N
         assert found["invocation_id"] is not None
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_no_and_the_events_of_a_worker(devkit: Path) -> None:
     """What the documentation of the library promises for each contract."""
@@ -216,6 +258,7 @@ async def test_a_no_and_the_events_of_a_worker(devkit: Path) -> None:
     assert [(e.kind, e.value["code"]) for e in told if isinstance(e, Notice)] == [("ended", "crashed")]
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_deadline_and_a_late_answer(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -228,7 +271,9 @@ async def test_a_deadline_and_a_late_answer(devkit: Path) -> None:
         assert (found["status"], found["code"]) == ("failed", "runner.deadline_exceeded")
         assert (found["execution_outcome"], found["retryable"]) == ("unknown", False)
         assert failure.report is not None and failure.report["invocation"] == found
-        assert failure.report["exit"]["ended_by"] == "deadline"
+        # It answered in its grace, so it got shutdown and its seconds, as after any other call.
+        assert (failure.report["exit"]["code"], failure.report["exit"]["ended_by"]) == (0, None)
+        assert "goodbye" in failure.stderr
 
 
 @pytest.mark.trio
@@ -244,6 +289,7 @@ async def test_a_deadline_before_anything_runs(devkit: Path) -> None:
         assert (found["status"], found["code"]) == ("retryable_failure", "runner.deadline_exceeded")
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_a_cancelled_call(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
@@ -262,6 +308,7 @@ async def test_a_cancelled_call(devkit: Path) -> None:
             nursery.cancel_scope.cancel()
         found = recorded(plugin)
         assert (found["status"], found["code"]) == ("cancelled", "devkit.cancelled")
+        assert plugin.report is not None and plugin.report["exit"]["code"] == 0
 
 
 def _is_serving(plugin: OpenPlugin) -> bool:
@@ -333,6 +380,50 @@ def test_runner_call(runner_as: Caller, devkit: Path) -> None:
     assert {"event": "invocation", "value": report["invocation"]} in told
 
 
+def test_a_tar_of_the_package(runner_as: Caller, devkit: Path) -> None:
+    path = devkit.parent / "devkit.tgz"
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(devkit, ".")
+    path.chmod(0o644)
+    done = runner_as("call", "--json", path, "reader", "--input", '{"n": 1}', "--report", "2")
+    manifest = Path(json.loads(done.stderr.splitlines()[-1])["plugin"]["manifest"])
+    shutil.rmtree(manifest.parent)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["structured_output"]["body"]["input"] == {"n": 1}
+    assert manifest.parent.parent.name == "unpacked"
+
+
+def test_the_program_may_not_be_a_link_out_of_the_package(runner_as: Caller, devkit: Path) -> None:
+    """By check and at the launch alike."""
+    (devkit / "bin/plugin").rename(devkit.parent / "outside")
+    (devkit / "bin/plugin").symlink_to(devkit.parent / "outside")
+    for words in (
+        ("check", devkit),
+        ("call", devkit, "reader", "--input", "{}"),
+        ("exec", devkit, "--export", "reader"),
+    ):
+        done = runner_as(*words)
+        assert done.returncode != 0 and "'bin/plugin' leads out of the package" in done.stdout + done.stderr
+    (devkit / "bin/plugin").unlink()
+    (devkit.parent / "outside").rename(devkit / "bin/real")
+    (devkit / "bin/plugin").symlink_to("real")  # the control: inside it is fine
+    assert runner_as("call", devkit, "reader", "--input", "{}").returncode == 0
+
+
+def test_a_frame_before_the_request_ends_the_plugin(runner_as: Caller, devkit: Path) -> None:
+    program = devkit / "bin/plugin"
+    text = program.read_text()
+    hello, flush = '"version": "0.1.0"}})\n', "    sys.stdout.buffer.flush()\n"
+    # Both in one write. The id is of no request, whenever it is read.
+    early = '        send({"type": "response", "id": "req_9", "ok": True, "body": {"status": "succeeded"}})\n'
+    assert (text.count(hello), text.count(flush)) == (1, 1)
+    late = f'    if message["type"] != "hello":\n    {flush}'
+    program.write_text(text.replace(flush, late).replace(hello, hello + early))
+    done = runner_as("call", "--json", devkit, "reader", "--input", "{}", "--report", "2")
+    outcome = json.loads(done.stderr.splitlines()[-1])["outcome"]
+    assert (outcome["code"], outcome["cause"]) == ("malformed_response", "unexpected_frame"), done.stderr
+
+
 def test_a_secret_stays_in_the_cage(runner_as: Caller, devkit: Path) -> None:
     words = ("call", "--json", "--events", "2", devkit, "search", "--input", "{}", "--report", "2")
     done = runner_as(*words, "--secret", "api_key=env:KEY", env={"KEY": SECRET})
@@ -362,7 +453,7 @@ def test_failures_of_runner_call(
     assert report["invocation"] == failure["invocation"]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("given", "code", "hits"),
     [
         ({"do": "fill"}, "runner.resource_exhausted", ["disk"]),
@@ -381,7 +472,7 @@ def test_a_scratch_folder_that_is_full(
     assert report["outcome"]["cause"] == ("disk" if hits else "exit:1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@one_case("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_cancels_the_call(runner_as: Caller, devkit: Path, number: int) -> None:
     given = '{"do": "wait", "count": 1}'
     words = ("call", "--events", "2", "--json", devkit, "reader", "--input", given, "--report", "2")
@@ -391,9 +482,11 @@ def test_a_signal_cancels_the_call(runner_as: Caller, devkit: Path, number: int)
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 24, err
-    record = json.loads(err.splitlines()[-1])["invocation"]
+    report = json.loads(err.splitlines()[-1])
+    record = report["invocation"]
     assert (record["status"], record["code"]) == ("cancelled", "devkit.cancelled")  # it was told
     assert record["events"] == 1
+    assert report["exit"]["code"] == 0 and not report["session"]["forced"]  # and was shut down
 
 
 def test_a_success_after_a_signal_is_not_lost(runner_as_user: Caller, devkit: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.contracts.registry import example_folder, find_contract
+from runner.contracts.registry import example_folder
+from runner.contracts.vai.package.lint import lint
 from runner.manifest.load import load
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
@@ -27,7 +28,7 @@ def linted(folder: Path) -> tuple[Diagnostic, ...]:
     path = folder / "vai-plugin.toml"
     read = load(str(folder))
     assert read.plugin is not None, [d.text() for d in read.diagnostics]
-    return find_contract("vai").lint(parse(str(path), path.read_bytes(), "toml"), read.plugin)
+    return lint(parse(str(path), path.read_bytes(), "toml"), read.plugin)
 
 
 def rules(folder: Path) -> list[str]:

@@ -138,7 +138,7 @@ def test_a_host_without_a_network(runner_as: Caller) -> None:
     failed = runner_as("run", "--", "/usr/bin/python3", "-c", LOOKUP)
     [line] = told(failed.stderr)
     assert line == (
-        "runner: its stderr names the host api.example.com, and it has no network; "
+        "runner: the plugin asked for the host api.example.com, and it has no network; "
         "to let it reach that host: --net api.example.com:443"
     )
     # With it, the name has an address of the gate's.
@@ -151,7 +151,7 @@ def test_a_host_that_the_gate_refused(runner_as: Caller) -> None:
     failed = runner_as("run", "--net", "other.example.com:443", *command)
     [line] = told(failed.stderr)
     assert line == (
-        "runner: it asked for api.example.com, which is not in its list; "
+        "runner: the plugin asked for the host api.example.com, which is not in its list; "
         "to let it reach that host: --net api.example.com:443"
     )
     assert runner_as("run", *option_of(line), *command).returncode == 0
@@ -393,6 +393,7 @@ def scene(folder: Path, **changes: Any) -> Scene:
         inside="/tmp",
         shown=("/usr", "/etc/passwd"),
         writable=("/tmp",),
+        guarded=(),
         own=(),
         network="none",
         given=("LANG",),

@@ -23,7 +23,7 @@ from tests.runner.launch.monitored_plugins import (
     settled,
     summed,
 )
-from tests.tables import wait_for
+from tests.tables import one_case, wait_for
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def starved(given: dict[str, Any], what: str) -> list[Any]:
     return trio.run(main)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("what", "expected"),
     [
         ("processes", [["launch_failed", "launch", "resources", 125], 1]),
@@ -407,7 +407,7 @@ def looked_at(given: dict[str, Any], how: str) -> dict[str, Any]:
     return {**told, "gone": not os.path.exists(f"/proc/{pid}")}
 
 
-@pytest.mark.parametrize("how", ["exec", "fork"])
+@one_case("how", ["exec", "fork"])
 def test_it_has_nothing_of_its_host(box: Box, how: str) -> None:
     told = monitored_plugins.run(box, looked_at, {"folder": str(box.caller.home)}, how)
     held = told.pop("held")
@@ -462,7 +462,7 @@ forkserver.serve = tell
         return file.read() == "True"
 
 
-@pytest.mark.parametrize(("how", "stranger"), [("fork", False), ("command", False), ("library", True)])
+@one_case(("how", "stranger"), [("fork", False), ("command", False), ("library", True)])
 def test_a_host_is_ours_only_if_it_is_a_command_of_ours(box: Box, how: str, stranger: bool) -> None:
     """What is ours may be moved to another group. A program that uses the library is not."""
     given = {"told": str(box.caller.home / "told")}

@@ -25,7 +25,7 @@ from tests.runner.launch.monitored_plugins import (
     settled,
     summed,
 )
-from tests.tables import REPEAT
+from tests.tables import REPEAT, one_case
 
 Write = Callable[..., Path]
 
@@ -180,7 +180,7 @@ def refused(given: dict[str, Any]) -> dict[str, Any]:
     return in_cage(given, act)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("spoil", "code"),
     [
         ("manifest", "manifest_invalid"),
@@ -264,7 +264,7 @@ TRAPS = '#!/bin/sh\ntrap "echo heard; {then}" TERM\necho runs\nwhile :; do sleep
 FORCED = ["cancelled", "teardown", "signal:15", 143, "signal", True, 15]
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("code", "numbers", "grace", "expected"),
     [
         (SLEEPS, [15], 1000.0, ["cancelled", "run", "signal:15", 143, "signal", False, 15]),
@@ -361,7 +361,7 @@ def left(given: dict[str, Any], how: str) -> list[Any]:
     return trio.run(main)
 
 
-@pytest.mark.parametrize(
+@one_case(
     ("how", "out"),
     [("leaves", "cancelled False"), ("error", 'KeyError("the body\'s")'), ("cancelled", "cancelled True")],
 )

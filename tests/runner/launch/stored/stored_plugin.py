@@ -1,11 +1,12 @@
-"""A plugin whose plan is kept, and everything that may be changed under it."""
+"""A plugin whose plan is stored, and everything that may be changed under it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.conftest import Caller
@@ -14,10 +15,10 @@ Write = Callable[..., Path]
 
 MANIFEST = """\
 [plugin]
-id = "kept"
+id = "stored"
 version = "1.0.0"
-name = "Kept"
-description = "Starts from a plan that was kept."
+name = "Stored"
+description = "Starts from a plan that was stored."
 min_nexo_version = ">=0.1"
 [plugin.entrypoint]
 command = "./plugin"
@@ -40,10 +41,10 @@ ceiling = ["WORD"]
 pass = ["WORD"]
 """
 USED = "runner: a stored plan is used"
-SETTLED = 2.3  # seconds: what changed later than that is not kept
+ENDED = (3, "with s3cret-word and \ntext\n")
 
 
-class KeptPlugin:
+class StoredPlugin:
     def __init__(self, caller: Caller, place: Path, write_file: Write) -> None:
         self.caller = caller
         self.place = place
@@ -58,13 +59,27 @@ class KeptPlugin:
         self.policy = write_file(place / "policy.toml", POLICY.format(place=place))
         caller.give(place)
 
+    def run(
+        self, *args: str, env: Mapping[str, str] | None = None, cwd: str = "/"
+    ) -> subprocess.CompletedProcess[str]:
+        words = ("exec", "--policy", str(self.policy), str(self.folder))
+        given = {"RUNNER_DEBUG": "1", "WORD": "s3cret-word", **(env or {})}
+        return self.caller(*words, *(("--", *args) if args else ()), env=given, cwd=cwd)
 
-def _socket(plugin: KeptPlugin) -> None:
+    def use(self) -> None:
+        """Launch until a stored plan is used: the control of what follows."""
+        first = self.run()
+        used = first if USED in first.stderr else self.run()
+        assert USED in used.stderr, used.stderr
+        assert (first.returncode, first.stdout) == (used.returncode, used.stdout) == ENDED
+
+
+def _socket(plugin: StoredPlugin) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(plugin.read / "socket"))
 
 
-def swap(plugin: KeptPlugin) -> None:
+def swap(plugin: StoredPlugin) -> None:
     """Another folder in its place, with the same names, times and contents."""
     held = plugin.read.stat()
     plugin.read.rename(plugin.place / "old")
@@ -73,7 +88,7 @@ def swap(plugin: KeptPlugin) -> None:
     os.utime(plugin.read, ns=(held.st_atime_ns, held.st_mtime_ns))
 
 
-def _link(plugin: KeptPlugin) -> None:
+def _link(plugin: StoredPlugin) -> None:
     plugin.read.rename(plugin.place / "old")
     plugin.read.symlink_to(plugin.place / "old")
 
@@ -91,7 +106,7 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
-REFUSED: dict[str, tuple[Callable[[KeptPlugin], object], str]] = {
+REFUSED: dict[str, tuple[Callable[[StoredPlugin], object], str]] = {
     "a socket in a source": (_socket, "special_file"),
     "a pipe in a source": (lambda plugin: os.mkfifo(plugin.read / "pipe"), "special_file"),
     "a link in place of a source": (_link, "symlink"),
@@ -106,7 +121,7 @@ REFUSED: dict[str, tuple[Callable[[KeptPlugin], object], str]] = {
     "the program is gone": (lambda plugin: plugin.program.unlink(), "not_found"),
     "the interpreter is gone": (lambda plugin: plugin.shell.unlink(), "not_found"),
 }
-CHANGED: dict[str, Callable[[KeptPlugin], object]] = {
+CHANGED: dict[str, Callable[[StoredPlugin], object]] = {
     "manifest": lambda plugin: append(plugin.manifest, "# more\n"),
     "manifest, another file": lambda plugin: _replace(plugin.manifest),
     "policy": lambda plugin: append(plugin.policy, "# more\n"),
@@ -119,7 +134,7 @@ CHANGED: dict[str, Callable[[KeptPlugin], object]] = {
 }
 
 
-def entries(plugin: KeptPlugin) -> list[Path]:
+def entries(plugin: StoredPlugin) -> list[Path]:
     folder = Path("/var/cache/runner") if plugin.caller.uid == 0 else plugin.caller.home / ".cache/runner"
     mine = str(plugin.manifest).encode()  # others may be beside it
     found = [path for path in folder.glob("plan-*") if path.is_file() and mine in path.read_bytes()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ import pytest
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
 from tests.tables import one_case
+from tests.template import settled
 
 Write = Callable[..., Path]
 
 USED = "runner: a stored plan is used"
-SETTLED = 2.3  # seconds: what changed later than that is not kept
 # Those with a manifest. Others are programs that tests write a manifest for.
 PLUGINS = sorted(
     str(path.relative_to(ROOT / "tests/plugins"))
@@ -50,19 +49,17 @@ def twice(
     command = ("exec", "--report", str(report), *words)
     decided, was = None, None
     # The first launch may make the state directory, which is another machine for the next.
-    for attempt in range(6):
-        kept = caller(*command, input=said, env={"RUNNER_DEBUG": "1"})
-        if USED in kept.stderr:
+    for _ in range(6):
+        stored = caller(*command, input=said, env={"RUNNER_DEBUG": "1"})
+        if USED in stored.stderr:
             break
-        decided, was = kept, told(report)
-        if attempt:
-            time.sleep(SETTLED)
-    assert decided is not None and USED in kept.stderr, kept.stderr
-    lines = [line for line in kept.stderr.splitlines() if not line.startswith("runner: a stored")]
+        decided, was = stored, told(report)
+    assert decided is not None and USED in stored.stderr, stored.stderr
+    lines = [line for line in stored.stderr.splitlines() if not line.startswith("runner: a stored")]
     before = [line for line in decided.stderr.splitlines() if "stored plan" not in line]
-    assert (kept.returncode, kept.stdout, lines) == (decided.returncode, decided.stdout, before)
+    assert (stored.returncode, stored.stdout, lines) == (decided.returncode, decided.stdout, before)
     assert told(report) == was
-    return kept, was
+    return stored, was
 
 
 @pytest.mark.launches
@@ -78,7 +75,6 @@ def test_every_plugin_runs_the_same(
     place = plugin_dir / "reports"
     place.mkdir()
     runner_as.give(plugin_dir)
-    time.sleep(SETTLED)
     file = folder / Path(*Path(manifest).parts[1:])
     server = next(iter(json.loads(file.read_text())["mcpServers"])) if file.name == "mcp.json" else None
     found: dict[str, Any] = elsewhere.run(runner_as, same_plan, str(file), server)
@@ -174,13 +170,13 @@ def test_every_end_is_told_the_same(
     place = plugin_dir / "reports"
     place.mkdir()
     runner_as.give(plugin_dir)
-    time.sleep(SETTLED)
-    if script is None:  # it is refused, by the plan: and what is refused is never kept
+    caller = settled(runner_as)
+    if script is None:  # it is refused, by the plan: and what is refused is never stored
         for _ in range(2):
-            ended = runner_as("exec", str(folder), env={"RUNNER_DEBUG": "1"})
+            ended = caller("exec", str(folder), env={"RUNNER_DEBUG": "1"})
             assert USED not in ended.stderr and ended.returncode == 126
         return
-    twice(runner_as, place, str(folder), said="asked\n")
+    twice(caller, place, str(folder), said="asked\n")
 
 
 @pytest.mark.launches
@@ -197,11 +193,10 @@ def test_a_plugin_with_state_keeps_it(
         0o755,
     )
     runner_as.give(plugin_dir)
-    time.sleep(SETTLED)
     counts, used = [], []
     for _ in range(4):
         place = ("--state-dir", str(plugin_dir / "state")) if chosen else ()
-        ended = runner_as("exec", *place, str(folder), env={"RUNNER_DEBUG": "1"})
+        ended = settled(runner_as)("exec", *place, str(folder), env={"RUNNER_DEBUG": "1"})
         counts.append(ended.stdout.strip())
         used.append(USED in ended.stderr)
     assert counts == ["1", "2", "3", "4"]
@@ -223,6 +218,5 @@ def test_a_plugin_with_hosts_runs_the_same(
     policy = write_file(plugin_dir / "policy.toml", text)
     place.mkdir()
     runner_as.give(plugin_dir)
-    time.sleep(SETTLED)
-    ended, told_of = twice(runner_as, place, "--policy", str(policy), str(folder))
+    ended, told_of = twice(settled(runner_as), place, "--policy", str(policy), str(folder))
     assert "nameserver" in ended.stdout and told_of["network"] is not None

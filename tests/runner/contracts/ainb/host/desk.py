@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import trio
+
 from runner.contracts.ainb.declared import Declared, exports_of
 from runner.contracts.ainb.host.services import AinbMethods, provide
 from runner.contracts.ainb.payload import decode, encode
@@ -61,7 +63,7 @@ class Desk:
         self.asked: list[Call] = []
         self.answers: Mapping[str, Any] = {}  # to calls, by name
         if attached:
-            self.guard.attach(self._tell, self._ask)
+            self.guard.attach(self._tell, trio.lowlevel.checkpoint, self._ask)
 
     def _tell(self, method: str, params: Any) -> None:
         assert method == "plugin/handle_event" and set(params) == {"topic", "payload"}

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 import trio
 import trio.lowlevel
+import trio.testing
 
 from runner.contracts.ainb.declared import Declared
 from runner.contracts.ainb.host.sockets import (
+    READ_BYTES,
     SOCKETS_MOST,
     UNSENT_MOST_BYTES,
     UnixSockets,
@@ -196,11 +198,13 @@ async def test_what_the_policy_denies_is_not_dialled(place: Path) -> None:
     path = str(place / "s")
     async with echo_server(place / "s"):
         for denied in ((path,), (str(place),)):
-            sockets = UnixSockets([path], {}, lambda method, params: None, denied)
+            sockets = UnixSockets([path], {}, lambda method, params: None, trio.lowlevel.checkpoint, denied)
             with pytest.raises(HostError) as caught:
                 await sockets.dial(path)
             assert caught.value.code == -32001
-        sockets = UnixSockets([path], {}, lambda method, params: None, (f"{place}/other",))
+        sockets = UnixSockets(
+            [path], {}, lambda method, params: None, trio.lowlevel.checkpoint, (f"{place}/other",)
+        )
         assert (await sockets.dial(path))["stream_id"]  # the control
         sockets.close_all()
 
@@ -220,7 +224,7 @@ async def test_sockets_that_command_the_host_are_not_dialled(place: Path) -> Non
 
 async def test_a_search_that_hangs_is_abandoned(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(place / "s")
-    sockets = UnixSockets([path], {}, lambda method, params: None)
+    sockets = UnixSockets([path], {}, lambda method, params: None, trio.lowlevel.checkpoint)
     going, ended = threading.Event(), threading.Event()
     opened = []
 
@@ -269,7 +273,7 @@ async def test_a_listener_whose_queue_is_full_is_no_connection(place: Path) -> N
         listener.bind(path)
         listener.listen(0)
         first.connect(path)  # the queue is full now: nobody accepts
-        dialled = UnixSockets([path], {}, lambda method, params: None)
+        dialled = UnixSockets([path], {}, lambda method, params: None, trio.lowlevel.checkpoint)
         with pytest.raises(HostError, match="dial"), trio.fail_after(10):
             await dialled.dial(path)
 
@@ -286,3 +290,34 @@ async def test_the_policys_deny_reaches_the_sockets_of_a_session(place: Path) ->
         assert (await free.result("host/unix_socket_dial", {"path": path}))["stream_id"]  # the control
         free.guard.detach()
         denying.guard.detach()
+
+
+async def test_a_daemon_waits_while_the_plugin_has_no_room(place: Path) -> None:
+    """Its bytes are a stream: with some left out, the rest would be wrong."""
+    path, size = str(place / "s"), 8 << 20
+    room, sent, whole, told = trio.Event(), trio.Event(), trio.Event(), bytearray()
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.send_all(bytes(size))
+        sent.set()
+        await stream.aclose()
+
+    def tell(method: str, params: Any) -> None:
+        told.extend(decode(json.loads(params["payload"]).get("bytes", "")))
+        if len(told) == size:
+            whole.set()
+
+    sockets = UnixSockets([path], {}, tell, room.wait)
+    listening = trio.socket.socket(trio.socket.AF_UNIX)
+    await listening.bind(path)
+    listening.listen()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, serve, [trio.SocketListener(listening)])
+        await sockets.dial(path)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert 0 < len(told) <= READ_BYTES and not sent.is_set()
+        room.set()
+        with trio.fail_after(30):
+            await whole.wait()
+        nursery.cancel_scope.cancel()
+    sockets.close_all()

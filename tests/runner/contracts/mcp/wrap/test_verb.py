@@ -235,3 +235,33 @@ def test_a_host_starts_what_was_written(
     assert answer() == {"TOKEN": SECRET, "HOST_ONLY": None, "argv": argv, "caged": True}
     assert account_as("wrap", path, "--undo", "--yes").returncode == 0
     assert path.read_bytes() == before
+
+
+def test_what_comes_next_and_what_is_missing(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    folder = plugin_dir / "project"
+    kept = write_file(folder / "kept/notes.txt", "").parent
+    servers = {
+        "memory": {"command": "/bin/true", "env": {"MEMORY_FILE_PATH": f"{kept}/new.jsonl", "TOKEN": SECRET}},
+        "db": {"command": "/bin/true", "args": [f"--db-path={kept}/x.db", f"{kept}/notes.txt"]},
+        "here": {"command": "/bin/true", "args": ["${workspaceFolder}/kept"]},
+        "gone": {"command": "/opt/no-such", "args": [f"{folder}/none"]},
+        "plain": {"command": "/bin/true", "args": ["-v", "/v1/chat", "/usr/share"]},
+    }
+    file = write_file(folder / ".cursor/mcp.json", json.dumps({"mcpServers": servers}))
+    own = write_file(runner_as_user.home / ".cursor/mcp.json", json.dumps({"mcpServers": servers}))
+    runner_as_user.give(folder)
+    runner_as_user.give(own.parent)
+    told = runner_as_user("wrap", file, "--yes").stdout.splitlines()
+    allow = f"  runner allow {file} --server"
+    assert f"{allow} memory --write {kept}" in told
+    assert f"{allow} db --write {kept} --read {kept}/notes.txt" in told
+    assert f"{allow} here --read {kept}" in told
+    assert len([line for line in told if line.startswith("  runner allow")]) == 3
+    missing = f"WARNING: /opt/no-such does not exist: correct the command; a relative path starts at {folder}"
+    assert f"  gone: will run in a cage; {missing}; WARNING: there is no {folder}/none" in told
+    assert SECRET not in "".join(told)
+    # A user's own configuration is for whatever project is open.
+    told = runner_as_user("wrap", own, "--yes").stdout.splitlines()
+    assert f"  runner allow {own} --server here --read ." in told

@@ -362,11 +362,10 @@ def test_two_servers_of_one_name_share_neither_state_nor_approvals(
 
     assert [run(mine, *keep).stdout, run(mine, *keep).stdout] == ["", "kept\n"]  # the control
     assert run(clone, *keep).stdout == ""
-    assert run(mine, *keep, "other").stdout == ""
-    assert run(mine, *keep).stdout == "kept\n"
+    assert run(mine, *keep, "other").stdout == "kept\n"  # it is the same entry with other arguments
     states = server.caller("state", "list", "--json").stdout
     ours = [each for each in json.loads(states)["states"] if str(plugin_dir) in (each["manifest"] or "")]
-    assert len(ours) == 3
+    assert len(ours) == 2
     for each in ours:
         assert server.caller("state", "remove", each["name"]).returncode == 0
 
@@ -396,7 +395,7 @@ def test_what_is_unusual_stands_out(user_server: Server) -> None:
     assert marked == sorted(
         [
             f"! write {user_server.more} it can change what is there",
-            f"! read {home}/notes in your home directory",
+            f"! read {home}/notes in your home directory; does not exist now",
             "! host *.example.org:443 a wildcard",
             "! host 10.1.2.3:5432 it is private",
             "! host example.net:* every port",
@@ -481,6 +480,64 @@ def test_the_list(user_server: Server) -> None:
     user_server.file.unlink()
     assert "(the file is gone)" in user_server.caller("allow", "--list").stdout
     assert user_server.caller("allow", "--revoke", user_server.file).returncode == 0
+
+
+def test_all_of_a_file_is_revoked_only_after_a_question(user_server: Server) -> None:
+    entry = {"command": "/bin/cat", "args": ["x"], "x-sandbox": {"read": [str(user_server.data)]}}
+    user_server._write_file(user_server.file, json.dumps({"mcpServers": {"one": entry, "two": entry}}))
+    for name in ("one", "two"):
+        assert user_server.allow("--yes", "--server", name).returncode == 0
+    done = subprocess.run(
+        user_server.caller.command("allow", "--revoke", user_server.file),
+        env=user_server.caller.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 2 and len(user_server.records()) == 2
+    # What it is about comes before the error, also in one pipe.
+    first, *_, last = done.stdout.splitlines()
+    assert "one (mcp)" in first and "--yes revokes them all" in last
+    assert user_server.caller("allow", "--revoke", user_server.file, "--server", "one").returncode == 0
+    assert user_server.allow("--yes", "--server", "one").returncode == 0
+    assert user_server.caller("allow", "--revoke", "--yes", user_server.file).returncode == 0
+    assert user_server.records() == []
+
+
+def test_what_could_never_start_is_not_recorded(user_server: Server) -> None:
+    for command in ("/no/such", "no-such"):
+        user_server.write(None, command=command)
+        said = user_server.allow("--yes", "--read", user_server.more)
+        assert said.returncode == 10 and "nothing is recorded" in said.stderr, said.stderr
+        assert "does not exist" in said.stderr or "is not on PATH" in said.stderr
+    user_server.write(None)
+    said = user_server.allow("--yes", "--read", user_server.more / "none")
+    assert said.returncode == 0 and "none  does not exist now" in said.stdout
+    assert len(user_server.records()) == 1
+
+
+@pytest.mark.needs("root")
+@pytest.mark.usefixtures("nothing_left")
+def test_a_folder_that_the_plugin_could_not_write(
+    runner_as_root: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    server = Server(runner_as_root, plugin_dir, write_file)
+    server.write(None, command="/usr/bin/touch", args=[str(server.more / "made")])
+    said = server.allow("--yes", "--write", server.more)
+    assert said.returncode == 21 and server.records() == []
+    chown = said.stderr.partition("chown ")[2].split()[:2]
+    assert chown[1] == str(server.more)
+    os.chown(server.more, int(chown[0]), -1)  # the choice that works
+    assert server.allow("--yes", "--write", server.more).returncode == 0
+    done = server.exec()
+    assert done.returncode == 0, done.stderr
+    assert (server.more / "made").stat().st_uid == int(chown[0])
+    (server.more / "made").unlink()
+    os.chown(server.more, 0, -1)
+    states = json.loads(server.caller("state", "list", "--json").stdout)["states"]
+    [own] = [each["name"] for each in states if each["manifest"] == str(server.file)]
+    assert server.caller("state", "remove", own).returncode == 0
 
 
 @one_case(

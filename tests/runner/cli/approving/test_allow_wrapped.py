@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.allow import unwrap_subject
+from runner.cli.approving.subject import unwrap_subject
 from runner.launch.read import load
 from runner.launch.stages import Invocation, Stopwatch
 

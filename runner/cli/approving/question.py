@@ -1,0 +1,291 @@
+"""What `runner allow` shows a person, and what it records of the answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from shlex import join
+
+from runner.approvals.files import remove_record, require_safe_code, write_record
+from runner.approvals.record import VERSION, ApprovalRecord, asked_of, digest_of, key_of, with_program
+from runner.approvals.store import find_approval, find_inapplicable
+from runner.cli.approving.items import AskedItem, item_lines, items_of, limit_items
+from runner.cli.approving.subject import AllowSubject, command_for, own_words
+from runner.cli.shared.text import ask_person, day, say
+from runner.launch.prepare import hold_against_policy
+from runner.launch.stages import Decided, Loaded, Stopwatch
+from runner.outcome import EXIT, Failure, Outcome
+from sandbox.document.diagnostic import printable, quoted
+from sandbox.paths.homes import homes
+from sandbox.policy.approval import join_approvals
+from sandbox.policy.policy import steers
+from sandbox.spec import Approval, Denial
+from sandbox.speed.typed import Iterator
+from sandbox.speed.value import NamedTuple
+
+_DECLINED = _DIFFERENT = _NOT_FOUND = 1
+
+
+class _Proposal(NamedTuple):
+    """What is shown to the person and then recorded. Both come from one reading of the manifest."""
+
+    subject: AllowSubject
+    record: ApprovalRecord
+    old: ApprovalRecord | None
+    before: Decided  # without an approval
+    after: Decided  # with it
+
+    @property
+    def loaded(self) -> Loaded:
+        return self.subject.loaded
+
+
+def propose(subject: AllowSubject, added: Approval, *, sure: bool) -> int:
+    """Show what the plugin asks for and what is added, ask, and record a yes. `sure`: without a question.
+    Returns the exit status. Raises ValueError, Failure and ApprovalsUnusable."""
+    loaded = subject.loaded
+    key = key_of(loaded.plugin)
+    if key is None:
+        raise ValueError("this plugin has no name to allow something by")
+    key, code = with_program(key, loaded.plugin, os.environ)
+    require_safe_code(code)
+    old = find_approval(key, os.environ)
+    other = find_inapplicable(key, os.environ) if old is None else None
+    outdated = other if other is not None and other.version != VERSION else None
+    for each in (old, outdated):
+        added = added if each is None else join_approvals(each.added, added)
+    is_command = loaded.invocation.command is not None
+    asked = Approval() if is_command else asked_of(loaded.plugin)
+    record = ApprovalRecord(key, asked, added, digest_of(loaded.plugin), time.time())
+    none = ApprovalRecord(key, Approval())
+    before = hold_against_policy(loaded, os.environ, none)
+    after = hold_against_policy(loaded, os.environ, record)
+    shown = _Proposal(subject, record, old, before, after)
+    say("\n".join(map(printable, _lines(shown))), sys.stdout)
+    if impossible := list(_impossible(added, after)):
+        say("\n".join(f"runner allow: {printable(each)}" for each in impossible))
+        say("  nothing is recorded: the plugin could not start with it")
+        return EXIT["policy_denied"]
+    if (failure := _launch_failure(after)) is not None and (lasting := _lasting(failure.outcome, added)):
+        for told, hint in lasting:
+            say(f"runner allow: {printable(told)}\n  {printable(hint)}")
+        say("  nothing is recorded: the plugin could not start with it")
+        return EXIT[failure.outcome.code]
+    refused = {(denial.rule, denial.asked, denial.where) for denial in after.grant.denials}
+    needed = [each for each in before.grant.denials if (each.rule, each.asked, each.where) not in refused]
+    # The project folder is judged when the cage is planned, so it is not among the denials.
+    gives_project = (before.policy.project, after.policy.project) == ("none", "read")
+    if not needed and not gives_project and added.is_empty and old is None:
+        return _say_needless(after, is_command=is_command)
+    if not needed and not gives_project and (added.is_empty or _all_refused(added, after)):
+        say("runner allow: nothing of this would count, so nothing is recorded")
+        return EXIT["policy_denied"]
+    if old is not None and (old.asked, old.added, old.digest) == (asked, added, record.digest):
+        say(f"\nYou allowed exactly this on {day(old.when)}.", sys.stdout)
+        return EXIT["ok"]
+    if not sure and not sys.stdin.isatty():
+        raise ValueError("there is no terminal to ask on; --yes allows what is shown without asking")
+    if not sure and not ask_person("Allow this?"):
+        say("runner allow: nothing is recorded")
+        return _DECLINED
+    write_record(record, os.environ)
+    if outdated is not None:
+        remove_record(key.stem, os.environ)
+    say(f"Allowed. To take it back: runner allow --revoke {key.name[:12]}", sys.stdout)
+    return EXIT["ok"]
+
+
+def _impossible(added: Approval, after: Decided) -> Iterator[str]:
+    """Messages about paths that no approval can grant, judged by name. A launch also checks the files."""
+    if not added.read and not added.write:
+        return
+    from runner.launch.denylist import make_denylist
+    from sandbox.paths.mounts import read_mounts
+    from sandbox.spec import Access
+
+    denylist = make_denylist(after, "", read_mounts(), os.environ)
+    paths: tuple[tuple[Access, tuple[str, ...]], ...] = (("read", added.read), ("write", added.write))
+    for access, asked in paths:
+        for path in asked:
+            # The real name too: make_denylist knows both, and the path may be a link.
+            for name in dict.fromkeys((path, os.path.realpath(path))):
+                if hit := denylist.name_hit(name, access):
+                    yield f"--{access} {path}: {hit.sentence()}"
+                    break
+
+
+def _launch_failure(after: Decided) -> Failure | None:
+    """Why the plugin could not start with the approval, by its plan; None: it could. Nothing is started."""
+    from runner.launch.plan import plan
+    from runner.launch.sources import Sources
+
+    if after.grant.refused:
+        return None  # told already
+    try:
+        with Sources() as sources:
+            plan(after, os.environ, Stopwatch(), sources)
+    except Failure as failure:
+        return failure
+    return None
+
+
+def _lasting(outcome: Outcome, added: Approval) -> list[tuple[str, str]]:
+    """Why an approval would be in vain, each reason with what to do: there is no program to record it for, or
+    what is added cannot be given. Otherwise the machine may be at fault, and others may mend that."""
+    if (outcome.code, outcome.cause) == ("launch_failed", "not_found"):
+        return [(outcome.message, outcome.hint)]
+    paths = (*added.read, *added.write)
+    return [(f"{each.asked}: {each.reason}", each.hint) for each in outcome.denials if each.asked in paths]
+
+
+def _all_refused(added: Approval, after: Decided) -> bool:
+    refused = {denial.asked for denial in after.grant.denials}
+    return all(item.what in refused or f"network {item.what}" in refused for item in items_of(added))
+
+
+def _say_needless(after: Decided, *, is_command: bool) -> int:
+    if after.grant.refused:
+        say("runner allow: nothing of this can be allowed by you, so nothing is recorded")
+        return EXIT["policy_denied"]
+    told = f"Policy {printable(after.policy.name)} gives it all that it asks for: nothing has to be allowed."
+    if is_command:
+        told = "There is nothing to allow besides: add --read, --write, --net or --env."
+    say(f"\n{told}", sys.stdout)
+    return EXIT["ok"]
+
+
+def _lines(shown: _Proposal) -> Iterator[str]:
+    plugin, record = shown.loaded.plugin, shown.record
+    entrypoint = plugin.entrypoint
+    version = f" {plugin.version}" if plugin.version else ""
+    yield f"{plugin.id}{version} ({plugin.contract}) from {plugin.manifest}"
+    if entrypoint is not None:
+        entry = shown.subject.entry
+        written = None if entry is None else entry.plugin.entrypoint  # without values, which may be secrets
+        words = written or entrypoint
+        yield f"runs    {join((words.command, *words.args))}"
+    if record.key.program not in ("", "" if entrypoint is None else entrypoint.command):
+        yield f"program {record.key.program}"
+    for path in record.key.chosen:
+        yield f"   with {path}"
+    if record.key.scope:
+        yield f"project {record.key.scope}"
+    if record.key.folder:
+        yield f"folder  {record.key.folder}"
+    yield f"policy  {shown.after.policy.name}"
+    own = homes(os.environ)
+    project = "" if plugin.project is None else plugin.project.path
+    items = items_of(record.asked, own, project)
+    yield ""
+    if not plugin.spec.enabled:
+        yield "  ! it asks to run without a cage; a yes does not give it that"
+    limits = limit_items(plugin.spec.limits)
+    if shown.loaded.invocation.command is None:
+        yield "It asks for:" if items or limits else "It asks for nothing beyond what every plugin gets."
+        yield from item_lines((*items, *limits), _notes(shown, (*items, *limits)))
+    elif words_of_its_own := own_words(shown.subject):
+        yield "Its own options give it:"
+        yield from words_of_its_own
+    for each in plugin.spec.env:
+        if each.value and steers(each.name):
+            yield f"{each.name} is set to {quoted(each.value, 400)}; this yes is for that value"
+    if shown.subject.folder_unknown:
+        yield (
+            f"This yes holds for {record.key.folder}, because its words are relative: if its host starts it"
+            " in another folder, run runner allow there"
+        )
+    if not record.added.is_empty:
+        yield "You allow besides:"
+        more = items_of(record.added, own)
+        yield from item_lines(more, _notes(shown, more))
+    for denial in _still_refused(shown):
+        yield f"It would still be refused now: {denial.asked}: {denial.reason}"
+        if denial.hint:
+            yield f"    {denial.hint}"
+    yield from _unasked_paths(shown)
+
+
+def _notes(shown: _Proposal, items: tuple[AskedItem, ...]) -> dict[AskedItem, str]:
+    """A note about each item: what an approval changes about it."""
+    before = {denial.asked for denial in shown.before.grant.denials}
+    lacking = {denial.asked for denial in shown.after.grant.denials if denial.rule == "env_missing"}
+    refused = {denial.asked for denial in shown.after.grant.denials} - lacking
+    old = None if shown.old is None else items_of(shown.old.whole, homes(os.environ))
+    asked = items_of(shown.record.asked, homes(os.environ))
+    notes: dict[AskedItem, str] = {}
+    for item in items:
+        words = {item.what, f"{item.kind} {item.what}"}
+        if item.kind == "limit":
+            notes[item] = "a limit; the policy's ceiling holds"
+        elif words & refused:
+            notes[item] = "CANNOT BE ALLOWED by you"
+        elif words & lacking:
+            notes[item] = "not set here now"
+        elif item.kind in ("read", "write") and item.what.startswith("/") and not os.path.lexists(item.what):
+            notes[item] = "does not exist now"
+        elif old is not None and item not in old and item.kind != "project":
+            notes[item] = "NEW since your last yes"
+        elif item in asked and not words & before:
+            notes[item] = "" if item.kind == "host" else "the policy gives it without a yes"
+    return notes
+
+
+def _still_refused(shown: _Proposal) -> tuple[Denial, ...]:
+    return shown.after.grant.refused
+
+
+def _unasked_paths(shown: _Proposal) -> Iterator[str]:
+    """Advice about host paths in the arguments and variables that the cage does not show: most servers name
+    their folders there."""
+    from sandbox.paths.mounts import contains
+    from sandbox.plan.mentions import words_of
+    from sandbox.policy.policy import RUNTIME_PATHS
+
+    plugin, record = shown.loaded.plugin, shown.record
+    if plugin.entrypoint is None:
+        return
+    given = {*record.whole.read, *record.whole.write, *RUNTIME_PATHS, *asked_of(plugin).read}
+    given |= set(asked_of(plugin).write)
+    named: dict[str, str] = {}
+    env = ((each.name, each.value) for each in plugin.spec.env if each.value is not None)
+    for _, variable, word in words_of(plugin.entrypoint.args, env):
+        path = os.path.expanduser(word.removeprefix("file://"))
+        if not path.startswith("/") or "\0" in path or len(path) > 4095:
+            continue
+        path = "/" + os.path.normpath(path).lstrip("/")
+        if path != "/" and os.path.exists(path) and not any(contains(each, path) for each in given):
+            named.setdefault(path, f"The variable {variable} names" if variable else "Its arguments name")
+    for path, who in named.items():
+        yield f"{who} {path}, which it does not ask for: add --read {path} or --write {path}"
+
+
+# --- what has changed ---------------------------------------------------------------------------------------
+
+
+def print_diff(subject: AllowSubject) -> int:
+    """Show what the plugin asks for that it did not ask for when it was allowed, or the reverse."""
+    loaded = subject.loaded
+    key = key_of(loaded.plugin)
+    key = None if key is None else with_program(key, loaded.plugin, os.environ)[0]
+    old = None if key is None else find_approval(key, os.environ)
+    if old is None:
+        told = f"you have allowed nothing for this plugin; {command_for(subject)} shows what it asks"
+        say(f"runner allow: {told}")
+        return _NOT_FOUND
+    own = homes(os.environ)
+    asked = Approval() if loaded.invocation.command is not None else asked_of(loaded.plugin)
+    project = "" if loaded.plugin.project is None else loaded.plugin.project.path
+    then, now = items_of(old.asked, own, project), items_of(asked, own, project)
+    lines = [f"+ {line[2:]}" for line in item_lines(item for item in now if item not in then)]
+    lines += [f"- {line[2:]}" for line in item_lines(item for item in then if item not in now)]
+    if not lines and old.digest != digest_of(loaded.plugin) and loaded.invocation.command is None:
+        lines.append("  only the limits that it asks for have changed")
+    say(printable(f"{loaded.plugin.id} ({loaded.plugin.contract}), allowed on {day(old.when)}"), sys.stdout)
+    if not lines:
+        say("  it asks for the same as then", sys.stdout)
+        return EXIT["ok"]
+    say("\n".join(map(printable, lines)), sys.stdout)
+    if any(line.startswith("+") for line in lines):
+        say(f"\nTo allow what is new: {printable(command_for(subject))}", sys.stdout)
+    return _DIFFERENT

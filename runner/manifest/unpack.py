@@ -1,0 +1,198 @@
+"""A package that is given as a tar: unpacked once, into a folder that is named by the tar's SHA-256.
+
+    UNPACKED/DIGEST/        beside the state directories of plugins
+
+Nobody but root (or the user who runs the runner) can write there, and each plugin sees its own folder only.
+The digest is that of the bytes which were unpacked. The tar is somebody else's: only files and folders are
+taken, none outside of the package, and all of it is bounded. The runner removes nothing there.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import os
+import secrets
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from sandbox import look
+from sandbox.document.diagnostic import Diagnostic, DocumentError, printable, quoted
+from sandbox.files import write_all
+from sandbox.identity.removal import remove_tree
+from sandbox.identity.state import UNPACKED, state_root
+from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, resolve, walk, walk_below
+from sandbox.policy.load import trust_fault
+
+MOST_ENTRIES = 20_000  # files and folders of a package
+MOST_BYTES = 1 << 30  # of the whole tar, unpacked
+MOST_DEPTH = 32  # folders inside each other
+_MOST_HEADER_BYTES = 1 << 20  # of one member's extended header, which is read as a whole
+_MOST_EMPTY_READS = 100
+_CHUNK_BYTES = 1 << 18
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_GZIP = b"\x1f\x8b"
+
+
+class _Unfit(Exception):
+    """Why the tar is not unpacked."""
+
+
+class _Sequential:
+    """A file that is read from its beginning to its end, with a bound and the SHA-256 of what was read. A
+    seek forward reads what it skips."""
+
+    def __init__(self, file: IO[bytes] | gzip.GzipFile, most: int, most_at_once: int = MOST_BYTES) -> None:
+        self.sha256 = hashlib.sha256()
+        self._file, self._most, self._most_at_once = file, most, most_at_once
+        self._at = self._empty = 0
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= self._most_at_once:
+            raise _Unfit("it has a header that is too long")
+        data = self._file.read(size)
+        self._at += len(data)
+        self._empty += not data
+        if self._at > self._most or self._empty > _MOST_EMPTY_READS:
+            raise _Unfit(f"it has more than {self._most} bytes, or is cut short")
+        self.sha256.update(data)
+        return data
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int) -> int:
+        while self._at < place and self.read(min(place - self._at, _CHUNK_BYTES)):
+            pass
+        if self._at > place:
+            raise _Unfit("its members are not one after the other")
+        return self._at
+
+    def drain(self) -> str:
+        """Read the rest. Returns the digest."""
+        while self.read(_CHUNK_BYTES):
+            pass
+        return self.sha256.hexdigest()
+
+
+def unpack(path: str) -> str:
+    """The folder with the package of the tar. Raises DocumentError."""
+    look.doubt(f"{path} is a tar, whose content is read each time")
+    try:
+        with open(path, "rb") as file, _open_parent() as (place, parent):
+            digest = _Sequential(file, MOST_BYTES).drain()
+            if not os.path.isdir(os.path.join(place, digest)):
+                file.seek(0)
+                digest = _unpack(file, parent)
+            return os.path.join(place, digest)
+    except (_Unfit, tarfile.TarError, EOFError, zlib.error) as error:
+        hint = "make it with: tar -cf PACKAGE.tar -C FOLDER ."
+        raise _refused(path, f"the package cannot be unpacked: {error}", hint) from None
+    except (LinkRefused, TooManyLinks, OSError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        message, hint = f"the package cannot be unpacked: {why}", "unpack it yourself, and give the folder"
+        raise _refused(path, message, hint) from None
+
+
+def _refused(path: str, message: str, hint: str) -> DocumentError:
+    return DocumentError(Diagnostic(path, 0, 0, "package_tar", printable(message), hint))
+
+
+def unpacked_folder() -> str:
+    """Where packages are unpacked."""
+    return os.path.join(os.path.dirname(state_root(os.environ)), UNPACKED)
+
+
+@contextmanager
+def _open_parent() -> Iterator[tuple[str, int]]:
+    """The folder of all unpacked packages, made where it is missing: its path without links, a descriptor."""
+    real = resolve(unpacked_folder(), follow="own")
+    # The plugin's uid has to pass through root's folders. Folders of other users stay closed.
+    steps = walk(real, follow="none", make=0o711 if os.geteuid() == 0 else 0o700)
+    try:
+        status = os.fstat(steps[-1].fd)
+        fault = trust_fault(real, real)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022 or fault is not None:
+            raise _Unfit(f"others can change {real}" if fault is None else fault[0])
+        if os.geteuid() == 0:
+            os.chmod(".", 0o711, dir_fd=steps[-1].fd)
+        yield real, steps[-1].fd
+    finally:
+        close(steps)
+
+
+def _unpack(file: IO[bytes], parent: int) -> str:
+    """Unpack into a new folder and name it by its digest, which is returned."""
+    raw = _Sequential(file, MOST_BYTES)
+    name = f"new.{secrets.token_hex(16)}"
+    os.mkdir(name, 0o700, dir_fd=parent)
+    try:
+        steps = walk_below(parent, name)
+        try:
+            is_compressed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[attr-defined]
+            inside: Any = gzip.GzipFile(fileobj=raw) if is_compressed else raw
+            _extract(_Sequential(inside, MOST_BYTES, _MOST_HEADER_BYTES), steps[-1].fd)
+            digest = raw.drain()
+            os.chmod(".", 0o755, dir_fd=steps[-1].fd)
+        finally:
+            close(steps)
+        try:
+            os.rename(name, digest, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            remove_tree(name, parent, os.geteuid())  # another runner has unpacked the same
+        return digest
+    except BaseException:
+        remove_tree(name, parent, os.geteuid())
+        raise
+
+
+def _extract(stream: _Sequential, folder: int) -> None:
+    count = 0
+    with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
+        while (member := tar.next()) is not None:
+            tar.members = []  # it keeps all of them
+            count += 1
+            parts = [part for part in member.name.split("/") if part not in ("", ".")]
+            if count > MOST_ENTRIES or len(parts) > MOST_DEPTH:
+                raise _Unfit(
+                    f"it has more than {MOST_ENTRIES} entries, or {MOST_DEPTH} folders in each other"
+                )
+            if member.name.startswith("/") or ".." in parts or not member.name.isprintable():
+                raise _Unfit(f"{quoted(member.name)} is not a name in the package")
+            if member.isdir():
+                close(_make_folders(folder, parts))
+                continue
+            if not member.isreg() or member.issparse() or not parts:
+                raise _Unfit(f"{quoted(member.name)} is neither a file nor a folder")
+            _extract_file(tar, member, folder, parts)
+
+
+def _extract_file(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: int, parts: list[str]) -> None:
+    steps = _make_folders(folder, parts[:-1])
+    try:
+        fd = os.open(parts[-1], _NEW_FILE, 0o600, dir_fd=steps[-1].fd)
+        try:
+            content = tar.extractfile(member)
+            assert content is not None
+            while data := content.read(_CHUNK_BYTES):
+                write_all(fd, data)
+            if os.fstat(fd).st_size != member.size:
+                raise _Unfit("it is cut short")
+            os.fchmod(fd, 0o755 if member.mode & 0o111 else 0o644)
+        finally:
+            os.close(fd)
+    finally:
+        close(steps)
+
+
+def _make_folders(folder: int, parts: list[str]) -> list[Step]:
+    steps = walk_below(folder, "/".join(parts), make=True)
+    for step in steps[1:]:
+        os.chmod(".", 0o755, dir_fd=step.fd)
+    return steps

@@ -1,0 +1,147 @@
+"""The names that a plugin without a network looks up, so that people learn which host it wanted.
+
+The cell's init makes the plugin's network namespace, and sends us a socket that is bound to the address of
+the cage's name server. We answer every question at once: the name does not exist. No question leaves this
+process. There is no other process, and nothing is read or imported before a plugin asks.
+"""
+
+from __future__ import annotations
+
+import _socket
+import select
+import struct
+
+from sandbox.limits.meter import Meter
+from sandbox.spawn import spawner
+from sandbox.spawn.network import HEADER, outside_network
+from sandbox.spawn.order import (
+    NetlinkRequest,
+    NetworkOrder,
+    NetworkRecipe,
+    SocketRequest,
+    SpawnOrder,
+)
+from sandbox.spec import NAME_SERVER
+from sandbox.speed.scopes import contextmanager, suppress
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator, Mapping
+
+if TYPE_CHECKING:
+    from sandbox.network.audit import AuditLog
+    from sandbox.network.egress import AuditLine
+
+# After so many the socket is closed: the kernel refuses the rest at once, and a plugin that asks without
+# pause takes no more of our time.
+MOST_QUESTIONS = 2048
+_AT_ONCE = 16  # others wait for this process meanwhile
+
+# RTM_NEWLINK with REQUEST and ACK for interface 1, loopback: set IFF_UP. pyroute2 encodes the same bytes in
+# sandbox/network/recipe.py.
+_INTERFACE = struct.Struct("=BxHiII")
+LOOPBACK_UP = HEADER.pack(HEADER.size + _INTERFACE.size, 16, 5, 1, 0) + _INTERFACE.pack(0, 0, 1, 1, 1)
+
+_RECIPE = NetworkRecipe(
+    (NetlinkRequest("switch on loopback", 0, LOOPBACK_UP),),
+    (SocketRequest("dns_udp", 4, *NAME_SERVER),),
+)
+_RIGHTS = struct.Struct("=i")
+
+
+class NameQuestions(Meter):
+    """Answers the questions. Unlike other meters it never ends the plugin."""
+
+    def __init__(self, ours: _socket.socket, theirs: _socket.socket) -> None:
+        self.log: AuditLog | None = None  # None: it has asked for nothing
+        self.on_line: Callable[[AuditLine], None] | None = None  # see AuditLog
+        self._ours = ours
+        self._order = NetworkOrder(_RECIPE, theirs.fileno(), outside_network(), gate=False)
+        self._socket: _socket.socket | None = None
+        self._theirs = theirs
+        self._left = MOST_QUESTIONS
+        self._names: set[str] = set()
+
+    def spawn(self, order: SpawnOrder) -> int:
+        """Spawn, and take the socket. Without one the plugin's questions are refused by the kernel."""
+        try:
+            pid = spawner.spawn(order._replace(network=self._order))
+        finally:
+            self._theirs.close()
+        with suppress(OSError):  # nothing was sent
+            _, rights, _, _ = self._ours.recvmsg(64, _socket.CMSG_SPACE(_RIGHTS.size), _socket.MSG_DONTWAIT)
+            for _, _, data in rights:
+                self._socket = _socket.socket(fileno=_RIGHTS.unpack_from(data)[0])
+        return pid
+
+    def interest(self) -> Mapping[int, int]:
+        return {} if self._socket is None else {self._socket.fileno(): select.POLLIN}
+
+    def look(self, ready: Mapping[int, int], now: float) -> str | None:
+        if self._socket is not None and self._socket.fileno() in ready:
+            self._answer(_AT_ONCE)
+        return None
+
+    def close(self) -> None:
+        self._answer(MOST_QUESTIONS)  # of a plugin that did not wait for the answer
+        self._stop()
+
+    def _answer(self, most: int) -> None:
+        for _ in range(most):
+            if self._socket is None:
+                return
+            try:
+                message, sender = self._socket.recvfrom(_MESSAGE_BYTES)
+                if reply := self._reply(message):
+                    self._socket.sendto(reply, sender)
+            except BlockingIOError:
+                return
+            except OSError:
+                pass  # the sender is gone, or an error of an earlier reply is reported here
+            self._left -= 1
+            if not self._left:
+                self._stop()
+
+    def _reply(self, message: bytes) -> bytes:
+        from sandbox.gate import dns
+        from sandbox.gate.questions import read_host
+        from sandbox.network.audit import AuditLog
+        from sandbox.network.egress import NO_NETWORK, AuditLine
+
+        try:
+            question = dns.read_question(message)
+        except dns.UnansweredMessage:
+            return b""
+        if isinstance(question, dns.RefusedQuestion):
+            return question.reply
+        if question.kind in (dns.A, dns.AAAA):
+            try:
+                name, reason = read_host(question).text, NO_NETWORK
+            except ValueError as error:
+                name, reason = question.shown, str(error)
+            if name not in self._names:
+                self._names.add(name)
+                if self.log is None:
+                    self.log = AuditLog()
+                    self.log.on_line = self.on_line
+                self.log.store(AuditLine("dns", name, 0, "refused", reason=reason))
+        return dns.write_reply(question, dns.NXDOMAIN)
+
+    def _stop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+_MESSAGE_BYTES = 1233  # one more than sandbox/gate/dns.py reads
+
+
+@contextmanager
+def open_questions() -> Iterator[NameQuestions]:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
+    try:
+        questions = NameQuestions(ours, theirs)
+        try:
+            yield questions
+        finally:
+            questions.close()
+    finally:
+        ours.close()
+        theirs.close()

@@ -1,0 +1,152 @@
+"""A package in a tar: unpacked once, by its digest; what is not a package in a folder is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runner.manifest import unpack as module
+from runner.manifest.load import find, load
+from runner.manifest.unpack import unpack
+from sandbox.document.diagnostic import DocumentError
+from tests.conftest import ROOT
+from tests.tables import check_rows
+
+Add = Callable[[tarfile.TarFile], None]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where packages are unpacked."""
+    folder = tmp_path / "state"
+    monkeypatch.setattr(module, "state_root", lambda environ: str(folder / "plugins"))
+    return folder / "unpacked"
+
+
+def member(
+    name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, mode: int = 0o644, link: str = ""
+) -> Add:
+    def add(tar: tarfile.TarFile) -> None:
+        info = tarfile.TarInfo(name)
+        info.size, info.type, info.mode, info.linkname = len(data), kind, mode, link
+        tar.addfile(info, io.BytesIO(data))
+
+    return add
+
+
+def write(path: Path, *members: Add) -> str:
+    with tarfile.open(path, "w") as tar:
+        for add in members:
+            add(tar)
+    return str(path)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.exists() else []
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz", "tgz"])
+def test_a_tar_of_the_layout(tmp_path: Path, place: Path, ending: str) -> None:
+    devkit = ROOT / "tests/plugins/vai_devkit"
+    path = tmp_path / f"devkit.{ending}"
+    with tarfile.open(path, "w" if ending == "tar" else "w:gz") as tar:
+        tar.add(devkit, ".", filter=lambda info: info if "__pycache__" not in info.name else None)
+    found = find(str(path))
+    folder = Path(found.path).parent
+    assert (folder.parent, found.contract) == (place, "vai")
+    read = load(str(path))
+    assert read.plugin is not None and (read.plugin.id, read.plugin.root) == ("acme/devkit", str(folder))
+    for name in ("bin/plugin", "vai-plugin.toml", "schemas/any.json", "assets/note.txt"):
+        assert (folder / name).read_bytes() == (devkit / name).read_bytes()
+    assert (folder / "bin/plugin").stat().st_mode & 0o777 == 0o755
+    assert (folder / "assets/note.txt").stat().st_mode & 0o777 == 0o644
+    assert folder.stat().st_mode & 0o777 == 0o755
+    # The second time it is found by its digest. Other bytes have another.
+    before = folder.stat().st_ino
+    assert unpack(str(path)) == str(folder) and folder.stat().st_ino == before
+    other = unpack(write(tmp_path / "other.tar", member("vai-plugin.toml", b"x")))
+    assert other != str(folder) and sorted(os.listdir(place)) == sorted(
+        [folder.name, os.path.basename(other)]
+    )
+    with pytest.raises(DocumentError) as caught:
+        find(str(path), "nexo")
+    assert "plugins of nexo are not read from a tar" in caught.value.diagnostics[0].message
+
+
+def bomb(path: Path) -> str:
+    """Few bytes that become many."""
+    with tarfile.open(path, "w:gz") as tar:
+        member("large", bytes(17 << 20))(tar)
+    assert path.stat().st_size < 1 << 20
+    return str(path)
+
+
+def long_header(path: Path) -> str:
+    """An extended header of 64 MiB, which tarfile reads as a whole."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 64 << 20
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + bytes(4096))
+    return str(path)
+
+
+REFUSED: dict[str, tuple[tuple[Add, ...], str]] = {
+    "above": ((member("../evil", b"x"),), "'../evil' is not a name in the package"),
+    "above, later": ((member("a/../../evil", b"x"),), "is not a name in the package"),
+    "absolute": ((member("/tmp/evil", b"x"),), "'/tmp/evil' is not a name in the package"),
+    "a line break": ((member("a\nb", b"x"),), "is not a name in the package"),
+    "a link": ((member("bin", kind=tarfile.SYMTYPE, link="/etc"),), "'bin' is neither a file nor a folder"),
+    "through a link": (
+        (member("bin", kind=tarfile.SYMTYPE, link="/etc"), member("bin/evil", b"x")),
+        "neither a file nor a folder",
+    ),
+    "a hard link": ((member("a", b"x"), member("b", kind=tarfile.LNKTYPE, link="a")), "neither a file"),
+    "a device": ((member("null", kind=tarfile.CHRTYPE),), "neither a file nor a folder"),
+    "a FIFO": ((member("pipe", kind=tarfile.FIFOTYPE),), "neither a file nor a folder"),
+    "a name twice": ((member("a", b"x"), member("a", b"y")), "File exists"),
+    "a file as folder": ((member("a", b"x"), member("a/b", b"y")), "Not a directory"),
+    "too deep": ((member("/".join("x" * 33), b""),), "folders in each other"),
+}
+
+
+def test_what_is_refused_leaves_nothing(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(name: str, row: tuple[tuple[Add, ...], str]) -> None:
+        members, reason = row
+        path = write(tmp_path / "bad.tar", member("good", b"1"), *members)
+        with pytest.raises(DocumentError) as caught:
+            unpack(path)
+        [fault] = caught.value.diagnostics
+        assert reason in fault.message and fault.rule == "package_tar" and fault.hint, name
+        assert names(place) == []
+
+    check_rows(REFUSED, check)
+    assert names(tmp_path) == ["bad.tar", "state", "state/unpacked"]
+    good = write(tmp_path / "good.tar", member("good", b"1"))  # the control
+    assert names(Path(unpack(good))) == ["good"]
+    shutil.rmtree(place)
+    monkeypatch.setattr(module, "MOST_BYTES", 16 << 20)
+    for path in (bomb(tmp_path / "bomb.tgz"), long_header(tmp_path / "long.tar")):
+        with pytest.raises(DocumentError):
+            unpack(path)
+        assert names(place) == []
+    whole = Path(good).read_bytes()
+    for size in (0, 100, 512, 513):
+        (tmp_path / "cut.tar").write_bytes(whole[:size])
+        with pytest.raises(DocumentError):
+            unpack(str(tmp_path / "cut.tar"))
+        assert names(place) == []
+
+
+def test_a_place_that_others_can_change_is_refused(tmp_path: Path, place: Path) -> None:
+    path = write(tmp_path / "good.tar", member("good", b"1"))
+    place.mkdir(parents=True)
+    place.chmod(0o777)
+    with pytest.raises(DocumentError):
+        unpack(path)
+    place.chmod(0o700)
+    assert unpack(path)

@@ -1,0 +1,121 @@
+"""The questions of a plugin without a network: what it sends is hostile."""
+
+from __future__ import annotations
+
+import _socket
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sandbox.cell.questions import LOOPBACK_UP, MOST_QUESTIONS, NameQuestions
+from sandbox.gate import dns
+from sandbox.network import recipe
+from sandbox.network.egress import NO_NETWORK
+
+
+@contextmanager
+def asking() -> Iterator[tuple[NameQuestions, socket.socket]]:
+    """Questions with a socket of this namespace, and a client of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        served = _socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        served.bind(("127.0.0.1", 0))
+        client.connect(served.getsockname())
+        client.setblocking(False)
+        questions = NameQuestions(ours, theirs)
+        questions._socket = served
+        try:
+            yield questions, client
+        finally:
+            questions.close()
+
+
+def answers(questions: NameQuestions, client: socket.socket, *messages: bytes) -> list[bytes]:
+    for message in messages:
+        client.send(message)
+    while ready := {fd: select.POLLIN for fd in questions.interest() if select.select([fd], [], [], 0)[0]}:
+        questions.look(ready, 0.0)
+    found = []
+    while select.select([client], [], [], 0)[0]:
+        found.append(client.recv(4096))
+    return found
+
+
+def named(*labels: bytes, kind: int = dns.A) -> bytes:
+    text = b"".join(bytes([len(label)]) + label for label in labels) + b"\0"
+    return b"\0\7\1\0\0\1\0\0\0\0\0\0" + text + kind.to_bytes(2, "big") + b"\0\1"
+
+
+def test_loopback_is_switched_on_as_for_a_gate() -> None:
+    assert recipe._loopback_up() == LOOPBACK_UP
+
+
+def test_each_name_is_recorded_once_and_does_not_exist() -> None:
+    told = []
+    with asking() as (questions, client):
+        questions.on_line = told.append
+        both = named(b"API", b"example"), named(b"api", b"example", kind=dns.AAAA)
+        replies = answers(questions, client, *both, named(b"1", b"0", kind=dns.PTR))
+        assert [
+            dns.read_reply(reply, 7, "api.example", kind).code
+            for reply, kind in zip(replies, (dns.A, dns.AAAA), strict=False)
+        ] == [dns.NXDOMAIN] * 2
+        assert len(replies) == 3
+    assert [(line.name, line.verdict, line.reason) for line in told] == [
+        ("api.example", "refused", NO_NETWORK)
+    ]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        (b"*", b"com"),
+        (b"10.0.0.0/8",),
+        (b"10", b"0", b"0", b"1"),
+        (b"a.b",),
+        (b"a\x1b[2J", b"example"),
+        (b"a:443,b",),
+        (b"-x",),
+    ],
+)
+def test_no_entry_of_a_list_is_made_of_what_is_no_name(labels: tuple[bytes, ...]) -> None:
+    with asking() as (questions, client):
+        assert len(answers(questions, client, named(*labels))) == 1
+        assert questions.log is not None
+        [line] = questions.log.lines
+        assert line.reason != NO_NETWORK and line.name.isprintable() == (b"\x1b" not in b"".join(labels))
+
+
+def test_nothing_that_is_malformed_ends_it() -> None:
+    question = named(b"a", b"example")
+    broken = [
+        b"",
+        b"\0",
+        question[:-1],
+        question + b"x",
+        b"\xff" * 1300,
+        bytes(12),
+        b"\0\7\x80\0" + question[4:],
+    ]
+    broken += [question[:at] + b"\xff" + question[at + 1 :] for at in range(len(question))]
+    with asking() as (questions, client):
+        answers(questions, client, *broken)
+        assert answers(questions, client, question)  # the control: it still answers
+
+
+def test_a_flood_is_answered_up_to_a_number() -> None:
+    with asking() as (questions, client):
+        for number in range(0, 2 * MOST_QUESTIONS, 64):
+            if not questions.interest():
+                break
+            answers(
+                questions, client, *(named(b"n%d" % each, b"example") for each in range(number, number + 64))
+            )
+        assert not questions.interest() and number < MOST_QUESTIONS + 64
+        assert questions.log is not None and sum(questions.log.totals.values()) == MOST_QUESTIONS
+        client.send(named(b"late", b"example"))
+        with pytest.raises(ConnectionRefusedError):  # by the kernel, at once
+            client.recv(1024)

@@ -1,0 +1,39 @@
+"""What the doctor says about the runner's own files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandbox.doctor import own_files
+
+
+@pytest.mark.needs("root")
+def test_a_state_directory_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_files, "state_root", lambda environ: f"{tmp_path}/a/b")
+    assert own_files.state_directory({}).status == "ok"
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(own_files, "state_root", lambda environ: "/proc/sys/kernel/plugins")
+    found = own_files.state_directory({})
+    assert (found.status, found.cause) == ("degraded", "state_dir")
+    assert "plugins that ask for state are not started" in found.summary
+
+
+@pytest.mark.needs("root")
+def test_code_of_root_that_others_can_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "runner/cli/exec.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    monkeypatch.setattr(own_files, "CODE_ROOT", str(tmp_path))
+    monkeypatch.setattr(own_files, "_starts", lambda: iter([str(tmp_path)]))
+    assert [each.status for each in own_files.own_code(0)] == ["ok"]
+    assert own_files.own_code(1000) == []
+    os.chown(module, 1000, 1000)
+    [found] = own_files.own_code(0)
+    assert found.status == "degraded" and f"{module}: it belongs to uid 1000" in found.summary
+    os.chown(module, 0, 0)
+    module.parent.chmod(0o777)
+    [found] = own_files.own_code(0)
+    assert f"its directory {module.parent} can be written" in found.summary
