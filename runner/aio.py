@@ -41,8 +41,8 @@ from runner.library import (
     hide_secrets,
 )
 from runner.plugin import Plugin
+from runner.protocol.bus import Member, check_topic
 from runner.protocol.bus import Subscription as TrioSubscription
-from runner.protocol.bus import check_topic
 from runner.protocol.dialect import Kind
 from runner.protocol.host_services import (
     Broker,
@@ -152,7 +152,8 @@ class OpenPlugin:
         this task is cancelled, the call is cancelled, and the plugin keeps running."""
         call = partial(self._opened.call, name, input, kind=kind, seconds=seconds, context=context)
         if on_progress is None:
-            return await self._home.run(call)
+            begin = partial(self._opened.begin_call, name, input, kind, seconds, context)
+            return await self._home.call(begin, call)
         tell = self._home.callbacks()(on_progress)
         return await self._home.run(_call_with_progress, call, tell, self._waiting)
 
@@ -235,7 +236,8 @@ async def _call_with_progress(
 class Subscription(_Reader[Snapshot]):
     """A topic: `with bus.subscribe(TOPIC) as news: async for each in news: …`.
 
-    It begins when it is made. If its reader is too slow, it ends with BusRefused, as on trio.
+    It begins when it is made. If more than 64 MiB wait for its reader, it ends: the reader gets what was
+    published until then, and after that BusRefused is raised.
     """
 
     def __init__(self, bus: library.SnapshotBus, topic: str) -> None:
@@ -287,6 +289,11 @@ class SnapshotBus:
     async def publish(self, topic: str, payload: bytes) -> int:
         """Publish as the host, and return the publication's version. Raises BusRefused."""
         return await home().run(_awaited(self.on_trio.publish), topic, payload)
+
+    async def room(self, topic: str, publisher: Member | None = None) -> None:
+        """Wait until the topic's subscribers have room for more, for 5 seconds at most. Code of the host that
+        publishes much should: a subscriber for which too much waits is ended."""
+        await home().run(self.on_trio.room, topic, publisher)
 
     def get(self, topic: str) -> Snapshot | None:
         """The last publication on the topic, or None."""

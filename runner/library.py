@@ -184,9 +184,7 @@ class OpenPlugin:
         """Call the plugin and return its answer as JSON values. `kind`: None is the first that the contract
         has, mostly "tool". `seconds` replaces the timeout of the contract; the `call` limit still applies. If
         this task is cancelled, the call is cancelled, and the plugin keeps running."""
-        _check_seconds(seconds)
-        given = NO_CONTEXT if context is None else _check_context(context)
-        call = Call._make((kind or self._kind, name, input, given))
+        call = self._checked(name, input, kind, seconds, context)
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
         if self._pool is not None:
@@ -198,6 +196,34 @@ class OpenPlugin:
             raise
         self._identity, self._report, self._stderr = result.identity, result.report, result.stderr
         return result.value
+
+    def begin_call(
+        self,
+        name: str,
+        input: Any,  # noqa: A002
+        kind: Kind | None,
+        seconds: float | None,
+        context: Mapping[str, Any] | None,
+        on_woken: Callable[[], None],
+    ) -> Callable[[], Any] | None:
+        """Begin a call that no task waits for. Returns a function that has to be called after `on_woken` was
+        called, and returns or raises what `call` does; called before, it gives the call up. None: `call` has
+        to make it."""
+        checked = self._checked(name, input, kind, seconds, context)
+        opened = None if self._session is None else self._session.begin(checked, seconds, on_woken)
+        return None if opened is None or self._session is None else partial(self._session.finish, opened)
+
+    def _checked(
+        self,
+        name: str,
+        input: Any,  # noqa: A002
+        kind: Kind | None,
+        seconds: float | None,
+        context: Mapping[str, Any] | None,
+    ) -> Call:
+        _check_seconds(seconds)
+        given = NO_CONTEXT if context is None else _check_context(context)
+        return Call._make((kind or self._kind, name, input, given))
 
     async def _call_prepared(
         self, pool: Pool, call: Call, seconds: float | None, on_progress: OnProgress | None

@@ -46,6 +46,8 @@ _NO_VARIABLES = Context()
 
 _T = TypeVar("_T")
 Work = Callable[[], object]
+# Gets a function to call when there is an answer. Returns one that returns or raises it, or None.
+BeginCall = Callable[[Callable[[], None]], Callable[[], _T] | None]
 Loop = asyncio.AbstractEventLoop
 
 
@@ -100,11 +102,20 @@ class Crossing(Generic[_T]):
     _is_told = False
     _has_ended = False
     _error: BaseException | None = None
+    _finish: Callable[[], _T] | None = None  # of a call that runs without a task
 
-    def __init__(self, thread: TrioThread, gate: LoopGate, begin: Callable[[], Awaitable[_T]]) -> None:
+    def __init__(
+        self,
+        thread: TrioThread,
+        gate: LoopGate,
+        begin: Callable[[], Awaitable[_T]],
+        begin_call: BeginCall[_T] | None = None,
+    ) -> None:
+        """`begin_call`: tried first."""
         self._thread = thread
         self._gate = gate
         self.begin = begin
+        self._begin_call = begin_call
         self.context = copy_context()
 
     # --- on asyncio ---------------------------------------------------------------------------------------
@@ -156,10 +167,37 @@ class Crossing(Generic[_T]):
 
     # --- on trio ------------------------------------------------------------------------------------------
 
+    def has_begun_call(self) -> bool:
+        """Begin without a task, if that can be. Returns whether it has begun, or failed."""
+        if self._begin_call is None:
+            return False
+        try:
+            self._finish = self.context.run(self._begin_call, self._note_woken)
+        except Exception as error:  # noqa: BLE001 -- raised by `wait`
+            self.end(error)
+            return True
+        return self._finish is not None
+
+    def _note_woken(self) -> None:
+        self._thread.note_woken(self)
+
+    def finish_call(self) -> None:
+        finish, self._finish = self._finish, None
+        if finish is None:
+            return
+        try:
+            self.value = finish()
+        except Exception as error:  # noqa: BLE001 -- raised by `wait`
+            self.end(error)
+        else:
+            self.end(_Abandoned(_CANCELLED) if self.is_cancelled else None)
+
     def _cancel(self) -> None:
         self.is_cancelled = True
         if self.worker is not None:
             self.worker.cancel()
+        else:
+            self.finish_call()
 
     def end_if_abandoned(self) -> None:
         if self._gate.loop.is_closed():
@@ -336,6 +374,7 @@ class TrioThread(trio.abc.Instrument):
         self.ended = ""  # why it can do nothing any more
         self.crossings: set[Crossing[Any]] = set()  # those that run
         self.idle: list[_Worker] = []
+        self._woken: list[Crossing[Any]] = []
         self.gates_to_flush: list[LoopGate] = []
         self._gates: dict[Loop, LoopGate] = {}
         self._is_watching = False
@@ -360,7 +399,23 @@ class TrioThread(trio.abc.Instrument):
         self._token = trio.lowlevel.current_trio_token()
         async with trio.open_nursery() as self.nursery:
             self._started.set()
-            await trio.sleep_forever()
+            await self._finish_calls()
+        for crossing in tuple(self.crossings):
+            crossing.end(_Abandoned(_EXITED))
+
+    async def _finish_calls(self) -> None:
+        """Finish calls that run without tasks: those of one turn together."""
+        while True:
+            self._has_woken = trio.Event()
+            await self._has_woken.wait()
+            woken, self._woken = self._woken, []
+            for crossing in woken:
+                crossing.finish_call()
+
+    def note_woken(self, crossing: Crossing[Any]) -> None:
+        """Called on trio: a call that runs without a task can be finished."""
+        self._woken.append(crossing)
+        self._has_woken.set()
 
     def post(self, work: Work) -> None:
         """Call `work` on trio. Raises RuntimeError if that has ended."""
@@ -390,13 +445,14 @@ class TrioThread(trio.abc.Instrument):
             if crossing.is_cancelled:
                 crossing.end(_Abandoned(_CANCELLED))
                 continue
+            self.crossings.add(crossing)
+            if crossing.has_begun_call():
+                continue
             try:
                 worker = self.idle.pop() if self.idle else _Worker(self)
                 worker.give(crossing)
             except RuntimeError:  # the nursery is closed
                 crossing.end(_Abandoned(_EXITED))
-            else:
-                self.crossings.add(crossing)
         if self.crossings and not self._is_watching:
             self._is_watching = True
             self.nursery.start_soon(self._watch_loops)
@@ -423,11 +479,19 @@ class TrioThread(trio.abc.Instrument):
         await crossing.wait()
         return crossing.value
 
-    def _started_crossing(self, begin: Callable[[], Awaitable[_T]]) -> Crossing[_T]:
+    async def call(self, begin: BeginCall[_T], function: Callable[[], Awaitable[_T]]) -> _T:
+        """Make a call that may need no task of trio. If `begin` returns None, await `function`."""
+        crossing = self._started_crossing(function, begin)
+        await crossing.wait()
+        return crossing.value
+
+    def _started_crossing(
+        self, begin: Callable[[], Awaitable[_T]], begin_call: BeginCall[_T] | None = None
+    ) -> Crossing[_T]:
         if self.ended:  # first: after a fork there is no running loop either
             raise RuntimeError(self.ended)
         gate = self.gate_of(asyncio.get_running_loop())
-        crossing = Crossing(self, gate, begin)
+        crossing = Crossing(self, gate, begin, begin_call)
         gate.start(crossing)
         return crossing
 
@@ -495,6 +559,9 @@ class OnTrio:
 
     async def run(self, function: Callable[..., Awaitable[_T]], *args: Any, **named: Any) -> _T:
         return await function(*args, **named)
+
+    async def call(self, begin: BeginCall[_T], function: Callable[[], Awaitable[_T]]) -> _T:
+        return await function()
 
     def enter(self, opening: AbstractAsyncContextManager[_T]) -> AbstractAsyncContextManager[_T]:
         return opening

@@ -23,10 +23,19 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 class Waiter:
     """One call that waits for its answer."""
 
-    __slots__ = ("_on_progress", "answer", "events", "fault", "grace", "late", "queued", "told", "woken")
+    __slots__ = (
+        *("_on_progress", "_on_woken", "answer", "events", "fault"),
+        *("grace", "late", "queued", "told", "woken"),
+    )
 
-    def __init__(self, on_progress: OnProgress | None, grace: float = 0.0) -> None:
-        """`grace`: seconds that the plugin has to answer after the call was cancelled."""
+    def __init__(
+        self,
+        on_progress: OnProgress | None,
+        grace: float = 0.0,
+        on_woken: Callable[[], None] | None = None,
+    ) -> None:
+        """`grace`: seconds that the plugin has to answer after the call was cancelled. `on_woken`: called
+        with `wake`, and must not raise."""
         self.grace = grace
         self.queued: list[QueuedFrame] = []  # the frames of the request
         self.told = False  # the plugin was told that the call is cancelled
@@ -36,6 +45,13 @@ class Waiter:
         self.fault: Exception | None = None  # raised by the caller's own callback
         self.woken = trio.Event()
         self._on_progress = on_progress
+        self._on_woken = on_woken
+
+    def wake(self) -> None:
+        """Let the caller go on: there is an answer, or its time is up, or the session has ended."""
+        if self._on_woken is not None and not self.woken.is_set():
+            self._on_woken()
+        self.woken.set()
 
     def progress(self, value: Mapping[str, Any]) -> None:
         self.events += 1
@@ -44,7 +60,7 @@ class Waiter:
                 self._on_progress(value)
             except Exception as error:  # noqa: BLE001 -- raised to the caller whose callback it is, not in the session
                 self.fault = error
-                self.woken.set()
+                self.wake()
 
 
 async def first_of(*events: trio.Event) -> None:
@@ -128,5 +144,5 @@ class CallClock:
                 return at
             heapq.heappop(self._deadlines)
             if waiter is not None:
-                waiter.woken.set()
+                waiter.wake()
         return math.inf

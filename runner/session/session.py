@@ -48,9 +48,18 @@ from runner.session.record import exit_section, without_verdict
 from runner.session.shutdown import Shutdown, await_answer
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
+from sandbox.speed.value import NamedTuple
 
 # The counter of a dialect for events about a call that it did not pass on.
 DROPPED_EVENTS = "dropped_events"
+
+
+class OpenCall(NamedTuple):
+    token: int
+    waiter: Waiter
+    events: Events  # that send its request
+    seconds: float  # its time limit
+    began: float
 
 
 class Session:
@@ -116,20 +125,17 @@ class Session:
         `deadline`: of a call that was accepted before its session was opened, instead of `seconds`.
         """
         state = self.state
-        token = self._tokens = self._tokens + 1
-        self.end = None
         if state.is_over:
             await trio.lowlevel.checkpoint()
-            return self._substitute(token, call)
-        most = self._call_seconds(call, seconds)
+            self.end = None
+            self._tokens += 1
+            return self._substitute(self._tokens, call)
         try:
-            events = state.dialect.call(token, call)
-        except CallRefused as refused:
+            opened = self._accept(call, seconds, Waiter(on_progress, state.dialect.grace(call)))
+        except PluginError:
             await trio.lowlevel.checkpoint()
-            raise self._error(refused.event, asked=False) from None
-        waiter = state.waiters[token] = Waiter(on_progress, state.dialect.grace(call))
-        state.phase = "call"
-        began = state.now()
+            raise
+        token, waiter, events, most, _ = opened
         try:
             if waiter.grace > 0:
                 dropped = state.dialect.counters.get(DROPPED_EVENTS, 0)
@@ -142,30 +148,77 @@ class Session:
                         state.record.limits_hit.append("call")
                     dropped = state.dialect.counters.get(DROPPED_EVENTS, 0) - dropped
                     self.end = self._end_of(waiter, dropped)
-            if most < math.inf:
-                state.clock.set(token, began + most)
-            waiter.queued = state.act_all(events)
+            self._send(opened)
             await waiter.woken.wait()
-            if waiter.fault is not None:
-                raise waiter.fault
-            if waiter.answer is None:
-                self._expire(token, waiter, waiter.queued, most)
-            return self._result(waiter)
+            return self._answer(opened)
         finally:
-            state.last_active = state.now()
-            state.record.note_seconds("call", state.last_active - began)
-            del state.waiters[token]
-            state.note_quiet()
-            if not state.waiters and state.phase == "call":
-                state.phase = "run"
-            if waiter.answer is None and not state.over.is_set():
-                # Our caller was cancelled. The plugin is told, and nothing else changes.
-                withdrawn = [state.outbox.withdraw(frame) for frame in waiter.queued]
-                if not any(withdrawn):
-                    state.note_given_up(token, began)
-                reason = NEVER_SENT if any(withdrawn) else "cancelled by the host"
-                events = state.dialect.cancel(token, reason)
-                state.act_all(_uncancelled(events) if any(withdrawn) else events)
+            self._leave(opened)
+
+    def begin(self, call: Call, seconds: float | None, on_woken: Callable[[], None]) -> OpenCall | None:
+        """Begin a call that no task waits for. `finish` has to be called after `on_woken` was called, or
+        before to give the call up. None: `call` has to make it. Raises InvalidCall."""
+        waiter = Waiter(None, self.state.dialect.grace(call), on_woken)
+        if self.state.is_over or waiter.grace > 0:
+            return None
+        opened = self._accept(call, seconds, waiter)
+        try:
+            self._send(opened)
+        except BaseException:
+            self._leave(opened)
+            raise
+        return opened
+
+    def finish(self, opened: OpenCall) -> Any:
+        """The answer of a call, as `call` returns or raises it. None if the call was given up."""
+        try:
+            return self._answer(opened) if opened.waiter.woken.is_set() else None
+        finally:
+            self._leave(opened)
+
+    def _accept(self, call: Call, seconds: float | None, waiter: Waiter) -> OpenCall:
+        """Raises InvalidCall, or PluginFailure."""
+        state = self.state
+        token = self._tokens = self._tokens + 1
+        self.end = None
+        most = self._call_seconds(call, seconds)
+        try:
+            events = state.dialect.call(token, call)
+        except CallRefused as refused:
+            raise self._error(refused.event, asked=False) from None
+        state.waiters[token] = waiter
+        state.phase = "call"
+        return OpenCall._make((token, waiter, events, most, state.now()))
+
+    def _send(self, opened: OpenCall) -> None:
+        if opened.seconds < math.inf:
+            self.state.clock.set(opened.token, opened.began + opened.seconds)
+        opened.waiter.queued = self.state.act_all(opened.events)
+
+    def _answer(self, opened: OpenCall) -> Any:
+        waiter = opened.waiter
+        if waiter.fault is not None:
+            raise waiter.fault
+        if waiter.answer is None:
+            self._expire(opened.token, waiter, waiter.queued, opened.seconds)
+        return self._result(waiter)
+
+    def _leave(self, opened: OpenCall) -> None:
+        """The call has ended, or its caller has given it up."""
+        state, token, waiter = self.state, opened.token, opened.waiter
+        state.last_active = state.now()
+        state.record.note_seconds("call", state.last_active - opened.began)
+        del state.waiters[token]
+        state.note_quiet()
+        if not state.waiters and state.phase == "call":
+            state.phase = "run"
+        if waiter.answer is None and not state.over.is_set():
+            # Our caller was cancelled. The plugin is told, and nothing else changes.
+            withdrawn = [state.outbox.withdraw(frame) for frame in waiter.queued]
+            if not any(withdrawn):
+                state.note_given_up(token, opened.began)
+            reason = NEVER_SENT if any(withdrawn) else "cancelled by the host"
+            events = state.dialect.cancel(token, reason)
+            state.act_all(_uncancelled(events) if any(withdrawn) else events)
 
     async def ask(self, call: Call) -> Any:
         """`call` for the host's own services. Raises HostError, which another plugin may get to see."""

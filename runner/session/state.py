@@ -248,7 +248,7 @@ class SessionState:
         waiter = self.waiters.get(token)
         if waiter is not None and waiter.answer is None:
             waiter.answer = answer
-            waiter.woken.set()
+            waiter.wake()
 
     def has_sent(self, waiter: Waiter) -> bool:
         """Whether a byte of its request may have reached the plugin. Otherwise the request is withdrawn."""
@@ -279,7 +279,7 @@ class SessionState:
             # Before the backlog is closed: the end of a call may itself be an event.
             if waiter.answer is None:
                 self.give_up_call(token, waiter, self.verdict or CLOSED)
-            waiter.woken.set()
+            waiter.wake()
         ended = None if self.verdict is None else Notice("ended", outcome_document(self.verdict))
         self.backlog.close(ended)
 
