@@ -1,8 +1,5 @@
-"""The program that a manifest names: can it be started here? For `runner check`.
-
-A launch refuses a program that is not there, so that is an error. What a name without a slash means depends
-on the PATH of who starts the plugin, so it is a warning.
-"""
+"""The program that a manifest names: can it be started here? For `runner check`, which finds what a launch
+would refuse."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def check_program(faults: Faults, keys: KeyPath, command: str, directory: str, r
     if "/" not in command:
         if not any(_mode(os.path.join(place or ".", command)) & 0o111 for place in _path()):
             message = f"the program {quoted(command)} is not on PATH here"
-            faults.warn(keys, "program_missing", message, "install it, or write its full path")
+            faults.error(keys, rule, message, "install it, or write its full path")
         return
     path = os.path.normpath(os.path.join(directory, command))
     mode = _mode(path)

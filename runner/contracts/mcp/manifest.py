@@ -23,9 +23,11 @@ from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin, Template
+from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, nearest, quoted
 from sandbox.document.read import Document
+from sandbox.paths.executable import is_executable
 from sandbox.policy.policy import steers
 from sandbox.spec import (
     STATE_DIR_TOKEN,
@@ -234,6 +236,8 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
 
     if host.shape == "plain" and not host.named_list and host.syntax != "toml" and isinstance(data, dict):
         known = {key: value for key, value in data.items() if key not in host.keys or host is GENERIC}
+        if not server.argv and "command" not in known:
+            known.pop(nearest("command", known), None)  # told below, with the missing command
         if host is not GENERIC:
             known.pop("type", None)
             if not server.fault and "env" in known:
@@ -307,6 +311,10 @@ def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -
         entrypoint.command, env, directory=directory, rules=rules, project=project, home=_home()
     )
     found = [document.diagnostic(keys, "entrypoint_missing", told, hint)] if told else []
+    path = os.path.normpath(os.path.join(directory, entrypoint.command))
+    if "/" in entrypoint.command and look.isfile(path) and not is_executable(path):
+        message = f"the program {quoted(entrypoint.command)} is not executable"
+        found.append(document.diagnostic(keys, "program_not_executable", message, f"chmod a+x {path}"))
     where = {each.name: each.where for each in plugin.spec.env}
     for each in named_paths(entrypoint.args, env, rules=rules, project=project, home=_home()):
         if each.missing:

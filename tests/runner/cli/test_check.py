@@ -304,6 +304,11 @@ WRONG = {
         NEXO.replace("./run", "./rnu") + '[plugin.sandbox]\nnetwrok = "x"\n',
         ["the key 'netwrok' is unknown in [plugin.sandbox]", "the program './rnu' does not exist"],
     ),
+    "a name that is on no PATH": (
+        "plugin.toml",
+        NEXO.replace("./run", "no-such-program"),
+        ["the program 'no-such-program' is not on PATH here"],
+    ),
     "a folder": ("plugin.toml", NEXO.replace("./run", "../"), ["the program '../' is not a file"]),
     "a misspelled key in YAML": (
         "kaged-plugin.yaml",
@@ -353,7 +358,12 @@ WRONG = {
     "MCP, and no program": (
         "mcp.json",
         '{"mcpServers": {"a": {"command": "./x"}}}',
-        ["the program './x' does not exist"],
+        ["./x does not exist in {}"],
+    ),
+    "MCP, and no right to execute it": (
+        "mcp.json",
+        '{"mcpServers": {"a": {"command": "./plain"}}}',
+        ["the program './plain' is not executable"],
     ),
     "a package": (
         "vai-plugin.toml",
@@ -377,19 +387,12 @@ def test_all_faults_at_once_in_plain_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, messages: list[str]
 ) -> None:
     (tmp_path / "run").touch(0o755)
+    (tmp_path / "plain").touch(0o644)
     (tmp_path / name).write_text(text)
     assert run(check, "--format", "json", str(tmp_path / name)) in (20, 26)
     (file,) = json.loads(capsys.readouterr().out)["files"]
     found = [each["message"] for each in file["diagnostics"] if each["severity"] == "error"]
-    assert [message for message in messages if message not in found] == [], found
-
-
-def test_a_program_on_no_path_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "plugin.toml").write_text(NEXO.replace("./run", "no-such-program"))
-    assert run(check, "plugin.toml") == 0
-    assert "warning: program_missing: the program 'no-such-program' is not on PATH here" in (
-        capsys.readouterr().out
-    )
+    assert [each for each in messages if each.replace("{}", str(tmp_path)) not in found] == [], found
 
 
 def test_the_file_of_a_configuration_is_blamed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

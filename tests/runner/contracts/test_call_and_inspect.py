@@ -440,6 +440,8 @@ VAI: Mapping[str, Row] = {
     "too long": (2, lambda t: [Stream(b"Content-Length: 999999999\r\n\r\n")], "frame_too_large"),
     "no header": (2, lambda t: [Stream(b"hello\r\n\r\n")], "bad_header"),
     "zeros before a length": (2, lambda t: [Stream(b"Content-Length: 02\r\n\r\n{}")], "invalid_frame"),
+    "a response before the request": (1, lambda t: [succeeded(t, id="req_1")], "unexpected_frame"),
+    "an event before the request": (1, lambda t: [progress("req_1")], "unexpected_frame"),
     "an event for a hello": (0, lambda t: [progress("req_1")], "unexpected_frame"),
     "another package": (0, lambda t: [t.hello(package_id="a/b")], "identity_mismatch"),
     "a package twice": (

@@ -208,7 +208,7 @@ def test_an_unknown_contract_lists_the_known(tmp_path: Path) -> None:
 def test_a_server_is_chosen_and_all_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     path.write_text(
-        json.dumps({"mcpServers": {"a": {"command": "sh"}, "b": {"url": "y"}, "c": {"command": "z"}}})
+        json.dumps({"mcpServers": {"a": {"command": "sh"}, "b": {"url": "y"}, "c": {"command": "sh"}}})
     )
     assert rules(load(str(path))) == ["server_needed"]
     found = load(str(path), server="c").plugin
