@@ -73,7 +73,7 @@ def kept() -> PlanEntry:
     return PlanEntry(FORMAT, hidden, (("word", "0"), *BLANKS), False, None, b"")
 
 
-def test_what_is_kept_does_not_name_the_unit() -> None:
+def test_what_is_stored_does_not_name_the_unit() -> None:
     facts = Facts(*kept().facts)
     named = {
         str(key) for field in facts._replace(variables={}) for key in field if "run-r1.scope" in str(key)
