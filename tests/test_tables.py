@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests import elsewhere
 from tests.conftest import Caller
@@ -148,3 +149,24 @@ def test_the_rows_of_one_case_are_named_and_have_folders_of_their_own(
     said = str(caught.value)
     assert said.startswith("1 of 3 rows are wrong.\n\nrow 1, 1:") and "2 of 2 rows are wrong" in said
     assert said.count("both rows below it are wrong") == 2 and "row 1, ('bb', 2):" in said
+
+
+@one_case("number", [1, 2, 3])
+async def _slow_rows(number: int) -> None:
+    await trio.lowlevel.checkpoint()
+    if number == 1:
+        pytest.skip("the first")
+    assert number != 2, "even"
+
+
+@pytest.mark.trio
+async def test_rows_may_be_coroutines_and_may_skip() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"1 of 3 rows are wrong.\n\nrow 1, \(2,\):"):
+        await _slow_rows()
+
+    def skip(_: str, why: str) -> None:
+        pytest.skip(why)
+
+    with pytest.raises(pytest.skip.Exception, match=r"^one; two$"):
+        check_rows({"a": "one", "b": "two", "c": "one"}, skip)
+    check_rows({"a": "", "b": "two"}, lambda _, why: skip("", why) if why else None)

@@ -258,7 +258,7 @@ def test_systemd_lifts_no_limit_when_another_unit_stops(box: Box) -> None:
 # --- stored plans -------------------------------------------------------------------------------------------
 
 USED = "runner: a stored plan is used"
-SETTLED = 2.3  # seconds: what changed later than that is not kept
+SETTLED = 2.3  # seconds: what changed later than that is not stored
 
 
 def settle(box: Box) -> None:

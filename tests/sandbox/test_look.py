@@ -294,7 +294,7 @@ def test_files_of_the_kernel_count_by_their_content() -> None:
     assert facts.changed({}) == "/proc/self/mountinfo"
 
 
-def test_a_way_out_of_sys_is_never_kept(tmp_path: Path) -> None:
+def test_a_way_out_of_sys_is_never_stored(tmp_path: Path) -> None:
     """Of what is below /sys less is noted: neither times nor inodes."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(f"/sys/..{tmp_path}/file")
@@ -310,7 +310,7 @@ def test_a_way_out_of_sys_is_never_kept(tmp_path: Path) -> None:
     "path",
     [*("/proc/self/fd/3/plugin", "/proc/self/cwd", "/proc/1/root", "/proc/thread-self/cwd"), "/proc/net/tcp"],
 )
-def test_a_place_of_a_process_is_never_kept(path: str, tmp_path: Path) -> None:
+def test_a_place_of_a_process_is_never_stored(path: str, tmp_path: Path) -> None:
     """It means another file to the next process."""
     with look.recording() as asked:
         look.exists(path)
@@ -381,7 +381,7 @@ def test_who_looks_at_all_variables_keeps_nothing(ask: Callable[[object], object
 # --- what may be kept ---------------------------------------------------------------------------------------
 
 
-def test_what_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
+def test_what_changed_a_moment_ago_is_not_stored(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with look.recording() as asked:
@@ -391,7 +391,7 @@ def test_what_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
     assert asked.storing_fault() == ""
 
 
-def test_a_folder_that_was_listed_and_changed_a_moment_ago_is_not_kept(tmp_path: Path) -> None:
+def test_a_folder_that_was_listed_and_changed_a_moment_ago_is_not_stored(tmp_path: Path) -> None:
     with look.recording() as asked:
         look.listdir(str(tmp_path))
     assert asked.storing_fault() == f"{tmp_path} was changed a moment ago"

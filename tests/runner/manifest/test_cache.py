@@ -273,7 +273,7 @@ def test_the_key_covers_every_input() -> None:
     assert keys[0] == manifest_cache.key(**base)
 
 
-def test_warnings_are_kept_and_errors_are_not(tmp_path: Path, folder: Path) -> None:
+def test_warnings_are_stored_and_errors_are_not(tmp_path: Path, folder: Path) -> None:
     path = tmp_path / "plugin.toml"
     path.write_text(NEXO + "unknown = 1\n")
     first = load(str(path))

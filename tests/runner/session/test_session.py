@@ -707,7 +707,7 @@ class Steps(trio.abc.Instrument):
             self._act()
 
 
-@one_case("how", ["cancel", "interrupt"])
+@pytest.mark.parametrize("how", ["cancel", "interrupt"])
 def test_cancelled_at_any_step(plugin_dir: Path, sessions: None, how: str) -> None:
     manifest = misbehaviour.plugin(plugin_dir, "good", "nexo")
     entered = 0

@@ -15,7 +15,6 @@ from sandbox.paths.program import Program, ShowRules, resolve
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.sandbox.paths import installed
 from tests.sandbox.paths.installed import NODE, PYTHON, Installed, write
-from tests.tables import one_case
 
 CASES = [pytest.param(build, id=build.__name__) for build in PYTHON] + [
     pytest.param(build, id=build.__name__, marks=pytest.mark.needs("node")) for build in NODE
@@ -283,7 +282,7 @@ def _linked(kind: str, project: Path, other: Path) -> str:
             return "node_modules/.bin/x"
 
 
-@one_case("kind", LINKS)
+@pytest.mark.parametrize("kind", LINKS)
 def test_a_link_of_a_project_does_not_show_another_project(runner_as: Caller, kind: str) -> None:
     other = _other_environment(runner_as.home)
     if not os.path.lexists(other / "bin/python"):

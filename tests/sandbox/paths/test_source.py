@@ -733,7 +733,7 @@ def test_a_removed_source_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ask(tmp_path / "source").rule == "source_changed"
 
 
-def test_no_plan_is_kept_where_another_machine_tells_the_times(
+def test_no_plan_is_stored_where_another_machine_tells_the_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that was scanned is watched by its time: a server of FUSE or NFS could tell any."""

@@ -150,7 +150,7 @@ def test_a_source_that_is_gone(checkout: Checkout) -> None:
         checkout.run()
 
 
-def test_a_source_that_just_changed_is_not_kept(checkout: Checkout) -> None:
+def test_a_source_that_just_changed_is_not_stored(checkout: Checkout) -> None:
     _append(checkout.root / "sandbox/spawn/init.py", "", time.time())
     old = checkout.file.read_bytes()
     assert not checkout.uses()

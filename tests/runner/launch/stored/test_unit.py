@@ -1,4 +1,4 @@
-"""A plan is kept without the name of the systemd unit. Real units: tests/limits/test_systemd.py."""
+"""A plan is stored without the name of the systemd unit. Real units: tests/limits/test_systemd.py."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def facts(unit: str) -> Facts:
     )
 
 
-def kept() -> PlanEntry:
+def stored() -> PlanEntry:
     unit = unit_of(FIRST)
     assert unit is not None
     hidden: Any = tuple(facts_without_unit(facts("run-r1.scope"), unit))
     return PlanEntry(FORMAT, hidden, (("word", "0"), *BLANKS), False, None, b"")
 
 
-def test_what_is_kept_does_not_name_the_unit() -> None:
-    facts = Facts(*kept().facts)
+def test_what_is_stored_does_not_name_the_unit() -> None:
+    facts = Facts(*stored().facts)
     named = {
         str(key) for field in facts._replace(variables={}) for key in field if "run-r1.scope" in str(key)
     }
@@ -82,7 +82,7 @@ def test_what_is_kept_does_not_name_the_unit() -> None:
 
 
 def test_every_question_is_asked_about_the_unit_of_the_launch() -> None:
-    second = in_unit(kept(), FIRST.replace(b"r1", b"r22"))
+    second = in_unit(stored(), FIRST.replace(b"r1", b"r22"))
     assert second is not None
     before, now = facts("run-r1.scope"), facts("run-r22.scope")
     now.places[f"{PLACE}/run-r1.scopes"] = now.places.pop(f"{PLACE}/run-r22.scopes")
@@ -90,7 +90,7 @@ def test_every_question_is_asked_about_the_unit_of_the_launch() -> None:
 
 
 def test_the_gaps_are_filled_with_its_names() -> None:
-    second = in_unit(kept(), FIRST.replace(b"r1", b"r22"))
+    second = in_unit(stored(), FIRST.replace(b"r1", b"r22"))
     assert second is not None
     request = LaunchRequest((), ["argument"], {}, None)
     assert fillings(second.blanks, request) == (
@@ -113,4 +113,4 @@ def test_the_gaps_are_filled_with_its_names() -> None:
     ],
 )
 def test_a_launch_in_another_kind_of_place_takes_no_such_plan(text: bytes) -> None:
-    assert in_unit(kept(), text) is None
+    assert in_unit(stored(), text) is None
