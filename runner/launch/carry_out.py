@@ -120,7 +120,8 @@ def judge_end(end: End, planned: Planned) -> tuple[Outcome, int]:
         return GOOD, 0
     from runner.launch.verdict import judge
 
-    return judge(end, planned.plan.limits, planned.grant.decided_by)
+    decided_by = () if planned.decided is None else planned.grant.decided_by  # a plan alone has none
+    return judge(end, planned.plan.limits, decided_by)
 
 
 def _is_unremarkable(end: End) -> bool:

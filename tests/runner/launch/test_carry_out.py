@@ -153,7 +153,7 @@ def test_nothing_that_decides_is_loaded(
     loaded = {name for name in found["loaded"] for each in MAKES_PLANS if f"{name}.".startswith(f"{each}.")}
     assert loaded == set()
     assert "sandbox.identity.state" not in found["loaded"]  # it has none
-    assert not {"sandbox.spawn.network", "sandbox.spawn.guards", "sandbox.limits.disk"} & {*found["loaded"]}
+    assert not {"sandbox.spawn.guards", "sandbox.limits.disk", "sandbox.network.audit"} & {*found["loaded"]}
 
 
 WELL = End(Exit(0, True, None, Usage(1.0, 0.1, 0.1, 1)), None, None, False)
@@ -187,5 +187,6 @@ BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
 def test_the_short_judgement_is_the_long_one(end: End) -> None:
     limits = Limits(memory=1 << 30, disk=1 << 20, launch=1.0, deadline=2.0, pids=3)
     by = (("memory", "manifest"),)
-    planned: Any = SimpleNamespace(plan=SimpleNamespace(limits=limits), grant=SimpleNamespace(decided_by=by))
+    grant = SimpleNamespace(decided_by=by)
+    planned: Any = SimpleNamespace(plan=SimpleNamespace(limits=limits), decided=grant, grant=grant)
     assert judge_end(end, planned) == judge(end, limits, by)
