@@ -14,7 +14,7 @@ from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import final_checks, start
 from runner.launch.wait import wait_steps
 from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
-from sandbox.speed.typed import TYPE_CHECKING, Mapping, Protocol
+from sandbox.speed.typed import TYPE_CHECKING, Iterable, Mapping, Protocol
 
 if TYPE_CHECKING:
     from runner.launch.acquire import Acquired
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from runner.launch.stored.store import PlanWriter
     from runner.launch.wait import End, Steps
     from sandbox.cell.contents import Contents
+    from sandbox.spec import Limits
     from sandbox.speed.scopes import AbstractContextManager
 
 
@@ -114,14 +115,13 @@ def plan_steps(
         raise failure_of(error, stage) from error
 
 
-def judge_end(end: End, planned: Planned) -> tuple[Outcome, int]:
+def judge_end(end: End, limits: Limits, decided_by: Iterable[tuple[str, str]] = ()) -> tuple[Outcome, int]:
     """What an ending means, and the exit status `runner exec` passes on."""
     if end.exit.code == 0 and _is_unremarkable(end):
         return GOOD, 0
     from runner.launch.verdict import judge
 
-    decided_by = () if planned.decided is None else planned.grant.decided_by  # a plan alone has none
-    return judge(end, planned.plan.limits, decided_by)
+    return judge(end, limits, decided_by)
 
 
 def _is_unremarkable(end: End) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,7 +132,7 @@ def carried_out(plan: str) -> dict[str, Any]:
             os.dup2(saved, 1)
             os.close(saved)
     loaded = [name for name in sys.modules if name.partition(".")[0] in ("runner", "sandbox")]
-    outcome, status = judge_end(ended.end, planned)
+    outcome, status = judge_end(ended.end, planned.plan.limits)
     uid = [layer.detail for layer in ended.started.planned.layers if layer.name == "uid"]
     told = {"outcome": [outcome.code, status], "loaded": loaded, "uid": uid, "euid": os.geteuid()}
     return {**told, "steps": steps}
@@ -187,6 +186,4 @@ BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
 def test_the_short_judgement_is_the_long_one(end: End) -> None:
     limits = Limits(memory=1 << 30, disk=1 << 20, launch=1.0, deadline=2.0, pids=3)
     by = (("memory", "manifest"),)
-    grant = SimpleNamespace(decided_by=by)
-    planned: Any = SimpleNamespace(plan=SimpleNamespace(limits=limits), decided=grant, grant=grant)
-    assert judge_end(end, planned) == judge(end, limits, by)
+    assert judge_end(end, limits, by) == judge(end, limits, by)
