@@ -14,7 +14,7 @@ from runner.launch.stages import Ended, Stopwatch
 from runner.launch.start import final_checks, start
 from runner.launch.wait import wait_steps
 from runner.outcome import EXEC_DEADLINE, GOOD, Failure, Outcome
-from sandbox.speed.typed import TYPE_CHECKING, Iterable, Mapping, Protocol
+from sandbox.speed.typed import TYPE_CHECKING, Mapping, Protocol
 
 if TYPE_CHECKING:
     from runner.launch.acquire import Acquired
@@ -115,13 +115,14 @@ def plan_steps(
         raise failure_of(error, stage) from error
 
 
-def judge_end(end: End, limits: Limits, decided_by: Iterable[tuple[str, str]] = ()) -> tuple[Outcome, int]:
+def judge_end(end: End, limits: Limits, planned: Planned | None = None) -> tuple[Outcome, int]:
     """What an ending means, and the exit status `runner exec` passes on."""
     if end.exit.code == 0 and _is_unremarkable(end):
         return GOOD, 0
     from runner.launch.verdict import judge
 
-    return judge(end, limits, decided_by)
+    # Asked only now: to read the decision of a stored plan takes as long as half a launch.
+    return judge(end, limits, () if planned is None else planned.grant.decided_by)
 
 
 def _is_unremarkable(end: End) -> bool:

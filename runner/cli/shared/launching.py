@@ -156,7 +156,7 @@ def launch(
             refuse_directories()
             stage = ended = begin(host)
         planned = ended.started.planned
-        outcome, status = judge_end(ended.end, planned.plan.limits, planned.grant.decided_by)
+        outcome, status = judge_end(ended.end, planned.plan.limits, planned)
     except Exception as error:
         from runner.launch.failures import judge_error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,4 +187,5 @@ BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
 def test_the_short_judgement_is_the_long_one(end: End) -> None:
     limits = Limits(memory=1 << 30, disk=1 << 20, launch=1.0, deadline=2.0, pids=3)
     by = (("memory", "manifest"),)
-    assert judge_end(end, limits, by) == judge(end, limits, by)
+    planned: Any = SimpleNamespace(grant=SimpleNamespace(decided_by=by))
+    assert judge_end(end, limits, planned) == judge(end, limits, by)
