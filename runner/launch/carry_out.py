@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runner.launch.stored.store import PlanWriter
     from runner.launch.wait import End, Steps
     from sandbox.cell.contents import Contents
+    from sandbox.spec import Limits
     from sandbox.speed.scopes import AbstractContextManager
 
 
@@ -115,13 +116,14 @@ def plan_steps(
         raise failure_of(error, stage) from error
 
 
-def judge_end(end: End, planned: Planned) -> tuple[Outcome, int]:
+def judge_end(end: End, limits: Limits, planned: Planned | None = None) -> tuple[Outcome, int]:
     """What an ending means, and the exit status `runner exec` passes on."""
     if end.exit.code == 0 and _is_unremarkable(end):
         return GOOD, 0
     from runner.launch.verdict import judge
 
-    return judge(end, planned.plan.limits, planned.grant.decided_by)
+    # Asked only now: to read the decision of a stored plan takes as long as half a launch.
+    return judge(end, limits, () if planned is None else planned.grant.decided_by)
 
 
 def _is_unremarkable(end: End) -> bool:

@@ -157,7 +157,8 @@ def launch(
         with watch_caller() as host.caller:
             refuse_directories()
             stage = ended = begin(host)
-        outcome, status = judge_end(ended.end, ended.started.planned)
+        planned = ended.started.planned
+        outcome, status = judge_end(ended.end, planned.plan.limits, planned)
     except Exception as error:
         from runner.launch.failures import judge_error
 

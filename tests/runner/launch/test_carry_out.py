@@ -134,7 +134,7 @@ def carried_out(plan: str) -> dict[str, Any]:
             os.dup2(saved, 1)
             os.close(saved)
     loaded = [name for name in sys.modules if name.partition(".")[0] in ("runner", "sandbox")]
-    outcome, status = judge_end(ended.end, planned)
+    outcome, status = judge_end(ended.end, planned.plan.limits)
     uid = [layer.detail for layer in ended.started.planned.layers if layer.name == "uid"]
     told = {"outcome": [outcome.code, status], "loaded": loaded, "uid": uid, "euid": os.geteuid()}
     return {**told, "steps": steps}
@@ -154,7 +154,7 @@ def test_nothing_that_decides_is_loaded(
     loaded = {name for name in found["loaded"] for each in MAKES_PLANS if f"{name}.".startswith(f"{each}.")}
     assert loaded == set()
     assert "sandbox.identity.state" not in found["loaded"]  # it has none
-    assert not {"sandbox.spawn.network", "sandbox.spawn.guards", "sandbox.limits.disk"} & {*found["loaded"]}
+    assert not {"sandbox.spawn.guards", "sandbox.limits.disk", "sandbox.network.audit"} & {*found["loaded"]}
 
 
 WELL = End(Exit(0, True, None, Usage(1.0, 0.1, 0.1, 1)), None, None, False)
@@ -188,5 +188,5 @@ BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
 def test_the_short_judgement_is_the_long_one(end: End) -> None:
     limits = Limits(memory=1 << 30, disk=1 << 20, launch=1.0, deadline=2.0, pids=3)
     by = (("memory", "manifest"),)
-    planned: Any = SimpleNamespace(plan=SimpleNamespace(limits=limits), grant=SimpleNamespace(decided_by=by))
-    assert judge_end(end, planned) == judge(end, limits, by)
+    planned: Any = SimpleNamespace(grant=SimpleNamespace(decided_by=by))
+    assert judge_end(end, limits, planned) == judge(end, limits, by)

