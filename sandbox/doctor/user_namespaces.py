@@ -332,16 +332,20 @@ def filter_remedy(around: Surroundings, calls: Sequence[str]) -> str:
     """How to start the runner where no seccomp filter refuses `calls`, in the words of where it runs."""
     if around.container:
         return container_remedy(around.container)
-    options = tuple(dict.fromkeys(option for call in calls for option in _OPTIONS[call]))
-    added = [option for option in options if not option.endswith("=no")]
+    words: list[str] = []
+    allowed: dict[str, list[str]] = {}
+    for option in dict.fromkeys(option for call in calls for option in _OPTIONS[call]):
+        name, _, value = option.partition("=")
+        if value == "no":
+            words.append(option)
+        else:
+            allowed.setdefault(name, []).append(value)
+    told = ", ".join([*words, *(f"{name}= has to allow {' and '.join(v)}" for name, v in allowed.items())])
     unit = f"in the unit {around.unit}" if around.unit else "in a systemd unit"
-    words = ", ".join(options) + (
-        " (an allowlist has to have it: where the option is set, add it)" if added else ""
-    )
     if around.unit:
-        return f"{unit}: {words}. {CODE_ROOT}/{UNIT} has all that plugins need"
+        return f"{unit}: {told}. {CODE_ROOT}/{UNIT} has all that plugins need"
     return (
-        f"start the runner without that filter: {unit}, {words}; in a container, "
+        f"start the runner without that filter: {unit}, {told}; in a container, "
         f"--security-opt seccomp={FILTER} (without that file: seccomp=unconfined)"
     )
 
