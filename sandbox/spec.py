@@ -196,7 +196,7 @@ class Note(NamedTuple):
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
         urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
-        return self.rule in (*urgent, "wrapped", "approval", "limits", "state")
+        return self.rule in (*urgent, "wrapped", "approval", "limits", "state", "link")
 
 
 class Project(NamedTuple):

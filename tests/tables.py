@@ -163,7 +163,7 @@ def one_case(
         left = [each for name, each in signature.parameters.items() if name not in words]
         made.__signature__ = signature.replace(parameters=left)
         del made.__wrapped__  # pytest would take the rows' names for fixtures
-        return made  # type: ignore[no-any-return]
+        return made
 
     return decorate
 

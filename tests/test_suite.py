@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,12 +37,16 @@ def command(path: Path, text: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "pytest", "-p", "tests.conftest", *configuration, *arguments, str(path)]
 
 
-def options() -> dict[str, object]:
+# For tests that leave something behind.
+IMPATIENT = {"RUNNER_TEST_PATIENCE": "0.03"}
+
+
+def options(more: Mapping[str, str] | None = None) -> dict[str, object]:
     # It must not take itself for an xdist worker of this run.
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "RUNNER_TEST"))
     }
-    return {"cwd": ROOT, "env": env, "capture_output": True, "text": True, "timeout": 200}
+    return {"cwd": ROOT, "env": {**env, **(more or {})}, "capture_output": True, "text": True, "timeout": 200}
 
 
 # --- Signals -----------------------------------------------------------------------------------------------
@@ -187,7 +191,8 @@ def test_leaves(nothing_left: None) -> None:
 
 @pytest.mark.launches
 def test_a_leftover_process_fails_its_test(tmp_path: Path) -> None:
-    done = run(tmp_path / "it", LEAVES_A_PROCESS, "-n", "1")
+    argv = command(tmp_path / "it", LEAVES_A_PROCESS, "-n", "1")
+    done = subprocess.run(argv, **options(IMPATIENT))  # type: ignore[call-overload]
     assert "1 passed, 1 error" in done.stdout, done.stdout
     assert "processes left behind" in done.stdout and "sleep 1000" in done.stdout
 
@@ -205,11 +210,9 @@ def test_leaves(name: str) -> None:
 @pytest.mark.machine
 def test_leftover_files_fail_the_run(tmp_path: Path) -> None:
     mark = f"left-{os.getpid()}"
-    given = options()
-    env = {**given.pop("env"), "LEFT": mark}  # type: ignore[dict-item]
     argv = command(tmp_path / "it", LEAVES_FILES, "-n", "1")
     try:
-        done = subprocess.run(argv, env=env, **given)  # type: ignore[call-overload]
+        done = subprocess.run(argv, **options({**IMPATIENT, "LEFT": mark}))  # type: ignore[call-overload]
         left = sorted(path.name for path in Path("/tmp").glob(f"*{mark}"))
         assert len(left) == 2
         assert done.returncode == 1, done.stdout

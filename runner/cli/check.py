@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         )
         for path in args.manifests
     ]
-    shown = [(path, loaded, _diagnostics(path, loaded)) for path, loaded in files]
+    shown = [(path, loaded, _diagnostics(path, loaded, args.config)) for path, loaded in files]
     found = [diagnostic for _, _, diagnostics in shown for diagnostic in diagnostics]
     errors = sum(diagnostic.severity == "error" for diagnostic in found)
     if args.format == "json":
@@ -80,9 +80,12 @@ def _print_policies(policies: list[str], found: list[Diagnostic]) -> None:
             say(f"{printable(path)}: ok: a policy", sys.stdout)
 
 
-def _diagnostics(given: str, loaded: tuple[ManifestRead, ...]) -> list[Diagnostic]:
-    """The diagnostics, with the path as the caller wrote it: a relative path stays relative."""
+def _diagnostics(given: str, loaded: tuple[ManifestRead, ...], config: str | None) -> list[Diagnostic]:
+    """The diagnostics, with the path as the caller wrote it: a relative path stays relative. A fault of the
+    configuration is one of the file that --config names."""
     found = [diagnostic for each in loaded for diagnostic in each.diagnostics]
+    if config is not None and config.startswith("@"):
+        found = [d._replace(file=config[1:]) if d.file == "--config" else d for d in found]
     if os.path.isabs(given):
         return found
     here = os.getcwd().rstrip("/") + "/"
@@ -184,13 +187,15 @@ def _result(diagnostic: Diagnostic, rules: list[str]) -> dict[str, Any]:
 
 
 _FILE_NAME = "policy.toml"
+# Tables that other files do not have: without a version, a policy is known by them.
+_OWN_TABLES = ("approvals", "capabilities", "cgroups", "layers", "limits", "read", "seccomp", "write")
 _VERSION = re.compile(rb"^[ \t]*version[ \t]*=[ \t]*1[ \t]*(#.*)?\r?$", re.MULTILINE)
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*([A-Za-z_]+)[ \t]*[.\]]", re.MULTILINE)
 
 
 def is_policy(path: str) -> bool:
-    """Whether a file is a policy: by its name, or by its version and tables. It may have faults, so only its
-    lines are looked at."""
+    """Whether a file is a policy: by its name, by its version and most of its tables, or by all of them. It
+    may have faults, so only its lines are looked at."""
     if not path.endswith(".toml") or os.path.isdir(path):
         return False
     folder, name = os.path.split(os.path.realpath(path))
@@ -205,7 +210,11 @@ def is_policy(path: str) -> bool:
     tables = {each.decode() for each in _TABLE.findall(raw)}
     # A table that no policy has means another kind of file, unless other tables are those of a policy.
     known = tables & set(policy_schema()["properties"])
-    return bool(_VERSION.search(raw)) and len(known) * 2 > len(tables) and contract_at(path) is None
+    if _VERSION.search(raw):
+        likely = len(known) * 2 > len(tables)
+    else:
+        likely = known == tables and not tables.isdisjoint(_OWN_TABLES)
+    return likely and contract_at(path) is None
 
 
 def policy_faults(path: str) -> tuple[Diagnostic, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.shared import text as printing
 from runner.cli.shared.options import add_command_invocation, add_invocation, invocation_of
 from runner.cli.shared.text import say
+from runner.contracts.contract import Declarations
 from runner.contracts.registry import choice_fault, find_contract
 from runner.launch.network_report import NETWORK_WARNINGS
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
@@ -123,6 +124,8 @@ def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
         "capabilities": None if decided is None else decided.policy.capabilities._asdict(),
         "rights": None if loaded is None else dict(_rights(loaded.plugin)),
         "lifecycle": None if loaded is None else dict(loaded.plugin.lifecycle),
+        "timeouts": None if loaded is None else dict(loaded.plugin.timeouts),
+        "declarations": None if loaded is None else dict(_declarations(loaded.plugin)),
         "argv": None if planned is None else _command_line(planned),
     }
 
@@ -270,6 +273,13 @@ def _text(stage: Stage | None, plugin: Plugin, outcome: Outcome) -> Iterable[str
                 yield f"if a hook fails: {meaning} (on_failure under [hooks] in the policy)"
             else:
                 yield "if a hook fails: it contributes nothing, and the session goes on (by its contract)"
+    for title, declared in _declarations(plugin):
+        yield ""
+        yield from _table(title, list(declared))
+    if plugin.timeouts:
+        yield ""
+        rows = [(word.replace("_", " "), f"{seconds:g} s") for word, seconds in plugin.timeouts]
+        yield from _table("time limits of the contract and the manifest", rows)
     if plugin.lifecycle:
         yield ""
         rows = [(word.replace("_", " "), _lifecycle(value)) for word, value in plugin.lifecycle]
@@ -305,6 +315,10 @@ def _approval_lines(decided: Decided) -> Iterable[str]:
 
 def _rights(plugin: Plugin) -> tuple[tuple[str, str], ...]:
     return find_contract(plugin.contract).rights(plugin)
+
+
+def _declarations(plugin: Plugin) -> tuple[Declarations, ...]:
+    return find_contract(plugin.contract).declarations(plugin)
 
 
 def _lifecycle(value: float | str) -> str:

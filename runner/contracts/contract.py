@@ -38,6 +38,7 @@ Layout = Literal["folder", "archive", "root", "tar"]
 # "hook_answers": the policy's answer in place of a hook that fails (on_failure under [hooks]). Otherwise such
 # a hook contributes nothing.
 Takes = tuple[Literal["config", "secrets", "secret_files", "hook_answers"], ...]
+Declarations = tuple[str, tuple[tuple[str, ...], ...]]  # a title, and rows of as many cells each
 
 
 class Listing(NamedTuple):
@@ -138,8 +139,9 @@ class Contract(Protocol):
         if there is none."""
         ...
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
-        """Faults of the files that the manifest refers to. Only `runner check` asks."""
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
+        """Faults of the files that the manifest refers to. Only `runner check` asks. `plugin` is None if the
+        manifest has faults itself."""
         return ()
 
     def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
@@ -178,6 +180,10 @@ class Contract(Protocol):
 
     one_shot: bool = False  # one process serves one call
     switches: Switches | None = None  # variables with which its own host is configured
+
+    def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
+        """What else the manifest declares, for `explain`: tables with a title and rows."""
+        return ()
 
     @property
     def configurations(self) -> HostConfigurations | None:

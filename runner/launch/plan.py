@@ -121,6 +121,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         root_inside="" if decided.grant.unsandboxed else plugin.root_inside,
         root_parts=() if decided.grant.unsandboxed else plugin.root_parts,
         by_options=command is not None,
+        by_approval=configured,
         root_is_copy=bool(decided.copy) and plugin.root_inside == decided.original,
         search_path=entrypoint.search_path,
         approved_program=decided.approved_program,

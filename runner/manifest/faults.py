@@ -25,11 +25,22 @@ class Faults:
     def warn(self, keys: KeyPath, rule: str, message: str, hint: str = "") -> None:
         self._add(keys, rule, message, hint, "warning")
 
+    def option(self, option: str, rule: str, message: str, hint: str = "") -> None:
+        """A fault of the value of an option, not of the document."""
+        self.failed = True
+        self._keep(Diagnostic(option, 0, 0, rule, message, hint))
+
     def _add(self, keys: KeyPath, rule: str, message: str, hint: str, severity: Severity) -> None:
-        if len(self._found) >= MOST_SHOWN:
+        if self.full:  # the position takes time
             self._left_out += 1
-            return
-        self._found.append(self.document.diagnostic(keys, rule, message, hint, severity))
+        else:
+            self._keep(self.document.diagnostic(keys, rule, message, hint, severity))
+
+    def _keep(self, diagnostic: Diagnostic) -> None:
+        if self.full:
+            self._left_out += 1
+        else:
+            self._found.append(diagnostic)
 
     @property
     def full(self) -> bool:

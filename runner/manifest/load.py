@@ -354,10 +354,10 @@ def _parse_config(config: str) -> object:
 def _check_files(
     name: str, document: Document, loaded: ManifestRead, options: Mapping[str, str]
 ) -> ManifestRead:
-    if loaded.plugin is None:
-        return loaded
     contract = find_contract(name)
     found = contract.check_files(document, loaded.plugin)
+    if loaded.plugin is None:
+        return loaded._replace(diagnostics=loaded.diagnostics + found)
     if options and contract.choice is not None:
         found += contract.choice.check_options(loaded.plugin, options)
     failed = any(diagnostic.severity == "error" for diagnostic in found)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from runner.manifest.faults import Faults
-from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.document.diagnostic import did_you_mean, nearest, quoted
+from sandbox.document.read import Format
 from sandbox.spec import KeyPath
 
 # sandbox.spec.SeccompProfile for a model: pydantic needs the Literal of typing.
@@ -27,13 +28,34 @@ _EXPECTED = {
     "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
-    "list_type": "an array",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "model_attributes_type": "a table",
+    "list_type": "LIST",
+    "dict_type": "TABLE",
+    "model_type": "TABLE",
+    "model_attributes_type": "TABLE",
+}
+# What a list and a table are called, by format.
+_WORDS: Mapping[Format, tuple[str, str]] = {
+    "toml": ("an array", "a table"),
+    "json": ("an array", "an object"),
+    "jsonc": ("an array", "an object"),
+    "yaml": ("a list", "a mapping"),
+}
+# Limits of a value, in words: the name of the limit in the validator's report, and a sentence.
+_LIMITS = {
+    "too_short": ("min_length", "has {count} items, and at least {limit} are needed"),
+    "too_long": ("max_length", "has {count} items, and at most {limit} are allowed"),
+    "string_too_short": ("min_length", "has {count} characters, and at least {limit} are needed"),
+    "string_too_long": ("max_length", "has {count} characters, and at most {limit} are allowed"),
+    "greater_than": ("gt", "is {value}, and has to be greater than {limit}"),
+    "greater_than_equal": ("ge", "is {value}, and has to be at least {limit}"),
+    "less_than": ("lt", "is {value}, and has to be less than {limit}"),
+    "less_than_equal": ("le", "is {value}, and has to be at most {limit}"),
+    "string_pattern_mismatch": ("pattern", "is {value}, which does not match {limit}"),
 }
 # Imported by pydantic when it builds its first model: it looks for plugins among all installed packages.
 _PLUGIN_LOADER = "pydantic.plugin._loader"
+# What the validator adds to the keys of a value that may have one of several types.
+_UNION_PARTS = ("int", "float", "str", "bool")
 _MOST_SUGGESTIONS = 50  # difflib is slow; the first suggestions are enough
 
 
@@ -53,9 +75,40 @@ def check(
         )
     else:
         return
+    misspelled = _misspelled(errors, keys, strict)
     for number, fault in enumerate(errors):
         loc: KeyPath = tuple(fault["loc"])
+        if loc in misspelled.values():
+            continue  # told with the missing key
+        if loc in misspelled and fault["type"] == "missing":
+            table = shown_table((*keys, *loc[:-1]), faults.document.format)
+            wrong = misspelled[loc]
+            message = (
+                f"the key {quoted(str(loc[-1]))} is missing in {table}, which has {quoted(str(wrong[-1]))}"
+            )
+            faults.error((*keys, *wrong), "missing_key", message, f"did you mean {quoted(str(loc[-1]))}?")
+            continue
         _report(faults, model, fault, loc, (*keys, *loc), strict, suggest=number < _MOST_SUGGESTIONS)
+
+
+def _misspelled(
+    errors: list[dict[str, Any]], keys: KeyPath, strict: Callable[[KeyPath], str | None]
+) -> dict[KeyPath, KeyPath]:
+    """The missing keys for which the same table has an unknown key that is nearly the same."""
+    unknown: dict[KeyPath, list[str]] = {}
+    for fault in errors:
+        table = tuple(fault["loc"][:-1])
+        if fault["type"] == "extra_forbidden" and strict((*keys, *table)) is None:
+            unknown.setdefault(table, []).append(str(fault["loc"][-1]))
+    found: dict[KeyPath, KeyPath] = {}
+    for fault in errors[:_MOST_SUGGESTIONS]:
+        if fault["type"] != "missing":
+            continue
+        *table, name = fault["loc"]
+        if close := nearest(str(name), unknown.get(tuple(table), [])[:_MOST_SUGGESTIONS]):
+            unknown[tuple(table)].remove(close)
+            found[(*table, name)] = (*table, close)
+    return found
 
 
 def _validate(model: Any, data: object) -> None:
@@ -86,8 +139,11 @@ def _report(
     suggest: bool,
 ) -> None:
     kind: str = fault["type"]
+    if loc and loc[-1] in _UNION_PARTS and len(loc) > 1 and kind in _EXPECTED:
+        place = place[:-1]  # the validator's name of one type of several
     name = quoted(str(_last_name(place)))
-    table = shown_table(place[:-1])
+    syntax = faults.document.format
+    table = shown_table(place[:-1], syntax)
     if kind == "extra_forbidden":
         known = _known_keys(model, loc[:-1]) if suggest and not faults.full else ()
         hint = did_you_mean(str(place[-1]), known)
@@ -102,40 +158,52 @@ def _report(
     elif kind in _EXPECTED:
         is_item = isinstance(place[-1], int) if place else False
         subject = f"item {place[-1]} of {name}" if is_item else name
-        got = type_name(fault.get("input"))
-        faults.error(place, "invalid_type", f"{subject} has to be {_EXPECTED[kind]}, not {got}")
+        got = type_name(fault.get("input"), syntax)
+        expected = _EXPECTED[kind].replace("LIST", _WORDS[syntax][0]).replace("TABLE", _WORDS[syntax][1])
+        faults.error(place, "invalid_type", f"{subject} has to be {expected}, not {got}")
     elif kind == "literal_error":
         expected = str(fault.get("ctx", {}).get("expected", ""))
         value = fault.get("input")
-        given = quoted(value) if isinstance(value, str) else type_name(value)
+        given = quoted(value) if isinstance(value, str) else type_name(value, syntax)
         faults.error(place, "invalid_value", f"{name} is {given}; possible are {expected}")
     else:
-        message = str(fault.get("msg", "is not valid"))
-        faults.error(place, "invalid_value", f"{name}: {message[:1].lower()}{message[1:]}")
+        faults.error(place, "invalid_value", f"{name} {_limit_text(fault)}")
+
+
+def _limit_text(fault: dict[str, Any]) -> str:
+    """What is wrong with a value of the right type."""
+    key, text = _LIMITS.get(fault["type"], ("", "has a value that is not allowed"))
+    value, limit = fault.get("input"), fault.get("ctx", {}).get(key)
+    if isinstance(value, str | list) and not value and limit == 1:
+        return "is empty"
+    count = len(value) if isinstance(value, str | list) else 0
+    shown = quoted(value) if isinstance(value, str) else str(value)
+    return text.format(count=count, limit=limit, value=shown)
 
 
 def _last_name(place: KeyPath) -> str | int:
     return next((key for key in reversed(place) if isinstance(key, str)), place[-1] if place else "")
 
 
-def shown_table(keys: KeyPath) -> str:
-    """`[table.sub]`, `[table.list[0]]`, or "the document" for the root."""
+def shown_table(keys: KeyPath, syntax: Format = "toml") -> str:
+    """`[table.sub]`, `[table.list[0]]`, or "the document" for the root. In other formats than TOML, quotes
+    stand in place of the brackets."""
     if not keys:
         return "the document"
     text = ""
     for key in keys:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
-    return "[" + quoted(text, 100)[1:-1] + "]"
+    return "[" + quoted(text, 100)[1:-1] + "]" if syntax == "toml" else quoted(text, 100)
 
 
-def type_name(value: object) -> str:
+def type_name(value: object, syntax: Format = "toml") -> str:
     names: dict[type, str] = {
         bool: "a boolean",
         int: "an integer",
         float: "a number",
         str: "a string",
-        list: "an array",
-        dict: "a table",
+        list: _WORDS[syntax][0],
+        dict: _WORDS[syntax][1],
         type(None): "null",
     }
     return names.get(type(value), "a date or time")

@@ -251,7 +251,8 @@ def limits(faults: Faults, parent: Table, name: str, words: Words | None = None)
     """
     value = parent.data.get(name)
     if value is not None and not isinstance(value, dict):
-        message = f"{name} has to be a table, not {model.type_name(value)}"
+        syntax = faults.document.format
+        message = f"{name} has to be {model.type_name({}, syntax)}, not {model.type_name(value, syntax)}"
         faults.error(parent.at(name), "invalid_type", message)
     table = parent.table(name)
     own = words or {}

@@ -78,7 +78,9 @@ class Setting(NamedTuple):
     services: frozenset[str] = frozenset()  # what the host offers: names of fields of Services
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
     options: Mapping[str, str] = {}  # values of the contract's own command line options
-    secrets: Mapping[str, Any] = {}  # the operator's, for contracts that deliver them: never shown or kept
+    # The operator's, for contracts that deliver them: never shown or kept. None: there are none, which is not
+    # the same as an empty object.
+    secrets: Mapping[str, Any] | None = None
 
 
 # --- events ----------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class HeaderFraming(NamedTuple):
     rules: HeaderRules
 
     def cutter(self) -> Cutter:
-        return HeaderFramer(self.rules)
+        return HeaderFramer(self.rules, rewrites=True)
 
     def skimmer(self, limit: int) -> Skimmer:
         return HeaderSkimmer(self.rules, limit)

@@ -23,6 +23,7 @@ WHITE_SPACE = (
 _MOST_LENGTH = 2**64 - 1
 _MOST_DIGITS = 20  # of _MOST_LENGTH
 _NAME = "content-length"
+_HEADER = b"Content-Length: %d\r\n\r\n"
 # A header that is ignored has to be one for every reader: a name as in HTTP, and a value without control
 # characters and ends of lines. Otherwise some reader could find a second Content-Length in it.
 _PLAIN_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]*")
@@ -59,14 +60,18 @@ class HeaderRules(NamedTuple):
 
 def header_frame(body: bytes) -> bytes:
     """A frame for a HeaderFramer."""
-    return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    return _HEADER % len(body) + body
 
 
 class HeaderFramer:
     """A frame is the body. At the end of the stream an unfinished frame is a fault."""
 
-    def __init__(self, rules: HeaderRules) -> None:
+    def __init__(self, rules: HeaderRules, *, rewrites: bool = False) -> None:
+        """`rewrites`: `cut` returns a plain header in place of one in which readers could find another length
+        (several lengths, zeros or a sign before the digits)."""
         self._rules = rules
+        self._rewrites = rewrites
+        self._is_plain = True
         self._header = bytearray()  # of the frame that is being read: the lines so far
         self._line = 0  # where in it the last line begins
         self._announced: int | None = None
@@ -119,13 +124,15 @@ class HeaderFramer:
         if self._body.size:  # most bodies arrive in one piece, and need no second copy
             self._body.add(body)
             body = self._body.take()
-        cuts.append(Cut(body, bytes(self._header)))
+        rewritten = self._rewrites and not self._is_plain
+        cuts.append(Cut(body, _HEADER % len(body) if rewritten else bytes(self._header)))
         self.taken += len(self._header) + len(body)
         self._forget()
         return end
 
     def _forget(self) -> None:
         self._header, self._line, self._announced, self._body = bytearray(), 0, None, None
+        self._is_plain = True
 
     # --- the header -----------------------------------------------------------------------------------------
 
@@ -169,6 +176,7 @@ class HeaderFramer:
         elif self._announced is not None and not self._rules.last_counts:
             self._refuse("bad_header", "the header of a frame has Content-Length twice")
         else:
+            self._is_plain = self._announced is None and value[:1] in "123456789"
             self._announced = self._rules.read_length(value)
             if self._announced is None:
                 self._refuse(

@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 from runner.protocol.dialect import HandshakeFault, Violation
 from runner.protocol.framing import Framing
-from runner.protocol.observer import Heard, Observer, Question
+from runner.protocol.observer import Heard, Observer, Question, Verdict, Withheld
 
 
 class Inspector(Protocol):
-    """Reads both sides of one conversation. It sends nothing and has no clock."""
+    """Reads both sides of one conversation, and judges the plugin's as the contract's dialect does. It sends
+    nothing."""
 
     @property
     def framing(self) -> Framing:
@@ -40,15 +41,15 @@ class Inspector(Protocol):
 
     @property
     def strays(self) -> Mapping[str, int]:
-        """The number of frames that were passed on without a meaning in this contract, by kind."""
+        """The number of frames without a meaning in this contract, by kind."""
         ...
 
     def host_frame(self, raw: bytes | None) -> None:
         """A frame from the host. None: it was too long to read."""
         ...
 
-    def plugin_frame(self, raw: bytes) -> Violation | None:
-        """Check a frame from the plugin; returns its fault, or None."""
+    def plugin_frame(self, raw: bytes) -> Verdict:
+        """Check a frame from the plugin. None: it is passed on."""
         ...
 
 
@@ -72,13 +73,17 @@ class HandshakeInspector:
             if asked.method == self._handshake and asked.is_question and not self.handshaken:
                 self.awaiting = True
 
-    def plugin_frame(self, raw: bytes) -> Violation | None:
+    def plugin_frame(self, raw: bytes) -> Verdict:
         heard = self._observer.plugin(raw)
-        if isinstance(heard, Violation):
+        if isinstance(heard, Violation | Withheld):
             return heard
-        return next(filter(None, map(self._fault_of, heard)), None)
+        faults = map(self._fault_of, heard)
+        verdict: Verdict = next((fault for fault in faults if fault is not None), None)
+        if isinstance(verdict, Withheld):
+            self._observer.stray(verdict.kind)
+        return verdict
 
-    def _fault_of(self, heard: Heard) -> Violation | None:
+    def _fault_of(self, heard: Heard) -> Verdict:
         if isinstance(heard, Question):
             return self._asked(heard)
         if heard.method != self._handshake:
@@ -97,6 +102,6 @@ class HandshakeInspector:
         """The plugin's answer to the handshake. Raises HandshakeFault."""
         raise NotImplementedError
 
-    def _asked(self, question: Question) -> Violation | None:
-        """The fault of a request or a notification of the plugin."""
+    def _asked(self, question: Question) -> Verdict:
+        """The verdict about a request or a notification of the plugin."""
         return None

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from typing import Any, Literal
 
 from runner.protocol import wire
+from runner.protocol.ambiguity import hides_message, is_message, odd_key, two_kinds
 from runner.protocol.dialect import Answer
 from sandbox.speed.value import NamedTuple
 
@@ -27,8 +28,16 @@ MOST_IDS = 4 * 1024 * 1024
 # How many of our last errors are remembered. A plugin that returns one of them as an answer is an echo.
 MOST_ERRORS = 64
 
-# Keys that decide the kind of a message. A message with one of them twice is ambiguous.
-IDENTITY = frozenset(("jsonrpc", "id", "method", "result", "error"))
+# Keys that decide what a message means. A message with one of them twice is ambiguous.
+IDENTITY = frozenset(("jsonrpc", "id", "method", "params", "result", "error"))
+
+
+def read_line(raw: bytes, unique: bool = False) -> wire.Reading:
+    """The value of a line, or its fault. `unique`: no object in it may have a key twice."""
+    reading = wire.message(raw, identity=IDENTITY, unique=unique)
+    if reading.cause is None and hides_message(raw, is_json=True, is_message=is_message):
+        return wire.Reading(None, "ambiguous", "some hosts would read this line as more than one")
+    return reading
 
 
 class RpcRequest(NamedTuple):
@@ -55,9 +64,9 @@ class RpcError(NamedTuple):
 
 
 class RpcStray(NamedTuple):
-    """A message that no request waits for, or that is not JSON-RPC."""
+    """A message that no request waits for, that is not JSON-RPC, or that hosts could read differently."""
 
-    why: Literal["late", "unknown", "not_rpc", "too_many", "echo"]
+    why: Literal["late", "unknown", "not_rpc", "too_many", "echo", "ambiguous"]
     detail: str = ""
 
 
@@ -67,10 +76,12 @@ Incoming = RpcRequest | RpcNotification | RpcResult | RpcError | RpcStray
 class Peer:
     """Our end of one conversation."""
 
-    def __init__(self, first_id: int = 1, *, passes_errors: bool = False) -> None:
+    def __init__(self, first_id: int = 1, *, passes_errors: bool = False, one_kind: bool = False) -> None:
         """`passes_errors`: the plugin may answer with an error that it has just got from us, because its own
-        request failed. Otherwise that is an echo."""
+        request failed. Otherwise that is an echo. `one_kind`: a message that is both a request and an answer,
+        or both a result and an error, is ambiguous. Otherwise the method counts, and then the error."""
         self._passes_errors = passes_errors
+        self._one_kind = one_kind
         self._first = self._next = first_id
         # Our id -> token, method, params, and the members of params that were encoded already.
         self._pending: dict[int, tuple[Hashable, str, Any, bytes]] = {}
@@ -187,6 +198,11 @@ class Peer:
         if not isinstance(message, dict):
             return RpcStray("not_rpc", "not an object")
         method = message.get("method")
+        if not message.keys() <= IDENTITY and (odd := odd_key(message, IDENTITY)):
+            is_answer = "id" in message and ("result" in message or "error" in message)
+            return RpcStray("ambiguous" if is_answer or isinstance(method, str) else "not_rpc", odd)
+        if self._one_kind and (both := two_kinds(message)):
+            return RpcStray("ambiguous", both)
         if isinstance(method, str) and method:
             params = message.get("params")
             if "id" not in message:

@@ -1,24 +1,24 @@
 """Reads JSON-RPC between a plugin and its host without taking part: which answer belongs to which request.
 
-A line of the plugin is one of three things: JSON with a fault, which must not reach the host; text outside
-the protocol, which hosts ignore and which is counted; or messages.
+A line of the plugin is judged as the contract's dialect judges it. What ends a session is a fault here. What
+a session drops is passed on, because hosts ignore it, and counted.
 
-The host's JSON parser is unknown. So a line that two parsers could read differently is a fault too. Otherwise
-a plugin could show us one message and its host another.
+The host's JSON parser is unknown. So a line that a session drops, but that another parser could read as a
+message, is withheld: the host does not get it, and the plugin goes on.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeGuard
 
+from runner.outcome import Code
 from runner.protocol import wire
+from runner.protocol.ambiguity import MOST_PIECES, hides_message, is_message, odd_key, two_kinds
 from runner.protocol.dialect import Violation
-from runner.protocol.jsonrpc import IDENTITY
-from sandbox.document.diagnostic import quoted
+from runner.protocol.jsonrpc import IDENTITY, read_line
 from sandbox.speed.value import NamedTuple
 
 # Open requests of the host. With more, the oldest is forgotten, and its answer counts as a stray.
@@ -28,22 +28,12 @@ LONGEST = 256
 # Messages in an array, in a contract that has no arrays.
 MOST_IN_STRAY = 1000
 
-# Pieces of one line that are looked at. Time limits are not checked meanwhile.
-MOST_PIECES = 10_000
 # Characters of a method that are compared with the contract's methods, and how many of them may be visible.
 # The contract's methods are shorter.
 MOST_OF_METHOD = 1024
 MOST_VISIBLE = 64
 # Elements of an array that are read: some hosts read an array as the fields of a message, which has fewer.
 MOST_FIELDS = 16
-
-_KEYS = IDENTITY | {"params"}
-_PARTS = ("params", "result", "error")
-# Characters that end a line for some readers: those of str.splitlines, and NUL, which ends a string in C.
-_ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
-# Numbers are not needed here. Converting long ones is slow, and CPython refuses integers of 4301 digits.
-_STREAM = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
-_SOMETHING = re.compile(r"\S")
 
 # Patterns for lines that are not JSON, in lower case. Each pattern begins with plain letters,
 # which the regex engine finds much faster than a boundary.
@@ -57,12 +47,41 @@ _ID_KEY, _RESULT_KEY, _ERROR_KEY = (
 _SKIPPED = ("\\\r", "\\\u2028", "\\\u2029", "\\", "\ufffd")
 
 
+class Withheld(NamedTuple):
+    """A frame that the host does not get, and that does not end the plugin: a session drops it too."""
+
+    kind: str  # under which it is counted
+    why: str
+
+
+class Rewritten(NamedTuple):
+    """What the host gets in place of a frame: the same message, which other hosts could have read otherwise.
+    Only for a contract whose frames are lines."""
+
+    frame: bytes
+
+
+Verdict = Violation | Withheld | Rewritten | None
+# The contract's own judgement of a line: its value, or the cause and the detail of its fault.
+Judge = Callable[[Any, str | None, str], Violation | Withheld | None]
+Reader = Callable[[bytes, bool], wire.Reading]  # the second: no object may have a key twice
+
+
+def judge_line(value: Any, cause: str | None, detail: str) -> Violation | None:
+    """JSON with a fault ends the plugin. What is no JSON is noise."""
+    if cause in (None, "bad_json"):
+        return None
+    return Violation("malformed_response", f"a line that breaks the protocol: {detail}", cause)
+
+
 class Question(NamedTuple):
     """A request or notification of one side."""
 
     method: str
     params: Any
     is_question: bool
+    number: Any = None  # the id
+    again: bool = False  # the plugin uses the id of another request that the host has not answered
 
 
 class Answered(NamedTuple):
@@ -77,29 +96,34 @@ Heard = Question | Answered
 
 
 class Observer:
-    """Both sides of one conversation. `words`: the keys the contract reads in the parts of a message;
-    `methods`: those it acts on. A host that ignores case would also take other spellings of them.
-    `messages_only`: a line that is no object of JSON-RPC 2.0 is a fault. `handshakes`: the methods whose
-    answer completes the handshake; None: each of `methods` does.
+    """Both sides of one conversation. `methods`: those the contract acts on. A host that ignores case would
+    also take other spellings of them. `handshakes`: the methods whose answer completes the handshake; None:
+    each of `methods` does. `one_kind`: a message that is both a request and an answer, or both a result and
+    an error, is a fault; otherwise the contract says which of them counts, and hosts may read another.
+    `null_results`: an answer with neither a result nor an error has the result null.
 
-    Until the handshake is complete, an answer without a request of the host is a fault. The host could take
+    Until the handshake is complete, an answer without a request of the host is withheld. The host could take
     it for the answer to a request that it is about to send, and that answer would be unchecked."""
 
     def __init__(
         self,
-        words: frozenset[str] = frozenset(),
         methods: frozenset[str] = frozenset(),
         *,
-        messages_only: bool = False,
         handshakes: frozenset[str] | None = None,
+        read: Reader = read_line,
+        judge: Judge = judge_line,
+        one_kind: bool = False,
+        null_results: bool = False,
     ) -> None:
         # Whether the handshake is complete. An inspector sets it too, where the host uses no handshake.
         self.settled = False
-        self._messages_only = messages_only
+        self._read, self._judge = read, judge
+        self._one_kind, self._null_results = one_kind, null_results
         self._handshakes = methods if handshakes is None else handshakes
-        self._words = words
         self._methods = methods
         self._open: dict[tuple[type, Any], str] = {}
+        self._sent: dict[tuple[type, Any], int] = {}  # id of an open request with params -> hash of it
+        self._asked: dict[tuple[type, Any], None] = {}  # ids of the plugin's requests without an answer
         self._again: set[tuple[type, Any]] = set()  # ids that the host used for two open requests
         self._unknown = 0  # frames of the host that could not be read, and may have been requests
         self._strays: dict[str, int] = {}
@@ -121,7 +145,10 @@ class Observer:
         return [asked for one in said if (asked := self._from_host(one)) is not None]
 
     def _from_host(self, message: Any) -> Question | None:
-        if not isinstance(message, dict) or not isinstance(method := message.get("method"), str):
+        if not isinstance(message, dict):
+            return None
+        if not isinstance(method := message.get("method"), str):
+            self.forget_question(message.get("id"))
             return None
         number = message.get("id")
         # Cut short, because the host may send any number. The methods we look for are shorter.
@@ -131,62 +158,105 @@ class Observer:
             if self._open.pop(key, None) is not None:
                 self._again.add(key)
             self._open[key] = method
+            # Without params it may be the plugin's own request: both sides may send a ping.
+            if message.get("params"):
+                self._sent[key] = _hash(message)
             if len(self._open) > MOST_OPEN:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
+                self._sent.pop(oldest, None)
                 self._again.discard(oldest)
                 self._unknown += 1
         elif "id" in message:
             self._unknown += 1
-        return Question(method, message.get("params"), "id" in message)
+        return Question(method, message.get("params"), "id" in message, number)
 
-    def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation:
+    def forget_question(self, number: Any) -> None:
+        """The plugin's request of this id was answered or cancelled."""
+        if (key := self._key(number)) is not None:
+            self._asked.pop(key, None)
+
+    def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation | Withheld:
         """The messages in a line of the plugin. `batch`: messages that one array may hold; 0: the contract
         has no arrays."""
+        found = self._hear(raw, batch)
+        if isinstance(found, Withheld):
+            self.stray(found.kind)
+        return found
+
+    def _hear(self, raw: bytes, batch: int) -> list[Heard] | Violation | Withheld:
         if not raw.strip():
             return []
-        value, cause, detail, _ = wire.message(raw, identity=_KEYS, unique=True)
-        if cause not in (None, "bad_json"):
-            return Violation("malformed_response", f"a line that breaks the protocol: {detail}", cause)
-        if self._messages_only and (cause is not None or not _is_rpc(value)):
-            text = f"a line that is no message of JSON-RPC 2.0: {detail}".removesuffix(": ")
-            return Violation("malformed_response", text, cause or "not_rpc")
-        if hides_message(raw, is_json=cause is None, is_message=_is_message):
-            return _ambiguous("some hosts would read this line as more than one")
+        value, cause, detail, _ = self._read(raw, not self.settled)
+        if (verdict := self._judge(value, cause, detail)) is not None:
+            return verdict
         if cause is not None:
-            if _is_lenient_message(raw):
-                return _ambiguous("the line is not JSON, but some hosts would read it as a message")
+            if hides_message(raw, is_json=False, is_message=is_message) or _is_lenient_message(raw):
+                return Withheld(
+                    "ambiguous", "some hosts could read a message in this line, which is not JSON"
+                )
             self.stray("not_json")
             return []
         if isinstance(value, list) and any(map(self._is_field, islice(value, MOST_FIELDS))):
-            return _ambiguous("some hosts would read this array as the fields of a message")
+            return Withheld("ambiguous", "some hosts would read this array as the fields of a message")
+        if self.settled and self._matters(value) and self._read(raw, True).cause is not None:
+            return Violation("malformed_response", "a message that has a key twice", "duplicate_key")
         said = value if isinstance(value, list) else [value]
-        if isinstance(value, list) and not batch:
+        is_stray = isinstance(value, list) and not batch
+        if is_stray:
             # Most hosts ignore such an array. Some read it all the same.
-            self.stray("not_rpc")
-            said = [each for each in value if isinstance(each, dict) and _is_message(each)]
+            said = [each for each in value if isinstance(each, dict) and is_message(each)]
         most = batch or MOST_IN_STRAY
         if len(said) > most:
-            return Violation(
-                "malformed_response", f"more than {most} messages in one array", "batch_too_large"
-            )
+            text = f"more than {most} messages in one array"
+            if is_stray:
+                return Withheld("ambiguous", text)
+            return Violation("malformed_response", text, "batch_too_large")
         for message in said:
-            if isinstance(message, dict) and (double := _double_meaning(message) or self._odd_part(message)):
-                return _ambiguous(double)
-            if isinstance(message, dict) and self._is_misspelled(message.get("method")):
-                return _ambiguous(
-                    "another spelling of one of the contract's methods, which some hosts accept"
-                )
-        is_stray = isinstance(value, list) and not batch
+            if isinstance(message, dict) and (fault := self._fault_of(message)) is not None:
+                if is_stray and isinstance(fault, Violation):
+                    return Withheld("ambiguous", fault.message)
+                return fault
         if not self.settled and any(self._is_forged(message) for message in said):
-            text = "before the handshake was complete, it answered a request that the host had not sent"
-            return Violation("malformed_response", text, "unasked", "answer each request once, by its id")
+            why = "before the handshake was complete, it answered a request that the host had not sent"
+            return Withheld("unasked", why)
+        if is_stray:
+            self.stray("not_rpc")
         return list(self._from_plugin(said, is_stray=is_stray))
+
+    def _matters(self, value: Any) -> bool:
+        """Whether the contract looks at the parts of a message. Also an array, which some hosts read."""
+        if not isinstance(value, dict):
+            return isinstance(value, list)
+        if value.get("method") in self._methods:
+            return True
+        key = self._key(value.get("id"))
+        asked = self._open.get(key) if key is not None else None
+        return (asked or self._nearly(value.get("id"))) in self._methods
+
+    def _fault_of(self, message: Mapping[str, Any]) -> Violation | Withheld | None:
+        """The fault of a message that hosts could read differently, or that was the host's own."""
+        is_exact = isinstance(message.get("method"), str) or self._is_answer(message)
+        if is_exact and self._one_kind and (both := two_kinds(message)):
+            return _ambiguous(both)
+        if odd := odd_key(message, IDENTITY):
+            if is_exact:
+                return _ambiguous(odd)
+            return Withheld("ambiguous", odd) if is_message(message) else None
+        method = message.get("method")
+        if isinstance(method, str) and ("\0" in method or self._is_misspelled(method)):
+            why = "another spelling of one of the contract's methods, which some hosts accept"
+            return Withheld("ambiguous", why)
+        key = self._key(message.get("id"))
+        if method and key is not None and key in self._sent and self._sent[key] == _hash(message):
+            code: Code = "malformed_response" if self.settled else "handshake_failed"
+            return Violation(code, "it sends its host's own messages back", "echo")
+        return None
 
     def _is_forged(self, message: Any) -> bool:
         """Whether a message is an answer without a request of the host. Errors do not count: a host cannot
         use them."""
-        if not _is_answer(message) or message.get("error") not in (None, ""):
+        if not self._is_answer(message) or message.get("error") not in (None, ""):
             return False
         number = message["id"]
         if self._key(number) in self._open or self._nearly(number) is not None:
@@ -195,9 +265,6 @@ class Observer:
             self._unknown -= 1
             return False
         return True
-
-    def _odd_part(self, message: Mapping[str, Any]) -> str:
-        return next((odd for part in _PARTS if (odd := odd_key(message.get(part), self._words))), "")
 
     def _is_field(self, value: Any) -> bool:
         """Whether a value in an array is one that only messages have."""
@@ -219,27 +286,51 @@ class Observer:
             return True
         return visible.casefold() in {word.casefold() for word in self._methods}
 
+    def _is_answer(self, message: Any) -> TypeGuard[Mapping[str, Any]]:
+        """Also of a message that is a request too: a host may read it as either."""
+        if not isinstance(message, dict) or "id" not in message:
+            return False
+        if "result" in message or "error" in message:
+            return True
+        return self._null_results and "jsonrpc" in message and not _is_request(message)
+
     def _from_plugin(self, messages: list[Any], *, is_stray: bool) -> Iterator[Heard]:
         for message in messages:
-            method = message.get("method") if isinstance(message, dict) else None
-            if isinstance(method, str) and method:
-                yield Question(method, message.get("params"), "id" in message)
-            elif _is_answer(message):
-                number = message["id"]
-                asked = None if is_stray else self._close(number)
-                error = message.get("error")
-                if error == "":  # hosts that test it for truth see no error
-                    error = None
-                if asked is not None and error is None and asked in self._handshakes:
-                    self.settled = True
-                if asked is None:
-                    if not is_stray:
-                        self.stray("unasked")
-                    asked = self._nearly(number)
-                if asked is not None:
-                    yield Answered(asked, message.get("result"), error)
-            else:
+            is_request = isinstance(message, dict) and _is_request(message)
+            if is_request:
+                yield self._question(message)
+            if self._is_answer(message):
+                yield from self._answers(message, counts=not is_request and not is_stray)
+            elif not is_request:
                 self.stray("not_rpc")
+
+    def _question(self, message: Mapping[str, Any]) -> Question:
+        number = message.get("id")
+        key = self._key(number)
+        again = key is not None and key in self._asked
+        if key is not None and len(str(number)) <= LONGEST:
+            self._asked[key] = None
+            if len(self._asked) > MOST_OPEN:
+                del self._asked[next(iter(self._asked))]
+        return Question(message["method"], message.get("params"), "id" in message, number, again)
+
+    def _answers(self, message: Mapping[str, Any], *, counts: bool) -> Iterator[Answered]:
+        """The answer, in each way that a host could read it. `counts`: it closes the request."""
+        number, result, error = message["id"], message.get("result"), message.get("error")
+        asked = self._close(number) if counts else None
+        if error == "":  # hosts that test it for truth see no error
+            error = None
+        if asked is not None and error is None and asked in self._handshakes:
+            self.settled = True
+        if asked is None:
+            if counts:
+                self.stray("unasked")
+            asked = self._nearly(number)
+        if asked is None:
+            return
+        if error is not None and result is not None:
+            yield Answered(asked, result, None)
+        yield Answered(asked, result, error)
 
     def _key(self, number: Any) -> tuple[type, Any] | None:
         return (type(number), number) if type(number) in (int, str) else None
@@ -252,6 +343,7 @@ class Observer:
         if key in self._again:
             self._again.discard(key)
             return self._open[key]
+        self._sent.pop(key, None)
         return self._open.pop(key)
 
     def _nearly(self, number: Any) -> str | None:
@@ -266,38 +358,6 @@ class Observer:
         except (TypeError, ValueError, OverflowError):
             return None
         return self._open.get((int, whole)) or self._open.get((str, str(whole)))
-
-
-def hides_message(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
-    """Whether a parser that ends lines at other characters, or reads one value after another, would find a
-    message in the line. True also if the line has too many pieces to search."""
-    if not is_json:
-        if b"{" not in raw:
-            return False
-        text, end = raw.decode("utf-8", "replace").translate(_ENDS), "\n"
-    elif b"\r" in raw.strip():  # the only such character that JSON allows between tokens
-        text, end = raw.decode("utf-8", "replace"), "\r"
-    else:
-        return False
-    if text.count(end) > MOST_PIECES:
-        return True
-    values = (value for piece in text.split(end) for value in _values(piece))
-    try:
-        return any(number > MOST_PIECES or is_message(value) for number, value in enumerate(values))
-    except (ValueError, RecursionError):
-        return True  # other readers may be able to read it
-
-
-def _values(text: str) -> Iterator[Any]:
-    """The values that a stream of JSON begins with. Raises ValueError or RecursionError where this parser
-    has limits that others do not have."""
-    at = 0
-    while (found := _SOMETHING.search(text, at)) is not None:
-        try:
-            value, at = _STREAM.raw_decode(text, found.start())
-        except json.JSONDecodeError:
-            return
-        yield value
 
 
 def _is_lenient_message(raw: bytes) -> bool:
@@ -332,64 +392,13 @@ def _has_words(text: str) -> bool:
     return bool(_ID_KEY.search(text)) and bool(_RESULT_KEY.search(text) or _ERROR_KEY.search(text))
 
 
-def _is_message(value: Any) -> bool:
-    """Whether a value is a message, also for hosts that ignore case or end a key at a NUL."""
-    if isinstance(value, list):
-        return any(isinstance(each, dict) and _is_message(each) for each in value)
-    if not isinstance(value, dict):
-        return False
-    keys = set()
-    for key, each in value.items():
-        folded = key.partition("\0")[0].casefold()
-        if folded == "method" and isinstance(each, str):
-            return True
-        keys.add(folded)
-    return "id" in keys and ("result" in keys or "error" in keys)
+def _hash(message: Mapping[str, Any]) -> int:
+    return hash(wire.encode([message.get("method"), message.get("params")]))
 
 
-def _is_rpc(value: Any) -> bool:
-    """Whether a value is a request, a notification or an answer of JSON-RPC 2.0."""
-    if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
-        return False
-    if "id" not in value:
-        return isinstance(value.get("method"), str)
-    # JavaScript finds the same entry of a table for 1 and for [1].
-    return value["id"] is None or type(value["id"]) in (int, float, str)
-
-
-def _is_answer(message: Any) -> TypeGuard[Mapping[str, Any]]:
-    if not isinstance(message, dict) or "id" not in message:
-        return False
+def _is_request(message: Mapping[str, Any]) -> bool:
     method = message.get("method")
-    return not (isinstance(method, str) and method) and ("result" in message or "error" in message)
-
-
-def _double_meaning(message: Mapping[str, Any]) -> str:
-    """Returns why hosts could read a message differently, or ''."""
-    kinds = [key for key in ("method", "result", "error") if message.get(key) not in (None, "")]
-    if len(kinds) > 1:
-        return f"a message with both {kinds[0]} and {kinds[1]}"
-    if isinstance(method := message.get("method"), str) and "\0" in method:
-        return "a method with a NUL in its name, where some hosts end it"
-    return odd_key(message, _KEYS) if _is_message(message) else ""
-
-
-def odd_key(table: Any, words: frozenset[str]) -> str:
-    """Returns why hosts could find different values in an object, or ''."""
-    if not isinstance(table, dict):
-        return ""
-    spelled = {word.casefold(): word for word in words}
-    seen: set[str] = set()
-    for key in table:
-        if "\0" in key:
-            return "a key with a NUL in it, where some hosts end it"
-        folded = key.casefold()
-        if folded in seen:
-            return "an object with two keys that differ in capital letters only"
-        if spelled.get(folded, key) != key:
-            return f"a message whose keys are written with capital letters: {quoted(key)}"
-        seen.add(folded)
-    return ""
+    return isinstance(method, str) and bool(method)
 
 
 def _ambiguous(what: str) -> Violation:

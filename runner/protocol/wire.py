@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from sandbox.speed.value import NamedTuple
 
-Cause = Literal["bad_json", "bom", "bad_number", "too_deep", "too_many_values", "duplicate_key"]
+# ambiguous: it is JSON, and hosts could read it differently. Those who read messages find that.
+Cause = Literal["bad_json", "bom", "bad_number", "too_deep", "too_many_values", "duplicate_key", "ambiguous"]
 
 MOST_DEPTH = 128
 # Values of one message, roughly. A value of two bytes on the wire becomes an object of some fifty bytes, and

@@ -79,7 +79,7 @@ async def open_session(
                 guard.offered,
                 terms.on_hook_failure,
                 dict(invocation.options),
-                hidden,
+                None if secrets is None else hidden,
             )
             dialect = make_dialect(contract, setting)
             session = Session(cell, terms, dialect, guard, _one_shot_seconds(dialect, setting, seconds))

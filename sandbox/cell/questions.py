@@ -44,6 +44,7 @@ _RECIPE = NetworkRecipe(
     (SocketRequest("dns_udp", 4, *NAME_SERVER),),
 )
 _RIGHTS = struct.Struct("=i")
+_FLAGS = _socket.MSG_DONTWAIT | _socket.MSG_CMSG_CLOEXEC
 
 
 class NameQuestions(Meter):
@@ -66,7 +67,7 @@ class NameQuestions(Meter):
         finally:
             self._theirs.close()
         with suppress(OSError):  # nothing was sent
-            _, rights, _, _ = self._ours.recvmsg(64, _socket.CMSG_SPACE(_RIGHTS.size), _socket.MSG_DONTWAIT)
+            _, rights, _, _ = self._ours.recvmsg(64, _socket.CMSG_SPACE(_RIGHTS.size), _FLAGS)
             for _, _, data in rights:
                 self._socket = _socket.socket(fileno=_RIGHTS.unpack_from(data)[0])
         return pid

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from sandbox.doctor.finding import Finding
+from sandbox.files import colon_fields
 from sandbox.identity.reservations import list_reservations
 from sandbox.identity.uid_range import DYNAMIC_USER_RANGE, id_is_mapped
 from sandbox.identity.uids import is_leased, occupancy
@@ -98,11 +98,10 @@ def uid_pool(uid: int, first: int, last: int) -> list[Finding]:
 
 
 def accounts_within(first: int, last: int, path: str = "/etc/passwd") -> list[str]:
-    """Accounts with uids in the range. Read from the file: NSS might ask a directory server that does not
-    answer."""
+    """Accounts with uids in the range."""
     return [
         f"{fields[0]} ({fields[2]})"
-        for fields in _lines(path)
+        for fields in colon_fields(path)
         if len(fields) > 2 and fields[2].isdecimal() and first <= int(fields[2]) <= last
     ]
 
@@ -110,19 +109,10 @@ def accounts_within(first: int, last: int, path: str = "/etc/passwd") -> list[st
 def subordinate_within(first: int, last: int, path: str = "/etc/subuid") -> list[str]:
     return [
         fields[0]
-        for fields in _lines(path)
+        for fields in colon_fields(path)
         if len(fields) == 3
         and fields[1].isdecimal()
         and fields[2].isdecimal()
         and int(fields[1]) <= last
         and int(fields[1]) + int(fields[2]) > first
     ]
-
-
-def _lines(path: str) -> Iterator[list[str]]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                yield line.rstrip("\n").split(":")
-    except OSError:
-        pass

@@ -70,9 +70,14 @@ class DocumentError(Exception):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint with the closest known word; empty if none is close."""
+    close = nearest(word, known)
+    return f"did you mean '{close}'?" if close else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The closest known word; empty if none is close."""
     if len(word) > 64:
         return ""
     import difflib  # only when there is a mistake to report
 
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean '{close[0]}'?" if close else ""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")

@@ -1,16 +1,16 @@
-"""Accounts of this machine, from /etc/passwd.
-
-NSS is not used: it could ask a directory server, which may not respond. An account of such a server is named
-by its uid.
-"""
+"""Accounts and groups of this machine, from /etc/passwd and /etc/group. An account that only a directory
+server knows is named by its uid."""
 
 from __future__ import annotations
 
+import os
+
 from sandbox import look
+from sandbox.files import colon_fields
 from sandbox.speed.typed import Sequence
 from sandbox.speed.value import NamedTuple
 
-PASSWD = "/etc/passwd"
+PASSWD, GROUP = "/etc/passwd", "/etc/group"
 NOBODY = 65534  # the owner of files whose real owner has no mapping
 _MOST = (1 << 32) - 2
 
@@ -59,17 +59,28 @@ def _by_name(name: str) -> Account:
 
 
 def _accounts() -> list[Account]:
-    found = []
-    look.note_content(PASSWD)
-    try:
-        with open(PASSWD, encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                fields = line.split(":")
-                if len(fields) > 3 and fields[2].isdecimal() and fields[3].isdecimal():
-                    found.append(Account(fields[0], int(fields[2]), int(fields[3])))
-    except OSError:
-        pass
-    return found
+    return [
+        Account(fields[0], int(fields[2]), int(fields[3]))
+        for fields in colon_fields(PASSWD)
+        if len(fields) > 3 and fields[2].isdecimal() and fields[3].isdecimal()
+    ]
+
+
+def is_private_group(gid: int, *, group: str = GROUP, passwd: str = PASSWD) -> bool:
+    """Whether a group has no other members than root and the runner's user.
+
+    Debian and others make a group for each user and let it write the user's files (umask 002), and /usr/local
+    is writable by a group without members. A group that is not in /etc/group counts as shared: only a
+    directory server may know its members.
+    """
+    accounts = [fields for fields in colon_fields(passwd) if len(fields) == 7]
+    own = {fields[0] for fields in accounts if fields[2] in ("0", str(os.geteuid()))}
+    listed = [fields for fields in colon_fields(group) if len(fields) == 4 and fields[2] == str(gid)]
+    if not listed:
+        return False
+    members = {name for fields in listed for name in fields[3].split(",") if name}
+    members |= {fields[0] for fields in accounts if fields[3] == str(gid)}
+    return members <= own
 
 
 def expected_refusal(path: str, account: Account) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from sandbox.identity.leases import UidLease, lock_byte
 from sandbox.identity.owner import Owner, Writing, leased_owner
 from sandbox.identity.removal import first_owned_by
 from sandbox.identity.reservations import record_left_folders
-from sandbox.identity.uid_range import is_ours
+from sandbox.identity.uid_range import RESERVATIONS, is_ours
 from sandbox.paths.walk import (
     Follow,
     LinkRefused,
@@ -63,9 +63,12 @@ def unwritable(path: str, error: OSError) -> StateUnwritable | None:
     while not os.path.lexists(place) and place != "/":
         place = os.path.dirname(place)
     who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+    # Root reserves uids beside its own states, so another directory alone does not help it.
+    is_needed = os.geteuid() == 0 and path.startswith(os.path.dirname(RESERVATIONS) + "/")
+    also = "" if is_needed else ", or choose a writable directory with --state-dir"
     return StateUnwritable(
         f"state directory {path} cannot be written: {error.strerror} ({place})",
-        f"{remedy.format(place=place, who=who)}, or choose a writable directory with --state-dir",
+        remedy.format(place=place, who=who) + also,
     )
 
 
@@ -505,7 +508,8 @@ def lock_record(above: int, state_dir: str, manifest: str) -> int:
         try:
             fd = open_record(above, os.path.basename(state_dir), make=True)
         except OSError as error:
-            raise unwritable(f"{os.path.dirname(state_dir)}/{RECORDS}", error) or StateRefused(
+            known = unwritable(f"{os.path.dirname(state_dir)}/{RECORDS}", error)
+            raise (None if error.errno == errno.EPERM else known) or StateRefused(  # EPERM: by _records
                 f"state directory {state_dir}: its record in {RECORDS} cannot be made: {error.strerror}",
                 f"remove {os.path.dirname(state_dir)}/{RECORDS}, or choose another --state-dir",
             ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from sandbox import look
+from sandbox.files import colon_fields
 from sandbox.paths.denied_paths import HOME_BASES, lexical_fault, normal
 from sandbox.paths.mounts import contains, join
 from sandbox.speed.typed import Mapping, Sequence
@@ -21,20 +22,11 @@ class _Account(NamedTuple):
 
 
 def _accounts(passwd: str) -> list[_Account]:
-    """The accounts of a passwd file. NSS is not used: it could ask a directory server, which is slow and can
-    hang."""
-    look.note_content(passwd)
-    try:
-        with open(passwd, "rb") as file:
-            lines = file.read(4 << 20).split(b"\n")
-    except OSError:
-        return []
-    accounts = []
-    for line in lines:
-        fields = line.split(b":")
-        if len(fields) == 7 and fields[2].isdigit():
-            accounts.append(_Account(os.fsdecode(fields[0]), int(fields[2]), os.fsdecode(fields[5])))
-    return accounts
+    return [
+        _Account(fields[0], int(fields[2]), fields[5])
+        for fields in colon_fields(passwd)
+        if len(fields) == 7 and fields[2].isdecimal()
+    ]
 
 
 def _is_person(account: _Account) -> bool:

@@ -338,6 +338,7 @@ def _mentions(
         visible=visibility_check(mounted, (*whole, request.root_inside) if request.root_inside else whole),
         denied=lambda path: denylist.name_hit(path, "read") is not None,
         by_options=request.by_options,
+        by_approval=request.by_approval,
     )
 
 

@@ -23,7 +23,9 @@ _LONGEST_WORD = 4096
 _PRIVATE = ("/tmp", "/dev/shm")
 _KERNELS = ("/proc", "/sys", "/dev")
 
+# By who can ask for the path: the words of the command line, `runner allow`, or a manifest.
 _HINT_OF_OPTIONS = "show it with --read PATH or --write PATH"
+_HINT_OF_ALLOW = "show it with runner allow and --read PATH or --write PATH"
 _HINT = (
     "let the manifest ask for that path, or use a path below ${state_dir}, which the plugin keeps "
     "between runs"
@@ -40,16 +42,18 @@ def unshown_path_notes(
     visible: Callable[[str], bool],
     denied: Callable[[str], bool] = lambda path: False,
     by_options: bool = False,
+    by_approval: bool = False,
 ) -> tuple[Note, ...]:
     """One note for each such word, at most NOTES_SHOWN.
 
     `visible`: whether an absolute path is shown. `denied`: whether no plugin may be shown it; then the hint
     names no option. `directory`: the folder that relative words refer to. `inside`: the working directory in
     the cage. `by_options`: paths are requested by options of the command line, not by a manifest.
+    `by_approval`: the command is from a configuration of the operator's, whose servers are allowed more.
     """
     notes: dict[str, Note] = {}
     hidden = 0
-    hint = _HINT_OF_OPTIONS if by_options else _HINT
+    hint = _HINT_OF_ALLOW if by_approval else _HINT_OF_OPTIONS if by_options else _HINT
     for label, word in (*_of_args(args), *_of_env(env)):
         words = _split_list(word)
         effects = [_effect(each, directory, inside, home, visible) for each in words]

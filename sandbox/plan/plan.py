@@ -188,6 +188,7 @@ class PlanRequest(NamedTuple):
     # Only these files and folders of `root` are shown, as far as they exist; empty: all of it.
     root_parts: tuple[str, ...] = ()
     by_options: bool = False  # options of the command line ask for paths, not a manifest
+    by_approval: bool = False  # the command is from a configuration of the operator's: `allow` grants paths
     search_path: str = ""  # PATH for `command`; '': the caller's
     # The approval is for this program and its script, as `programs.locate` finds them; empty: for any.
     approved_program: tuple[str, ...] = ()

@@ -171,9 +171,9 @@ def trust_fault(
                 status = look.lstat(place)
                 fault = _weak_spot(place, status, _part(place, end, real, name))
                 if fault is not None and private_groups and _only_group_writes(status):
-                    from sandbox.identity.private_group import is_private
+                    from sandbox.identity.accounts import is_private_group
 
-                    fault = None if is_private(status.st_gid) else fault
+                    fault = None if is_private_group(status.st_gid) else fault
                 if fault is not None and not _is_unchangeable(place):
                     reason, *ways = fault
                     return reason, _remedy(place, *ways)

@@ -185,7 +185,8 @@ def _compile(source: str, path: str) -> "CodeType":
                 node.body[0] = ast.copy_location(ast.Pass(), node.body[0])
             if isinstance(node, ast.Module):
                 node.body = [each for each in node.body if getattr(each, "module", "") != "__future__"]
-    return compile(tree, path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
+    code: CodeType = compile(tree, path, "exec", __future__.annotations.compiler_flag, dont_inherit=True)
+    return code
 
 
 def _path(part: str) -> str:

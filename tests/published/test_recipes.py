@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +27,15 @@ CONFIGURATION = ".cursor/mcp.json"
 class Recipe(NamedTuple):
     name: str
     entry: str
-    allow: str
+    commands: str
+
+    @property
+    def install(self) -> str:
+        return "".join(line for line in self.commands.splitlines(True) if not line.startswith("runner "))
+
+    @property
+    def allow(self) -> str:
+        return self.commands.removeprefix(self.install)
 
 
 RECIPES = [Recipe(*found) for found in RECIPE.findall(PAGE)]
@@ -45,13 +55,36 @@ def test_every_key_of_x_sandbox_is_on_the_page() -> None:
     assert rows == list(XSandboxTable.model_fields)
 
 
-def _entry(recipe: Recipe, desk: Desk) -> dict[str, Any]:
-    """With the paths of this test. The program has to be the one that the package installs."""
-    text = recipe.entry.replace("/home/ada/work", str(desk.work)).replace("/home/ada", str(desk.caller.home))
-    entry: dict[str, Any] = json.loads(text)[recipe.name]
-    server = BY_NAME[recipe.name]
-    assert Path(entry["command"]).name == server.program
-    return {**entry, "command": desk.program(server)}
+def _entry(recipe: Recipe, home: Path) -> dict[str, Any]:
+    """With the home of this test, where the recipe's own command has installed the server."""
+    entry: dict[str, Any] = json.loads(recipe.entry.replace("/home/ada", str(home)))[recipe.name]
+    assert os.access(entry["command"], os.X_OK), entry
+    return entry
+
+
+def _run(desk: Desk, script: str, environ: Mapping[str, str]) -> None:
+    """Run lines of the page, as they are printed there."""
+    done = subprocess.run(
+        [*desk.caller.prefix, "/bin/bash", "-ec", script],
+        cwd=desk.caller.home,
+        env=dict(environ),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Where this machine gets packages from. The page does not say, so a user has it set.
+_OF_REGISTRIES = (
+    "PIP_",
+    "NPM_CONFIG_",
+    "NODE_EXTRA_CA",
+    "SSL_CERT",
+    "REQUESTS_CA",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+)
 
 
 @pytest.mark.needs("registry", "node", "user", "root")
@@ -61,23 +94,21 @@ def test_the_recipes_work(
     account_user: Caller, programs: Path, plugin_dir: Path, tmp_path: Path, nothing_left: None
 ) -> None:
     desk = make_desk(account_user, programs, plugin_dir)
+    assert desk.work == account_user.home / "work"
+    registries = {
+        name: value for name, value in os.environ.items() if name.upper().startswith(_OF_REGISTRIES)
+    }
+    _run(desk, "".join(each.install for each in RECIPES), {**registries, **account_user.environ})
     file = account_user.home / CONFIGURATION
     file.parent.mkdir()
-    file.write_text(json.dumps({"mcpServers": {each.name: _entry(each, desk) for each in RECIPES}}))
+    entries = {each.name: _entry(each, account_user.home) for each in RECIPES}
+    file.write_text(json.dumps({"mcpServers": entries}))
     account_user.give(file.parent)
     wrap(desk, file)
     # A function named like the command, so that the lines are those of the page.
     words = " ".join(f"'{word}'" for word in account_user.command()[len(account_user.prefix) :])
-    script = f'set -e\nrunner() {{ {words} "$@" --yes; }}\n' + "".join(each.allow for each in RECIPES)
-    done = subprocess.run(
-        [*account_user.prefix, "/bin/bash", "-c", script],
-        cwd=account_user.home,
-        env=dict(account_user.environ),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    script = f'runner() {{ {words} "$@" --yes; }}\n' + "".join(each.allow for each in RECIPES)
+    _run(desk, script, account_user.environ)
     servers = [BY_NAME[each.name] for each in RECIPES]
     tried = trio.run(use_all, desk, servers, dict.fromkeys(BY_NAME, file), tmp_path)
     assert [str(each) for each in tried if each.fault] == []

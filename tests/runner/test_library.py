@@ -69,9 +69,7 @@ CONTRACTS: Sequence[tuple[str, dict[str, Any], str, Callable[[Any], Any], tuple[
     ("rune_echo", {}, "echo", lambda a: a["input"], ("rune-echo", "1.0.0"), "fail"),
 )
 IDS = ["nexo", "mcp-modern", "mcp-legacy", "rune"]
-each_contract = pytest.mark.parametrize(
-    ("folder", "options", "tool", "given", "who", "other"), CONTRACTS, ids=IDS
-)
+each_contract = one_case(("folder", "options", "tool", "given", "who", "other"), CONTRACTS, ids=IDS)
 INPUT = {"text": "hello"}
 
 

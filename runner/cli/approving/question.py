@@ -131,7 +131,7 @@ def _launch_failure(after: Decided) -> Failure | None:
 
 
 def _lasting(outcome: Outcome, added: Approval) -> list[tuple[str, str]]:
-    """Why an approval would be in vain, each reason with what to do: there is no program to record it for, or
+    """Why an approval would not help, each reason with what to do: there is no program to record it for, or
     what is added cannot be given. Otherwise the machine may be at fault, and others may mend that."""
     if (outcome.code, outcome.cause) == ("launch_failed", "not_found"):
         return [(outcome.message, outcome.hint)]
@@ -194,6 +194,11 @@ def _lines(shown: _Proposal) -> Iterator[str]:
         yield (
             f"This yes holds for {record.key.folder}, because its words are relative: if its host starts it"
             " in another folder, run runner allow there"
+        )
+    elif shown.subject.project:
+        yield (
+            f"This yes holds where its host fills in {shown.subject.project} for the project that is open: in"
+            " the folder of another project, run runner allow there"
         )
     if not record.added.is_empty:
         yield "You allow besides:"

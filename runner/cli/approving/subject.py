@@ -25,6 +25,7 @@ class AllowSubject(NamedTuple):
     loaded: Loaded
     entry: Loaded | None = None  # if a host starts it with `runner run`: the entry as it was read
     folder_unknown: bool = False  # the host's working directory is not known; the current one is assumed
+    project: str = ""  # the current folder, if the host fills in the project that is open
 
 
 def unwrap_subject(loaded: Loaded) -> AllowSubject:
@@ -54,7 +55,9 @@ def unwrap_subject(loaded: Loaded) -> AllowSubject:
     invocation = Invocation("", policy=loaded.invocation.policy, command=command)
     subject = load(invocation, Stopwatch())
     unknown = not found.directory and bool(subject.plugin.folder)
-    return AllowSubject(subject, loaded, unknown)
+    template = loaded.plugin.template
+    by_folder = template is not None and template.decided_by == "folder"
+    return AllowSubject(subject, loaded, unknown, os.getcwd() if by_folder else "")
 
 
 def _parsed(options: Sequence[str]) -> argparse.Namespace:

@@ -122,7 +122,10 @@ class CommandLineHost:
         )  # then events have no second line for people
         # Without a wait: the plugin's clocks run. What is not told now is told when it has failed.
         if advice is not None and not mixed and _is_stderr_writable(0):
+            relay = started.plumbing.stderr
             with suppress(OSError):
+                if relay is not None and relay.text_tail()[-1:] not in ("", "\n"):
+                    os.write(2, b"\n")  # the plugin, say curl with its progress, is within a line
                 _print_advice(advice, self.secrets)
                 self.told.add(advice.what)
 

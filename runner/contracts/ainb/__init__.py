@@ -54,7 +54,7 @@ class AinbContract(Contract):
 
         return read(document, home=home)
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
         from runner.contracts.ainb.manifest import check_files
 
         return check_files(document, plugin)

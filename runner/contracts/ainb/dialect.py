@@ -137,7 +137,8 @@ class AinbDialect(Dialect):
         return HeaderFramer(RULES)
 
     def read(self, raw: bytes) -> Message:
-        value, cause, detail, weight = read_json(raw)
+        # Only `feed` ends the handshake, and it is not called while a frame is read.
+        value, cause, detail, weight = read_json(raw, unique=self._stage == "init")
         if cause is None and len(raw) > _EARLY_BYTES:
             value = calls.draw_early(value)
         return Message(value, cause or "", detail, raw[:_SHOWN_BYTES] if cause else b"", weight)

@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.contracts.ainb.terms import ABI_VERSION
 from runner.plugin import Plugin
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
 from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
@@ -20,6 +21,7 @@ INIT = "plugin/init"
 # together with the host; the host's own pid does not exist there.
 _HOST = {"kind": "cli", "pid": 1}
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
+_WORDS = frozenset(("name", "version"))
 
 
 class HandshakeAnswer(NamedTuple):
@@ -41,6 +43,9 @@ def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
     """Raises HandshakeFault."""
     if not isinstance(result, dict):
         raise _malformed("it is not an object")
+    if odd := odd_key(result, _WORDS):
+        text = f"its answer to {INIT} has {odd}"
+        raise HandshakeFault(Violation("malformed_response", text, "ambiguous"))
     for key in ("name", "version"):
         if not isinstance(result.get(key), str):
             raise _malformed(f"{key} is missing or not a string")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.protocol import wire
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.header_frames import HeaderRules, read_signed_digits
 
 BODY_LIMIT = 16 * 1024 * 1024  # bytes, both ways
@@ -20,13 +21,13 @@ _MOST_ID = 2**64 - 1
 _LEAST_CODE, _MOST_CODE = -(2**31), 2**31 - 1
 
 
-def read_json(raw: bytes) -> wire.Reading:
-    """The value of a frame's body, or its fault."""
+def read_json(raw: bytes, unique: bool = False) -> wire.Reading:
+    """The value of a frame's body, or its fault. `unique`: no object in it may have a key twice."""
     try:
         raw.decode()
     except UnicodeDecodeError as error:
         return wire.Reading(None, "bad_json", f"byte {error.start} is not UTF-8")
-    return wire.message(raw, identity=_KEYS)
+    return wire.message(raw, identity=_KEYS, unique=unique)
 
 
 def fault_of(value: Any) -> str:
@@ -44,7 +45,7 @@ def fault_of(value: Any) -> str:
         return "its error has no code (an integer of 32 bits) or no message (a string)"
     if method is None and number is None:
         return "it has neither a method nor an id"
-    return ""
+    return odd_key(value, _KEYS)
 
 
 def normalise(value: dict[str, Any]) -> dict[str, Any]:

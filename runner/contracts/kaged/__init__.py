@@ -8,7 +8,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.contracts.contract import Takes
+    from runner.contracts.contract import Declarations, Takes
     from runner.plugin import Allowance, Plugin
     from runner.protocol.host_services import HostMethods, Services
     from sandbox.document.diagnostic import Diagnostic
@@ -44,10 +44,15 @@ class KagedContract(Contract):
 
         return read(document, home=home, options=options, config=config)
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
         from runner.contracts.kaged.manifest import check_files
 
         return check_files(document, plugin)
+
+    def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
+        from runner.contracts.kaged.declared import declarations
+
+        return declarations(plugin)
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.kaged.services import StorageMethods

@@ -21,6 +21,7 @@ COMPACTOR, OBSERVER = "compactor", "observer"
 STORAGE_READ, STORAGE_WRITE = "kaged:storage:read", "kaged:storage:write"
 
 _TOOL = "tool."
+_KNOB = "knob."
 _PROJECT = "project"
 _CONFIG, _SYSTEM_CONFIG = "config_schema", "system_config_schema"
 
@@ -33,6 +34,13 @@ class DeclaredTool(NamedTuple):
     schema: Any  # JSON Schema, parsed
 
 
+class DeclaredKnob(NamedTuple):
+    type: str
+    field: str  # of the configuration
+    detail: str  # which values there are, for people
+    default: Any = None  # None: there is none that fits
+
+
 class Declared(NamedTuple):
     methods: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
@@ -41,8 +49,14 @@ class Declared(NamedTuple):
     roles: tuple[str, ...] = ()
     config_schema: Any = None  # None: there is none
     system_config_schema: Any = None
+    knobs: Mapping[str, DeclaredKnob] = {}
     project_id: str = "unknown"
     project_root: str = ""  # empty: it works on no project
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The configuration where nobody sets anything."""
+        return {knob.field: knob.default for knob in self.knobs.values() if knob.default is not None}
 
 
 def exports_of(declared: Declared) -> tuple[Export, ...]:
@@ -57,6 +71,10 @@ def exports_of(declared: Declared) -> tuple[Export, ...]:
             (_TOOL + tool.name, (tool.description, json.dumps(tool.schema)))
             for tool in declared.tools.values()
         ),
+        *(
+            (_KNOB + name, (knob.type, knob.field, knob.detail, json.dumps(knob.default)))
+            for name, knob in declared.knobs.items()
+        ),
         *((kind, (json.dumps(schema),)) for kind, schema in schemas if schema is not None),
         (_PROJECT, (declared.project_id, declared.project_root)),
     )
@@ -69,6 +87,11 @@ def declared_by(plugin: Plugin) -> Declared:
         for kind, row in found.items()
         if kind.startswith(_TOOL)
     }
+    knobs = {
+        kind.removeprefix(_KNOB): DeclaredKnob(row[0], row[1], row[2], json.loads(row[3]))
+        for kind, row in found.items()
+        if kind.startswith(_KNOB)
+    }
     project_id, project_root = found.get(_PROJECT, ("unknown", ""))
     return Declared(
         methods=tuple(found.get("methods", ())),
@@ -78,6 +101,7 @@ def declared_by(plugin: Plugin) -> Declared:
         roles=tuple(found.get("roles", ())),
         config_schema=_parse_row(found.get(_CONFIG)),
         system_config_schema=_parse_row(found.get(_SYSTEM_CONFIG)),
+        knobs=knobs,
         project_id=project_id,
         project_root=project_root,
     )
@@ -85,3 +109,18 @@ def declared_by(plugin: Plugin) -> Declared:
 
 def _parse_row(row: Sequence[str] | None) -> Any:
     return None if row is None else json.loads(row[0])
+
+
+def declarations(plugin: Plugin) -> tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]:
+    """Roles and knobs, for `explain`."""
+    declared = declared_by(plugin)
+    knobs = [
+        (name, f"config.{knob.field}", f"{knob.type} {knob.detail}".rstrip(), _shown_default(knob.default))
+        for name, knob in declared.knobs.items()
+    ]
+    roles = [(role,) for role in declared.roles]
+    return tuple((title, tuple(rows)) for title, rows in (("roles", roles), ("knobs", knobs)) if rows)
+
+
+def _shown_default(value: Any) -> str:
+    return "no default" if value is None else f"default {json.dumps(value, ensure_ascii=False)}"

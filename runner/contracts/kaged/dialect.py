@@ -20,7 +20,7 @@ from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.notifications import Notifications
 from runner.contracts.kaged.terms import CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.outcome import Code
-from runner.protocol import frames, jsonrpc, wire
+from runner.protocol import frames, jsonrpc
 from runner.protocol.dialect import (
     Alive,
     Answer,
@@ -82,7 +82,7 @@ class KagedDialect(Dialect):
         self._notifications = Notifications(self._declared.notifications)
         self._ids = ids
         self._session_id = ids()
-        self._peer = jsonrpc.Peer()
+        self._peer = jsonrpc.Peer(one_kind=True)
         self._stage: Stage = "new"
         self._open: dict[int, str] = {}  # token of an open call -> its hook; empty for other calls
         self._owed: dict[int, int] = {}  # id of a call that was given up -> its token
@@ -105,7 +105,8 @@ class KagedDialect(Dialect):
     def read(self, raw: bytes) -> Message:
         if not raw.strip():
             return Message(fault="blank")
-        value, cause, detail, weight = wire.message(raw, identity=jsonrpc.IDENTITY)
+        # Only `feed` ends the handshake, and it is not called while a frame is read.
+        value, cause, detail, weight = jsonrpc.read_line(raw, self._stage == "initialize")
         return Message(value, cause or "", detail, raw[:_SHOWN_BYTES] if cause else b"", weight)
 
     def seconds(self, call: Call) -> float:
@@ -157,9 +158,9 @@ class KagedDialect(Dialect):
         if message.fault:
             return self._end(judge_unreadable(message.fault, message.detail))
         value = message.value
-        if (fault := judge_object(value)) is not None:
+        if (fault := judge_message(value)) is not None:
             return self._end(fault)
-        if "id" in value and "method" not in value and "error" not in value:
+        if "id" in value and not value.get("method") and "error" not in value:
             # JavaScript leaves out a result that is undefined. It counts as null.
             value = {"result": None, **value}
         heard = self._peer.receive(value)
@@ -364,8 +365,8 @@ def judge_unreadable(cause: str, detail: str) -> Violation:
 
 def judge_stray(why: str, detail: str, *, ready: bool) -> Violation | None:
     """Returns the fault of a message that is neither request nor answer. None: it is dropped and counted."""
-    if why == "not_rpc":
-        return Violation("malformed_response", f"a line on its stdout is no message: {detail}", "not_rpc")
+    if why == "ambiguous":
+        return Violation("malformed_response", f"a line on its stdout breaks the protocol: {detail}", why)
     if why == "echo":
         text = f"it sends our own messages back: {detail}"
         code: Code = "malformed_response" if ready else "handshake_failed"
@@ -376,7 +377,7 @@ def judge_stray(why: str, detail: str, *, ready: bool) -> Violation | None:
     return None
 
 
-def judge_object(value: Any) -> Violation | None:
+def judge_message(value: Any) -> Violation | None:
     """The fault of a value that is not a message of JSON-RPC 2.0."""
     if not isinstance(value, dict):
         kind = "an array" if isinstance(value, list) else "a single value"
@@ -385,4 +386,8 @@ def judge_object(value: Any) -> Violation | None:
     if value.get("jsonrpc") != "2.0":
         text = 'a message on its stdout lacks "jsonrpc": "2.0"'
         return Violation("malformed_response", text, "jsonrpc_version")
+    method = value.get("method")
+    if not (isinstance(method, str) and method) and (method or "id" not in value):
+        text = "a line on its stdout is no message: neither a request nor an answer"
+        return Violation("malformed_response", text, "not_rpc")
     return None

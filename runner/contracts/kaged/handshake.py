@@ -13,6 +13,7 @@ import runner
 from runner.contracts.kaged.declared import Declared, declared_by
 from runner.contracts.kaged.terms import API_VERSION
 from runner.plugin import Plugin
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
@@ -24,6 +25,7 @@ _MOST_SHOWN = 5  # entries of a list, in a message
 _MOST_FAULTS = 5
 
 _LISTS = ("methods", "notifications", "capabilities_used")
+_WORDS = frozenset(("name", "version", "api_version", *_LISTS))
 
 
 class HandshakeAnswer(NamedTuple):
@@ -43,10 +45,14 @@ def make_params(setting: Setting, declared: Declared) -> dict[str, Any]:
         "storage_available": "storage" in setting.services,
         "projects": [declared.project_id],
     }
+    config = setting.config
+    if config is None or isinstance(config, Mapping):
+        config = {**declared.defaults, **(config or {})}  # the knobs' defaults, where nothing was set
     if setting.config is not None:
-        _check("configuration", "config_schema", setting.config, declared.config_schema)
-        params["config"] = setting.config
-    if setting.secrets:
+        _check("configuration", "config_schema", config, declared.config_schema)
+    if config or setting.config is not None:
+        params["config"] = config
+    if setting.secrets or (setting.secrets is not None and declared.system_config_schema is not None):
         values = dict(setting.secrets)
         _check("secrets", "system_config_schema", values, declared.system_config_schema)
         params["system_config"] = values
@@ -55,19 +61,20 @@ def make_params(setting: Setting, declared: Declared) -> dict[str, Any]:
 
 def _check(what: str, key: str, value: Any, schema: Any) -> None:
     """Raises HandshakeFault. The schema's faults name the place and the rule, and never a value."""
-    hint = f"{key} in the manifest describes it"
+    option = "--secrets" if what == "secrets" else "--config"
+    hint = f"correct {option}; {key} in the manifest describes it"
     if schema is None:
         message = f"the manifest has no {key} to check the {what} with, so nothing was sent"
-        raise _misfit(what, message, f"declare {key} in the manifest, or start the plugin without {what}")
+        raise _misfit(what, message, f"leave {option} out, or declare {key} in the manifest")
     if not isinstance(value, Mapping):
-        raise _misfit(what, f"{key} does not allow its {what}: it has to be an object", hint)
+        raise _misfit(what, f"{option} does not fit the manifest's {key}: it has to be an object", hint)
     try:
         faults = Schema(schema).faults(value)
     except SchemaFault as fault:
         raise _misfit(what, f"the {key} of the manifest cannot be used: {printable(str(fault))}") from None
     if faults:
         text = printable("; ".join(faults[:_MOST_FAULTS]))
-        raise _misfit(what, f"{key} does not allow its {what}: {text}", hint)
+        raise _misfit(what, f"{option} does not fit the manifest's {key}: {text}", hint)
 
 
 def _misfit(what: str, message: str, hint: str = "") -> HandshakeFault:
@@ -135,6 +142,10 @@ def _shape(result: Any) -> dict[str, Any]:
     """The answer, with all its lists. Raises HandshakeFault."""
     if not isinstance(result, dict):
         raise _malformed("it is not an object")
+    if odd := odd_key(result, _WORDS):
+        raise HandshakeFault(
+            Violation("malformed_response", f"its answer to initialize has {odd}", "ambiguous")
+        )
     for name in ("name", "version"):
         if not isinstance(result.get(name), str):
             raise _malformed(f"{name} is missing or not a string")

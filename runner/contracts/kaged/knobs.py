@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runner.contracts.kaged.declared import DeclaredKnob
 from runner.manifest import sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
-from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.document.diagnostic import cut, did_you_mean, quoted
 from sandbox.spec import KeyPath, PathRequest
 from sandbox.speed.value import NamedTuple
 
@@ -26,6 +27,7 @@ CONFIG, PROJECT = "config:/", "project:/"
 _MOST_VALUES = 10_000  # of a configuration that are searched for paths
 _MOST_PATHS = 256  # among them
 _MOST_SUGGESTIONS = 100  # fields that are compared with a misspelled one
+_MOST_SHOWN, _MOST_CHARACTERS = 10, 100  # of the values of a knob
 
 
 class Folders(NamedTuple):
@@ -35,11 +37,13 @@ class Folders(NamedTuple):
     home: str
 
 
-def check_knobs(faults: Faults, manifest: Table) -> None:
+def read_knobs(faults: Faults, manifest: Table) -> dict[str, DeclaredKnob]:
     """Each knob has to bind to a property of config_schema. Its type is not compared with the property's:
-    real manifests bind a range with fractional steps to an integer."""
+    real manifests bind a range with fractional steps to an integer. A default that does not fit the property
+    is not sent."""
     fields = manifest.table("config_schema").table("properties").data
     knobs = manifest.table("knobs")
+    found: dict[str, DeclaredKnob] = {}
     for name in knobs.data:
         knob = knobs.table(name)
         binds_to = knob.string("binds_to")
@@ -64,6 +68,35 @@ def check_knobs(faults: Faults, manifest: Table) -> None:
         values = knob.data.get("values")
         if knob.string("type") == "enum" and not (isinstance(values, list) and values):
             faults.error(knob.at("values"), "knob_values", f"the enum {quoted(name)} has no values")
+        default = knob.data.get("default")
+        if default is not None and field in fields and (why := _misfit(fields[field], default)):
+            message = f"the default of the knob {quoted(name)} does not fit {field} in config_schema: {why}"
+            faults.warn(knob.at("default"), "knob_default", message, "it is not sent: correct one of the two")
+            default = None
+        found[name] = DeclaredKnob(knob.string("type") or "", field, _values_shown(knob), default)
+    return found
+
+
+def _misfit(schema: Any, value: Any) -> str:
+    """Returns why a value does not fit a property, or ''."""
+    from runner.protocol.schema import Schema
+    from runner.protocol.schema_cost import SchemaFault
+
+    try:
+        return "; ".join(Schema(schema).faults(value)[:1])
+    except SchemaFault:
+        return ""  # reported with the whole schema
+
+
+def _values_shown(knob: Table) -> str:
+    """The values that a knob offers, for people."""
+    low, high, step, values = (knob.data.get(key) for key in ("min", "max", "step", "values"))
+    if isinstance(values, list):
+        return cut(", ".join(map(str, values[:_MOST_SHOWN])), _MOST_CHARACTERS)
+    if isinstance(low, int | float) and isinstance(high, int | float):
+        return f"{low} to {high}" + (f" by {step}" if isinstance(step, int | float) else "")
+    prefixes = [item.text for item in knob.strings("prefixes")[:_MOST_SHOWN]]
+    return cut(" or ".join(prefixes), _MOST_CHARACTERS)
 
 
 def path_requests(
@@ -90,6 +123,7 @@ class _PathValue(NamedTuple):
     text: str
     keys: KeyPath  # of the knob or the property, since the configuration is not in the manifest
     prefixes: tuple[str, ...] | None = None  # None: it is no path knob's
+    is_given: bool = False  # by --config; otherwise it is a default of the manifest
 
 
 def _path_values(faults: Faults, manifest: Table, config: Mapping[str, Any]) -> Iterator[_PathValue]:
@@ -109,11 +143,11 @@ def _path_values(faults: Faults, manifest: Table, config: Mapping[str, Any]) -> 
         if field in bound and isinstance(value, str) and value:
             knob = bound[field]
             prefixes = tuple(item.text for item in knob.strings("prefixes"))
-            yield _PathValue(field, value, knob.keys, prefixes)
+            yield _PathValue(field, value, knob.keys, prefixes, field in config)
             continue
         for text in _texts(faults, keys, value):
             if text.startswith((CONFIG, PROJECT)):
-                yield _PathValue(field, text, keys)
+                yield _PathValue(field, text, keys, None, field in config)
 
 
 def _default(schema: Any) -> Any:
@@ -144,30 +178,37 @@ def _texts(faults: Faults, keys: KeyPath, value: Any) -> Iterator[str]:
             pending.extend(each)
 
 
+def _fault(faults: Faults, value: _PathValue, message: str, hint: str = "") -> None:
+    if value.is_given:
+        faults.option("--config", "config_path", message, hint)
+    else:
+        faults.error(value.keys, "config_path", message, hint)
+
+
 def _resolve(faults: Faults, value: _PathValue, folders: Folders) -> str | None:
     """The folder on the host; None if the plugin has it already, or it was refused."""
     said = f"{value.field} is {quoted(value.text)}"
     if "\0" in value.text or any("\ud800" <= character <= "\udfff" for character in value.text):
-        faults.error(value.keys, "config_path", f"{said}, which no path can be")
+        _fault(faults, value, f"{said}, which no path can be")
         return None
     if value.prefixes and not value.text.startswith(value.prefixes):
         hint = f"it begins with {' or '.join(value.prefixes)}"
-        faults.error(value.keys, "config_path", f"{said}, which the knob's prefixes do not allow", hint)
+        _fault(faults, value, f"{said}, which the knob's prefixes do not allow", hint)
         return None
     if value.text.startswith((CONFIG, PROJECT)):
         rest = value.text.removeprefix(CONFIG).removeprefix(PROJECT)
         if any(part in ("", ".", "..") for part in rest.split("/")):
-            faults.error(value.keys, "config_path", f"{said}: it has an empty, '.' or '..' segment")
+            _fault(faults, value, f"{said}: it has an empty, '.' or '..' segment")
             return None
         if value.text.startswith(CONFIG):
             return None
         if not folders.project_root:
             hint = "name the project with --project DIR"
-            faults.error(value.keys, "config_path", f"{said}, and there is no project", hint)
+            _fault(faults, value, f"{said}, and there is no project", hint)
             return None
         return f"{folders.project_root}/{rest}"
     if value.text.startswith("/"):
         return value.text
     hint = "write config:/NAME, project:/NAME or an absolute path"
-    faults.error(value.keys, "config_path", f"{said}, which is no path that can be bound", hint)
+    _fault(faults, value, f"{said}, which is no path that can be bound", hint)
     return None

@@ -11,10 +11,11 @@ from pydantic import BaseModel, Field
 
 from runner.contracts.kaged.capabilities import read_capabilities
 from runner.contracts.kaged.declared import COMPACTOR, OBSERVER, Declared, DeclaredTool, exports_of
-from runner.contracts.kaged.knobs import Folders, check_knobs, path_requests
+from runner.contracts.kaged.knobs import Folders, path_requests, read_knobs
 from runner.contracts.kaged.terms import API_VERSION, CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.manifest import model, sandbox_request, semver
 from runner.manifest.faults import Faults
+from runner.manifest.program import check_program
 from runner.manifest.table import Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox import look
@@ -130,12 +131,12 @@ def read(
     manifest = Table(document.data)
     _check_identity(faults, manifest)
     declared = _declared(faults, manifest)
-    check_knobs(faults, manifest)
     _check_schemas(faults, manifest)
     root = os.path.dirname(document.path)
     project_id, project_root = _project(faults, options or {})
-    declared = declared._replace(project_id=project_id, project_root=project_root)
-    _check_config(faults, manifest, config)
+    knobs = read_knobs(faults, manifest)
+    declared = declared._replace(project_id=project_id, project_root=project_root, knobs=knobs)
+    _check_config(faults, manifest, config, declared.defaults)
     entrypoint = _entrypoint(faults, manifest, root)
     capabilities = read_capabilities(
         faults, manifest.strings("capabilities"), manifest.at("capabilities"), home
@@ -303,23 +304,24 @@ def _schema_fault(schema: dict[str, Any]) -> str:
     return ""
 
 
-def _check_config(faults: Faults, manifest: Table, config: Any) -> None:
+def _check_config(faults: Faults, manifest: Table, config: Any, defaults: Mapping[str, Any]) -> None:
     if config is None:
         return
     schema = manifest.data.get("config_schema")
     if not isinstance(schema, dict):
         message = "a configuration was given, and the manifest has no config_schema to check it with"
-        faults.error((), "config_unexpected", message, "leave --config out, or add config_schema")
+        faults.option("--config", "config_unexpected", message, "leave --config out, or add config_schema")
         return
+    hint = "config_schema in the manifest describes it"
     if not isinstance(config, dict):
-        faults.error(("config_schema",), "config_invalid", "the configuration has to be an object")
+        faults.option("--config", "config_invalid", "the configuration has to be an object", hint)
         return
     if _schema_fault(schema):
         return  # reported already
     from runner.protocol.schema import Schema
 
-    for fault in Schema(schema).faults(config):
-        faults.error(("config_schema",), "config_invalid", f"the configuration does not fit: {fault}")
+    for fault in Schema(schema).faults({**defaults, **config}):
+        faults.option("--config", "config_invalid", f"the configuration does not fit: {fault}", hint)
 
 
 # --- how it is started --------------------------------------------------------------------------------------
@@ -360,29 +362,26 @@ def _project(faults: Faults, options: Mapping[str, str]) -> tuple[str, str]:
     except FileNotFoundError:
         root = ""
     except UnicodeEncodeError:
-        message = f"the path of --project {quoted(folder)} is not UTF-8, so no plugin can be told of it"
-        faults.error((), "project_missing", message, "rename the folder")
+        message = f"the path {quoted(folder)} is not UTF-8, so no plugin can be told of it"
+        faults.option("--project", "project_missing", message, "rename the folder")
         return "unknown", ""
     if folder and not look.isdir(root):
-        message = f"--project {quoted(folder)} is not a folder"
-        faults.error((), "project_missing", message, "give the folder that the plugin works on")
+        message = f"{quoted(folder)} is not a folder"
+        faults.option("--project", "project_missing", message, "give the folder that the plugin works on")
     name = options.get("project_id") or os.path.basename(root) or "unknown"
     if not _PROJECT_ID.match(name):
         message = f"{quoted(name)} cannot be the id of a project"
         hint = "choose one with --project-id: letters, digits, . _ and -"
-        faults.error((), "project_id", message, hint)
+        option = "--project-id" if options.get("project_id") else "--project"
+        faults.option(option, "project_id", message, hint)
     return name, root
 
 
-def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+def check_files(document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
     """The programs that the manifest names, where they are files of this machine."""
     faults = Faults(document)
-    entrypoint = plugin.entrypoint
-    if entrypoint is not None and "/" in entrypoint.command:
-        path = os.path.join(entrypoint.directory, entrypoint.command)
-        if not look.lexists(path):
-            message = f"there is no file {quoted(entrypoint.command)} in the manifest's folder"
-            faults.error(("command", 0), "command_missing", message)
+    for word in Table(document.data).strings("command")[:1]:
+        check_program(faults, word.keys, word.text, os.path.dirname(document.path), "command_missing")
     for item in Table(document.data).strings("capabilities"):
         path = item.text.removeprefix("exec:").partition(":")[2]
         if item.text.startswith("exec:") and not look.lexists(path):

@@ -34,10 +34,16 @@ class Notifications:
     def counters(self) -> Mapping[str, int]:
         return self._counters
 
-    def take(self, name: str, params: Any, now: float) -> Events:
+    def admits(self, now: float) -> bool:
+        """Whether one more notification is within the limit. Then it counts towards it."""
         if len(self._accepted) == PER_SECOND and now - self._accepted[0] < WINDOW_SECONDS:
-            return self._drop(now)
+            return False
         self._accepted.append(now)
+        return True
+
+    def take(self, name: str, params: Any, now: float) -> Events:
+        if not self.admits(now):
+            return self._drop(now)
         if name in self._declared:
             self._count("notifications")
             return (Notice("notification", {"method": name, "params": params}),)

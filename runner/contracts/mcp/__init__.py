@@ -35,6 +35,14 @@ _MAY_LAUNCH = (
 )
 
 
+def _current_folder() -> str:
+    """The current folder; '' if it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 class McpConfigurations(HostConfigurations):
     def format_at(self, path: str) -> Format | None:
         from runner.contracts.mcp.hosts.find import place_of
@@ -92,7 +100,7 @@ class McpConfigurations(HostConfigurations):
         from runner.manifest.fill import text_of
 
         # The host fills its words in before it starts the runner.
-        rules, folder = plugin.template.rules, plugin.template.folder or os.getcwd()
+        rules, folder = plugin.template.rules, plugin.template.folder or _current_folder()
         home = os.path.expanduser("~")
 
         def file(path: str) -> str:
@@ -168,7 +176,9 @@ class McpContract(Contract):
 
         return launcher_fault((command, *args), plugin.spec.network)
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
+        if plugin is None:
+            return ()
         from runner.contracts.mcp.manifest import check_files
 
         return check_files(document, plugin, self.launch_fault(plugin))

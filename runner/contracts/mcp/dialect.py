@@ -37,7 +37,6 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.frames import LineFramer, line
 from runner.protocol.jsonrpc import (
-    IDENTITY,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -49,6 +48,7 @@ from runner.protocol.jsonrpc import (
     RpcRequest,
     RpcResult,
     RpcStray,
+    read_line,
 )
 from runner.protocol.memory import STANDING, Share
 
@@ -87,7 +87,7 @@ def make(setting: Setting) -> McpDialect:
 class McpDialect(Dialect):
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._peer = Peer()
+        self._peer = Peer(one_kind=True)
         self._handshake = Handshake(setting, self._peer)
         self._standing = Share(STANDING)
         self._catalogue = Catalogue(self._standing)
@@ -122,7 +122,9 @@ class McpDialect(Dialect):
         return LineFramer(FRAME_LIMIT)
 
     def read(self, raw: bytes) -> Message:
-        value, cause, detail, weight = wire.message(raw, identity=IDENTITY)
+        # Only `feed` ends the handshake, and it is not called while a frame is read. For an array, the keys
+        # of each message count.
+        value, cause, detail, weight = read_line(raw, self._handshake.era is None or raw[:1] == b"[")
         if cause is not None:
             return Message(fault=cause, detail=detail, raw=raw[:SHOWN])
         return Message._make((value, "", "", b"", weight, 0.0))
@@ -271,6 +273,9 @@ class McpDialect(Dialect):
                 code: Code = "handshake_failed" if self._handshake.era is None else "malformed_response"
                 text = f"the server sends our own messages back: {detail}"
                 return [Violation(code, text, "echo", "check that the command starts an MCP server")]
+            case RpcStray(why="ambiguous", detail=detail):
+                text = f"a line that breaks the protocol: {detail}"
+                return [Violation("malformed_response", text, "ambiguous")]
             case RpcStray(why="not_rpc"):
                 return self._noise("not_rpc", value)
             case _:
@@ -360,14 +365,12 @@ class McpDialect(Dialect):
 
     def _asked(self, request: RpcRequest) -> list[Event]:
         plugin_id = self._peer.asked_as(request.ticket)
-        if type(plugin_id) not in (int, str) or (isinstance(plugin_id, str) and len(plugin_id) > ID_LIMIT):
+        if fault := fault_of_id(request.method, plugin_id):
             self._peer.drop(plugin_id)
-            text = f"the id of {_glimpse(request.method)} is neither a number nor a short string"
-            return [Violation("malformed_response", text, "bad_id")]
+            return [fault]
         key = (type(plugin_id), plugin_id)
         if key in self._questions:
-            text = f"two open requests have the id {_glimpse(plugin_id)}"
-            return [Violation("malformed_response", text, "duplicate_id")]
+            return [repeated_id(plugin_id)]
         agreed = self._handshake.era
         if agreed is not None and agreed.modern:
             # Clients of that era send no answers at all, not even this one.
@@ -432,6 +435,19 @@ class McpDialect(Dialect):
                 self._peer.forget(token)
                 return self._done(started, Reply(token, {}))
         return []
+
+
+def fault_of_id(method: str, number: Any) -> Violation | None:
+    """The fault of the id of a server's request."""
+    if type(number) is int or (isinstance(number, str) and len(number) <= ID_LIMIT):
+        return None
+    text = f"the id of {_glimpse(method)} is neither a number nor a short string"
+    return Violation("malformed_response", text, "bad_id")
+
+
+def repeated_id(number: Any) -> Violation:
+    text = f"two open requests have the id {_glimpse(number)}"
+    return Violation("malformed_response", text, "duplicate_id")
 
 
 def _glimpse(value: Any) -> str:

@@ -38,8 +38,9 @@ Stage = Literal["new", "probing", "waiting", "last", "over"]
 
 
 def handshake_seconds(setting: Setting) -> float:
-    """The limit of the grant, or else ours: the contract has none."""
-    return SECONDS if setting.limits.handshake is None else setting.limits.handshake
+    """The limit of the grant or what the plugin declares, or else ours: the contract has none."""
+    times = setting.limits.handshake, dict(setting.plugin.timeouts).get("handshake")
+    return min((each for each in times if each is not None), default=SECONDS)
 
 
 class Handshake:
@@ -117,8 +118,7 @@ class Handshake:
     def _initialized(self, result: Any) -> list[Event]:
         identity = versions.initialized(self._setting.plugin.id, result)
         if isinstance(identity, str):
-            message = f"the answer to initialize breaks the protocol: {identity}"
-            return self._violate(Violation("handshake_failed", message, "bad_initialize_result"))
+            return self._violate(bad_initialize_result(identity))
         if identity.protocol not in versions.LEGACY:
             return self._no_common([identity.protocol])
         done = Send(line(self._peer.notification("notifications/initialized")))
@@ -176,6 +176,11 @@ class Handshake:
         self._stage = "over"
         self._peer.forget(DISCOVER)
         self._peer.forget(INITIALIZE)
+
+
+def bad_initialize_result(why: str) -> Violation:
+    message = f"the answer to initialize breaks the protocol: {why}"
+    return Violation("handshake_failed", message, "bad_initialize_result")
 
 
 def _supported(error: RpcError) -> list[Any] | None:

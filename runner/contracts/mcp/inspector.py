@@ -8,17 +8,15 @@ modern host may send neither.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from runner.contracts.mcp import versions as era
-from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH
-from runner.contracts.mcp.handshake import handshake_seconds
+from runner.contracts.mcp.dialect import FRAME_LIMIT, MOST_IN_BATCH, fault_of_id, repeated_id
+from runner.contracts.mcp.handshake import bad_initialize_result, handshake_seconds
+from runner.contracts.mcp.pending_call import INPUTS
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import Answered, Observer
+from runner.protocol.observer import Answered, Heard, Observer, Question, Verdict, Withheld
 
-# The keys of a handshake's answer that are read.
-_WORDS = frozenset(("protocolVersion", "capabilities", "serverInfo", "supportedVersions"))
 DISCOVER, INITIALIZE = "server/discover", "initialize"
 
 
@@ -35,9 +33,9 @@ class Inspector:
         self.handshake_seconds = handshake_seconds(setting)
         # After server/discover a host may still send initialize.
         self._observer = Observer(
-            _WORDS, frozenset((DISCOVER, INITIALIZE)), handshakes=frozenset((INITIALIZE,))
+            frozenset((DISCOVER, INITIALIZE)), handshakes=frozenset((INITIALIZE,)), one_kind=True
         )
-        self._batches = False
+        self._batches = self._legacy = False
         self.handshaken = False
         self.awaiting = False
 
@@ -52,15 +50,26 @@ class Inspector:
             elif asked.is_question and not self.awaiting and asked.method not in (DISCOVER, "ping"):
                 self.handshaken = self._observer.settled = True  # the host uses no handshake
 
-    def plugin_frame(self, raw: bytes) -> Violation | None:
+    def plugin_frame(self, raw: bytes) -> Verdict:
         heard = self._observer.plugin(raw, batch=MOST_IN_BATCH if self._batches else 0)
-        if isinstance(heard, Violation):
+        if isinstance(heard, Violation | Withheld):
             return heard
-        for one in heard:
-            if isinstance(one, Answered) and one.method in (DISCOVER, INITIALIZE):
-                fault = self._handshake_answered(one)
-                if fault is not None:
-                    return fault
+        return next(filter(None, map(self._fault_of, heard)), None)
+
+    def _fault_of(self, heard: Heard) -> Violation | None:
+        if isinstance(heard, Question):
+            return self._asked(heard)
+        return self._handshake_answered(heard) if heard.method in (DISCOVER, INITIALIZE) else None
+
+    def _asked(self, question: Question) -> Violation | None:
+        if not question.is_question:
+            if question.method == "notifications/cancelled" and isinstance(question.params, dict):
+                self._observer.forget_question(question.params.get("requestId"))
+            return None
+        if fault := fault_of_id(question.method, question.number):
+            return fault
+        if question.again and self._legacy and question.method in INPUTS:
+            return repeated_id(question.number)
         return None
 
     def _handshake_answered(self, answer: Answered) -> Violation | None:
@@ -69,31 +78,12 @@ class Inspector:
         if answer.error is not None:
             return None  # an error is a valid answer, and the host decides what to do about it
         if answer.method == DISCOVER:
-            fault = _not_discovered(answer.result)
-        else:
-            read = (
-                era.initialized(self._plugin.id, answer.result)
-                if isinstance(answer.result, dict)
-                else "no object"
-            )
-            fault = read if isinstance(read, str) else ""
-            self._batches = not isinstance(read, str) and read.protocol == era.WITH_BATCHES
-        if fault:
-            message = f"the answer to {answer.method} breaks the protocol: {fault}"
-            return Violation("handshake_failed", message, f"bad_{answer.method.rpartition('/')[2]}_result")
-        self.handshaken = True
+            # Another answer means that the server is not modern: then a host sends initialize.
+            self.handshaken = self.handshaken or era.discovered(self._plugin.id, answer.result) is not None
+            return None
+        read = era.initialized(self._plugin.id, answer.result)
+        if isinstance(read, str):
+            return bad_initialize_result(read)
+        self._batches = read.protocol == era.WITH_BATCHES
+        self._legacy = self.handshaken = True
         return None
-
-
-def _not_discovered(result: Any) -> str:
-    """The fault of the answer to server/discover; empty if it has none."""
-    if not isinstance(result, dict):
-        return "no object"
-    versions = result.get("supportedVersions")
-    if (
-        not isinstance(versions, list)
-        or not all(isinstance(version, str) for version in versions)
-        or not versions
-    ):
-        return "supportedVersions is not a list of versions"
-    return "" if isinstance(result.get("capabilities"), dict) else "capabilities is not an object"

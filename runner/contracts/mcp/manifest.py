@@ -23,9 +23,11 @@ from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin, Template
+from sandbox import look
 from sandbox.cache import fingerprint
-from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.diagnostic import Diagnostic, nearest, quoted
 from sandbox.document.read import Document
+from sandbox.paths.executable import is_executable
 from sandbox.policy.policy import steers
 from sandbox.spec import (
     STATE_DIR_TOKEN,
@@ -234,6 +236,8 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
 
     if host.shape == "plain" and not host.named_list and host.syntax != "toml" and isinstance(data, dict):
         known = {key: value for key, value in data.items() if key not in host.keys or host is GENERIC}
+        if not server.argv and "command" not in known:
+            known.pop(nearest("command", known), None)  # told below, with the missing command
         if host is not GENERIC:
             known.pop("type", None)
             if not server.fault and "env" in known:
@@ -247,7 +251,10 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
         no_command = server.fault.startswith("has no ") and not server.argv and isinstance(data, dict)
         rule = "command_missing" if no_command else "entry_invalid"
         keys = server.command_keys if no_command else server.keys
-        faults.error(keys, rule, f"the server {server.fault}")
+        near = nearest("command", data) if no_command and isinstance(data, dict) else ""
+        keys = (*server.keys, near) if near else keys
+        hint = f"did you mean 'command' by {quoted(near)}?" if near else ""
+        faults.error(keys, rule, f"the server {server.fault}", hint)
 
 
 def _project(server: HostServer, site: Site, path: str, entrypoint: Entrypoint | None) -> Project | None:
@@ -304,6 +311,10 @@ def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -
         entrypoint.command, env, directory=directory, rules=rules, project=project, home=_home()
     )
     found = [document.diagnostic(keys, "entrypoint_missing", told, hint)] if told else []
+    path = os.path.normpath(os.path.join(directory, entrypoint.command))
+    if "/" in entrypoint.command and look.isfile(path) and not is_executable(path):
+        message = f"the program {quoted(entrypoint.command)} is not executable"
+        found.append(document.diagnostic(keys, "program_not_executable", message, f"chmod a+x {path}"))
     where = {each.name: each.where for each in plugin.spec.env}
     for each in named_paths(entrypoint.args, env, rules=rules, project=project, home=_home()):
         if each.missing:
@@ -391,7 +402,7 @@ def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) ->
     if value is None:
         return []
     if not isinstance(value, list):
-        message = f"'{access}' has to be an array, not {model.type_name(value)}"
+        message = f"'{access}' has to be an array, not {model.type_name(value, faults.document.format)}"
         faults.error(sandbox.at(access), "invalid_type", message)
         return []
     found: dict[PathRequest, None] = {}
@@ -403,9 +414,8 @@ def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) ->
             if entry is None:
                 continue
         if not isinstance(entry, str):
-            message = (
-                f"item {index} of '{access}' has to be a string or an object, not {model.type_name(entry)}"
-            )
+            got = model.type_name(entry, faults.document.format)
+            message = f"item {index} of '{access}' has to be a string or an object, not {got}"
             faults.error(keys, "invalid_type", message)
             continue
         path = expand_home(entry, home)
@@ -422,7 +432,9 @@ def _path_object(faults: Faults, entry: Table) -> tuple[str | None, bool]:
             faults.error(entry.at(key), UNKNOWN, f"the key {quoted(key)} is unknown", hint)
     optional = entry.data.get("optional", False)
     if not isinstance(optional, bool):
-        message = f"'optional' has to be true or false, not {model.type_name(optional)}"
+        message = (
+            f"'optional' has to be true or false, not {model.type_name(optional, faults.document.format)}"
+        )
         faults.error(entry.at("optional"), "invalid_type", message)
     path = entry.string("path")
     if path is None:
@@ -444,7 +456,7 @@ def _network(faults: Faults, sandbox: Table) -> Network | None:
         return Network("none", where=keys)
     if value == "host":
         return Network("host", where=keys)
-    given = quoted(value) if isinstance(value, str) else model.type_name(value)
+    given = quoted(value) if isinstance(value, str) else model.type_name(value, faults.document.format)
     message = f"'network' is {given}; possible are 'none', 'host' and a list of \"name:port\""
     faults.error(keys, "invalid_value", message)
     return None

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runner import __version__
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import Identity
 from sandbox.speed.value import NamedTuple
 
@@ -27,6 +28,8 @@ LOG_LEVEL: Final = "info"
 
 # Characters of a name or a version that are kept for display. A server may send any length.
 NAME_LIMIT: Final = 256
+
+_WORDS: Final = frozenset(("protocolVersion", "capabilities", "serverInfo"))  # of the answer to initialize
 
 
 class Era(NamedTuple):
@@ -89,6 +92,8 @@ def initialized(plugin_id: str, result: Any) -> Identity | str:
     """The server's identity, from the answer to `initialize`; or the fault of that answer."""
     if not isinstance(result, dict):
         return "it is not an object"
+    if odd := odd_key(result, _WORDS):
+        return odd
     info, said, version = result.get("serverInfo"), result.get("capabilities"), result.get("protocolVersion")
     if not isinstance(version, str):
         return "it has no protocolVersion"

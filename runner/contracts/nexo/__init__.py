@@ -55,6 +55,11 @@ class NexoContract(Contract):
 
         return read(document, home=home)
 
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
+        from runner.contracts.nexo.manifest import check_files
+
+        return check_files(document)
+
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.nexo import services
 

@@ -27,7 +27,7 @@ from runner.contracts.nexo import (
     tools,
     topics,
 )
-from runner.protocol import frames, jsonrpc, wire
+from runner.protocol import frames, jsonrpc
 from runner.protocol.dialect import (
     Answer,
     Call,
@@ -66,6 +66,7 @@ _SHOWN_BYTES = 200  # of a line that is not the protocol, for messages
 # Characters of text that fit into a frame even if each is escaped as six bytes.
 _CHUNK_CHARS = FRAME_LIMIT // 8
 
+_PUBLISH = b'"broker.publish"'
 _INITIALIZE, _CONFIGURE, _SHUTDOWN = "initialize", "configure", "shutdown"  # tokens of our own requests
 
 Stage = Literal["new", "initialize", "configure", "ready", "leaving", "over"]
@@ -122,7 +123,10 @@ class NexoDialect(Dialect):
         shown = raw[:_SHOWN_BYTES]
         if not raw.strip():
             return Message(fault="blank", raw=shown)
-        value, cause, detail, weight = wire.message(raw, identity=jsonrpc.IDENTITY)
+        # Only `feed` ends the handshake, and it is not called while a frame is read. Some hosts read messages
+        # in an array.
+        unique = self._stage == "initialize" or _PUBLISH in raw or raw[:1] == b"["
+        value, cause, detail, weight = jsonrpc.read_line(raw, unique)
         return Message(value, cause or "", detail, shown, weight)
 
     def silence(self) -> Events:

@@ -92,6 +92,8 @@ def judge_stray(why: str, detail: str, *, wired: bool) -> Violation | None:
         text = f"it sends our own messages back: {detail}"
         code: Code = "malformed_response" if wired else "handshake_failed"
         return Violation(code, text, "echo", "check that the command starts a nexo plugin")
+    if why == "ambiguous":
+        return Violation("malformed_response", f"a line on its stdout breaks the protocol: {detail}", why)
     if why == "too_many":
         text = f"it does not wait for answers: {detail}"
         return Violation("malformed_response", text, "too_many_requests")

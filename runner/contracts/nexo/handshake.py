@@ -13,6 +13,7 @@ from runner.contracts.nexo import exports
 from runner.contracts.nexo import tools as catalogue
 from runner.plugin import Plugin
 from runner.protocol import wire
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import HandshakeFault, Identity, Violation
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
@@ -22,6 +23,7 @@ from sandbox.speed.value import NamedTuple
 PROTOCOL = "1.10"
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
+_WORDS = frozenset(("manifest", "plugin", "id", "tools", "name"))  # keys that are read
 
 
 class HandshakeAnswer(NamedTuple):
@@ -34,6 +36,11 @@ def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
     """Raises HandshakeFault."""
     manifest = result.get("manifest") if isinstance(result, dict) else None
     said = manifest.get("plugin") if isinstance(manifest, dict) else None
+    tools = result.get("tools") if isinstance(result, dict) else None
+    for table in (result, manifest, said, *(tools if isinstance(tools, list) else ())):
+        if odd := odd_key(table, _WORDS):
+            text = f"its answer to initialize has {odd}"
+            raise HandshakeFault(Violation("malformed_response", text, "ambiguous"))
     name = said.get("id") if isinstance(said, dict) else None
     if not isinstance(name, str):
         message = "its answer to initialize has no result.manifest.plugin.id to tell which plugin it is"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from runner.contracts.nexo import handshake, timeouts, topics
 from runner.contracts.nexo.dialect import FRAME_LIMIT
-from runner.protocol.dialect import HandshakeFault, Setting, Violation
+from runner.protocol.ambiguity import odd_key
+from runner.protocol.dialect import Setting
 from runner.protocol.framing import LineFraming
 from runner.protocol.inspector import HandshakeInspector
-from runner.protocol.observer import Observer, Question, odd_key
+from runner.protocol.observer import Observer, Question, Verdict, Withheld
 from sandbox.document.diagnostic import quoted
 
-# The keys of the plugin's messages that are read, here and in handshake.py.
-_OUTER_WORDS = frozenset(("topic", "event", "manifest", "tools"))
-_WORDS = frozenset(("topic", "plugin", "id", "name"))
+# The keys of a publication that are read, and those of the event in it.
+_OUTER_WORDS, _WORDS = frozenset(("topic", "event")), frozenset(("topic",))
 INITIALIZE, PUBLISH = "initialize", "broker.publish"
 
 
@@ -27,30 +26,31 @@ class Inspector(HandshakeInspector):
     framing = LineFraming(FRAME_LIMIT)
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(Observer(_OUTER_WORDS, frozenset((INITIALIZE, PUBLISH))), INITIALIZE)
+        super().__init__(Observer(frozenset((INITIALIZE, PUBLISH)), null_results=True), INITIALIZE)
         self._plugin = setting.plugin
         self._topics = topics.read_topics(setting.plugin)
         # The host started the runner, so the host's variables are in the runner's environment.
         self.handshake_seconds = timeouts.read_timeouts(setting.environ).seconds("initialize")
 
     def _check_handshake_answer(self, result: Any) -> None:
-        if odd := next(filter(None, (odd_key(table, _WORDS) for table in _described(result))), ""):
-            raise HandshakeFault(Violation("malformed_response", odd, "ambiguous"))
         handshake.read_handshake_answer(result, self._plugin)
 
-    def _asked(self, question: Question) -> Violation | None:
+    def _asked(self, question: Question) -> Verdict:
         return self._published(question.params) if question.method == PUBLISH else None
 
-    def _published(self, params: Any) -> Violation | None:
+    def _published(self, params: Any) -> Withheld | None:
+        """A session drops a publication that the manifest does not ask for, and goes on."""
+        if not self.handshaken:
+            return Withheld("not_yet_wired", f"{PUBLISH} before the answer to {INITIALIZE}")
         given = params if isinstance(params, dict) else {}
         topic, event = given.get("topic"), given.get("event")
         for name, part in (("params", params), ("event", event)):
             if part is not None and not isinstance(part, dict):
                 # Rust's serde, for one, reads an array as the fields of a struct in order.
-                message = f"{PUBLISH} whose {name} is not an object: some hosts find a topic there"
-                return Violation("malformed_response", message, "ambiguous")
-        if odd := odd_key(event, _WORDS):
-            return Violation("malformed_response", odd, "ambiguous")
+                why = f"{PUBLISH} whose {name} is not an object: some hosts find a topic there"
+                return Withheld("ambiguous", why)
+        if odd := odd_key(params, _OUTER_WORDS) or odd_key(event, _WORDS):
+            return Withheld("ambiguous", odd)
         if not isinstance(topic, str) or not topic:
             self._observer.stray("no_topic")  # no host can publish it
             return None
@@ -59,17 +59,5 @@ class Inspector(HandshakeInspector):
         for name in (topic, inner):
             if not isinstance(name, str) or not self._topics.admits(name):
                 shown = quoted(name[:200]) if isinstance(name, str) else "what is not a topic"
-                message = f"it publishes to {shown}, which its manifest does not ask for"
-                hint = "name the topic in [plugin.capabilities.broker] publish, or the channel it belongs to"
-                return Violation("capability_not_allowed", message, "topic", hint)
+                return Withheld("topic", f"it publishes to {shown}, which its manifest does not ask for")
         return None
-
-
-def _described(result: Any) -> Iterator[Any]:
-    """The parts of the answer to initialize that name the plugin and its tools."""
-    if isinstance(result, dict):
-        manifest = result.get("manifest")
-        yield manifest
-        yield manifest.get("plugin") if isinstance(manifest, dict) else None
-        tools = result.get("tools")
-        yield from tools if isinstance(tools, list) else ()

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from runner.contracts.nexo import exports, rules, tables, topics
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
+from runner.manifest.program import check_program
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
-from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.diagnostic import Diagnostic, nearest, quoted
 from sandbox.document.read import Document
 from sandbox.spec import EnvRequest, KeyPath, Limits, Network, PathRequest, SandboxSpec
 
@@ -100,6 +101,24 @@ def _port(document: Document, legacy: Sequence[str]) -> str:
     return "; ".join(step for step in steps if step)
 
 
+def check_files(document: Document) -> tuple[Diagnostic, ...]:
+    """The program that the manifest names can be started here."""
+    faults = Faults(document)
+    if not _is_current(Faults(document), document):
+        return ()
+    table = Table(document.data).table("plugin").table("entrypoint")
+    command = table.string("command")
+    if "command" not in table or (command is not None and not command.strip()):
+        near = nearest("command", [key for key in table.data if key != "command"])
+        hint = f"did you mean 'command' by {quoted(near)}?" if near else 'write command = "./plugin.py" there'
+        message = "there is no command in [plugin.entrypoint], so the runner has nothing to start"
+        faults.error(table.at(near or "command"), "entrypoint_missing", message, hint)
+    elif command is not None:
+        root = os.path.dirname(document.path)
+        check_program(faults, table.at("command"), command, root, "program_missing")
+    return faults.diagnostics()
+
+
 # Required keys of [plugin].
 _REQUIRED = ("id", "version", "name", "description", "min_nexo_version")
 
@@ -118,10 +137,7 @@ def _entrypoint(faults: Faults, plugin: Table, directory: str) -> tuple[Entrypoi
             named.add(item.text)
             env.append(EnvRequest(item.text, required=False, where=item.keys))
     if command is None or not command.strip():
-        if not faults.failed:
-            message = "there is no entrypoint.command, so the runner has nothing to start"
-            faults.warn(table.at("command"), "entrypoint_missing", message)
-        return None, env
+        return None, env  # `check_files` says so: such a plugin cannot be launched, but explained
     return Entrypoint(command, tuple(item.text for item in args), directory), env
 
 

@@ -41,7 +41,7 @@ class RuneContract(Contract):
 
         return read(document, home=home)
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
         from runner.contracts.rune.manifest import check_files
 
         return check_files(document, plugin)

@@ -20,6 +20,7 @@ from runner.contracts.rune.exchange import LINE_LIMIT, ExchangeFramer, too_long,
 from runner.contracts.rune.messages import (
     BrokenContract,
     check_handshake,
+    check_keys,
     check_response,
     is_blank,
     is_canonical,
@@ -31,6 +32,7 @@ from runner.contracts.rune.messages import (
 from runner.contracts.rune.terms import PROTOCOL, TIMEOUTS
 from runner.plugin import Plugin
 from runner.protocol import frames, wire
+from runner.protocol.ambiguity import hides_message
 from runner.protocol.dialect import (
     Answer,
     Call,
@@ -159,6 +161,8 @@ class RuneDialect(Dialect):
         if len(text) > LINE_LIMIT:
             return Message(fault="frame_too_large", detail=too_long(), raw=text[:200])
         value, cause, detail, weight = wire.message(text)
+        if cause is None and hides_message(text, is_json=True, is_message=_is_object):
+            cause, detail = "ambiguous", "some hosts would read this line as more than one"
         return Message(value, weight=weight) if cause is None else Message(None, cause, detail, text[:200])
 
     def feed(self, message: Message) -> Events:
@@ -179,6 +183,7 @@ class RuneDialect(Dialect):
             raise BrokenContract(Violation("handshake_failed", text, "too_large"))
         said = read_handshake(message_value(message, "handshake", None))
         check_handshake(said, self._plugin, self._tool(), self._allowed)
+        check_keys(message.value, "manifest", said.plugin_id)
         self._identity = Identity(
             id=said.plugin_id,
             version=said.plugin_version,
@@ -194,6 +199,7 @@ class RuneDialect(Dialect):
         plugin_id = self._identity.id
         said = read_response(message_value(message, "response", plugin_id), plugin_id)
         check_response(said, self._request_id, plugin_id)
+        check_keys(message.value, "error", plugin_id)
         if said.error is not None:
             self._stage = "over"
             code, text = said.error
@@ -270,6 +276,10 @@ class RuneDialect(Dialect):
 
     def answer(self, ticket: int, answer: Answer) -> Events:
         return ()  # these plugins send no requests
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _unspeakable(token: int, call: Call) -> Refusal | None:

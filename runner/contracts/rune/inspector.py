@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from runner.contracts.rune.dialect import RuneDialect
 from runner.contracts.rune.exchange import LINE_LIMIT
 from runner.protocol import wire
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import hides_message, odd_key
-
-# The keys of a handshake and of a response that are read.
-_WORDS = frozenset(
-    (
-        *("type", "manifest", "plugin_id", "plugin_version", "protocol_version", "exposed_tools"),
-        *("capabilities", "request_id", "status", "output", "error", "code", "message", "metadata"),
-    )
-)
+from runner.protocol.observer import Rewritten, Verdict, Withheld
 
 
 def make(setting: Setting) -> Inspector:
@@ -34,7 +25,7 @@ class Inspector(RuneDialect):
         super().__init__(setting)
         self._addressed = False
         self._asked = False  # the host has sent a request, even one we could not read
-        self._blanks = 0
+        self._strays: dict[str, int] = {}
 
     @property
     def handshaken(self) -> bool:
@@ -46,7 +37,10 @@ class Inspector(RuneDialect):
 
     @property
     def strays(self) -> Mapping[str, int]:
-        return {"blank": self._blanks} if self._blanks else {}
+        return self._strays
+
+    def _count(self, kind: str) -> None:
+        self._strays[kind] = self._strays.get(kind, 0) + 1
 
     def host_frame(self, raw: bytes | None) -> None:
         self._addressed = True
@@ -57,20 +51,15 @@ class Inspector(RuneDialect):
                 self._request_id = said if isinstance(said, str) else None
             self._asked = True
 
-    def plugin_frame(self, raw: bytes) -> Violation | None:
-        if hides_message(raw, is_json=True, is_message=lambda value: isinstance(value, dict)):
-            text = "some hosts would read this line as more than one"
-            return Violation("malformed_response", text, "ambiguous")
+    def plugin_frame(self, raw: bytes) -> Verdict:
         message = self.read(raw)
-        if fault := _double_meaning(raw, message.value):
-            return fault
         if self._stage in ("answered", "over"):
             # A session ignores further output. Another host might take it for an answer.
             if message.fault == "blank_line":
-                self._blanks += 1
+                self._count("blank")
                 return None
-            text = "it writes more after its response, which has to be its last line"
-            return Violation("malformed_response", text, "after_response")
+            self._count("after_response")
+            return Withheld("after_response", "it writes more after its response, which is its last line")
         if (
             self._stage == "ready"
             and self._asked
@@ -80,16 +69,7 @@ class Inspector(RuneDialect):
             # The request was too long for us to read, so the host has to compare the id.
             said = message.value.get("request_id")
             self._request_id = said if isinstance(said, str) else None
-        return next((event for event in self.feed(message) if isinstance(event, Violation)), None)
-
-
-def _double_meaning(raw: bytes, value: Any) -> Violation | None:
-    """A line that two hosts could read differently: a key twice, or in capital letters."""
-    if not isinstance(value, dict):
-        return None
-    _, cause, detail, _ = wire.message(raw, unique=True)
-    if cause == "duplicate_key":
-        return Violation("malformed_response", f"a line that breaks the protocol: {detail}", cause)
-    parts = (value, value.get("manifest"), value.get("error"), value.get("metadata"))
-    odd = next(filter(None, (odd_key(part, _WORDS) for part in parts)), "")
-    return Violation("malformed_response", odd, "ambiguous") if odd else None
+        fault = next((event for event in self.feed(message) if isinstance(event, Violation)), None)
+        if fault is None and wire.message(raw, unique=True).cause == "duplicate_key":
+            return Rewritten(wire.encode(message.value))  # of two equal keys, the last one counts
+        return fault

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from runner.contracts.rune.terms import PROTOCOL, TIMEOUTS
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
+from runner.manifest.program import check_program
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox import look
@@ -193,27 +194,21 @@ def _inside(faults: Faults, process: Table, name: str, path: str, root: str) -> 
     return joined
 
 
-def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+def check_files(document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
     """The contract's last rule: the bundle's own directory and command exist.
 
     Programs of the system are not looked for: the bundle may be checked on another machine than it runs on.
     """
     faults = Faults(document)
-    process = Table(document.data).table("process")
-    entrypoint = plugin.entrypoint
-    if entrypoint is None or plugin.root is None:
-        return ()
-    if not look.isdir(entrypoint.directory):
-        dir_ = quoted(process.string("dir") or "")
-        fact = "is not a directory" if look.lexists(entrypoint.directory) else "does not exist"
+    root, process = os.path.dirname(document.path), Table(document.data).table("process")
+    named = (process.string("dir") or "").strip()
+    if named and not look.isdir(directory := os.path.join(root, named)):
+        fact = "is not a directory" if look.lexists(directory) else "does not exist"
         hint = "it is relative to the bundle's folder"
-        faults.error(process.at("dir"), "process_dir_missing", f"process.dir {dir_} {fact}", hint)
+        faults.error(process.at("dir"), "process_dir_missing", f"process.dir {quoted(named)} {fact}", hint)
     command = (process.string("command") or "").strip()
-    if "/" in command and not command.startswith("/") and not look.isfile(entrypoint.command):
-        fact = "is not a file" if look.exists(entrypoint.command) else "does not exist"
-        message = f"process.command {quoted(command)} {fact}"
-        hint = "it is relative to the bundle's folder, not to process.dir"
-        faults.error(process.at("command"), "process_command_missing", message, hint)
+    if "/" in command and not command.startswith("/"):  # relative to the bundle, not to process.dir
+        check_program(faults, process.at("command"), command, root, "process_command_missing")
     return faults.diagnostics()
 
 

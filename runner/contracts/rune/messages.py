@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 from runner.contracts.rune.terms import PROTOCOL
 from runner.outcome import Code
 from runner.plugin import Plugin
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import Message, Violation
 from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
@@ -20,6 +21,15 @@ from sandbox.speed.value import NamedTuple
 BLANKS: Final = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
+)
+
+
+# The keys of a handshake and of a response that are read.
+WORDS: Final = frozenset(
+    (
+        *("type", "manifest", "plugin_id", "plugin_version", "protocol_version", "exposed_tools"),
+        *("capabilities", "request_id", "status", "output", "error", "code", "message", "metadata"),
+    )
 )
 
 
@@ -194,6 +204,14 @@ def check_response(said: Response, request_id: str | None, plugin_id: str) -> No
         fault = "an error without a message", "error_missing"
     if fault is not None:
         _violated("malformed_response", f"it sent {fault[0]}", fault[1], plugin_id=plugin_id)
+
+
+def check_keys(value: Any, part: str, plugin_id: str) -> None:
+    """Whether the first host, which ignores case in keys, reads the message as we do. Raises
+    BrokenContract."""
+    inner = value.get(part) if isinstance(value, dict) else None
+    if odd := odd_key(value, WORDS) or odd_key(inner, WORDS):
+        _violated("malformed_response", f"it sent {odd}", "ambiguous", plugin_id=plugin_id)
 
 
 def not_exposed(tool: str, exposed: Sequence[str], plugin_id: str, token: int | None = None) -> Violation:

@@ -90,7 +90,7 @@ class VaiContract(Contract):
 
         return prepared_calls
 
-    def check_files(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+    def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
         from runner.contracts.vai.package.files import check_files
 
         return check_files(document, plugin)

@@ -146,7 +146,8 @@ class VaiDialect(Dialect):
         return HeaderFramer(self._rules)
 
     def read(self, raw: bytes) -> Message:
-        return read_message(raw)
+        # Only `feed` ends the handshake, and it is not called while a frame is read.
+        return read_message(raw, unique=self._stage == "greeting")
 
     def seconds(self, call: Call) -> float:
         """What `prepare` decided for this call; otherwise what the export declares."""

@@ -18,10 +18,12 @@ from runner.contracts.vai.messages import (
 )
 from runner.contracts.vai.terms import PROTOCOL
 from runner.plugin import Plugin
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import HandshakeFault, Identity, Violation
 from sandbox.document.diagnostic import cut, quoted
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
+_WORDS = frozenset(("package_id", "version"))
 
 
 def make_hello() -> bytes:
@@ -41,6 +43,8 @@ def read_hello(frame: Mapping[str, Any], plugin: Plugin) -> Identity:
     if frame.get("role") != "plugin":
         raise _malformed('its role is not "plugin"')
     said = frame.get("plugin")
+    if odd := odd_key(said, _WORDS):
+        raise HandshakeFault(Violation("malformed_response", f"its hello has {odd}", "ambiguous"))
     if not isinstance(said, dict):
         raise _malformed("plugin is missing or not an object")
     for key in ("package_id", "version"):

@@ -20,7 +20,6 @@ from runner.contracts.vai.messages import (
     EVENT,
     EVENT_LIMIT,
     HELLO,
-    KEYS,
     RESPONSE,
     RULES,
     fault_of,
@@ -33,26 +32,10 @@ from runner.contracts.vai.results import read_response
 from runner.contracts.vai.terms import HELLO_SECONDS
 from runner.protocol.dialect import HandshakeFault, Setting, Violation
 from runner.protocol.framing import HeaderFraming
-from runner.protocol.header_frames import read_digits
-from runner.protocol.observer import LONGEST, MOST_OPEN, odd_key
+from runner.protocol.observer import LONGEST, MOST_OPEN
 from sandbox.document.diagnostic import quoted
 
-_HELLO_WORDS = frozenset(("package_id", "version"))
-_BODY_WORDS = frozenset(("status", "result", "error"))
-_ERROR_WORDS = frozenset(("code", "message", "retryable"))
-_EVENT_WORDS = frozenset(("type", "message"))
-_RESULT_WORDS = frozenset(
-    (
-        *("content", "structured_output", "is_error", "retryable"),
-        *("seed_blocks", "summary", "diagnostics", "checkpoint", "artifacts"),
-    )
-)
 _KINDS = {operation: kind for kind, operation in OPERATIONS.items()}
-
-
-def _read_length(text: str) -> int | None:
-    """A length that hosts cannot read differently: some take a leading zero for octal digits."""
-    return None if text.startswith("0") else read_digits(text)
 
 
 def make(setting: Setting) -> Inspector:
@@ -60,7 +43,7 @@ def make(setting: Setting) -> Inspector:
 
 
 class Inspector:
-    framing = HeaderFraming(RULES._replace(read_length=_read_length))
+    framing = HeaderFraming(RULES)
     handshake_seconds = HELLO_SECONDS
     handshake_is_raisable = False
 
@@ -112,13 +95,11 @@ class Inspector:
     # --- the plugin -----------------------------------------------------------------------------------------
 
     def plugin_frame(self, raw: bytes) -> Violation | None:
-        value, cause, detail, _ = read_json(raw, unique=True)
+        value, cause, detail, _ = read_json(raw, unique=not self.handshaken)
         if cause is not None:
             return Violation("malformed_response", f"a frame that breaks the protocol: {detail}", cause)
         if (fault := fault_of(value, in_handshake=not self.handshaken)) is not None:
             return fault
-        if odd := _odd_key(value):
-            return Violation("malformed_response", odd, "ambiguous")
         kind = value["type"]
         if not self.handshaken:
             return self._greet(value)
@@ -155,9 +136,11 @@ class Inspector:
         return None
 
     def _check_response(self, value: Mapping[str, Any]) -> Violation | None:
-        number = value.get("id")
+        if "id" not in value:
+            return invalid("a response has no id")
+        number = value["id"]
         if not isinstance(number, str):
-            return unexpected("the id of a response is missing or not a string")
+            return unexpected("the id of a response is not a string")
         if number not in self._open:
             if number in self._closed:
                 self._count("second_response")
@@ -176,19 +159,3 @@ class Inspector:
 
     def _count(self, kind: str) -> None:
         self._strays[kind] = self._strays.get(kind, 0) + 1
-
-
-def _odd_key(value: Mapping[str, Any]) -> str:
-    """Returns what hosts could read differently in a frame, or ''."""
-    body, event = value.get("body"), value.get("event")
-    said = body if isinstance(body, dict) else {}
-    parts = (
-        (value, KEYS),
-        (value.get("plugin"), _HELLO_WORDS),
-        (value.get("error"), _ERROR_WORDS),
-        (body, _BODY_WORDS),
-        (event, _EVENT_WORDS),
-        (said.get("result"), _RESULT_WORDS),
-        (said.get("error"), _ERROR_WORDS),
-    )
-    return next(filter(None, (odd_key(part, words) for part, words in parts)), "")

@@ -12,6 +12,7 @@ from typing import Any
 from runner.contracts.vai.terms import PROTOCOL
 from runner.outcome import Code
 from runner.protocol import wire
+from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import Message, Violation
 from runner.protocol.header_frames import HeaderRules, header_frame
 from sandbox.document.diagnostic import quoted
@@ -95,8 +96,8 @@ def read_json(raw: bytes, *, unique: bool = False) -> wire.Reading:
     return wire.message(raw, identity=KEYS, unique=unique)
 
 
-def read_message(raw: bytes) -> Message:
-    value, cause, detail, weight = read_json(raw)
+def read_message(raw: bytes, *, unique: bool = False) -> Message:
+    value, cause, detail, weight = read_json(raw, unique=unique)
     if cause is not None:
         return Message(fault=cause, detail=detail, raw=raw[:_SHOWN_BYTES])
     if len(raw) > EVENT_LIMIT and isinstance(value, dict) and value.get("type") == EVENT:
@@ -136,6 +137,8 @@ def fault_of(value: Any, *, in_handshake: bool) -> Violation | None:
         return Violation(code, text, UNSUPPORTED_VERSION, f'send "protocol": "{PROTOCOL}" in each frame')
     if not isinstance(kind, str):
         return invalid("a frame has no type, or a type that is not a string")
+    if odd := odd_key(value, KEYS):
+        return Violation("malformed_response", f"a frame has {odd}", "ambiguous")
     return None
 
 

@@ -167,9 +167,13 @@ class _PathAdvice:
                 yield from self._missing(folder, f"{who} names a file in")
 
     def _is_above_a_mention(self, path: str) -> bool:
-        """Whether a word that the plugin was given is a path below this one."""
-        named = (self._absolute(word.removeprefix("file://")) for _, word in self._scene.mentions)
-        return any(each is not None and each != path and contains(path, each) for each in named)
+        """Whether a word that the plugin was given is a path below this one, in a folder that can be
+        granted."""
+        named = filter(
+            None, (self._absolute(word.removeprefix("file://")) for _, word in self._scene.mentions)
+        )
+        below = (os.path.dirname(each) for each in named if each != path and contains(path, each))
+        return any(not self._denial(folder, "write") for folder in below)
 
     def _existing_path(self, clue: PathClue) -> str | None:
         """The first reading that exists, else the last."""

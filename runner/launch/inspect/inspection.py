@@ -2,8 +2,9 @@
 
 What the host writes is passed on at once, and read only to know its requests. What the plugin writes is held
 until a frame is complete and checked, so a host never gets a frame that breaks the contract. The first such
-frame ends the plugin. A host that does not read slows the plugin down, and the reverse; neither blocks the
-other direction. At most one frame of the contract's maximum length is held.
+frame ends the plugin. A frame that a session would drop, but that a host might use, is withheld. A host that
+does not read slows the plugin down, and the reverse; neither blocks the other direction. At most one frame of
+the contract's maximum length is held.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import math
 import time
 from typing import Any
 
-from runner.launch.inspect.streams import ToHost, ToPlugin
+from runner.launch.inspect.streams import Passage, ToHost, ToPlugin
 from runner.outcome import Phase
 from runner.protocol.dialect import Violation
 from runner.protocol.frames import FrameFault
 from runner.protocol.inspector import Inspector
+from runner.protocol.observer import Rewritten, Verdict, Withheld
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.spec import Limits
 from sandbox.speed.typed import Callable, Mapping
@@ -166,11 +168,11 @@ class Inspection(Meter):
 
     # --- checking -------------------------------------------------------------------------------------------
 
-    def _check(self, frame: bytes | FrameFault) -> bool:
-        """Whether a frame of the plugin's may be passed on. A fault is never passed on."""
+    def _check(self, frame: bytes | FrameFault) -> Passage:
+        """Whether a frame of the plugin's may be passed on. A fault never is, and nothing after it."""
         if self.breach is not None:
-            return False
-        violation: Violation | None
+            return "stop"
+        violation: Verdict
         before = self.inspector.handshaken
         if isinstance(frame, FrameFault):
             violation = Violation("malformed_response", frame.message, frame.cause)
@@ -182,9 +184,14 @@ class Inspection(Meter):
             violation = Violation("malformed_response", message, "flood")
         else:
             violation = self.inspector.plugin_frame(frame)
-        if violation is not None:
-            self.breach = Breach(violation, "run" if before else "handshake")
-        return violation is None
+        if isinstance(violation, Withheld):
+            return "drop"
+        if isinstance(violation, Rewritten):
+            return violation.frame
+        if violation is None:
+            return "pass"
+        self.breach = Breach(violation, "run" if before else "handshake")
+        return "stop"
 
     def _time(self, now: float) -> None:
         """Start or stop the clock of the handshake."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from runner.protocol.frames import Cut, Cutter, FrameFault
 from runner.protocol.framing import Framing
@@ -12,6 +12,9 @@ from sandbox.streams.pump import BUFFER, PipePump
 
 # A longer frame of the host's is passed on unread. No contract limits the host's frames.
 _HOST_FRAME_BYTES = 4 << 20
+
+# stop: neither this frame nor another. Bytes: the host gets these in place of the frame.
+Passage = Literal["pass", "drop", "stop"] | bytes
 
 
 class HostListener(Protocol):
@@ -68,7 +71,7 @@ class ToHost(PipePump):
         self,
         stdout: int,
         framer: Cutter,
-        check: Callable[[bytes | FrameFault], bool],
+        check: Callable[[bytes | FrameFault], Passage],
         forget: Callable[[int], None],
     ) -> None:
         super().__init__(stdout)
@@ -129,11 +132,15 @@ class ToHost(PipePump):
 
     def _admit_all(self, cuts: list[Cut]) -> None:
         for cut in cuts:
-            if not self._check(cut.frame):
+            passage = self._check(cut.frame)
+            if passage == "drop":
+                continue
+            if passage == "stop":
                 self.stop()
                 return
             self.frames += 1
-            for part in (cut.before, cut.frame, cut.after):
+            frame = passage if isinstance(passage, bytes) else cut.frame
+            for part in (cut.before, frame, cut.after):
                 self._buffer += part
         if self._framer.fault is not None:
             self._check(self._framer.fault)

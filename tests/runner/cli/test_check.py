@@ -12,6 +12,7 @@ import pytest
 
 from runner.cli import check, schema
 from runner.contracts.registry import contract_names
+from tests.tables import one_case
 
 NEXO = """\
 [plugin]
@@ -29,10 +30,11 @@ command = "./run"
 def _in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_CACHE", "off")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").touch(0o755)
     (tmp_path / "good.toml").write_text(NEXO)
     (tmp_path / "bad.toml").write_text(NEXO + '[plugin.sandbox]\nnetwrok = "host"\n[plugin.x]\n')
     (tmp_path / "mcp.json").write_text(
-        '{"mcpServers": {\n"a": {"command": "/bin/true"},\n"b": {"url": "x"},\n"c": {"command": ""}}}'
+        '{"mcpServers": {\n"a": {"command": "sh"},\n"b": {"url": "x"},\n"c": {"command": ""}}}'
     )
 
 
@@ -119,15 +121,16 @@ def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest
         "tools": [{"name": "a"}],
     }
     (tmp_path / "rterm-plugin.json").write_text(json.dumps(bundle, indent=1))
+    (tmp_path / "run").unlink()
     assert run(check, "rterm-plugin.json") == 20
     assert capsys.readouterr().out.splitlines() == [
-        "rterm-plugin.json:6:3: error: process_command_missing: process.command './run' does not exist",
-        "    it is relative to the bundle's folder, not to process.dir",
+        "rterm-plugin.json:6:3: error: process_command_missing: the program './run' does not exist",
+        f"    a relative path starts at {tmp_path}",
         "rterm-plugin.json:7:3: error: process_dir_missing: process.dir 'sub' does not exist",
         "    it is relative to the bundle's folder",
         "2 errors, 0 warnings",
     ]
-    (tmp_path / "run").touch()
+    (tmp_path / "run").touch(0o755)
     (tmp_path / "sub").mkdir()
     assert run(check, "rterm-plugin.json") == 0
 
@@ -256,6 +259,149 @@ def test_sarif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert second["artifactLocation"]["uri"] == "bad.toml"
     assert third["artifactLocation"]["uri"] == f"file://{tmp_path}/%C3%A4%20b.toml"
     assert "region" not in fourth
+
+
+KAGED = """\
+name: demo
+version: 1.0.0
+kaged_api: 1
+description: d
+command: ["./run"]
+methods: [demo.a]
+"""
+RUNE = {
+    "plugin_id": "demo",
+    "plugin_version": "1",
+    "protocol_version": "rterm.plugin.v1",
+    "process": {"command": "./run"},
+    "tools": [{"name": "a"}],
+}
+VAI = """\
+api_version = "vai.plugin.v1"
+package_id = "a/b"
+version = "1.0.0"
+name = "n"
+[runtime]
+protocol = "vai.rpc.v1"
+entrypoint = ["./run"]
+[[exports]]
+id = "a"
+kind = "tool"
+[exports.tool]
+effect_class = "read_only"
+input_schema = "in.json"
+"""
+
+# A file's name, its text, and the messages about it: all faults at once, in the words of its format.
+WRONG = {
+    "a misspelled command, and a program that is not there": (
+        "plugin.toml",
+        NEXO.replace("command", "comand"),
+        ["there is no command in [plugin.entrypoint], so the runner has nothing to start"],
+    ),
+    "no program": (
+        "plugin.toml",
+        NEXO.replace("./run", "./rnu") + '[plugin.sandbox]\nnetwrok = "x"\n',
+        ["the key 'netwrok' is unknown in [plugin.sandbox]", "the program './rnu' does not exist"],
+    ),
+    "a name that is on no PATH": (
+        "plugin.toml",
+        NEXO.replace("./run", "no-such-program"),
+        ["the program 'no-such-program' is not on PATH here"],
+    ),
+    "a folder": ("plugin.toml", NEXO.replace("./run", "../"), ["the program '../' is not a file"]),
+    "a misspelled key in YAML": (
+        "kaged-plugin.yaml",
+        KAGED.replace("command", "comand"),
+        ["the key 'command' is missing in the document, which has 'comand'"],
+    ),
+    "limits in YAML": (
+        "kaged-plugin.yaml",
+        KAGED.replace("api: 1", "api: 0").replace(': ["./run"]', ": []").replace(" d\n", " ''\n")
+        + "hook_timeout_sec: 61\n",
+        [
+            "'kaged_api' is 0, and has to be greater than 0",
+            "'description' is empty",
+            "'command' is empty",
+            "'hook_timeout_sec' is 61, and has to be at most 60",
+        ],
+    ),
+    "types in YAML": (
+        "kaged-plugin.yaml",
+        KAGED + "hooks: pre_compact\nenv: []\nconfig_schema: 1\nknobs: {a: {min: x}}\n",
+        [
+            "'hooks' has to be a list, not a string",
+            "'env' has to be a mapping, not a list",
+            "'config_schema' has to be a mapping, not an integer",
+            "the key 'type' is missing in 'knobs.a'",
+        ],
+    ),
+    "a long text": (
+        "kaged-plugin.yaml",
+        KAGED.replace(" d\n", f" {'d' * 201}\n"),
+        ["'description' has 201 characters, and at most 200 are allowed"],
+    ),
+    "JSON": (
+        "rterm-plugin.json",
+        json.dumps({**RUNE, "process": {"comand": "./x", "args": {}}}),
+        [
+            "the key 'command' is missing in 'process', which has 'comand'",
+            "'args' has to be an array, not an object",
+        ],
+    ),
+    "JSON, and no program": (
+        "rterm-plugin.json",
+        json.dumps({**RUNE, "process": {"command": "./x"}, "tools": []}),
+        ["the bundle has no tools", "the program './x' does not exist"],
+    ),
+    "MCP": ("mcp.json", '{"mcpServers": {"a": {"comand": "sh"}}}', ["the server has no command"]),
+    "MCP, and no program": (
+        "mcp.json",
+        '{"mcpServers": {"a": {"command": "./x"}}}',
+        ["./x does not exist in {}"],
+    ),
+    "MCP, and no right to execute it": (
+        "mcp.json",
+        '{"mcpServers": {"a": {"command": "./plain"}}}',
+        ["the program './plain' is not executable"],
+    ),
+    "a package": (
+        "vai-plugin.toml",
+        VAI.replace("./run", "./rnu").replace('kind = "tool"', 'kind = "tol"'),
+        [
+            "'kind' is 'tol'; possible are 'harness', 'tool', 'hook' or 'compactor'",
+            "the program 'rnu' cannot be found in the package: No such file or directory",
+            "the schema 'in.json' cannot be read: No such file or directory",
+        ],
+    ),
+    "a policy without its version": (
+        "mine.toml",
+        '[limits.memory]\nceiling = "1G"\n[write]\ncieling = []\n',
+        ["the version is missing", "write.cieling is not a key of a policy"],
+    ),
+}
+
+
+@one_case(("name", "text", "messages"), WRONG.values(), ids=WRONG)
+def test_all_faults_at_once_in_plain_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, messages: list[str]
+) -> None:
+    (tmp_path / "run").touch(0o755)
+    (tmp_path / "plain").touch(0o644)
+    (tmp_path / name).write_text(text)
+    assert run(check, "--format", "json", str(tmp_path / name)) in (20, 26)
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    found = [each["message"] for each in file["diagnostics"] if each["severity"] == "error"]
+    assert [each for each in messages if each.replace("{}", str(tmp_path)) not in found] == [], found
+
+
+def test_the_file_of_a_configuration_is_blamed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = "config_schema: {type: object, properties: {a: {type: string}}}\n"
+    (tmp_path / "kaged-plugin.yaml").write_text(KAGED + schema)
+    (tmp_path / "conf.json").write_text('{"a": 1}')
+    for word, file in (("@conf.json", "conf.json"), ('{"a": 1}', "--config")):
+        assert run(check, "--config", word, "kaged-plugin.yaml") == 20
+        assert capsys.readouterr().out.startswith(f"{file}: error: config_invalid: ")
 
 
 def test_sarif_without_findings(capsys: pytest.CaptureFixture[str]) -> None:

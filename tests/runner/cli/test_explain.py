@@ -74,6 +74,39 @@ def test_what_a_failed_hook_means(runner_as_user: Caller, plugin: Path, write_fi
     assert "if a hook fails: continue (on_failure" in runner_as_user("explain", plugin).stdout
 
 
+def test_what_else_a_manifest_declares(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> None:
+    manifest = {
+        "name": "tried",
+        "version": "1.0.0",
+        "kaged_api": 1,
+        "description": "d",
+        "command": ["/bin/true"],
+        "hooks": ["pre_compact"],
+        "roles": ["observer", "compactor"],
+        "hook_timeout_sec": 7,
+        "config_schema": {"type": "object", "properties": {"most": {"type": "integer"}}},
+        "knobs": {
+            "most": {
+                "type": "int_range",
+                "label": "m",
+                "binds_to": "config.most",
+                "min": 1,
+                "max": 9,
+                "default": 5,
+            }
+        },
+    }
+    write_file(plugin_dir / "kaged-plugin.yaml", json.dumps(manifest))
+    said = runner_as_user("explain", plugin_dir).stdout
+    assert "\nroles:\n  observer\n  compactor\n" in said
+    assert "\nknobs:\n  most  config.most  int_range 1 to 9  default 5\n" in said
+    at = said.index("time limits of the contract and the manifest:")
+    assert said[at:].split()[8:16] == ["handshake", "10", "s", "call", "60", "s", "hook", "7"]
+    document = json.loads(runner_as_user("explain", "--format", "json", plugin_dir).stdout)
+    assert document["timeouts"] == {"handshake": 10.0, "call": 60.0, "hook": 7.0, "shutdown": 5.0}
+    assert document["declarations"]["roles"] == [["observer"], ["compactor"]]
+
+
 def test_nothing_is_changed(runner_as: Caller, plugin: Path, write_file: Write) -> None:
     write_file(plugin / "nexo-plugin.toml", NEXO + 'fs_write_paths = ["${state_dir}"]\n')
     runner_as.give(plugin)
@@ -93,10 +126,22 @@ def test_what_it_may_say_to_its_host(
     said = runner_as("explain", "--policy", policy, plugin).stdout.splitlines()
     at = said.index("capabilities:")
     assert said[at + 1].split() == ["may", "declare", *(declare or ["nothing"])]
-    told = ["may", "ask", "of", "its", "host", *(host or ["nothing"])]  # on several lines, if it is long
+    # People read those of the contract, programs the policy's own.
+    own = [pattern for pattern in host if not pattern.startswith("host/")]
+    told = ["may", "ask", "of", "its", "host", *(own or ["nothing"])]
     assert " ".join(said[at + 2 :]).split()[: len(told)] == told
     document = json.loads(runner_as("explain", "--format", "json", "--policy", policy, plugin).stdout)
     assert document["capabilities"] == {"declare": declare, "host": host}
+
+
+def test_a_server_has_no_methods_of_other_contracts(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    entry = {"mcpServers": {"a": {"command": "/usr/bin/true"}}}
+    config = write_file(plugin_dir / "mcp.json", json.dumps(entry))
+    said = runner_as("explain", config).stdout
+    assert re.search(r"may ask of its host  nothing$", said, re.MULTILINE)
+    assert re.search(r"^  seccomp +default +sha256:[0-9a-f]{12}…$", said, re.MULTILINE)
 
 
 def test_for_programs(runner_as: Caller, plugin: Path) -> None:

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from runner.contracts.registry import contract_names, example_folder, find_contr
 from runner.manifest.load import load
 from tests.conftest import Caller
 from tests.runner.cli.test_new import forget_state, run_as_printed
-from tests.tables import without_limits_note
+from tests.tables import check_rows, without_limits_note
 
 FEWER_LINES_THAN = 80  # of a program
 NAMES = contract_names()
@@ -42,20 +43,22 @@ def example(name: str, plugin_dir: Path) -> Path:
 @pytest.fixture
 def state(runner_as: Caller, plugin_dir: Path) -> list[str]:
     """Options for a launch whose state, if the example asks for one, is not in the machine's own place."""
-    (plugin_dir / "kept").mkdir()
-    (plugin_dir / "kept").chmod(0o755)
-    runner_as.give(plugin_dir / "kept")
-    return ["--state-dir", str(plugin_dir / "kept" / "state")]
+    place = plugin_dir / "place"
+    place.mkdir()
+    place.chmod(0o755)
+    runner_as.give(place)
+    return ["--state-dir", str(place / "state")]
 
 
 @pytest.fixture
 def called(runner_as: Caller, example: Path, name: str, state: list[str]) -> Calling:
-    return Calling(runner_as, example, find_contract(name).example.call, state)
+    return Calling(runner_as, name, example, find_contract(name).example.call, state)
 
 
 @dataclasses.dataclass
 class Calling:
     caller: Caller
+    contract: str
     folder: Path
     tool: str
     options: list[str]
@@ -99,17 +102,16 @@ def test_it_says_what_may_be_changed_and_how_to_try_it(name: str) -> None:
 # --- without a launch --------------------------------------------------------------------------------------
 
 
-def test_check_finds_nothing(runner_as_user: Caller, example: Path, name: str) -> None:
-    done = runner_as_user("check", "--format", "json", example)
+def check_finds_nothing(called: Calling) -> None:
+    done = called.caller("check", "--format", "json", called.folder)
     found = json.loads(done.stdout)
     assert (done.returncode, found["errors"], found["warnings"]) == (0, 0, 0), done.stdout
     [plugin] = found["files"][0]["plugins"]
-    assert plugin["contract"] == name
+    assert plugin["contract"] == called.contract
 
 
-@pytest.mark.launches
-def test_explain_grants_all_it_asks_for(runner_as: Caller, example: Path) -> None:
-    done = runner_as("explain", "--format", "json", example)
+def explain_grants_all_it_asks_for(called: Calling) -> None:
+    done = called.caller("explain", "--format", "json", called.folder)
     assert done.returncode == 0, done.stdout
     document = json.loads(done.stdout)
     assert {row["verdict"] for row in document["asked"]} <= {"granted"}
@@ -119,31 +121,25 @@ def test_explain_grants_all_it_asks_for(runner_as: Caller, example: Path) -> Non
 # --- in the cage -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.launches
-@pytest.mark.usefixtures("nothing_left")
-def test_tools_lists_what_it_offers(runner_as: Caller, example: Path, name: str, state: list[str]) -> None:
-    done = runner_as("tools", *state, "--json", example)
+def tools_lists_what_it_offers(called: Calling) -> None:
+    done = called.caller("tools", *called.options, "--json", called.folder)
     assert (done.returncode, done.stderr) == (0, "")
     tools = json.loads(done.stdout)["tools"]
-    call = find_contract(name).example.call
+    call = find_contract(called.contract).example.call
     assert any(tool["name"] == call or tool["name"].endswith(f".{call}") for tool in tools), tools
     assert all(tool["description"] for tool in tools)
 
 
-@pytest.mark.launches
-@pytest.mark.usefixtures("nothing_left")
-def test_its_call_is_answered(called: Calling, name: str) -> None:
-    done = called(find_contract(name).example.input)
+def its_call_is_answered(called: Calling) -> None:
+    done = called(find_contract(called.contract).example.input)
     # With --json a contract's own record of the call follows the answer.
     said = [line for line in done.stderr.splitlines() if not line.startswith('{"event":"invocation",')]
     assert (done.returncode, said) == (0, [])
     assert json.loads(done.stdout)
-    assert "world" in done.stdout or "world" not in find_contract(name).example.input
+    assert "world" in done.stdout or "world" not in find_contract(called.contract).example.input
 
 
-@pytest.mark.launches
-@pytest.mark.usefixtures("nothing_left")
-def test_a_wrong_input_and_a_wrong_tool_are_refused_and_end_nothing_else(called: Calling) -> None:
+def a_wrong_input_and_a_wrong_tool_are_refused_and_end_nothing_else(called: Calling) -> None:
     wrong = called("{}")
     assert wrong.returncode in (1, 2) and "Traceback" not in wrong.stderr, wrong.stderr
     assert re.search("invalid_call|plugin_error", wrong.stderr + wrong.stdout)
@@ -151,19 +147,13 @@ def test_a_wrong_input_and_a_wrong_tool_are_refused_and_end_nothing_else(called:
     assert unknown.returncode != 0 and "Traceback" not in unknown.stderr
 
 
-@pytest.mark.launches
-@pytest.mark.usefixtures("nothing_left")
-def test_it_ends_by_itself_when_its_input_ends(runner_as: Caller, example: Path, state: list[str]) -> None:
-    done = runner_as("exec", *state, example)
+def it_ends_by_itself_when_its_input_ends(called: Calling) -> None:
+    done = called.caller("exec", *called.options, called.folder)
     assert (done.returncode, done.stdout, without_limits_note(done.stderr)) == (0, "", "")
 
 
-@pytest.mark.launches
-@pytest.mark.usefixtures("nothing_left")
-def test_a_line_that_is_not_the_protocol_makes_no_traceback(
-    runner_as: Caller, example: Path, state: list[str]
-) -> None:
-    done = runner_as("exec", *state, example, input="hello\n")
+def a_line_that_is_not_the_protocol_makes_no_traceback(called: Calling) -> None:
+    done = called.caller("exec", *called.options, called.folder, input="hello\n")
     assert "Traceback" not in done.stderr
     for line in done.stdout.splitlines():
         json.loads(line)
@@ -236,17 +226,31 @@ ANSWERS = {
 }
 
 
-@pytest.mark.launches
-@pytest.mark.usefixtures("nothing_left")
-def test_a_conversation_is_as_the_contract_says(
-    runner_as: Caller, example: Path, name: str, state: list[str]
-) -> None:
-    if name not in CONVERSATIONS:
-        assert runner_as("exec", *state, "--inspect", example).returncode == 0
+def a_conversation_is_as_the_contract_says(called: Calling) -> None:
+    if called.contract not in CONVERSATIONS:
+        assert called.caller("exec", *called.options, "--inspect", called.folder).returncode == 0
         return
-    said = "".join(json.dumps(message) + "\n" for message in CONVERSATIONS[name])
-    done = runner_as("exec", *state, "--inspect", example, input=said)
+    said = "".join(json.dumps(message) + "\n" for message in CONVERSATIONS[called.contract])
+    done = called.caller("exec", *called.options, "--inspect", called.folder, input=said)
     assert (done.returncode, without_limits_note(done.stderr)) == (0, "")
     lines = done.stdout.splitlines()
-    assert len(lines) == len(ANSWERS[name])
-    assert all(wanted in line for wanted, line in zip(ANSWERS[name], lines, strict=True)), lines
+    assert len(lines) == len(ANSWERS[called.contract])
+    assert all(wanted in line for wanted, line in zip(ANSWERS[called.contract], lines, strict=True)), lines
+
+
+QUESTIONS: Sequence[Callable[[Calling], None]] = (
+    check_finds_nothing,
+    explain_grants_all_it_asks_for,
+    tools_lists_what_it_offers,
+    its_call_is_answered,
+    a_wrong_input_and_a_wrong_tool_are_refused_and_end_nothing_else,
+    it_ends_by_itself_when_its_input_ends,
+    a_line_that_is_not_the_protocol_makes_no_traceback,
+    a_conversation_is_as_the_contract_says,
+)
+
+
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_it_works(called: Calling) -> None:
+    check_rows({ask.__name__: ask for ask in QUESTIONS}, lambda _, ask: ask(called))

@@ -18,7 +18,6 @@ import pytest
 
 from tests.conftest import Caller
 from tests.peers import EVERY_SERVER, Peers
-from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -129,7 +128,7 @@ TOOLS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
 }
 
 
-@one_case("name", EVERY_SERVER)
+@pytest.mark.parametrize("name", EVERY_SERVER)
 def test_a_server_answers_and_leaves_when_its_stdin_ends(
     runner_as: Caller, peers: Peers, plugin_dir: Path, name: str
 ) -> None:
@@ -148,7 +147,7 @@ def test_a_server_answers_and_leaves_when_its_stdin_ends(
     assert told["grant"]["network"]["mode"] == "none"
 
 
-@one_case("name", ["time", "sdk"])
+@pytest.mark.parametrize("name", ["time", "sdk"])
 def test_the_newer_protocol(runner_as: Caller, peers: Peers, plugin_dir: Path, name: str) -> None:
     meta = {
         "io.modelcontextprotocol/protocolVersion": MODERN,

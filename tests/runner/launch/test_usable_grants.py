@@ -61,8 +61,7 @@ def test_a_path_outside_of_the_cage_is_told_once(
     manifest = shell(plugin_dir, write_file, 'echo run >> "$2"; cat "$2"', "--db-path", str(lost))
     words = (
         f"runner: --db-path {lost} names a host path that is not in the cage; what is written there is lost; "
-        "let the manifest ask for that path, or use a path below ${state_dir}, which the plugin keeps "
-        "between runs"
+        "show it with runner allow and --read PATH or --write PATH"
     )
     said, written = report(runner_as, manifest)
     assert words in said.stderr.splitlines() and said.stderr.count("not in the cage") == 1

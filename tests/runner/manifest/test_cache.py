@@ -279,7 +279,7 @@ def test_warnings_are_kept_and_errors_are_not(tmp_path: Path, folder: Path) -> N
     first = load(str(path))
     assert len(stored(folder)) == 1
     assert load(str(path)) == first
-    assert [d.rule for d in first.diagnostics] == ["entrypoint_missing", "unknown_key"]
+    assert [d.rule for d in first.diagnostics] == ["unknown_key"]
     path.write_text(NEXO.replace("demo", "Demo"))
     assert load(str(path)).plugin is None
     assert len(stored(folder)) == 1

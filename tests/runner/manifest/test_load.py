@@ -208,7 +208,7 @@ def test_an_unknown_contract_lists_the_known(tmp_path: Path) -> None:
 def test_a_server_is_chosen_and_all_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "mcp.json"
     path.write_text(
-        json.dumps({"mcpServers": {"a": {"command": "x"}, "b": {"url": "y"}, "c": {"command": "z"}}})
+        json.dumps({"mcpServers": {"a": {"command": "sh"}, "b": {"url": "y"}, "c": {"command": "sh"}}})
     )
     assert rules(load(str(path))) == ["server_needed"]
     found = load(str(path), server="c").plugin
@@ -231,7 +231,7 @@ def test_thousands_of_wrong_servers_are_not_all_listed(tmp_path: Path) -> None:
 def test_choosing_a_server_in_a_manifest_without_servers(tmp_path: Path) -> None:
     (tmp_path / "plugin.toml").write_text(NEXO)
     for found in (load(str(tmp_path), server="x"), *load_all(str(tmp_path), server="x")):
-        assert rules(found) == ["server_unknown"]
+        assert rules(found)[0] == "server_unknown"
         assert "a nexo manifest has no servers" in found.diagnostics[0].message
     (tmp_path / "plugin.toml").write_text(NEXO.replace("demo", "De mo"))
     assert rules(load(str(tmp_path), server="x")) == ["server_unknown", "plugin_id"]
@@ -249,7 +249,7 @@ def test_only_load_all_checks_the_files_beside_the_manifest(
         [checked] = load_all(str(path))
         assert rules(checked) == ["process_command_missing"]
         assert contract_of(load(str(path))) == "rune"
-    (tmp_path / "x").touch()
+    (tmp_path / "x").touch(0o755)
     [checked] = load_all(str(path))
     assert contract_of(checked) == "rune" and checked.diagnostics == ()
 

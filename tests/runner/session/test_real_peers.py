@@ -531,7 +531,7 @@ CALLS: Mapping[str, Sequence[tuple[str, Mapping[str, Any], str]]] = {
 }
 
 
-@one_case("name", EVERY_SERVER)
+@pytest.mark.parametrize("name", EVERY_SERVER)
 def test_a_published_server_on_the_command_line(
     runner_as: Caller, peers: Peers, plugin_dir: Path, name: str
 ) -> None:

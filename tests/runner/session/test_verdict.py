@@ -21,6 +21,14 @@ def test_the_remedy_names_the_limit_that_ran_out(phase: Phase, limit: str) -> No
     hint = verdict.expired(phase, 1.0, limited=True).hint
     assert f"the {limit} limit" in hint and f"--limit {limit}=" in hint
     assert f"--limit {limit}=" not in verdict.expired(phase, 1.0, limited=False).hint
+    # The lowest decides: no option raises what the manifest says.
+    set_there = verdict.expired(phase, 1.0, limited=True, decided_by=((limit, "manifest"),)).hint
+    assert "in its manifest" in set_there and "--limit" not in set_there
+
+
+def test_each_caller_is_told_how_a_call_gets_more_time() -> None:
+    assert verdict.expired("call", 1.0).hint == "pass more seconds to the call"
+    assert verdict.expired("call", 1.0, remedy="raise it with --timeout").hint == "raise it with --timeout"
 
 
 def test_who_is_gone_is_gone_in_the_same_words_for_everybody() -> None:

@@ -13,7 +13,7 @@ import pytest
 from sandbox.cell.questions import LOOPBACK_UP, MOST_QUESTIONS, NameQuestions
 from sandbox.gate import dns
 from sandbox.network import recipe
-from sandbox.network.egress import NO_NETWORK
+from sandbox.network.egress import NO_NETWORK, AuditLine
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def test_loopback_is_switched_on_as_for_a_gate() -> None:
 
 
 def test_each_name_is_recorded_once_and_does_not_exist() -> None:
-    told = []
+    told: list[AuditLine] = []
     with asking() as (questions, client):
         questions.on_line = told.append
         both = named(b"API", b"example"), named(b"api", b"example", kind=dns.AAAA)

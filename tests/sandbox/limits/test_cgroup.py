@@ -884,7 +884,7 @@ def test_a_group_that_replaces_the_one_to_be_swept(
     sweep(str(place))
     assert path.exists() and survives(processes[0])
     sweep(str(place))  # the control: it is swept if it is the one that was opened
-    assert processes[0].wait(10) == -signal.SIGKILL
+    assert processes[0].wait(60) == -signal.SIGKILL
 
 
 def test_a_sweeper_between_mkdir_and_lock(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,7 +339,7 @@ def test_processor_time_of_all_of_them(inside: OwnCgroups) -> None:
     if told is None:
         pytest.skip("nobody counts processor time here")
     used, looks = told
-    assert 0.4 <= used < 5
+    assert 0.4 <= used < 20
     assert looks < 200
 
 

@@ -22,7 +22,7 @@ CASES = [pytest.param(build, id=build.__name__) for build in PYTHON] + [
 ]
 
 
-@one_case("build", CASES)
+@pytest.mark.parametrize("build", CASES)
 def test_an_installed_program_runs_as_it_is(runner_as: Caller, build: Callable[[Path], Installed]) -> None:
     program = build(runner_as.home)
     installed.open_to_all(runner_as.home)

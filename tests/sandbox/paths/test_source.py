@@ -420,7 +420,7 @@ MOUNTED = {
 }
 
 
-@one_case("alias", MOUNTED.values(), ids=MOUNTED)
+@pytest.mark.parametrize("alias", MOUNTED.values(), ids=MOUNTED)
 def test_bind_mounts(runner_as: Caller, alias: Alias) -> None:
     base = runner_as.home / "place"
     twins(base)

@@ -544,6 +544,16 @@ def test_all_faults_in_one_pass_with_their_positions() -> None:
     ]
 
 
+@pytest.mark.parametrize("word", ["hosts", "Host", "hst"])
+def test_no_mistyped_word_is_corrected_to_the_widest_network(word: str) -> None:
+    [fault] = faults(f'version = 1\n[network]\nceiling = "{word}"\n')
+    assert "did you mean" not in fault.hint and fault.hint.startswith(
+        '"allowlist" reaches the hosts of a list'
+    )
+    [near] = faults('version = 1\n[network]\nceiling = "alowlist"\n')  # the control
+    assert near.hint == "did you mean 'allowlist'?"
+
+
 def test_a_bad_limit_is_named_with_its_position() -> None:
     text = (
         "version = 1\n[limits.memory]\n  default = 256\nceiling = 1.5\nmode = 'deleguated'\n"

@@ -111,7 +111,11 @@ def _report_missing(faults: Faults, host: Host) -> None:
     if isinstance(value, list if host.named_list else dict):
         faults.error(keys, "servers_missing", f"{name} has no entries")
         return
-    found = f"is {model.type_name(value)}" if keys[0] in faults.document.data else "is missing"
+    found = (
+        f"is {model.type_name(value, faults.document.format)}"
+        if keys[0] in faults.document.data
+        else "is missing"
+    )
     faults.error(keys, "servers_missing", f"the {what} {name} {found}")
 
 

@@ -10,6 +10,7 @@ from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
 from runner.contracts.vai.package.machine import find_in_package, machine_fault, outside_message
 from runner.contracts.vai.package.schemas import read_schema
 from runner.manifest.faults import Faults
+from runner.manifest.table import Table
 from runner.plugin import Plugin
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
@@ -32,19 +33,19 @@ class SchemaFile(NamedTuple):
     name: str  # in the package
 
 
-def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+def check_files(document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
     """The program can be executed, the schemas can be used, and no link leads out of the package."""
     root = os.path.dirname(document.path)
     faults = Faults(document)
-    declared = declared_by(plugin)
-    fault = machine_fault(declared)
+    fault = None if plugin is None else machine_fault(declared_by(plugin))
     if fault is not None:
         faults.warn(("runtime", fault.key), fault.cause, fault.message, fault.hint)
-    if plugin.entrypoint is not None:
-        _check_program(faults, root, plugin.entrypoint.command.removeprefix("./"))
+    for word in Table(document.data).table("runtime").strings("entrypoint")[:1]:
+        if plugin is not None or _is_inside(word.text):
+            _check_program(faults, root, word.text.removeprefix("./"))
     inside: list[Diagnostic] = []
     seen: set[str] = set()
-    for file in schema_files(declared):
+    for file in _named_schemas(document) if plugin is None else schema_files(declared_by(plugin)):
         known = file.name in seen
         seen.add(file.name)
         inside += _check_schema(faults, root, file, known)
@@ -54,6 +55,19 @@ def check_files(document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
 def schema_files(declared: Declared) -> Iterator[SchemaFile]:
     for number, export in enumerate(declared.exports):
         yield from _schemas_of(export, ("exports", number))
+
+
+def _named_schemas(document: Document) -> Iterator[SchemaFile]:
+    """The schemas that a manifest with faults names. Those outside of the package are among the faults."""
+    for table in Table(document.data).tables("exports"):
+        tool = table.table("tool")
+        for part, key in ((table, "config_schema"), (tool, "input_schema"), (tool, "output_schema")):
+            if _is_inside(name := part.string(key) or ""):
+                yield SchemaFile(part.at(key), name)
+
+
+def _is_inside(name: str) -> bool:
+    return bool(name) and name.isprintable() and not name.startswith("/") and ".." not in name.split("/")
 
 
 def _schemas_of(export: DeclaredExport, place: KeyPath) -> Iterator[SchemaFile]:

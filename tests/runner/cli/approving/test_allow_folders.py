@@ -147,6 +147,24 @@ def test_a_users_own_file_says_for_which_folder_a_yes_is(user_folders: Folders) 
     assert "secret" not in user_folders.caller(*args, *command, cwd=user_folders.clone).stdout
 
 
+@pytest.mark.needs("root")
+def test_a_users_own_file_for_the_project_that_is_open(user_folders: Folders) -> None:
+    file = user_folders.caller.home / ".cursor" / "mcp.json"
+    record = json.dumps({"file": str(file), "format": "2"})
+    args = ["run", "--wrapped", record, "--name", "github", "--", "/bin/cat", "${workspaceFolder}/server.py"]
+    user_folders.write_file(
+        file, json.dumps({"mcpServers": {"github": {"command": "/opt/runner", "args": args}}})
+    )
+    shown = user_folders.allow(user_folders.mine, "--read", ".", file)
+    assert f"where its host fills in {user_folders.mine} for the project" in shown.stdout
+
+    def started(folder: Path) -> str:
+        words = [word.replace("${workspaceFolder}", str(folder)) for word in args]
+        return user_folders.caller(*words, cwd=folder).stdout
+
+    assert (started(user_folders.mine), started(user_folders.clone)) == (_READS, "")
+
+
 # --- projects of one file -----------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runner
+from runner.contracts.kaged.declared import Declared, DeclaredKnob
 from runner.contracts.kaged.dialect import FRAME_LIMIT, KagedDialect, make
 from runner.contracts.kaged.notifications import DEGRADED_WINDOWS, PER_SECOND
 from runner.protocol.dialect import (
@@ -823,6 +824,43 @@ def test_an_error_in_answer_to_shutdown_is_an_answer() -> None:
     conversation = ready()
     conversation.shutdown_steps()
     assert hear(conversation, error(2, -32601, "unknown")) == [ShutdownAnswered("unknown (-32601)")]
+
+
+# --- What the operator sets --------------------------------------------------------------------------------
+
+STRICT = {"type": "object", "properties": {"token": {"type": "string"}}, "required": ["token"]}
+SETTINGS = {"type": "object", "properties": {"store": {"type": "string"}, "most": {"type": "integer"}}}
+KNOBS = {
+    "store": DeclaredKnob("path", "store", "", "config:/notes"),
+    "most": DeclaredKnob("int_range", "most", "1 to 9", 5),
+    "other": DeclaredKnob("text", "other", ""),
+}
+
+
+def opened(declared: Declared, **setting: Any) -> Any:
+    """The params of initialize, or the violation."""
+    events = dialect(plugin(declared), **setting).opening()
+    return violation(events) if isinstance(events[0], Violation) else sent(events)[0]["params"]
+
+
+def test_no_secrets_and_an_empty_object_are_not_the_same() -> None:
+    keyed = DECLARED._replace(system_config_schema=STRICT)
+    assert "system_config" not in opened(keyed)
+    assert opened(keyed, secrets={}) == ("handshake_failed", "secrets_invalid")
+    assert opened(keyed, secrets={"token": "x"})["system_config"] == {"token": "x"}
+    assert opened(DECLARED._replace(system_config_schema=KEYS), secrets={})["system_config"] == {}
+    assert "system_config" not in opened(DECLARED, secrets={})  # there is nothing to check and to send
+
+
+def test_the_defaults_of_knobs_are_sent() -> None:
+    knobs = DECLARED._replace(config_schema=SETTINGS, knobs=KNOBS)
+    assert opened(knobs)["config"] == {"store": "config:/notes", "most": 5}
+    assert opened(knobs, config={"most": 7})["config"] == {"store": "config:/notes", "most": 7}
+    assert opened(knobs, config={"most": "x"}) == ("handshake_failed", "config_invalid")
+    # A required setting may have its value from a knob.
+    needs = {**SETTINGS, "required": ["store"]}
+    assert opened(knobs._replace(config_schema=needs), config={})["config"]["store"] == "config:/notes"
+    assert "config" not in opened(DECLARED)
 
 
 # --- Secrets -----------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from runner.contracts.kaged.inspector import Inspector, make
-from runner.protocol.dialect import Setting
+from runner.contracts.kaged.notifications import PER_SECOND
+from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
+from runner.protocol.observer import Withheld
 from tests.runner.contracts.kaged.conversation import NOTES, WELCOME, answer, error, tell
 
 INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"anything": "at all"}}
@@ -58,7 +60,7 @@ def test_an_error_is_the_hosts_to_see() -> None:
 )
 def test_an_answer_that_does_not_fit_the_manifest(result: Any, code: str, cause: str) -> None:
     fault = asked().plugin_frame(line(answer(1, result)))
-    assert fault is not None
+    assert isinstance(fault, Violation)
     assert (fault.code, fault.cause) == (code, cause)
 
 
@@ -66,19 +68,18 @@ def test_an_answer_that_does_not_fit_the_manifest(result: Any, code: str, cause:
     ("said", "cause"),
     [
         (b"hello", "bad_json"),
-        (b"[]", "not_rpc"),
-        (b"7", "not_rpc"),
-        (b'{"id": 1, "result": {}}', "not_rpc"),
+        (b"[]", "not_object"),
+        (b"7", "not_object"),
+        (b'{"id": 1, "result": {}}', "jsonrpc_version"),
         (b'{"jsonrpc": "2.0"}', "not_rpc"),
-        (b'{"jsonrpc": "2.0", "id": [1], "result": {}}', "not_rpc"),
-        (b'{"jsonrpc": "2.0", "id": {"v": 1}, "result": {}}', "not_rpc"),
+        (b'{"jsonrpc": "2.0", "id": 1, "result": {}, "error": {"code": 1, "message": "no"}}', "ambiguous"),
         (b'{"jsonrpc": "2.0", "id": 1, "result": NaN}', "bad_number"),
         (b'{"jsonrpc": "2.0", "id": 1, "id": 2, "result": 1}', "duplicate_key"),
     ],
 )
 def test_a_line_that_is_no_message(said: bytes, cause: str) -> None:
     fault = asked().plugin_frame(said)
-    assert fault is not None
+    assert isinstance(fault, Violation)
     assert (fault.code, fault.cause) == ("malformed_response", cause)
 
 
@@ -86,11 +87,31 @@ def test_no_answer_comes_before_its_question() -> None:
     """The daemon would take it as the answer to the initialize that it is about to send."""
     inspector = make(Setting(NOTES))
     forged = line(answer(1, {**WELCOME, "capabilities_used": ["net:*"]}))
-    fault = inspector.plugin_frame(forged)
-    assert fault is not None and (fault.code, fault.cause) == ("malformed_response", "unasked")
+    withheld = inspector.plugin_frame(forged)
+    assert isinstance(withheld, Withheld) and inspector.strays == {"unasked": 1}
     # The control: after its question the same line is judged.
     fault = asked().plugin_frame(forged)
-    assert fault is not None and fault.cause == "capability_violation"
+    assert isinstance(fault, Violation) and fault.cause == "capability_violation"
+
+
+@pytest.mark.parametrize("number", [[1], {"v": 1}, True])
+def test_an_id_that_only_some_hosts_take_for_theirs(number: Any) -> None:
+    inspector = asked()
+    assert isinstance(inspector.plugin_frame(line(answer(number, WELCOME))), Withheld)
+    assert inspector.awaiting and inspector.plugin_frame(line(answer(1, WELCOME))) is None
+
+
+def test_a_hundred_notifications_in_a_second() -> None:
+    now = 5.0
+    inspector = Inspector(Setting(NOTES), clock=lambda: now)
+    inspector.host_frame(line(INITIALIZE))
+    told = line(tell("notes.changed", {}))
+    assert [inspector.plugin_frame(told) for _ in range(PER_SECOND)] == [None] * PER_SECOND
+    assert isinstance(inspector.plugin_frame(told), Withheld)
+    assert inspector.plugin_frame(line(answer(1, WELCOME))) is None  # an answer is none
+    now = 6.0
+    assert inspector.plugin_frame(told) is None
+    assert inspector.strays == {"rate": 1}
 
 
 @pytest.mark.parametrize(

@@ -443,6 +443,31 @@ def test_a_configuration_that_does_not_fit() -> None:
     assert faults({"store": "x"}, config_schema=STORE) == []
 
 
+def test_a_fault_of_an_option_is_not_one_of_the_manifest() -> None:
+    """The default of the manifest is its own fault; the same value of --config is not."""
+
+    def places(config: Any = None, options: Mapping[str, str] | None = None, **more: Any) -> list[str]:
+        return [d.place for d in read(described(**more), config, options)[1]]
+
+    knobs = {"store": {"type": "path", "label": "s", "binds_to": "config.store", "prefixes": ["config:/"]}}
+    assert places({"store": 5}, config_schema=STORE) == ["--config"]
+    assert places({"store": "/srv"}, config_schema=STORE, knobs=knobs) == ["--config"]
+    assert places({}, tools=[TOOL]) == ["--config"]
+    assert places(options={"project": "/nowhere"}) == ["--project"]
+    assert places(options={"project_id": "../x"}) == ["--project-id"]
+    knobs["store"]["default"] = "/srv"
+    assert all(place.startswith("/plugins/demo/") for place in places(config_schema=STORE, knobs=knobs))
+
+
+def test_a_default_of_a_knob_that_does_not_fit_is_not_sent() -> None:
+    knob = {"type": "text", "label": "s", "binds_to": "config.store", "default": 5}
+    found, diagnostics = read(described(config_schema=STORE, knobs={"s": knob}))
+    assert found is not None and declared_by(found).defaults == {}
+    assert [(d.rule, d.severity) for d in diagnostics] == [("knob_default", "warning")]
+    found, diagnostics = read(described(config_schema=STORE, knobs={"s": {**knob, "default": "x"}}))
+    assert found is not None and declared_by(found).defaults == {"store": "x"} and diagnostics == ()
+
+
 # --- files and editors --------------------------------------------------------------------------------------
 
 
@@ -452,7 +477,10 @@ def test_files_that_the_manifest_names(tmp_path: Path) -> None:
     found, _ = manifest.read(document)
     assert found is not None
     assert [d.rule for d in manifest.check_files(document, found)] == ["command_missing", "program_missing"]
-    (tmp_path / "plugin.py").touch()
+    (tmp_path / "plugin.py").touch(0o644)
+    rules = [d.rule for d in manifest.check_files(document, found)]
+    assert rules == ["program_not_executable", "program_missing"]
+    (tmp_path / "plugin.py").chmod(0o755)
     assert [d.rule for d in manifest.check_files(document, found)] == ["program_missing"]
 
 

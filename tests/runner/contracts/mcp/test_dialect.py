@@ -14,6 +14,7 @@ from runner import __version__
 from runner.contracts.mcp import dialect as mcp
 from runner.contracts.mcp import handshake, pending_call
 from runner.contracts.mcp.dialect import FRAME_LIMIT, McpDialect
+from runner.contracts.mcp.inspector import make as make_inspector
 from runner.protocol.dialect import (
     Answer,
     Call,
@@ -1192,6 +1193,9 @@ def test_times() -> None:
     )
     declared = mcp.make(setting(timeouts={"handshake": 5.0, "call": 6.0}))
     assert (declared.handshake_seconds, declared.seconds(call)) == (5, 6)
+    # The contract has no time for its handshake, so a limit may also raise it.
+    assert mcp.make(setting(handshake=90.0)).handshake_seconds == 90 and dialect.handshake_is_raisable
+    assert make_inspector(setting(handshake=90.0)).handshake_seconds == 90
     assert dialect.shutdown_steps() == ShutdownSteps(exit=2.0, terminate=2.0)
     assert not dialect.one_shot
 

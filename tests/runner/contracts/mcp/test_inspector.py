@@ -11,6 +11,7 @@ import pytest
 from runner.contracts.mcp.inspector import Inspector, make
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting, Violation
+from runner.protocol.observer import Withheld
 from sandbox.spec import SandboxSpec
 
 PLUGIN = Plugin("noted", "", "mcp", "noted", "", "/p/mcp.json", None, None, SandboxSpec())
@@ -107,6 +108,10 @@ FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
         {"unasked": 1},
     ),
     "a question": ((*LEGACY, ("<", line(id=0, method="roots/list"))), {}),
+    "keys of a result, twice": (
+        (*LEGACY, (">", LIST), ("<", b'{"jsonrpc":"2.0","id":1,"result":{"tools":[],"tools":[1]}}')),
+        {},
+    ),
     "a batch": ((*BATCHED, (">", LIST), ("<", BATCH)), {}),
     "as many as there may be": ((*BATCHED, ("<", b"[" + b"1," * 999 + b"1]")), {"not_rpc": 1000}),
     "a batch where there are none": ((*LEGACY, (">", LIST), ("<", BATCH)), {"not_rpc": 1}),
@@ -134,14 +139,6 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         "handshake_failed",
         "bad_initialize_result",
     ),
-    **{
-        f"discover: {name}": (
-            ((">", DISCOVER), ("<", discovered(**changes))),
-            "handshake_failed",
-            "bad_discover_result",
-        )
-        for name, changes in BAD_DISCOVERED.items()
-    },
     "too many at once": (
         (*BATCHED, ("<", b"[" + b"1," * 1000 + b"1]")),
         "malformed_response",
@@ -154,18 +151,13 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         "malformed_response",
         "ambiguous",
     ),
-    "keys of a result, twice": (
-        (*LEGACY, ("<", b'{"jsonrpc":"2.0","id":1,"result":{"content":[],"content":[1]}}')),
-        "malformed_response",
-        "duplicate_key",
-    ),
     "a version in capital letters": (
         ((">", INITIALIZE), ("<", initialized().replace(b"protocolVersion", b"ProtocolVersion"))),
-        "malformed_response",
-        "ambiguous",
+        "handshake_failed",
+        "bad_initialize_result",
     ),
     **{
-        name: (((">", INITIALIZE), ("<", raw)), "malformed_response", "ambiguous")
+        name: (((">", INITIALIZE), ("<", raw)), "withheld", "ambiguous")
         for name, raw in {
             "single quotes": initialized().replace(b'"', b"'"),
             "a comma too many": initialized()[:-1] + b",}",
@@ -178,15 +170,15 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
             "an array of fields": b'["2.0",0,{}]',
         }.items()
     },
-    "before the question": ((("<", initialized()), (">", INITIALIZE)), "malformed_response", "unasked"),
+    "before the question": ((("<", initialized()), (">", INITIALIZE)), "withheld", "unasked"),
     "between the probe and the question": (
         (*MODERN, ("<", line(id=1, result={}))),
-        "malformed_response",
+        "withheld",
         "unasked",
     ),
     "after a probe that is refused": (
         ((">", DISCOVER), ("<", line(id=0, error={"code": -32601})), ("<", initialized())),
-        "malformed_response",
+        "withheld",
         "unasked",
     ),
     "a byte order mark": ((("<", b"\xef\xbb\xbf{}"),), "malformed_response", "bom"),
@@ -194,12 +186,35 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
 }
 
 
+def verdict(last: Any) -> tuple[str, str]:
+    return ("withheld", last.kind) if isinstance(last, Withheld) else (last.code, last.cause)
+
+
 @pytest.mark.parametrize(("lines", "code", "cause"), WRONG.values(), ids=WRONG)
 def test_wrong(lines: Lines, code: str, cause: str) -> None:
     _, said = overhear(*lines)
     *before, last = said
     assert not any(before)
-    assert isinstance(last, Violation) and (last.code, last.cause) == (code, cause)
+    assert verdict(last) == (code, cause)
+
+
+@pytest.mark.parametrize("changes", BAD_DISCOVERED.values(), ids=BAD_DISCOVERED)
+def test_another_answer_to_discover_means_that_the_server_is_not_modern(changes: Mapping[str, Any]) -> None:
+    """A host sends initialize then, and so does a session."""
+    inspector, said = overhear((">", DISCOVER), ("<", discovered(**changes)))
+    assert said == [None] and not inspector.handshaken
+
+
+def test_ids_of_the_servers_requests() -> None:
+    def last(*lines: tuple[str, bytes | None]) -> Any:
+        return overhear(*LEGACY, *lines)[1][-1]
+
+    asked = line(id=5, method="roots/list")
+    fault = last(("<", asked), ("<", asked))
+    assert isinstance(fault, Violation) and fault.cause == "duplicate_id"
+    assert last(("<", asked), (">", line(id=5, result={"roots": []})), ("<", asked)) is None
+    cancelled = line(method="notifications/cancelled", params={"requestId": 5})
+    assert last(("<", asked), ("<", cancelled), ("<", asked)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""nexo, overheard: lines of a host (>) and of a plugin (<), and what the plugin's last one is."""
+"""nexo, overheard: lines of a host (>) and of a plugin (<), and the verdict about the plugin's last one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from runner.contracts.nexo.inspector import Inspector, make
 from runner.plugin import Plugin
-from runner.protocol.dialect import Setting, Violation
+from runner.protocol.dialect import Setting
+from runner.protocol.observer import Withheld
 from sandbox.spec import SandboxSpec
 from tests.tables import one_case
 
@@ -159,7 +160,7 @@ FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
         (
             *HELLO,
             (">", line(id=2, method="tool.invoke")),
-            ("<", line(id=2, result={"ID": 1, "Name": "x", "a": {"b": 1, "B": 2}})),
+            ("<", line(id=2, result={"ID": 1, "Name": "x", "Topic": 1, "topic": 2, "a": {"b": 1, "B": 2}})),
         ),
         {},
     ),
@@ -201,8 +202,6 @@ AMBIGUOUS: Mapping[str, Lines] = {
     "more lines than we look at": (*HELLO, ("<", b"{}\r" * 300_000)),
     "more values than we look at": (*HELLO, ("<", b"1 " * 400_000 + b"{")),
     "more of them within a message": (*HELLO, ("<", b"[" + b"1,\r" * 250_000 + b"1]")),
-    "a yes and a no": ((">", ASK), ("<", OTHER[:-1] + b',"error":{"code":1,"message":"no"}}')),
-    "an answer and a question": ((">", ASK), ("<", OTHER[:-1] + b',"method":"m"}')),
     "capital letters": ((">", ASK), ("<", OTHER.replace(b'"id"', b'"ID"'))),
     "a method of two spellings": (*HELLO, ("<", EVIL.replace(b'"method"', b'"method": "log", "Method"'))),
     "a method with a NUL": (*HELLO, ("<", EVIL.replace(b"broker.publish", b"broker.publish\\u0000"))),
@@ -318,11 +317,33 @@ AMBIGUOUS: Mapping[str, Lines] = {
     "letters that fold": ((">", ASK), ("<", OTHER.replace(b'"result"', '"re\u017fult"'.encode()))),
 }
 
+# Those that a session acts on. They end the plugin, here and there; the others are dropped.
+ENDS_IT = (
+    *("these within an array", "these within a message", "more of them within a message"),
+    *("a method of two spellings", "an id of two spellings", "a manifest of two spellings"),
+    *("tools in capital letters", "a tool of two names", "params in capital letters, no version"),
+    *("capital letters within a message", "letters that fold"),
+)
+
 # Answers of somebody else's to initialize, under numbers that some hosts take for the one they have asked by.
 NEARLY = ('"1"', "1.0", "1e0", "true", '" 1"', '"0x1"', '"1.0"', "[1]", '[["1"]]')
 
 WRONG: Mapping[str, tuple[Lines, str, str]] = {
-    **{name: (lines, "malformed_response", "ambiguous") for name, lines in AMBIGUOUS.items()},
+    **{
+        name: (lines, "malformed_response" if name in ENDS_IT else "withheld", "ambiguous")
+        for name, lines in AMBIGUOUS.items()
+    },
+    # The contract says that the error counts, and the method. A host may read the result all the same.
+    "a yes and a no": (
+        ((">", ASK), ("<", OTHER[:-1] + b',"error":{"code":1,"message":"no"}}')),
+        "handshake_failed",
+        "identity_mismatch",
+    ),
+    "an answer and a question": (
+        ((">", ASK), ("<", OTHER[:-1] + b',"method":"m"}')),
+        "handshake_failed",
+        "identity_mismatch",
+    ),
     **{
         f"nearly the same id: {number}": (
             ((">", ASK), ("<", OTHER.replace(b'"id": 1', b'"id": ' + number.encode()))),
@@ -331,11 +352,11 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         )
         for number in NEARLY
     },
-    "before the question": ((("<", OTHER),), "malformed_response", "unasked"),
-    "before the question, in an array": ((("<", b"[%b]" % OTHER),), "malformed_response", "unasked"),
+    "before the question": ((("<", OTHER),), "withheld", "unasked"),
+    "before the question, in an array": ((("<", b"[%b]" % OTHER),), "withheld", "unasked"),
     "before another question": (
         ((">", line(id=5, method="m")), ("<", OTHER), (">", ASK)),
-        "malformed_response",
+        "withheld",
         "unasked",
     ),
     "with an error of no text": (
@@ -354,11 +375,11 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         "handshake_failed",
         "identity_mismatch",
     ),
-    "a foreign topic in an array": ((*HELLO, ("<", b"[%b]" % EVIL)), "capability_not_allowed", "topic"),
+    "a foreign topic in an array": ((*HELLO, ("<", b"[%b]" % EVIL)), "withheld", "topic"),
     "too many in an array": (
         (*HELLO, ("<", b"[%b]" % b",".join([line(method="m")] * 1001))),
-        "malformed_response",
-        "batch_too_large",
+        "withheld",
+        "ambiguous",
     ),
     "two params": (
         (*HELLO, ("<", EVIL[:-1] + b',"params":{"topic":"plugin.inbound.slack.x"}}')),
@@ -400,24 +421,24 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         "handshake_failed",
         "tool_catalogue",
     ),
-    "a foreign topic": ((*HELLO, ("<", publish("plugin.inbound.mail.x"))), "capability_not_allowed", "topic"),
-    "a wildcard": ((*HELLO, ("<", publish("plugin.inbound.slack.>"))), "capability_not_allowed", "topic"),
+    "a foreign topic": ((*HELLO, ("<", publish("plugin.inbound.mail.x"))), "withheld", "topic"),
+    "a wildcard": ((*HELLO, ("<", publish("plugin.inbound.slack.>"))), "withheld", "topic"),
     "a foreign topic in the event": (
         (*HELLO, ("<", publish("plugin.inbound.slack.x", "agent.intake"))),
-        "capability_not_allowed",
+        "withheld",
         "topic",
     ),
     "no text for a topic in the event": (
         (*HELLO, ("<", publish("plugin.inbound.slack.x", ["agent.intake"]))),
-        "capability_not_allowed",
+        "withheld",
         "topic",
     ),
     "a topic as a question": (
         (*HELLO, ("<", line(id=4, method="broker.publish", params={"topic": "a"}))),
-        "capability_not_allowed",
+        "withheld",
         "topic",
     ),
-    "a topic before the handshake": ((("<", publish("agent.intake")),), "capability_not_allowed", "topic"),
+    "a topic before the handshake": ((("<", publish("agent.intake")),), "withheld", "not_yet_wired"),
     "infinity": (
         (*HELLO, ("<", b'{"jsonrpc":"2.0","method":"m","params":-Infinity}')),
         "malformed_response",
@@ -433,12 +454,16 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
 }
 
 
+def verdict(last: Any) -> tuple[str, str]:
+    return ("withheld", last.kind) if isinstance(last, Withheld) else (last.code, last.cause)
+
+
 @one_case(("lines", "code", "cause"), WRONG.values(), ids=WRONG)
 def test_wrong(lines: Lines, code: str, cause: str) -> None:
     _, said = overhear(*lines)
     *before, last = said
     assert not any(before)
-    assert isinstance(last, Violation) and (last.code, last.cause) == (code, cause)
+    assert verdict(last) == (code, cause)
 
 
 def test_a_refusal_is_the_hosts_to_judge() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from runner.contracts.rune.inspector import Inspector, make
 from runner.plugin import Plugin
-from runner.protocol.dialect import Setting, Violation
+from runner.protocol.dialect import Setting
+from runner.protocol.observer import Rewritten, Withheld
 from sandbox.spec import SandboxSpec
 
 PLUGIN = Plugin(
@@ -80,7 +81,7 @@ WRONG = {
     "one behind a long integer": (
         ((">", ASK), ("<", b"[\r" + handshake(x=0).replace(b'"x": 0', b'"x": ' + b"9" * 5_000) + b"\r]")),
         "malformed_response",
-        "ambiguous",
+        "bad_number",
     ),
     "a blank line": (((">", ASK), ("<", b" ")), "malformed_response", "blank_line"),
     "a byte order mark": (((">", ASK), ("<", b"\xef\xbb\xbf" + handshake())), "malformed_response", "bom"),
@@ -129,12 +130,7 @@ WRONG = {
     "a key twice": (
         (*HELLO, ("<", response().replace(b'"status"', b'"request_id": "r2", "status"'))),
         "malformed_response",
-        "duplicate_key",
-    ),
-    "a key twice in the handshake": (
-        ((">", ASK), ("<", handshake().replace(b'"plugin_id"', b'"plugin_id": "other", "plugin_id"'))),
-        "malformed_response",
-        "duplicate_key",
+        "request_id",
     ),
     "a key of two spellings in the handshake": (
         ((">", ASK), ("<", handshake(Capabilities=["net"]))),
@@ -144,7 +140,7 @@ WRONG = {
     "a key in capital letters": (
         (*HELLO, ("<", response().replace(b'"status"', b'"Status"'))),
         "malformed_response",
-        "ambiguous",
+        "status",
     ),
     "a key with a NUL": (
         (*HELLO, ("<", response().replace(b'"status"', b'"status\\u0000": "error", "status"'))),
@@ -152,10 +148,10 @@ WRONG = {
         "ambiguous",
     ),
     "no status": ((*HELLO, ("<", response(status=""))), "malformed_response", "status"),
-    "twice": ((*HELLO, ("<", response()), ("<", response())), "malformed_response", "after_response"),
+    "twice": ((*HELLO, ("<", response()), ("<", response())), "withheld", "after_response"),
     "more after a no": (
         (*HELLO, ("<", response(status="error", error={"message": "no"})), ("<", b"bye")),
-        "malformed_response",
+        "withheld",
         "after_response",
     ),
 }
@@ -166,7 +162,16 @@ def test_wrong(lines: tuple[tuple[str, bytes | None], ...], code: str, cause: st
     _, said = overhear(*lines)
     *before, last = said
     assert not any(before)
-    assert isinstance(last, Violation) and (last.code, last.cause) == (code, cause)
+    said_of_it = ("withheld", last.kind) if isinstance(last, Withheld) else (last.code, last.cause)
+    assert said_of_it == (code, cause)
+
+
+def test_of_two_equal_keys_the_host_gets_the_one_that_counts() -> None:
+    """The contract's own host takes the last one. Another host could take the first."""
+    said = handshake().replace(b'"plugin_id"', b'"plugin_id": "other", "plugin_id"')
+    inspector, (last,) = overhear((">", ASK), ("<", said))
+    assert isinstance(last, Rewritten) and last.frame.count(b'"plugin_id"') == 1
+    assert json.loads(last.frame) == json.loads(handshake()) and inspector.handshaken
 
 
 def test_the_policy_has_a_word_in_what_is_declared() -> None:

@@ -444,6 +444,48 @@ def test_what_does_not_exist_or_is_shown_is_not_told(tmp_path: Path) -> None:
     assert advise(scene(tmp_path), f"open '{tmp_path}'") != ()  # the control
 
 
+def test_a_folder_that_does_not_exist_has_to_be_made(tmp_path: Path) -> None:
+    """A server's `mkdir -p` begins with the home, which no option grants. Its argument says what it wants."""
+    (tmp_path / ".aws").mkdir()
+    words = (Mention("its argument --db-path", f"{tmp_path}/missing/a.db"),)
+    found = scene(tmp_path, mentions=words, homes=(str(tmp_path),), inside=str(tmp_path))
+    for stderr in (
+        f"OSError: [Errno 30] Read-only file system: '{tmp_path}'",
+        f"OSError: [Errno 30] Read-only file system: '{tmp_path}/missing'",
+        "unable to open database file",
+    ):
+        [advice] = advise(found, stderr)
+        assert advice.option == f"--write {tmp_path}/missing", stderr
+        assert f"which does not exist: make it first (mkdir {tmp_path}/missing)" in advice.what
+    [denied] = advise(found._replace(mentions=()), f"Read-only file system: '{tmp_path}'")  # the control
+    assert ".aws" in denied.what and not denied.option
+
+
+def test_a_guarded_name_in_a_writable_folder(tmp_path: Path) -> None:
+    """What git copies from is not what could not be written."""
+    seen = scene(
+        tmp_path,
+        shown=("/usr", str(tmp_path)),
+        writable=("/tmp", str(tmp_path)),
+        guarded=(f"{tmp_path}/.git",),
+    )
+    git = "cannot copy '/usr/share/git-core/templates/description' to '{}': Read-only file system"
+    [advice] = advise(seen, git.format(f"{tmp_path}/.git/description"))
+    assert advice.what.startswith(f"it wanted to write {tmp_path}/.git, which stays read-only")
+    assert not advice.option
+    assert advise(seen, git.format(f"{tmp_path}/other")) == ()  # the control: it can be written
+
+
+def test_the_answers_of_a_plugin_are_read_too(tmp_path: Path) -> None:
+    said = "request failed: getaddrinfo ENOTFOUND api.example.com"
+    [advice] = advise(scene(tmp_path), answers=said)
+    assert advice.what == "its answer names the host api.example.com, and it has no network"
+    assert advise(scene(tmp_path, network="allowlist"), answers=said) == ()
+    asked = RefusedHost("the plugin asked for the host api.example.com", "api.example.com:443")
+    assert len(advise(scene(tmp_path, hosts=(asked,)), answers=said)) == 1
+    assert len(advise(scene(tmp_path, hosts=(asked,)), answers="fetch failed")) == 1
+
+
 def test_hostile_names_stay_on_their_line(tmp_path: Path) -> None:
     file = tmp_path / "a\x1b[31m b; rm -rf ~\u202e"
     file.touch()

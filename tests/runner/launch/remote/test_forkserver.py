@@ -462,7 +462,7 @@ forkserver.serve = tell
         return file.read() == "True"
 
 
-@one_case(("how", "stranger"), [("fork", False), ("command", False), ("library", True)])
+@pytest.mark.parametrize(("how", "stranger"), [("fork", False), ("command", False), ("library", True)])
 def test_a_host_is_ours_only_if_it_is_a_command_of_ours(box: Box, how: str, stranger: bool) -> None:
     """What is ours may be moved to another group. A program that uses the library is not."""
     given = {"told": str(box.caller.home / "told")}

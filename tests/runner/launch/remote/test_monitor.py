@@ -28,7 +28,7 @@ from tests.conftest import Caller, vanished
 from tests.limits.cage import Box
 from tests.runner.launch import monitored_plugins
 from tests.runner.launch.monitored_plugins import CAT, SLEEPS, holding, in_cage, invocation, line, summed
-from tests.tables import one_case, wait_for
+from tests.tables import wait_for
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def early(given: dict[str, Any], how: str) -> list[Any]:
     return trio.run(main)
 
 
-@one_case(
+@pytest.mark.parametrize(
     ("how", "expected"),
     [
         ("signal", ["cancelled", "launch", "signal:15", 143]),

@@ -167,9 +167,11 @@ def test_check_names_the_host_of_every_file(
     base = runner_as_user.home if place.startswith(HOME) else plugin_dir
     file = base / place.removeprefix(HOME).removeprefix("/src/shop").lstrip("/")
     write_file(file, (FILES / sample.file).read_text())
-    done = runner_as_user("check", file)
-    assert done.returncode == 0, done.stdout
-    assert f", of {sample.host}\n" in done.stdout and "unknown_key" not in done.stdout
+    [checked] = json.loads(runner_as_user("check", "--format", "json", file).stdout)["files"]
+    assert checked["origin"] == sample.host
+    faults = {each["rule"] for each in checked["diagnostics"] if each["severity"] == "error"}
+    assert faults <= {"entrypoint_missing"}, checked["diagnostics"]  # they are not installed here
+    assert "unknown_key" not in {each["rule"] for each in checked["diagnostics"]}
     found = place_of(str(file), str(runner_as_user.home))
     assert found is not None and found.own == place.startswith(HOME)
 

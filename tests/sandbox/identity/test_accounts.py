@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.identity.private_group import is_private
+from sandbox.identity.accounts import is_private_group
 from sandbox.policy.load import trust_fault
 
 ME = os.geteuid()
@@ -25,9 +25,9 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 def test_who_is_in_it(files: dict[str, str]) -> None:
-    private = [gid for gid in (5000, 5001, 5002, 5003, 5004, 5005) if is_private(gid, **files)]
+    private = [gid for gid in (5000, 5001, 5002, 5003, 5004, 5005) if is_private_group(gid, **files)]
     assert private == [5000, 5003, 5004]
-    assert not is_private(5000, group="/no/such", passwd=files["passwd"])
+    assert not is_private_group(5000, group="/no/such", passwd=files["passwd"])
 
 
 def test_a_program_that_such_a_group_may_write(
@@ -37,10 +37,10 @@ def test_a_program_that_such_a_group_may_write(
     program.write_text("")
     program.chmod(0o775)
     assert trust_fault(str(program)) is not None  # the control: no group may write a policy
-    monkeypatch.setattr("sandbox.identity.private_group.is_private", lambda gid: gid == os.getegid())
+    monkeypatch.setattr("sandbox.identity.accounts.is_private_group", lambda gid: gid == os.getegid())
     assert trust_fault(str(program), private_groups=True) is None
     program.chmod(0o777)
     assert trust_fault(str(program), private_groups=True) is not None
-    monkeypatch.setattr("sandbox.identity.private_group.is_private", lambda gid: False)
+    monkeypatch.setattr("sandbox.identity.accounts.is_private_group", lambda gid: False)
     program.chmod(0o775)
     assert trust_fault(str(program), private_groups=True) is not None

@@ -1,0 +1,88 @@
+"""Messages that two readers of JSON would understand differently.
+
+A plugin could show us one message and its host another. So `call` and `exec --inspect` refuse them alike.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sandbox.document.diagnostic import quoted
+
+# Pieces of one line that are looked at. Time limits are not checked meanwhile.
+MOST_PIECES = 10_000
+
+# Characters that end a line for some readers: those of str.splitlines, and NUL, which ends a string in C.
+_ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
+# Numbers are not needed here. Converting long ones is slow, and CPython refuses integers of 4301 digits.
+_STREAM = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
+_SOMETHING = re.compile(r"\S")
+
+
+def two_kinds(message: Mapping[str, Any]) -> str:
+    """Returns why a message of JSON-RPC is more than one of request, result and error, or ''."""
+    kinds = [key for key in ("method", "result", "error") if message.get(key) not in (None, "")]
+    return f"a message with both {kinds[0]} and {kinds[1]}" if len(kinds) > 1 else ""
+
+
+def odd_key(table: Any, words: frozenset[str]) -> str:
+    """Returns why hosts could find different values for one of `words` in an object, or ''. Some hosts ignore
+    case in keys, and some end a key at a NUL."""
+    if not isinstance(table, dict) or table.keys() <= words:
+        return ""
+    spelled = {word.casefold(): word for word in words}
+    for key in table:
+        plain = key.partition("\0")[0].casefold()
+        if spelled.get(plain, key) != key:
+            return f"a key that some hosts read as {quoted(spelled[plain])}: {quoted(key)}"
+    return ""
+
+
+def hides_message(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
+    """Whether a parser that ends lines at other characters, or reads one value after another, would find a
+    message in the line. True also if the line has too many pieces to search."""
+    if not is_json:
+        if b"{" not in raw:
+            return False
+        text, end = raw.decode("utf-8", "replace").translate(_ENDS), "\n"
+    elif b"\r" in raw.strip():  # the only such character that JSON allows between tokens
+        text, end = raw.decode("utf-8", "replace"), "\r"
+    else:
+        return False
+    if text.count(end) > MOST_PIECES:
+        return True
+    values = (value for piece in text.split(end) for value in _values(piece))
+    try:
+        return any(number > MOST_PIECES or is_message(value) for number, value in enumerate(values))
+    except (ValueError, RecursionError):
+        return True  # other readers may be able to read it
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The values that a stream of JSON begins with. Raises ValueError or RecursionError where this parser
+    has limits that others do not have."""
+    at = 0
+    while (found := _SOMETHING.search(text, at)) is not None:
+        try:
+            value, at = _STREAM.raw_decode(text, found.start())
+        except json.JSONDecodeError:
+            return
+        yield value
+
+
+def is_message(value: Any) -> bool:
+    """Whether a value is a message, also for hosts that ignore case or end a key at a NUL."""
+    if isinstance(value, list):
+        return any(isinstance(each, dict) and is_message(each) for each in value)
+    if not isinstance(value, dict):
+        return False
+    keys = set()
+    for key, each in value.items():
+        folded = key.partition("\0")[0].casefold()
+        if folded == "method" and isinstance(each, str):
+            return True
+        keys.add(folded)
+    return "id" in keys and ("result" in keys or "error" in keys)
