@@ -3,8 +3,9 @@
 One thread runs trio for the process. It is started on first use and ends with the program; all event loops of
 the process share it. Each wait is one object: a Crossing is a coroutine on trio that a task of asyncio waits
 for, a Visit is a coroutine on asyncio that a task of trio waits for. Cancelling the waiting task cancels the
-coroutine, and the task goes on when the coroutine has ended. Both run in a copy of the context of the task
-that waits, so context variables are seen on the other side.
+coroutine, and the task goes on when the coroutine has ended. A plain call of an open session is begun and
+finished without a task of trio: it only waits for an answer. Coroutines run in a copy of the context of the
+task that waits, so context variables are seen on the other side.
 
 A program on trio (an anyio program may be one) needs no thread: OnTrio has the same methods.
 """

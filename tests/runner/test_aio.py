@@ -212,9 +212,21 @@ def test_a_conversation_with_services(shelf: Path) -> None:
             texts = [str(number) for number in range(50)]
             answers = await asyncio.gather(*(plugin.call("bare_echo", {"text": text}) for text in texts))
             assert [answer["content"][0]["text"] for answer in answers] == texts
+            for turns in range(10):  # cancelled before they are sent, while they wait, and when answered
+                tasks = [asyncio.create_task(plugin.call("bare_echo", TEXT)) for _ in range(9)]
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                for task in tasks[::2]:
+                    task.cancel()
+                ends: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
+                assert all(end["content"] == ECHO for end in ends[1::2])
+                assert all(isinstance(end, dict | asyncio.CancelledError) for end in ends[::2])
+            waiting = [asyncio.create_task(plugin.call("bare_slow", {"seconds": 600})) for _ in range(3)]
             with pytest.raises(aio.PluginFailure) as caught:
                 await plugin.call("bare_slow", {"seconds": 60}, seconds=0.1)
             assert caught.value.outcome.code == "timeout"
+        left = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(end) for end in left} == {aio.PluginFailure}  # the plugin was closed
         report = plugin.report
         is_sound(report)
         assert report["session"]["host_calls"]["served"]["memory.recall"] == 4
