@@ -178,6 +178,7 @@ class Host:
         self.has_published.set()
 
 
+@pytest.mark.launches
 def test_a_conversation_with_services(shelf: Path) -> None:
     """Services run on the loop of the task that opened the plugin, in its context. What they raise is
     answered, and ends nothing."""
@@ -236,6 +237,7 @@ def test_a_conversation_with_services(shelf: Path) -> None:
     run(main)
 
 
+@pytest.mark.launches
 def test_one_call_and_all_that_can_be_wrong_with_it(shelf: Path) -> None:
     async def main() -> None:
         result = await aio.run(shelf / "nexo_bare", "bare_echo", TEXT, environ=ENVIRON)
@@ -269,6 +271,7 @@ def test_one_call_and_all_that_can_be_wrong_with_it(shelf: Path) -> None:
     run(main)
 
 
+@pytest.mark.launches
 def test_progress_and_events(shelf: Path) -> None:
     """Callbacks are plain or coroutine functions; all progress is told before the call returns, in order. A
     callback that fails ends its call. A reader that is cancelled loses no event."""
@@ -318,6 +321,7 @@ def test_progress_and_events(shelf: Path) -> None:
     run(main)
 
 
+@pytest.mark.launches
 def test_a_cancelled_call_of_a_package(shelf: Path) -> None:
     """The plugin is told and answers; the record of the call says so. Its next call gets a new process."""
 
@@ -343,6 +347,7 @@ def test_a_cancelled_call_of_a_package(shelf: Path) -> None:
     run(main)
 
 
+@pytest.mark.launches
 def test_cancelled_while_it_opens(shelf: Path) -> None:
     """At any moment: no process is left (`nothing_left`), and the next one opens."""
 
@@ -366,6 +371,7 @@ def test_cancelled_while_it_opens(shelf: Path) -> None:
     run(main)
 
 
+@pytest.mark.launches
 def test_two_loops_share_one_plugin_and_one_closes(shelf: Path) -> None:
     """A plugin may be called from any loop. It ends when the loop that opened it is closed, although nobody
     left its context."""

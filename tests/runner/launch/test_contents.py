@@ -19,7 +19,7 @@ SECRET = "s3cret-of-the-test"
 
 
 def planned(*files: MemoryFile, size: int = 100) -> Any:
-    grant = SimpleNamespace(scratch=Scratch("/box/scratch/1"), scratch_bytes=size)
+    grant = SimpleNamespace(scratch=Scratch("/box/scratch/1"), scratch_bytes=size, decided_by=())
     return SimpleNamespace(plan=SimpleNamespace(memory_files=files), grant=grant)
 
 

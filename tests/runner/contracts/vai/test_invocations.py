@@ -164,6 +164,7 @@ async def test_of_several_bindings_the_projects_and_a_lower_frame_limit(devkit: 
             assert refused.value.code == "asset.payload_too_large"
 
 
+@pytest.mark.launches
 @pytest.mark.trio
 async def test_an_isolated_export_and_its_secret(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
