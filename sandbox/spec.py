@@ -47,6 +47,9 @@ class PathRequest(NamedTuple):
     where: KeyPath = ()
     file: bool = False  # a folder of this name is refused
     origin: str = "manifest"  # who asks: also "command line" and APPROVED
+    # Whether a link of the caller's own is followed if the policy or an approval names the very folder that
+    # it leads to, and else left out. Without this a link refuses the launch.
+    follow: bool = False
 
 
 class Network(NamedTuple):
@@ -217,6 +220,7 @@ class GrantedPath(NamedTuple):
     origin: str  # that of its request, "policy" or "state"
     where: KeyPath = ()
     file: bool = False  # a folder of this name is refused
+    follow: bool = False  # as in its request
 
 
 class Grant(NamedTuple):

@@ -220,7 +220,7 @@ def _text(view: _PlanView, with_facts: bool) -> Iterator[str]:
     limits = [f"{each.name} {format_limit(each.name, each.requested)}" for each in planned.limits.all]
     yield f"limits     {', '.join(limits) or 'none'}"
     yield f"env        {' '.join(each.name for each in view.env) or 'empty'}"
-    counts = [(kind, len(subjects)) for kind, subjects in _facts(view.facts).items() if subjects]
+    counts = [(kind, len(subjects)) for kind, subjects in _facts(view).items() if subjects]
     listed = ", ".join(f"{count} of kind {_KINDS[kind]}" for kind, count in counts)
     yield f"rests on   {sum(count for _, count in counts)} facts: {listed}"
     yield f"stored     {view.stored.path}" if view.stored.path else f"stored     no: {view.stored.why_not}"
@@ -228,7 +228,7 @@ def _text(view: _PlanView, with_facts: bool) -> Iterator[str]:
         yield f"note: {printing.note_text(note)}"
     if with_facts:
         yield ""
-        for kind, subjects in _facts(view.facts).items():
+        for kind, subjects in _facts(view).items():
             yield from (f"{_KINDS[kind]:<11}{subject}" for subject in subjects)
 
 
@@ -241,12 +241,13 @@ def _shown(word: str, hidden: Mapping[str, str]) -> str:
     )
 
 
-def _facts(facts: Facts) -> dict[str, list[str]]:
+def _facts(view: _PlanView) -> dict[str, list[str]]:
     """The facts that the plan rests on, by kind: names of paths and variables, without their values."""
-    return {
-        kind: sorted({str(key[0] if isinstance(key, tuple) else key) for key in getattr(facts, kind)})
-        for kind in facts._fields
-    }
+
+    def shown(key: object) -> str:
+        return _shown(str(key[0] if isinstance(key, tuple) else key), view.hidden)
+
+    return {kind: sorted(set(map(shown, getattr(view.facts, kind)))) for kind in view.facts._fields}
 
 
 # --- the bare command ---------------------------------------------------------------------------------------
@@ -381,7 +382,7 @@ def _document(stage: Stage | None, outcome: Outcome, view: _PlanView | None = No
         ],
         "mounts": [_mount(op) for op in plan.operations],
         "left_out": list(_left_out(view.planned)),
-        "facts": _facts(view.facts),
+        "facts": _facts(view),
         "kept": {"path": view.stored.path or None, "reason": view.stored.why_not},
     }
 

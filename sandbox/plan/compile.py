@@ -85,6 +85,7 @@ class _WantedPath(NamedTuple):
     file: bool = False  # it must not be a folder
     moved_to: str = ""  # its path in the cage, if that is another
     within: str = ""  # its real path must be below this one
+    follow: bool = False  # as in its request
 
     @property
     def dest(self) -> str:
@@ -175,7 +176,7 @@ def _wanted(request: PlanRequest, grant: Grant, relocation: Relocation) -> list[
             covered = False  # opened below, and reported as missing
         if asked.origin != "state" and not covered:
             want = _WantedPath(asked.path, asked.access, asked.required, asked.origin, False, asked.where)
-            wanted.append(want._replace(file=asked.file))
+            wanted.append(want._replace(file=asked.file, follow=asked.follow))
     project = request.project
     if (
         project is not None
@@ -436,11 +437,11 @@ def _open_all(
                 # Nobody asked for the project, so refusing it is only a note.
                 notes.append(Note("project", f"the project {want.path} is not shown: {refused.reason}"))
                 continue
-            optional = want.origin == "manifest" and not want.required and not want.moved_to
-            if optional and refused.rule == "symlink":
+            if want.follow and refused.rule == "symlink":
                 real = _own_target(want.path)
-                if real != want.path and want.access == "read" and policy.may_read(real):
-                    pending.append(want._replace(path=real, moved_to=want.path))
+                # A plugin may have made a link of the caller's: a folder above what it leads to is no yes.
+                if real != want.path and policy.names_readable(real):
+                    pending.append(want._replace(path=real, moved_to=want.path, follow=False))
                 else:
                     notes.append(_not_followed(want.path, real, refused.reason))
                 continue
@@ -469,7 +470,7 @@ def _open_all(
 
 def _own_target(path: str) -> str:
     """Where a path leads by links of root's and of the caller's own. The path itself, if others could change
-    one. A plugin may have made a link of the caller's, so the policy has to allow what it leads to too."""
+    one."""
     try:
         return resolve(path, follow="own")
     except (OSError, LinkRefused, TooManyLinks):

@@ -126,9 +126,10 @@ def _paths(
         at: KeyPath,
         *,
         file: bool = False,
+        follow: bool = False,
     ) -> None:
         ours = state_dir is not None and contains(normal(state_dir), path)
-        new = GrantedPath(path, access, required, "state" if ours else origin, at, file)
+        new = GrantedPath(path, access, required, "state" if ours else origin, at, file, follow)
         old = granted.get(path)
         if old is None or (old.access == "read" and access == "write"):
             granted[path] = new._replace(required=required or (old is not None and old.required))
@@ -147,7 +148,8 @@ def _paths(
         if denial is not None:
             denials.append(denial)
         elif expanded is not None:
-            give(expanded, request.access, request.required, request.origin, request.where, file=request.file)
+            given = expanded, request.access, request.required, request.origin, request.where
+            give(*given, file=request.file, follow=request.follow)
     return tuple(granted.values())
 
 

@@ -250,6 +250,10 @@ class Policy(NamedTuple):
             return True
         return admits(self.read.ceiling, wanted, state_dir) or self.may_write(path, state_dir)
 
+    def names_readable(self, path: str) -> bool:
+        """Whether `path` itself is listed for reading or writing, not only a folder above it."""
+        return normal(path) in (*map(normal, self.read.ceiling), *map(normal, self.write.ceiling))
+
     def may_write(self, path: str, state_dir: str | None = None) -> bool:
         return admits(self.write.ceiling, normal(path), state_dir)
 

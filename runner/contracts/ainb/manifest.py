@@ -272,14 +272,16 @@ def _own_files(
     if flags and home:
         # These plugins treat a missing folder like an empty one.
         paths += [
-            PathRequest(f"{home}/{READ_ROOTS[name]}", "read", required=False, where=table.at(name))
+            PathRequest(
+                f"{home}/{READ_ROOTS[name]}", "read", required=False, where=table.at(name), follow=True
+            )
             for name in flags
         ]
         env.append(EnvRequest("HOME", home, where=table.at(flags[0])))
     for item in table.strings("read_paths"):
         path = _expand_home(item.text, home)
         sandbox_request.check_path(faults, Item(item.keys, item.text), path, home, write=False)
-        paths.append(PathRequest(path, "read", required=False, where=item.keys))
+        paths.append(PathRequest(path, "read", required=False, where=item.keys, follow=True))
     return paths, env
 
 

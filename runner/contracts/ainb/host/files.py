@@ -199,15 +199,15 @@ def common_roots(declared: Sequence[str], granted: Sequence[str]) -> tuple[str, 
 
 def _open_roots(paths: Sequence[str], writable: Sequence[str], granted: Sequence[str]) -> Iterator[_Root]:
     """Open the roots that exist. A root is skipped if it overlaps with something the plugin can write, or is
-    reached through a link that is not root's. A link of the caller's own is followed if what it leads to is
-    granted as well."""
+    reached through a link that is not root's. A link of the caller's own is followed if the very folder that
+    it leads to is granted as well."""
     changing = {*map(normal, writable), *map(os.path.realpath, writable)}
     for path in paths:
         if _overlaps(path, changing):
             continue
         try:
             leads_to = resolve(path, follow="own")
-            linked = leads_to != path and any(contains(each, leads_to) for each in granted)
+            linked = leads_to != path and leads_to in map(normal, granted)
             steps = walk(leads_to if linked else path, follow="system")
         except (OSError, LinkRefused, TooManyLinks):
             continue

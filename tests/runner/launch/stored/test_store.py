@@ -189,31 +189,32 @@ def test_a_file_of_another_owner_is_no_plan(
 def test_another_mount_makes_the_plan_anew(
     runner_as_root: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
-    made = StoredPlugin(settled(runner_as_root), plugin_dir, write_file)
-    made.use()
-    outside = made.caller
-    made.caller = _with_mount(made, "true")
-    made.use()  # the control: a namespace alone changes nothing
-    # A mount on a source hides what was scanned.
-    made.caller = outside
-    made.caller = _with_mount(made, f"mount -t tmpfs none {made.read} && echo hidden > {made.read}/file")
-    ended = made.run()
-    assert USED not in ended.stderr and "does not hold" in ended.stderr
-    assert ended.stdout == "with s3cret-word and \nhidden\n"
-    # The system's folders are shown without a scan. A filesystem of the kernel's that is mounted there would
-    # be shown with them.
-    made.caller = outside
-    made.use()
-    made.caller = _with_mount(made, "mount -t proc none /usr/share/doc")
-    ended = made.run()
-    assert USED not in ended.stderr and "does not hold" in ended.stderr
-    assert ended.returncode == 126 and "kernel_filesystem" in ended.stderr
-
-
-def _with_mount(made: StoredPlugin, command: str) -> Caller:
-    """Its caller, in a mount namespace of its own after this command."""
-    prefix = ("unshare", "--mount", "sh", "-c", f'{command} && exec "$@"', "sh", *made.caller.prefix)
-    return dataclasses.replace(made.caller, prefix=prefix)
+    with subprocess.Popen(
+        ["unshare", "--mount", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as there:
+        assert there.stdin is not None and there.stdout is not None
+        there.stdin.write(b"it is there\n")
+        there.stdin.flush()
+        there.stdout.readline()
+        enter = ("nsenter", f"--mount=/proc/{there.pid}/ns/mnt")
+        caller = settled(runner_as_root)
+        caller = dataclasses.replace(caller, prefix=(*enter, *caller.prefix))
+        made = StoredPlugin(caller, plugin_dir, write_file)
+        made.use()  # the control: in a namespace where nothing changes
+        # A mount on a source hides what was scanned.
+        subprocess.run([*enter, "mount", "-t", "tmpfs", "none", made.read], check=True)
+        subprocess.run([*enter, "sh", "-c", f"echo hidden > {made.read}/file"], check=True)
+        ended = made.run()
+        assert USED not in ended.stderr and "does not hold" in ended.stderr
+        assert ended.stdout == "with s3cret-word and \nhidden\n"
+        subprocess.run([*enter, "umount", made.read], check=True)
+        made.use()
+        # The system's folders are shown without a scan. A filesystem of the kernel's that is mounted there
+        # would be shown with them.
+        subprocess.run([*enter, "mount", "-t", "proc", "none", "/usr/share/doc"], check=True)
+        ended = made.run()
+        assert USED not in ended.stderr and "does not hold" in ended.stderr
+        assert ended.returncode == 126 and "kernel_filesystem" in ended.stderr
 
 
 def test_what_was_changed_a_moment_ago_is_not_stored(plugin: StoredPlugin, runner_as: Caller) -> None:
