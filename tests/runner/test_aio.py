@@ -313,7 +313,8 @@ def test_progress_and_events(shelf: Path) -> None:
             for _ in range(MOST_EVENTS):
                 await plugin.call("log")
         rest = [event async for event in events]
-        assert len(rest) == MOST_EVENTS
+        # One more if an event came just when its reader was cancelled: the iterator holds it.
+        assert len(rest) - MOST_EVENTS in (0, 1)
         assert plugin.report is not None
         dropped = plugin.report["session"]["dropped"]["notices"]
         assert 0 < dropped <= 40  # of the 296, each was read, is in `rest`, or is counted

@@ -198,7 +198,8 @@ def test_a_list_of_too_many_ports_is_a_warning_because_the_host_still_fetches() 
 def test_flags_become_binds_and_the_home_to_find_them() -> None:
     found = plugin("[capabilities]\nread_codex_logs = true\n")
     at = ("capabilities", "read_codex_logs")
-    assert found.spec.paths == (PathRequest(f"{HOME}/.codex/sessions", "read", required=False, where=at),)
+    request = PathRequest(f"{HOME}/.codex/sessions", "read", required=False, where=at, follow=True)
+    assert found.spec.paths == (request,)
     assert found.spec.env == (EnvRequest("HOME", HOME, where=at),)
 
 
