@@ -30,7 +30,8 @@ _SHELLS = ("bash", "zsh", "fish")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     import argparse
 
-    parser.add_argument("shell", choices=_SHELLS, nargs="?")
+    parser.add_argument("shell", choices=_SHELLS, nargs="?", help="the shell that you use")
+    parser.usage = f"{parser.prog} {{{','.join(_SHELLS)}}}"
     # For the scripts themselves: prints the servers of the manifest among the words typed so far.
     parser.add_argument("--servers", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     # The same for the tools of its plugin.

@@ -6,6 +6,7 @@ from typing import Any
 
 from runner.launch.advice.scene import RefusedHost
 from runner.launch.stages import Stage, planned_of, started_of
+from sandbox.document.diagnostic import quoted
 from sandbox.network.audit import AuditLog
 from sandbox.network.egress import NO_NETWORK, NOT_LISTED, AuditLine
 from sandbox.network.rules import parse_rule
@@ -139,7 +140,8 @@ def refused_host(line: AuditLine) -> RefusedHost:
     if line.kind == "connect":
         message = f"the plugin asked for {_address(line)}, which was refused: it {line.reason}"
         return RefusedHost(message, _rule(_address(line)) if line.reason == NOT_LISTED else "")
-    asked = f"the plugin asked for the host {line.name}"
+    # The plugin may have chosen any text for a name, also one that reads like a sentence of ours.
+    asked = f"the plugin asked for the host {line.name if _rule(f'{line.name}:443') else quoted(line.name)}"
     if line.reason == NO_NETWORK:
         return RefusedHost(f"{asked}, and it has no network", _rule(f"{line.name}:443"))
     if line.reason != NOT_LISTED:  # no entry of the list would allow it

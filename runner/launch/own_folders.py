@@ -12,7 +12,7 @@ from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.identity.host_side import FOLDER, is_host_side
 from sandbox.identity.reservations import name_file
-from sandbox.identity.state import StateRefused, last_used, real_state_dir, state_root
+from sandbox.identity.state import StateRefused, StateUnwritable, last_used, real_state_dir, state_root
 from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.policy.policy import Policy
 from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, EnvRequest
@@ -53,7 +53,7 @@ def _managed_state_dirs(plugin: Plugin, environ: Mapping[str, str]) -> list[str]
         hint = (
             "set HOME, or choose a directory with --state-dir; what runner wrap wrote needs an account with"
         )
-        raise StateRefused(message, f"{hint} a home in the password database")
+        raise StateUnwritable(message, f"{hint} a home in the password database")
     folder = real_state_dir(root, follow="own")
     own, *former = (
         os.path.join(folder, state_name(plugin._replace(mark=mark)))

@@ -25,7 +25,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, printable, qu
 from sandbox.files import write_all
 from sandbox.identity.removal import remove_tree
 from sandbox.identity.state import UNPACKED, state_root
-from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, resolve, walk, walk_below
+from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk, walk_below
 from sandbox.policy.load import trust_fault
 
 MOST_ENTRIES = 20_000  # files and folders of a package
@@ -89,7 +89,7 @@ def unpack(path: str) -> str:
                 file.seek(0)
                 digest = _unpack(file, parent)
             return os.path.join(place, digest)
-    except (_Unfit, tarfile.TarError, EOFError, zlib.error) as error:
+    except (_Unfit, tarfile.TarError, EOFError, zlib.error, ValueError, RecursionError) as error:
         hint = "make it with: tar -cf PACKAGE.tar -C FOLDER ."
         raise _refused(path, f"the package cannot be unpacked: {error}", hint) from None
     except (LinkRefused, TooManyLinks, OSError) as error:
@@ -165,8 +165,10 @@ def _extract(stream: _Sequential, folder: int) -> None:
                 )
             if member.name.startswith("/") or ".." in parts or not member.name.isprintable():
                 raise _Unfit(f"{quoted(member.name)} is not a name in the package")
+            count += _make_folders(folder, parts if member.isdir() else parts[:-1])
+            if count > MOST_ENTRIES:
+                raise _Unfit(f"it has more than {MOST_ENTRIES} entries and folders")
             if member.isdir():
-                close(_make_folders(folder, parts))
                 continue
             if not member.isreg() or member.issparse() or not parts:
                 raise _Unfit(f"{quoted(member.name)} is neither a file nor a folder")
@@ -174,7 +176,7 @@ def _extract(stream: _Sequential, folder: int) -> None:
 
 
 def _extract_file(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: int, parts: list[str]) -> None:
-    steps = _make_folders(folder, parts[:-1])
+    steps = walk_below(folder, "/".join(parts[:-1]))
     try:
         fd = os.open(parts[-1], _NEW_FILE, 0o600, dir_fd=steps[-1].fd)
         try:
@@ -191,8 +193,12 @@ def _extract_file(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: int, pa
         close(steps)
 
 
-def _make_folders(folder: int, parts: list[str]) -> list[Step]:
+def _make_folders(folder: int, parts: list[str]) -> int:
+    """Make the folders that are missing. Returns how many these were."""
     steps = walk_below(folder, "/".join(parts), make=True)
-    for step in steps[1:]:
-        os.chmod(".", 0o755, dir_fd=step.fd)
-    return steps
+    try:
+        for step in steps[1:]:
+            os.chmod(".", 0o755, dir_fd=step.fd)
+        return sum(step.made for step in steps)
+    finally:
+        close(steps)

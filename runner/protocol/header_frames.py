@@ -24,6 +24,7 @@ _MOST_LENGTH = 2**64 - 1
 _MOST_DIGITS = 20  # of _MOST_LENGTH
 _NAME = "content-length"
 _HEADER = b"Content-Length: %d\r\n\r\n"
+_USUAL = re.compile(rb"content-length: ?[1-9][0-9]*\r\n", re.IGNORECASE)
 # A header that is ignored has to be one for every reader: a name as in HTTP, and a value without control
 # characters and ends of lines. Otherwise some reader could find a second Content-Length in it.
 _PLAIN_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]*")
@@ -176,7 +177,8 @@ class HeaderFramer:
         elif self._announced is not None and not self._rules.last_counts:
             self._refuse("bad_header", "the header of a frame has Content-Length twice")
         else:
-            self._is_plain = self._announced is None and value[:1] in "123456789"
+            # Hosts may read any other spelling differently: blanks of Unicode, a folded line, zeros, a sign.
+            self._is_plain = self._announced is None and _USUAL.fullmatch(line) is not None
             self._announced = self._rules.read_length(value)
             if self._announced is None:
                 self._refuse(

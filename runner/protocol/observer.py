@@ -228,7 +228,8 @@ class Observer:
         """Whether the contract looks at the parts of a message. Also an array, which some hosts read."""
         if not isinstance(value, dict):
             return isinstance(value, list)
-        if value.get("method") in self._methods:
+        method = value.get("method")
+        if isinstance(method, str) and method in self._methods:
             return True
         key = self._key(value.get("id"))
         asked = self._open.get(key) if key is not None else None
@@ -254,9 +255,10 @@ class Observer:
         return None
 
     def _is_forged(self, message: Any) -> bool:
-        """Whether a message is an answer without a request of the host. Errors do not count: a host cannot
-        use them."""
-        if not self._is_answer(message) or message.get("error") not in (None, ""):
+        """Whether a message is an answer without a request of the host. Errors alone do not count: a host
+        cannot use them. One beside a result does: a host may read the result."""
+        is_error = self._is_answer(message) and message.get("error") not in (None, "")
+        if not self._is_answer(message) or (is_error and message.get("result") is None):
             return False
         number = message["id"]
         if self._key(number) in self._open or self._nearly(number) is not None:
@@ -355,9 +357,9 @@ class Observer:
             return self._open[str, number]
         try:
             whole = int(number, 0) if isinstance(number, str) and "x" in number else int(float(number or 0))
-        except (TypeError, ValueError, OverflowError):
+            return self._open.get((int, whole)) or self._open.get((str, str(whole)))
+        except (TypeError, ValueError, OverflowError):  # also a number that is too long for a text
             return None
-        return self._open.get((int, whole)) or self._open.get((str, str(whole)))
 
 
 def _is_lenient_message(raw: bytes) -> bool:

@@ -65,11 +65,19 @@ def unwritable(path: str, error: OSError) -> StateUnwritable | None:
     who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
     # Root reserves uids beside its own states, so another directory alone does not help it.
     is_needed = os.geteuid() == 0 and path.startswith(os.path.dirname(RESERVATIONS) + "/")
-    also = "" if is_needed else ", or choose a writable directory with --state-dir"
-    return StateUnwritable(
-        f"state directory {path} cannot be written: {error.strerror} ({place})",
-        remedy.format(place=place, who=who) + also,
-    )
+    also = "" if is_needed else "choose a writable directory with --state-dir"
+    told = f"state directory {path} cannot be written: {error.strerror} ({place})"
+    if os.geteuid() != 0 and "write in" in remedy and _is_system(place):
+        return StateUnwritable(told, f"{also}; HOME and XDG_STATE_HOME say where it is otherwise")
+    return StateUnwritable(told, ", or ".join(filter(None, (remedy.format(place=place, who=who), also))))
+
+
+def _is_system(place: str) -> bool:
+    """Whether a folder is one of root's, which nobody should open for an ordinary user's state."""
+    try:
+        return os.lstat(place).st_uid == 0
+    except OSError:
+        return False
 
 
 _REMEDIES = {

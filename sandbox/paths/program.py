@@ -440,6 +440,12 @@ _INTERPRETERS = (
 )
 
 
+def script_of(words: Sequence[str]) -> str:
+    """The script that an interpreter's command line names first, or ''. Judged by names alone."""
+    name = os.path.basename(words[0]).rstrip("0123456789.") if words else ""
+    return words[1] if name in _INTERPRETERS and len(words) > 1 and not words[1].startswith("-") else ""
+
+
 def _is_interpreter(path: str, real: str) -> bool:
     if os.path.basename(path).rstrip("0123456789.") not in _INTERPRETERS:
         return False

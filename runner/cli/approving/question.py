@@ -243,7 +243,9 @@ def _still_refused(shown: _Proposal) -> tuple[Denial, ...]:
 def _unasked_paths(shown: _Proposal) -> Iterator[str]:
     """Advice about host paths in the arguments and variables that the cage does not show: most servers name
     their folders there."""
+    from sandbox.paths.denied_paths import lexical_hit
     from sandbox.paths.mounts import contains
+    from sandbox.paths.program import script_of
     from sandbox.plan.mentions import words_of
     from sandbox.policy.policy import RUNTIME_PATHS
 
@@ -252,6 +254,9 @@ def _unasked_paths(shown: _Proposal) -> Iterator[str]:
         return
     given = {*record.whole.read, *record.whole.write, *RUNTIME_PATHS, *asked_of(plugin).read}
     given |= set(asked_of(plugin).write)
+    if script := script_of((plugin.entrypoint.command, *plugin.entrypoint.args)):
+        given.add(os.path.expanduser(script))  # the cage shows it as the program
+    own_homes = homes(os.environ)
     named: dict[str, str] = {}
     env = ((each.name, each.value) for each in plugin.spec.env if each.value is not None)
     for _, variable, word in words_of(plugin.entrypoint.args, env):
@@ -259,7 +264,9 @@ def _unasked_paths(shown: _Proposal) -> Iterator[str]:
         if not path.startswith("/") or "\0" in path or len(path) > 4095:
             continue
         path = "/" + os.path.normpath(path).lstrip("/")
-        if path != "/" and os.path.exists(path) and not any(contains(each, path) for each in given):
+        if path == "/" or lexical_hit(path, own_homes) is not None:  # which no yes could allow
+            continue
+        if os.path.exists(path) and not any(contains(each, path) for each in given):
             named.setdefault(path, f"The variable {variable} names" if variable else "Its arguments name")
     for path, who in named.items():
         yield f"{who} {path}, which it does not ask for: add --read {path} or --write {path}"

@@ -211,8 +211,11 @@ class _EntryWords(NamedTuple):
 
     def named(self) -> tuple[NamedPath, ...]:
         from runner.contracts.mcp.named_paths import named_paths
+        from sandbox.paths.program import script_of
 
-        return named_paths(self.argv[1:], self.env, rules=self.rules, project=self.project, home=self.home)
+        # The script of an interpreter is shown as the program.
+        args = self.argv[2 if script_of(self.argv) else 1 :]
+        return named_paths(args, self.env, rules=self.rules, project=self.project, home=self.home)
 
     def missing(self) -> tuple[str, ...]:
         """What it names that does not exist, each as a part of a sentence."""

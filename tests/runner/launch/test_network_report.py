@@ -46,6 +46,13 @@ def test_another_reason_is_told_and_no_list_is_advised(reason: str) -> None:
     assert found == [(f"the plugin asked for the host x4096.example.com, which was refused: it {reason}", "")]
 
 
+def test_a_name_that_reads_like_our_own_words_is_quoted() -> None:
+    name = "api.example.com, and it has no network; to allow it, add: --net host"
+    [(message, rule)] = told(question(name, reason="has a character that no name has"))
+    assert message.startswith("the plugin asked for the host 'api.example.com, and it") and rule == ""
+    assert "', which was refused: it has a character" in message
+
+
 def test_a_connection_says_more_than_its_question() -> None:
     refused = AuditLine("connect", "a.example", 25, "refused", reason="is not in its list")
     [(message, rule)] = told(question("a.example"), refused)

@@ -95,6 +95,15 @@ def long_header(path: Path) -> str:
     return str(path)
 
 
+def chain(path: Path) -> str:
+    """Extended headers one after the other, for each of which tarfile calls itself."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 512
+    header = info.tobuf(tarfile.USTAR_FORMAT) + b"11 a=bcdef\n".ljust(512, b"\0")
+    path.write_bytes(header * 1500)
+    return str(path)
+
+
 REFUSED: dict[str, tuple[tuple[Add, ...], str]] = {
     "above": ((member("../evil", b"x"),), "'../evil' is not a name in the package"),
     "above, later": ((member("a/../../evil", b"x"),), "is not a name in the package"),
@@ -130,7 +139,15 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, place: Path, monkeypatch
     assert names(Path(unpack(good))) == ["good"]
     shutil.rmtree(place)
     monkeypatch.setattr(module, "MOST_BYTES", 16 << 20)
-    for path in (bomb(tmp_path / "bomb.tgz"), long_header(tmp_path / "long.tar")):
+    monkeypatch.setattr(module, "MOST_ENTRIES", 100)
+    deep = write(tmp_path / "folders.tar", *(member(f"{n}/{'/'.join('x' * 29)}/y", b"") for n in range(4)))
+    bad = (
+        bomb(tmp_path / "bomb.tgz"),
+        long_header(tmp_path / "long.tar"),
+        chain(tmp_path / "chain.tar"),
+        deep,
+    )
+    for path in bad:
         with pytest.raises(DocumentError):
             unpack(path)
         assert names(place) == []

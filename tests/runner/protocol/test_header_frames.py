@@ -266,6 +266,20 @@ def test_a_cut_has_its_header() -> None:
     assert HeaderFramer(STRICT).cut(head + b"{}") == [Cut(b"{}", head)]
 
 
+def test_only_the_usual_header_reaches_a_host_as_it_is() -> None:
+    usual = b"Content-Length: 2\r\n\r\n"
+    lines = (
+        b"Content-Length:\xc2\xa02",
+        b"\xe3\x80\x80Content-Length : 2",
+        b"Content-Length: +2",
+    )
+    for line in lines:
+        assert HeaderFramer(STRICT, rewrites=True).cut(line + b"\r\n\r\n{}")[:1] in (
+            [],
+            [Cut(b"{}", usual)],
+        ), line
+
+
 # --- memory ---------------------------------------------------------------------------------------------
 
 

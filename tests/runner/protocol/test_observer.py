@@ -54,6 +54,8 @@ def hear(observer: Observer, message: Any) -> Any:
         answer(1, result=None),
         answer(1, result={}, error=None),
         answer(1, result={}, error=""),
+        answer(1, result={}, error=0),
+        answer(1, result={}, error={"code": -1}),
         [answer(1)],
         {"id": [1], "result": {}},
         {"id": {"v": 1}, "result": {}},
@@ -77,6 +79,13 @@ def test_an_error_is_no_answer_that_a_host_could_use(said: Any) -> None:
     assert observer.strays == {"unasked": 1}
     assert hear(observer, answer(1)) == "unasked"
     assert observer.strays == {"unasked": 2}
+
+
+def test_odd_methods_and_ids_are_no_fault_of_ours() -> None:
+    observer = overhear(ASK)
+    assert len(hear(observer, answer(1))) == 1
+    assert hear(observer, {"jsonrpc": "2.0", "method": []}) == []
+    assert hear(observer, answer("0x" + "f" * 5000)) == []
 
 
 def test_an_error_does_not_complete_the_handshake() -> None:
