@@ -309,7 +309,7 @@ def test_one_entry_has_one_state_and_no_other_start_gets_it(host: Host) -> None:
 def test_a_user_without_an_account_has_no_home(host: Host, runner_as_user: Caller) -> None:
     wrapped = host.wrap({"command": str(host.server)})
     done = runner_as_user(*wrapped["args"])  # the account is only in the namespace of the host
-    assert done.returncode == 126 and "in the password database" in " ".join(done.stderr.split())
+    assert done.returncode == 125 and "in the password database" in " ".join(done.stderr.split())
 
 
 # --- which program it is ------------------------------------------------------------------------------------
