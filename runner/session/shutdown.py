@@ -64,7 +64,7 @@ async def _cancel(state: SessionState, token: int, waiter: Waiter, reason: str, 
                 await tell_and_wait(state, {token: waiter}, reason)
     finally:
         if waiter.answer is not None and not state.over.is_set():
-            state.spent = True  # whoever opened it shuts it down, as after any other call
+            state.spent = True  # the code that opened the session shuts the plugin down, as after any call
         else:
             state.fail(outcome)
 

@@ -264,7 +264,7 @@ def _filter_kills(libc: Libc, act: Callable[[], int]) -> bool:
     try:
         child = os.fork()
     except OSError:
-        return False  # whoever makes the next process says so
+        return False  # no process can be made: the spawn that follows reports that
     if child == 0:
         try:
             libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # no core file with the runner's memory
