@@ -400,8 +400,7 @@ def _open_all(
     """Open each path once, for writing if it is wanted for reading and writing. All refusals are raised
     together."""
     refusals: list[Denial] = []
-    every = list(wanted)
-    pending = every[::-1]
+    pending = list(wanted)[::-1]
     while pending:
         want = pending.pop()
         known = opened.get(want.dest)
@@ -440,10 +439,8 @@ def _open_all(
                 continue
             if want.follow and refused.rule == "symlink":
                 real = _own_target(want.path)
-                # A plugin may have made a link of the caller's. So the policy has to name what it leads to,
-                # or the plugin has it by its own name anyway.
-                has_it = any(contains(each.path, real) for each in every)
-                if real != want.path and (has_it or policy.names_readable(real)):
+                # A plugin may have made a link of the caller's: a folder above what it leads to is no yes.
+                if real != want.path and policy.names_readable(real):
                     pending.append(want._replace(path=real, moved_to=want.path, follow=False))
                 else:
                     notes.append(_not_followed(want.path, real, refused.reason))
