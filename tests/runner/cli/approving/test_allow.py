@@ -384,7 +384,12 @@ def test_what_is_unusual_stands_out(user_server: Server) -> None:
             "seccomp": "compat",
             "limits": {"memory": "2G"},
         },
-        args=[str(user_server.more / "text"), f"--config={user_server.file.parent}", "--level=/no/such"],
+        args=[
+            str(user_server.more / "text"),
+            f"--config={user_server.file.parent}",
+            "--level=/no/such",
+            "/etc/shadow",
+        ],
     )
     said = user_server.allow()
     assert said.returncode == 2
@@ -412,6 +417,13 @@ def test_what_is_unusual_stands_out(user_server: Server) -> None:
     hint = f"Its arguments name {folder}, which it does not ask for: add --read {folder} or --write {folder}"
     assert hint in lines
     assert not any(line.startswith("Its arguments name") for line in lines - {hint})
+
+
+def test_the_script_of_an_interpreter_needs_no_yes(user_server: Server) -> None:
+    words = [str(user_server.more / "text"), str(user_server.data / "text")]
+    user_server.write(None, args=words, command="/usr/bin/python3")
+    said = " ".join(user_server.allow().stdout.split())
+    assert f"Its arguments name {words[1]}" in said and words[0] not in said.partition("Its arguments")[2]
 
 
 def test_what_the_policy_gives_needs_no_yes(user_server: Server) -> None:
