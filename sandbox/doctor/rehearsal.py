@@ -7,6 +7,7 @@ options is tried alone, to find the layer at fault.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Callable
@@ -103,7 +104,7 @@ def _judge(groups: list[LayerOptions], run: Callable[[list[LayerOptions], str], 
                 "cage",
                 "missing",
                 f"bwrap cannot build even the smallest cage: {describe_run(bare)}",
-                remedy="see the other findings of `runner doctor`",
+                remedy=_bare_remedy(bare),
                 cause="cage",
             )
         ]
@@ -146,6 +147,12 @@ def _alone(group: LayerOptions, run: Run) -> Finding:
         _remedy(group, run),
         "bwrap",
     )
+
+
+def _bare_remedy(run: Run) -> str:
+    if os.strerror(errno.ENOSYS) in run.complaint:  # of openat2: the filter cannot read its flags
+        return filter_remedy(read_surroundings(), ("openat2",))
+    return "see the other findings of `runner doctor`"
 
 
 def _remedy(group: LayerOptions, run: Run) -> str:

@@ -323,6 +323,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "umount2": ("SystemCallFilter=@mount",),
     "pivot_root": ("SystemCallFilter=@mount",),
     "sethostname": ("ProtectHostname=no", "SystemCallFilter=sethostname"),
+    "openat2": ("RestrictSUIDSGID=no",),  # SystemCallFilter= has it in @file-system
     "keyctl": ("SystemCallFilter=@keyring",),
     "socket(AF_NETLINK)": ("RestrictAddressFamilies=AF_NETLINK",),
 }

@@ -86,6 +86,10 @@ HOME_PATHS: tuple[str, ...] = (
 # Denied with everything below: daemons have their sockets here, and a read-only bind does not stop connect().
 SOCKET_PATHS: tuple[str, ...] = ("/run", "/var/run")
 
+# systemd mounts a node of this folder over what a unit may not see: ProtectKernelModules= hides
+# /usr/lib/modules. The nodes are root's, empty, and nobody may open them.
+INACCESSIBLE_NODES = "/run/systemd/inaccessible"
+
 
 # Denied as a whole; directories below may be granted.
 HOME_BASES = ("/home", "/var/home", "/export/home", "/Users")

@@ -20,6 +20,7 @@ from sandbox.paths.denied_paths import (
     HOME_WRITE_PATHS,
     HOST_PATHS,
     HOST_WRITE_PATHS,
+    INACCESSIBLE_NODES,
     REASONS,
     SOCKET_PATHS,
     WHOLE_PATHS,
@@ -333,7 +334,23 @@ class Denylist:
                 yield Hit(entry, "above", "identity")
         yield from self._shown(place.inside, "mount")
         for below in place.mounted_below:
-            yield from self._shown(below, "mount below")
+            if not self._is_emptiness(below):
+                yield from self._shown(below, "mount below")
+
+    def _is_emptiness(self, inside: Inside) -> bool:
+        """Whether it is one of the nodes that systemd mounts over a path to hide it. The same node may hide a
+        denied path: with ProtectHome= it is /home."""
+        for mount in self.mounts.of_device(inside.device):
+            if not contains(mount.root, inside.path):
+                continue
+            folder, _, name = mount.name_of(inside.path).rpartition("/")
+            if folder == INACCESSIBLE_NODES:
+                try:
+                    status = look.lstat(f"{folder}/{name}")
+                except OSError:
+                    return False
+                return status.st_uid == 0 and not status.st_mode & 0o777
+        return False
 
     def _shown(self, inside: Inside, how: Literal["mount", "mount below"]) -> Iterator[Hit]:
         for found, entry in self._related_inside(inside):

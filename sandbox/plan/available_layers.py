@@ -26,7 +26,7 @@ def available_layers(grant: Grant, policy: Policy, bwrap: str, *, can_join_keyri
         cgroup_namespace=_require_layer(
             policy,
             "cgroup_namespace",
-            look.exists("/proc/self/ns/cgroup"),
+            look.lexists("/proc/self/ns/cgroup"),  # what it leads to may be refused by AppArmor
             "this kernel has no cgroup namespaces",
             "use a kernel built with CONFIG_CGROUPS=y",
         ),

@@ -438,11 +438,17 @@ def test_a_layer_that_bwrap_refuses_is_named_alone(
 
 
 @pytest.mark.launches
-def test_where_no_cage_can_be_built_one_finding_says_so(dishonest: Callable[[str], str]) -> None:
+def test_where_no_cage_can_be_built_one_finding_says_so(
+    dishonest: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = dishonest("sys.stderr.write('bwrap: No permissions\\n'); sys.exit(1)")
     (finding,) = rehearsal.rehearse(broken, UID)
     assert (finding.layer, finding.status) == ("cage", "missing")
     assert "No permissions" in finding.summary
+    no_openat2 = "bwrap: Can't open source /usr: Function not implemented"
+    monkeypatch.setattr(rehearsal, "read_surroundings", lambda: FREE._replace(unit="host.service"))
+    (finding,) = rehearsal.rehearse(dishonest(f"sys.exit({no_openat2!r})"), UID)
+    assert "in the unit host.service: RestrictSUIDSGID=no" in finding.remedy
 
 
 @pytest.mark.launches

@@ -462,6 +462,27 @@ def test_a_kernel_filesystem_below_the_source(runner_as: Caller) -> None:
     assert [rule for rule, _ in answers] == ["kernel_filesystem"] * 3 + ["open"]
 
 
+def test_what_systemd_hides_below_the_source(runner_as: Caller) -> None:
+    """ProtectKernelModules= mounts a node of /run over /usr/lib/modules, and ProtectHome= the same one over
+    /home. Only a node that nobody may open passes, and only if it is one of systemd's."""
+    base = runner_as.home / "place"
+    twins(base)
+    runner_as.give(base)
+    nodes = "/run/systemd/inaccessible"
+    hidden, opened, other = (str(base / name) for name in ("hidden", "opened", "other"))
+    for folder in (hidden, opened, other):
+        (Path(folder) / "sub").mkdir(parents=True)
+    steps: list[tuple[str, ...]] = [("tmpfs", "/run")]
+    steps += [("mkdir", path) for path in ("/run/systemd", nodes, f"{nodes}/dir", f"{nodes}/open", "/run/x")]
+    steps += [("chmod", f"{nodes}/dir", "000"), ("chmod", "/run/x", "000")]
+    steps += [("bind", f"{nodes}/dir", f"{hidden}/sub"), ("bind", f"{nodes}/dir", "/home")]
+    steps += [("bind", f"{nodes}/open", f"{opened}/sub"), ("bind", "/run/x", f"{other}/sub")]
+    if runner_as.uid != 0:  # in its user namespace its own uid is root
+        runner_as.give(base)
+    answers = probe(runner_as, [], steps, [hidden, opened, other])
+    assert [rule for rule, _ in answers] == ["open", "denylist", "denylist"]
+
+
 def test_the_directory_mounted_over_a_path_is_judged(runner_as: Caller) -> None:
     """The directory mounted over a harmless path counts, not the hidden one below it."""
     base = runner_as.home / "place"

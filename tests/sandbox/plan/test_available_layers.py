@@ -30,8 +30,8 @@ def no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_cgroup_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = os.path.exists
-    monkeypatch.setattr(os.path, "exists", lambda path: path != "/proc/self/ns/cgroup" and there(path))
+    there = os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", lambda path: path != "/proc/self/ns/cgroup" and there(path))
 
 
 def unmapped_uids(monkeypatch: pytest.MonkeyPatch) -> None:
