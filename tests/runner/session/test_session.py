@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from runner.contracts.mcp.dialect import McpDialect
 from runner.exceptions import PluginFailure
@@ -463,8 +464,8 @@ def hear():
         os._exit(0)
     return json.loads(line)
 
-def wait_for_a_word():  # the test makes a file beside the program
-    while not os.path.exists(os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "go")):
+def wait_for_a_word():  # the test dates the program back: of its folder this may be all that the cage has
+    while os.stat(sys.argv[0]).st_mtime:
         time.sleep(0.01)
 
 def hello():
@@ -557,7 +558,7 @@ async def test_an_early_exit_is_reported_at_once(
         document = json.loads(manifest.read_text())
         document["mcpServers"][misbehaviour.ID]["x-sandbox"] = {"limits": {"handshake": "1m"}}
         manifest.write_text(json.dumps(document))
-    with trio.fail_after(25):
+    with trio.fail_after(SECONDS / 2):  # less than a handshake may take
         failure = await failure_of(manifest, environ=environ)
     assert failure.outcome[:2] == ("crashed", "handshake") and failure.outcome.cause == "exit:3"
 
@@ -644,7 +645,7 @@ async def test_a_cancelled_call_does_not_truncate_its_frame(
     """The plugin does not read 1 MiB yet: the pipe is full in the middle of the frame."""
     code = """
 hello()
-time.sleep(2)  # a cancelled call waits until its frame is written, so no message can end this sleep
+wait_for_a_word()  # a cancelled call waits until its frame is written, so no message can come
 while True:
     message = hear()
     if "id" in message:
@@ -652,9 +653,12 @@ while True:
 """
     with trio.fail_after(SECONDS):
         async with opened(mcp(write_file, plugin_dir, code)) as session:
-            with trio.move_on_after(0.3) as scope:
-                await session.call(Call("tool", "touch", {"x": "x" * MEBI}))
-            assert scope.cancelled_caught
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.call, Call("tool", "touch", {"x": "x" * MEBI}))
+                await trio.testing.wait_all_tasks_blocked(0.01)  # the pipe is full
+                nursery.cancel_scope.cancel()
+                os.utime(plugin_dir / "plugin.py", (0, 0))
+            assert nursery.cancel_scope.cancelled_caught
             answer = await session.call(Call("tool", "touch", {"x": "yy"}))
             assert answer["content"][0]["text"] == "2"
     # The first frame was complete: the plugin answered it, but the caller had given up.
@@ -668,7 +672,7 @@ async def test_cancelled_calls_leave_no_frames_to_write(
     """The plugin does not read. Frames of cancelled calls must not pile up in the host."""
     code = """
 hello()
-time.sleep(2)
+wait_for_a_word()
 said = [hear() for _ in range(3)]
 say(id=said[2]["id"], result=text(" ".join(message["method"] for message in said)))
 hear()
@@ -680,6 +684,7 @@ hear()
                 with trio.move_on_after(0.01) as scope:
                     await session.call(long)
                 assert scope.cancelled_caught
+            os.utime(plugin_dir / "plugin.py", (0, 0))
             answer = await session.call(TOUCH)
     # Only the first frame was begun, so only that call is cancelled in the protocol.
     assert answer["content"][0]["text"] == "tools/call notifications/cancelled tools/call"
@@ -857,7 +862,7 @@ while True:
         if len(order) == 1:
             for n in range(5):
                 say(id=f"q{n}", method="memory.recall", params={"agent_id": "a", "query": "x", "limit": 1})
-            time.sleep(1)
+            wait_for_a_word()
     elif "method" not in message:
         order.append(message["id"] if "result" in message else "refused")
     elif message["method"] == "tool.invoke":
@@ -868,10 +873,22 @@ while True:
     if len(order) == 69:
         say(id=number, result=order)
 """
+    shelf = Shelf()
+
+    async def let_it_read() -> None:
+        while shelf.asked < 5:
+            await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked()  # the replies are queued
+        os.utime(plugin_dir / "plugin.py", (0, 0))
+
     with trio.fail_after(SECONDS):
-        async with opened(nexo(write_file, plugin_dir, code), services=Services(memory=Shelf())) as session:
+        async with (
+            opened(nexo(write_file, plugin_dir, code), services=Services(memory=shelf)) as session,
+            trio.open_nursery() as nursery,
+        ):
             for n in range(200):
                 session.notify("broker.event", {"topic": "news.x", "payload": {"n": n, "pad": "x" * 20000}})
+            nursery.start_soon(let_it_read)
             order = await session.call(DO)
     assert [entry for entry in order if isinstance(entry, int)] == list(range(64))
     replies = [place for place, entry in enumerate(order) if isinstance(entry, str)]
