@@ -102,7 +102,7 @@ def run_lines(
 def wait_for(condition: Callable[[], object], seconds: float = 120.0, step: float = 0.01) -> bool:
     """Poll until `condition` is true. Returns False after `seconds`. For changes without a kernel event.
 
-    The default only guards against hanging, on a busy machine too. Functions run by tests/elsewhere.py can call it too.
+    The default only guards against hanging. Functions run by tests/elsewhere.py can call it too.
     """
     import time
 

@@ -212,7 +212,8 @@ def test_a_part_that_fails_loses_no_other(
     def nobody() -> Iterator[list[Caller]]:
         yield [Caller("root", 0, "", "")]
 
-    monkeypatch.setattr(bench, "PARTS", {"launch": lambda *_: [TABLE], "kill": fail, "call": lambda *_: GROWN})
+    parts = {"launch": lambda *_: [TABLE], "kill": fail, "growth": lambda *_: GROWN}
+    monkeypatch.setattr(bench, "PARTS", parts)
     monkeypatch.setattr(bench, "callers", nobody)
     monkeypatch.setattr(bench, "write", partial(bench.write, folder=tmp_path))
     monkeypatch.setattr(bench.os, "closerange", lambda *_: None)

@@ -245,7 +245,7 @@ def _keep_root_file_access(libc: Libc) -> None:
 
 
 def can_join_keyring() -> bool:
-    """Whether keyctl works here. Found by trying, with a name that cannot be read, so that no keyring is made.
+    """Whether keyctl works here. Found by trying, with a name that cannot be read: no keyring is made.
 
     One of this process would count against the user's kernel.keys.maxkeys, beside that of the plugin, until
     the last file is closed that this process has opened, also where it was sent to.

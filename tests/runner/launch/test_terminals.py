@@ -283,7 +283,7 @@ def in_background(argv: list[str]) -> list[Any]:
     terminal.type("word\n")
     # Twice: in that time it has looked whether it is in the foreground.
     quiet = terminal.is_quiet(process.pid) and terminal.is_quiet(process.pid)
-    sleeps = wait_for(lambda: state() == "S", 10)  # it may happen to run when we look; who is stopped does not
+    sleeps = wait_for(lambda: state() == "S", 10)  # not stopped; it may happen to run when we look
     terminal.bring_forward(process.pid)
     terminal.expect("heard word\r\n")
     return [quiet, sleeps, process.wait(60)]

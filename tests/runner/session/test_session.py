@@ -841,9 +841,12 @@ class Shelf:
     def __init__(self, entry: Any = None) -> None:
         self.entry = entry if entry is not None else {"id": "1", "agent_id": "a", "content": "x"}
         self.asked = 0
+        self.asked_enough = trio.Event()  # by the test that asks most
 
     async def recall(self, agent_id: str, query: str, limit: int) -> Sequence[Mapping[str, Any]]:
         self.asked += 1
+        if self.asked == 5:
+            self.asked_enough.set()
         await trio.lowlevel.checkpoint()
         return [self.entry]
 
@@ -876,8 +879,7 @@ while True:
     shelf = Shelf()
 
     async def let_it_read() -> None:
-        while shelf.asked < 5:
-            await trio.sleep(0.01)
+        await shelf.asked_enough.wait()
         await trio.testing.wait_all_tasks_blocked()  # the replies are queued
         os.utime(plugin_dir / "plugin.py", (0, 0))
 

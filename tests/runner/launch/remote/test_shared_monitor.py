@@ -368,7 +368,7 @@ def idle(given: dict[str, Any], count: int) -> list[Any]:
             with open(f"/proc/{pid}/status") as file:
                 return sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
 
-        # On a busy machine it may have words left to say about the last launch. Whoever is woken by a clock is
+        # On a busy machine it may have words left to say about the last launch. Who is woken by a clock is
         # never still.
         for _ in range(20):
             before = switches()
