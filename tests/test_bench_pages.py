@@ -216,7 +216,7 @@ def test_a_part_that_fails_loses_no_other(
     monkeypatch.setattr(bench, "PARTS", parts)
     monkeypatch.setattr(bench, "callers", nobody)
     monkeypatch.setattr(bench, "write", partial(bench.write, folder=tmp_path))
-    monkeypatch.setattr(bench.os, "closerange", lambda *_: None)
+    monkeypatch.setattr(os, "closerange", lambda *_: None)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         assert bench.main(["--write"]) == 1
