@@ -35,7 +35,7 @@ MEBI = 1 << 20
 INPUT = {"text": "hello"}
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 # Far above what any test here takes, far below the timeouts that must not end it.
-SECONDS = 60.0
+SECONDS = 120.0  # only guards against hanging
 
 Write = Callable[..., Path]
 
@@ -228,6 +228,7 @@ def test_the_table_has_every_behaviour() -> None:
     assert set(TABLE) == set(BEHAVIOURS)
 
 
+@pytest.mark.bound(1200)  # all cases at once: a busy machine takes minutes
 @one_case("behaviour", TABLE)
 def test_misbehaviour(results: Mapping[tuple[str, str], Seen], behaviour: str) -> None:
     check_rows(
@@ -558,7 +559,7 @@ async def test_an_early_exit_is_reported_at_once(
         document = json.loads(manifest.read_text())
         document["mcpServers"][misbehaviour.ID]["x-sandbox"] = {"limits": {"handshake": "1m"}}
         manifest.write_text(json.dumps(document))
-    with trio.fail_after(SECONDS / 2):  # less than a handshake may take
+    with trio.fail_after(30):  # less than a handshake may take
         failure = await failure_of(manifest, environ=environ)
     assert failure.outcome[:2] == ("crashed", "handshake") and failure.outcome.cause == "exit:3"
 
