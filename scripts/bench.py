@@ -243,13 +243,11 @@ def main(words: Sequence[str]) -> int:
         print(json.dumps(document))
     else:
         print(f"\n{run.load.sentence()}")
-    if faults:
-        if options.write:
-            print("bench: nothing is written, because parts are missing", file=sys.stderr)
-        return 1
     if options.write:
         write(document)
-    return 0
+    if faults:
+        print(f"bench: not measured: {'; '.join(faults)}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 def _measure(
@@ -266,10 +264,11 @@ def _measure(
                 print(f"bench: {part}, as {caller.name} …", end="", file=sys.stderr, flush=True)
                 try:
                     new = PARTS[part](caller, options.counts, found)
-                except Unable as fault:
-                    print(f" {fault}", file=sys.stderr)
+                except Exception as fault:  # noqa: BLE001 -- what was measured before is not lost
+                    text = str(fault) if isinstance(fault, Unable) else f"{type(fault).__name__}: {fault}"
+                    print(f" {text}", file=sys.stderr)
                     faults.append(f"{part}, as {caller.name}")
-                    new = [left_out(part, caller.name, reason(fault))]
+                    new = [left_out(part, caller.name, reason(text))]
                 else:
                     print(f" {time.monotonic() - began:.0f} s", file=sys.stderr)
                 tables += new

@@ -57,7 +57,7 @@ def start(
     )
 
 
-def line(process: subprocess.Popen[bytes], seconds: float = 30.0) -> bytes:
+def line(process: subprocess.Popen[bytes], seconds: float = 120.0) -> bytes:
     """The next line of its stdout. Raises TimeoutError after `seconds` of silence."""
     assert process.stdout is not None
     said = b""
@@ -77,7 +77,7 @@ def run(
     *args: object,
     using: tuple[Act, ...] = (),
     env: Mapping[str, str] | None = None,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
 ) -> Any:
     """Run `act(*args)` and return its result. Waits until every process that inherited stdout has ended."""
     with start(caller, act, *args, using=using, env=env, stderr=subprocess.PIPE) as process:

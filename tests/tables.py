@@ -99,10 +99,10 @@ def run_lines(
         return list(pool.map(run, lines))
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 30.0, step: float = 0.01) -> bool:
+def wait_for(condition: Callable[[], object], seconds: float = 120.0, step: float = 0.01) -> bool:
     """Poll until `condition` is true. Returns False after `seconds`. For changes without a kernel event.
 
-    The default is long enough for a slow machine. Functions run by tests/elsewhere.py can call it too.
+    The default only guards against hanging. Functions run by tests/elsewhere.py can call it too.
     """
     import time
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +16,7 @@ import pytest
 
 from scripts import bench
 from scripts.benches import growth, oci, pages, peers, plots
-from scripts.benches.caller import Unable, reason
+from scripts.benches.caller import Caller, Unable, reason
 from scripts.benches.machine import Load, Machine, Watch
 from scripts.benches.rows import Against, Row, Table, left_out
 from tests.conftest import ROOT
@@ -122,7 +126,13 @@ def test_what_was_not_measured_is_said() -> None:
         left_out("growth", "root", "no memory"),
     )
     document = pages.as_document(RUN._replace(tables=tables))
-    assert "\n- firejail is not measured: it is not here\n" in pages.as_page(document)
+    page = pages.as_page(document)
+    assert "\n- firejail is not measured: it is not here\n" in page
+    assert "\n**Not measured.**\n\n- growth, as root: no memory\n" in page
+    few = "only 198 of 500 could be opened: no more keys"
+    document = pages.as_document(RUN._replace(tables=(TABLE, GROWN[0]._replace(notes=(few,)))))
+    assert f"\n- {few}\n" in pages.as_page(document) and "**Not measured.**" not in pages.as_page(document)
+    document = pages.as_document(RUN._replace(tables=tables))
     assert plots.draw(document)[plots.SESSIONS].count("not measured") == len(plots.PANELS)
 
 
@@ -189,6 +199,35 @@ def test_everything_is_written_from_one_run(tmp_path: Path) -> None:
     }
     assert json.loads((tmp_path / "performance.json").read_text()) == json.loads(json.dumps(DOCUMENT))
     assert (tmp_path / "performance.md").read_text() == pages.as_page(DOCUMENT)
+
+
+@pytest.mark.parametrize("fault", [Unable("it ended with 1:\nError: no"), IndexError("list index")])
+def test_a_part_that_fails_loses_no_other(
+    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> list[Table]:
+        raise fault
+
+    @contextmanager
+    def nobody() -> Iterator[list[Caller]]:
+        yield [Caller("root", 0, "", "")]
+
+    parts = {"launch": lambda *_: [TABLE], "kill": fail, "growth": lambda *_: GROWN}
+    monkeypatch.setattr(bench, "PARTS", parts)
+    monkeypatch.setattr(bench, "callers", nobody)
+    monkeypatch.setattr(bench, "write", partial(bench.write, folder=tmp_path))
+    monkeypatch.setattr(os, "closerange", lambda *_: None)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        assert bench.main(["--write"]) == 1
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
+            signal.signal(number, handler)
+    assert "not measured: kill, as root\n" in capsys.readouterr().err
+    document = json.loads((tmp_path / "performance.json").read_text())
+    assert [table["part"] for table in document["tables"]] == ["launch", "kill", *["growth"] * len(GROWN)]
+    page = (tmp_path / "performance.md").read_text()
+    assert re.search("kill, as root: (Error: no|IndexError: list index)\n", page)
 
 
 def test_a_written_run_is_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,8 +300,9 @@ def test_sessions_that_do_not_fit_into_memory_are_left_out_and_named() -> None:
 
 
 def test_the_reason_of_a_failure_is_its_last_line() -> None:
-    assert reason(Unable("a b c ended with 1:\nTraceback\n  | Error: no\n  +------\n")) == "Error: no"
-    assert reason(Unable("no such thing")) == "no such thing"
+    assert reason("a b c ended with 1:\nTraceback\n  | Error: no\n  +------\n") == "Error: no"
+    assert reason("no such thing") == "no such thing"
+    assert reason("") == ""
 
 
 # --- peers --------------------------------------------------------------------------------------------------

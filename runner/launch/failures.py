@@ -149,6 +149,9 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
             hint = "run `runner doctor`: it says which layer this machine refuses"
             if error.errno == errno.EAGAIN:
                 hint = "no more processes can be made: raise the limit of processes (ulimit -u)"
+            if error.errno == errno.EDQUOT:
+                hint = "each plugin has a key, and this user may have no more (/proc/key-users): end other "
+                hint += "plugins, or as root raise kernel.keys.maxkeys and kernel.keys.maxbytes (sysctl)"
             return Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
         case OSError():
             # The runner itself lacks something, not the plugin: descriptors, file size, memory.
@@ -174,7 +177,7 @@ def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
     decided = decided_of(stage)
     if outcome.cause not in ("spawn", "bubblewrap", KILLED_BY_FILTER, *_SEEN_WHEN_PLANNED):
         return outcome
-    if "ulimit" in outcome.hint:
+    if "ulimit" in outcome.hint or "maxkeys" in outcome.hint:
         return outcome  # no layer is at fault
     if decided is None or decided.grant.unsandboxed:
         return outcome

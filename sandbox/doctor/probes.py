@@ -10,6 +10,7 @@ import os
 import signal
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from sandbox.doctor import conditions, ids, own_files
 from sandbox.doctor import limits as limits
@@ -495,6 +496,17 @@ def _filtered_getppid(marker: int, note: Note) -> None:
     note("getppid", system_call("getppid"))
 
 
+def _most_keys() -> str:
+    """How many plugins an ordinary user can run at once. For root each plugin has a uid of its own."""
+    if os.geteuid() == 0:
+        return ""
+    try:
+        most = Path("/proc/sys/kernel/keys/maxkeys").read_text().strip()
+    except OSError:
+        return ""
+    return f"; each plugin has one, and this user may have {most} (kernel.keys.maxkeys)"
+
+
 def session_keyring(machine: Machine) -> Finding:
     """Whether a session keyring can be joined. In an inherited one, plugins could read each other's keys."""
     outcome = in_child(
@@ -502,7 +514,7 @@ def session_keyring(machine: Machine) -> Finding:
     )
     joined = outcome.number("join")
     if joined is not None and joined > 0:
-        return Finding("session_keyring", "ok", "a new session keyring was joined")
+        return Finding("session_keyring", "ok", f"a new session keyring was joined{_most_keys()}")
     if joined == -errno.ENOSYS:
         return Finding(
             "session_keyring",

@@ -41,6 +41,7 @@ _CAP_SETUID = 1 << 7
 _CAP_NET_ADMIN = 1 << 12
 _CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
+_UNREADABLE = 1  # an address in the first page, which no process has
 _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
 
 
@@ -244,16 +245,22 @@ def _keep_root_file_access(libc: Libc) -> None:
 
 
 def can_join_keyring() -> bool:
-    """Whether keyctl works here. Found by trying: the calling process gets a session keyring of its own."""
+    """Whether keyctl works here. Found by trying, with a name that cannot be read: no keyring is made.
+
+    One of this process would count against the user's kernel.keys.maxkeys, beside that of the plugin, until
+    the last file is closed that this process has opened, also where it was sent to.
+    """
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         return False
     libc = open_libc()
 
-    def join() -> int:
-        return int(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0))
+    def join(name: int = _UNREADABLE) -> int:
+        return int(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, name, 0, 0, 0))
 
-    return not _filter_kills(libc, join) and join() >= 0
+    if _filter_kills(libc, join):
+        return False
+    return (join() < 0 and get_errno() == errno.EFAULT) or join(0) >= 0
 
 
 def _filter_kills(libc: Libc, act: Callable[[], int]) -> bool:

@@ -75,10 +75,10 @@ class Caller(NamedTuple):
         return str(path)
 
 
-def reason(fault: Unable) -> str:
+def reason(message: str) -> str:
     """The last line of the message, without the command and its traceback."""
-    lines = [line.strip(" |+-") for line in str(fault).splitlines()]  # drawn around a group of exceptions
-    return [line for line in lines if line][-1]
+    lines = [line.strip(" |+-") for line in message.splitlines()]  # drawn around a group of exceptions
+    return next((line for line in reversed(lines) if line), message)
 
 
 def failed(argv: Sequence[str], status: int, errors: bytes) -> Unable:

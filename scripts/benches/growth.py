@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.benches import talker, talks
 from scripts.benches.call import OURS, memory
-from scripts.benches.caller import Caller
+from scripts.benches.caller import Caller, Unable
 from scripts.benches.hosting import go_on, hosting, live_host, read_document
 from scripts.benches.machine import available_bytes
 from scripts.benches.rows import Against, Row, Table
@@ -43,7 +43,7 @@ def bench(caller: Caller, counts: tuple[int, ...], calls: int, starts: int) -> l
         for _ in fitting:
             opened = read_document(process)
             taken = {}
-            if "stopped" not in opened:
+            if "count" in opened:
                 sizes = memory(process.pid)
                 go_on(process)
                 taken = read_document(process)
@@ -52,6 +52,8 @@ def bench(caller: Caller, counts: tuple[int, ...], calls: int, starts: int) -> l
                 notes.append(stopped)
                 break
         read_document(process)
+    if not stops:
+        raise Unable(notes[-1])
     return [_memory(caller, stops, tuple(notes)), _calls(caller, stops), _starts(caller, stops)]
 
 

@@ -198,12 +198,18 @@ async def grow(given: dict[str, Any]) -> None:
         await enter()
         *opening, _ = await record(plugins[0], given)
         for count in given["counts"]:
-            started = time.perf_counter()
+            started, before = time.perf_counter(), len(plugins)
             try:
                 await all_of([enter] * (count - len(plugins)))
             except (runner.PluginFailure, BaseExceptionGroup) as fault:
                 # The kernel has limits of its own for one user: keyrings, processes, descriptors.
-                tell({"stopped": f"only {len(plugins)} could be opened: {why(fault)}"})
+                stopped = f"only {len(plugins)} of {count} could be opened: {why(fault)}"
+                if len(plugins) == before:
+                    tell({"stopped": stopped})
+                    break
+                opened = time.perf_counter() - started
+                tell_and_wait({"count": len(plugins), "opened": opened, "stopped": stopped})
+                tell({"calls": await _call_each(plugins, given, asked), "starts": {}})
                 break
             tell_and_wait({"count": count, "opened": time.perf_counter() - started})
             calls = await _call_each(plugins, given, asked)

@@ -12,7 +12,7 @@ from typing import Any
 from sandbox.speed.value import NamedTuple
 from scripts.benches import plots
 from scripts.benches.machine import Load, Machine
-from scripts.benches.rows import Against, Row, Table
+from scripts.benches.rows import LEFT_OUT, Against, Row, Table
 
 FORMAT = 2  # of the JSON document
 Document = Mapping[str, Any]  # the JSON document, or a table or a row of it
@@ -97,6 +97,7 @@ def as_page(document: Document) -> str:
         f"`{document['command']}`\nmeasured this on {document['date']}. {_SOURCE}{_samples(document)}",
         f"**The machine.** {facts}.",
         f"**The load.** {document['load']['sentence']}",
+        _left_out(document),
         _HOW_TO_READ,
         "## In short",
         _beside_each_other(document, lambda table, row: row["headline"]),
@@ -107,6 +108,7 @@ def as_page(document: Document) -> str:
         _beside_each_other(document, _of_tables({"launch": ""})),
         "## As sessions grow",
         f"![Memory, a call and a start against the number of open sessions]({plots.SESSIONS})",
+        "\n".join(f"- {note}" for note in _notes(document, "memory as sessions grow")),
         _beside_each_other(document, _of_tables(_GROWTH)),
         "## Calls, ends and networks",
         _beside_each_other(document, _of_tables(_OTHERS)),
@@ -196,6 +198,16 @@ def _notes(document: Document, title: str) -> list[str]:
     """The notes of the tables with this title, without duplicates."""
     tables = [table for table in document["tables"] if table["title"] == title]
     return list(dict.fromkeys(note for table in tables for note in table["notes"]))
+
+
+def _left_out(document: Document) -> str:
+    """The parts that failed, and why. Empty: none did."""
+    faults = [
+        f"- {table['part']}, as {table['as']}: {'; '.join(table['notes'])}"
+        for table in document["tables"]
+        if not table["rows"] and table["about"] == LEFT_OUT
+    ]
+    return "\n".join(("**Not measured.**", "", *faults)) if faults else ""
 
 
 def _cell(text: str) -> str:

@@ -227,7 +227,7 @@ def usable(caller: Caller, bare: Command, found: FoundPeers) -> tuple[dict[str, 
             command = peer.command(caller, bare)
             launch.measure(caller, command)
         except Unable as fault:
-            notes.append(f"{peer.name} is not measured: {reason(fault)}")
+            notes.append(f"{peer.name} is not measured: {reason(str(fault))}")
         else:
             commands[peer.name] = command
             notes.append(f"{peer.name}: {peer.how}")

@@ -11,6 +11,7 @@ from sandbox.speed.value import NamedTuple
 from scripts.benches.figures import median, percentile
 
 PER_SECOND = "per second"
+LEFT_OUT = "not measured"
 
 
 class Against(NamedTuple):
@@ -71,4 +72,4 @@ class Table(NamedTuple):
 
 def left_out(part: str, caller: str, *reasons: str) -> Table:
     """A table for a part that could not be measured, with the reasons."""
-    return Table(part, part, caller, "not measured", (), reasons)
+    return Table(part, part, caller, LEFT_OUT, (), reasons)

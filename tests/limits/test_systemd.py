@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 
 from tests.conftest import MANAGER, Caller
 from tests.limits.cage import Box, group_of, policy, whole_group
+from tests.template import settled
 
 pytestmark = [pytest.mark.needs("systemd"), pytest.mark.usefixtures("nothing_left")]
 
@@ -258,14 +258,14 @@ def test_systemd_lifts_no_limit_when_another_unit_stops(box: Box) -> None:
 # --- stored plans -------------------------------------------------------------------------------------------
 
 USED = "runner: a stored plan is used"
-SETTLED = 2.3  # seconds: what changed later than that is not stored
 
 
 def settle(box: Box) -> None:
-    """Write what `in_unit` needs, which then finds it as it is."""
+    """Write what `in_unit` needs, which then finds it as it is. Its runners store plans that rest on files
+    which were changed a moment ago."""
     box.plugin(WAITS, limits=LIMITS)
     box.policy_options(policy("prefer"))
-    time.sleep(SETTLED)
+    box.caller = settled(box.caller)
 
 
 @pytest.mark.parametrize("unit", [SCOPE, SERVICE], ids=["scope", "service"])

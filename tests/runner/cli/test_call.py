@@ -22,7 +22,7 @@ from runner.outcome import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
 from tests.runner.launch.test_report import faults
-from tests.tables import Done, Line, check_rows, run_lines
+from tests.tables import Done, Line, check_rows, run_lines, wait_for
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -975,6 +975,13 @@ def test_a_terminals_interrupt_reaches_all_of_us_and_ends_only_the_call(
     assert faults(report) == [] and report["session"]["forced"] is False
 
 
+def is_pending(pid: int, number: int) -> bool:
+    """Whether the kernel has the signal and the process does not."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = re.findall(r"^(?:SigPnd|ShdPnd):\s*(\w+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def test_who_interrupts_twice_is_in_a_hurry(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     """The plugin does not leave when it is asked to, and its contract gives it seconds. The second time it is
     killed, and all is said and done as after the first."""
@@ -984,7 +991,8 @@ def test_who_interrupts_twice_is_in_a_hurry(runner_as: Caller, plugin_dir: Path,
     with runner_as.start(*words, stdin=subprocess.DEVNULL) as process:
         assert process.stderr is not None and process.stderr.readline() == b"runner: stdout: here\n"
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)  # two that come at once are one to the kernel
+        # Two that come at once are one to the kernel.
+        assert wait_for(lambda: not is_pending(process.pid, signal.SIGINT))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=_SECONDS)
     assert (process.returncode, out) == (EXIT["cancelled"], b"")

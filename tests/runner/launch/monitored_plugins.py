@@ -119,11 +119,11 @@ def settled(look: Any) -> Any:
     """What `look` finds in the end, when it should find nothing any more."""
     import time
 
-    for _ in range(3000):
-        if not look():
+    for _ in range(6000):
+        if not (found := look()):
             break
         time.sleep(0.01)
-    return look()
+    return found
 
 
 def forkserver_pid(cage: Any) -> int:

@@ -203,6 +203,42 @@ def test_too_few_processes(runner_as_user: Caller, plugin: Callable[[str], Path]
     assert done.returncode == 125 and "ulimit -u" in done.stderr, done.stderr
 
 
+# Keys in the session keyring that the command inherits: all that this user may have, or that many fewer.
+ALL_KEYS = """
+import ctypes, errno, os, sys, time
+add_key, keyctl = {"x86_64": (248, 250), "aarch64": (217, 219)}[os.uname().machine]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.syscall(keyctl, 1, 0, 0, 0, 0) > 0
+most, spare = int(open("/proc/sys/kernel/keys/maxkeys").read()), int(sys.argv[1])
+for number in range(most - 1 - spare):  # beside the keyring itself
+    while libc.syscall(add_key, b"user", b"%d" % number, b"x", 1, -3) < 0:
+        assert ctypes.get_errno() == errno.EDQUOT
+        time.sleep(0.01)  # the kernel frees those of the last command later
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.mark.machine  # others that are this user could join no keyring meanwhile
+@pytest.mark.needs("user")
+@pytest.mark.usefixtures("nothing_left")
+def test_too_few_keys(runner_as_user: Caller, plugin: Callable[[str], Path]) -> None:
+    def with_keys(spare: str) -> Caller:
+        filling = ("/usr/bin/python3", "-c", ALL_KEYS, spare)
+        return dataclasses.replace(runner_as_user, prefix=(*runner_as_user.prefix, *filling))
+
+    manifest, full = plugin("echo hi"), with_keys("0")
+    for policy in ("default", "dev"):
+        done = full("exec", "--policy", ROOT / f"policies/{policy}.toml", manifest)
+        assert (done.returncode, done.stdout) == (125, ""), done.stderr
+        assert "could not join a session keyring: Disk quota exceeded" in done.stderr
+        assert "kernel.keys.maxkeys" in done.stderr
+    told = full("doctor").stdout
+    assert "keyctl is answered with EDQUOT" in told and "raise kernel.keys.maxkeys" in told
+    control = with_keys("50")
+    assert control("exec", manifest).stdout == "hi\n"
+    assert "this user may have" in control("doctor").stdout
+
+
 @pytest.mark.needs("root")
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(

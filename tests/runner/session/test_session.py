@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from runner.contracts.mcp.dialect import McpDialect
 from runner.exceptions import PluginFailure
@@ -34,7 +35,7 @@ MEBI = 1 << 20
 INPUT = {"text": "hello"}
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 # Far above what any test here takes, far below the timeouts that must not end it.
-SECONDS = 60.0
+SECONDS = 120.0  # only guards against hanging
 
 Write = Callable[..., Path]
 
@@ -227,6 +228,7 @@ def test_the_table_has_every_behaviour() -> None:
     assert set(TABLE) == set(BEHAVIOURS)
 
 
+@pytest.mark.bound(1200)  # all cases at once: a busy machine takes minutes
 @one_case("behaviour", TABLE)
 def test_misbehaviour(results: Mapping[tuple[str, str], Seen], behaviour: str) -> None:
     check_rows(
@@ -463,8 +465,8 @@ def hear():
         os._exit(0)
     return json.loads(line)
 
-def wait_for_a_word():  # the test makes a file beside the program
-    while not os.path.exists(os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "go")):
+def wait_for_a_word():  # the test dates the program back: of its folder this may be all that the cage has
+    while os.stat(sys.argv[0]).st_mtime:
         time.sleep(0.01)
 
 def hello():
@@ -557,7 +559,7 @@ async def test_an_early_exit_is_reported_at_once(
         document = json.loads(manifest.read_text())
         document["mcpServers"][misbehaviour.ID]["x-sandbox"] = {"limits": {"handshake": "1m"}}
         manifest.write_text(json.dumps(document))
-    with trio.fail_after(25):
+    with trio.fail_after(30):  # less than a handshake may take
         failure = await failure_of(manifest, environ=environ)
     assert failure.outcome[:2] == ("crashed", "handshake") and failure.outcome.cause == "exit:3"
 
@@ -644,7 +646,7 @@ async def test_a_cancelled_call_does_not_truncate_its_frame(
     """The plugin does not read 1 MiB yet: the pipe is full in the middle of the frame."""
     code = """
 hello()
-time.sleep(2)  # a cancelled call waits until its frame is written, so no message can end this sleep
+wait_for_a_word()  # a cancelled call waits until its frame is written, so no message can come
 while True:
     message = hear()
     if "id" in message:
@@ -652,9 +654,12 @@ while True:
 """
     with trio.fail_after(SECONDS):
         async with opened(mcp(write_file, plugin_dir, code)) as session:
-            with trio.move_on_after(0.3) as scope:
-                await session.call(Call("tool", "touch", {"x": "x" * MEBI}))
-            assert scope.cancelled_caught
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.call, Call("tool", "touch", {"x": "x" * MEBI}))
+                await trio.testing.wait_all_tasks_blocked(0.01)  # the pipe is full
+                nursery.cancel_scope.cancel()
+                os.utime(plugin_dir / "plugin.py", (0, 0))
+            assert nursery.cancel_scope.cancelled_caught
             answer = await session.call(Call("tool", "touch", {"x": "yy"}))
             assert answer["content"][0]["text"] == "2"
     # The first frame was complete: the plugin answered it, but the caller had given up.
@@ -668,7 +673,7 @@ async def test_cancelled_calls_leave_no_frames_to_write(
     """The plugin does not read. Frames of cancelled calls must not pile up in the host."""
     code = """
 hello()
-time.sleep(2)
+wait_for_a_word()
 said = [hear() for _ in range(3)]
 say(id=said[2]["id"], result=text(" ".join(message["method"] for message in said)))
 hear()
@@ -680,6 +685,7 @@ hear()
                 with trio.move_on_after(0.01) as scope:
                     await session.call(long)
                 assert scope.cancelled_caught
+            os.utime(plugin_dir / "plugin.py", (0, 0))
             answer = await session.call(TOUCH)
     # Only the first frame was begun, so only that call is cancelled in the protocol.
     assert answer["content"][0]["text"] == "tools/call notifications/cancelled tools/call"
@@ -836,9 +842,12 @@ class Shelf:
     def __init__(self, entry: Any = None) -> None:
         self.entry = entry if entry is not None else {"id": "1", "agent_id": "a", "content": "x"}
         self.asked = 0
+        self.asked_enough = trio.Event()  # by the test that asks most
 
     async def recall(self, agent_id: str, query: str, limit: int) -> Sequence[Mapping[str, Any]]:
         self.asked += 1
+        if self.asked == 5:
+            self.asked_enough.set()
         await trio.lowlevel.checkpoint()
         return [self.entry]
 
@@ -857,7 +866,7 @@ while True:
         if len(order) == 1:
             for n in range(5):
                 say(id=f"q{n}", method="memory.recall", params={"agent_id": "a", "query": "x", "limit": 1})
-            time.sleep(1)
+            wait_for_a_word()
     elif "method" not in message:
         order.append(message["id"] if "result" in message else "refused")
     elif message["method"] == "tool.invoke":
@@ -868,10 +877,21 @@ while True:
     if len(order) == 69:
         say(id=number, result=order)
 """
+    shelf = Shelf()
+
+    async def let_it_read() -> None:
+        await shelf.asked_enough.wait()
+        await trio.testing.wait_all_tasks_blocked()  # the replies are queued
+        os.utime(plugin_dir / "plugin.py", (0, 0))
+
     with trio.fail_after(SECONDS):
-        async with opened(nexo(write_file, plugin_dir, code), services=Services(memory=Shelf())) as session:
+        async with (
+            opened(nexo(write_file, plugin_dir, code), services=Services(memory=shelf)) as session,
+            trio.open_nursery() as nursery,
+        ):
             for n in range(200):
                 session.notify("broker.event", {"topic": "news.x", "payload": {"n": n, "pad": "x" * 20000}})
+            nursery.start_soon(let_it_read)
             order = await session.call(DO)
     assert [entry for entry in order if isinstance(entry, int)] == list(range(64))
     replies = [place for place, entry in enumerate(order) if isinstance(entry, str)]

@@ -140,9 +140,10 @@ def test_a_launch_that_others_wait_for_is_bounded(pair: tuple[Control, socket.so
         with pytest.raises(Failure, match="too long to prepare"):
             time.sleep(60)
         before.stop()
-        before.start(0.1)
+        before.start(1000.0)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0  # the control
         before.stop()
-        time.sleep(0.2)  # nothing is raised any more
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0  # nothing is raised any more
     finally:
         before.stop()
         signal.signal(signal.SIGIO, old[0])
