@@ -117,7 +117,7 @@ if change == "broken":
     garbled = route.messages[:20] + b"\\xff" * 8 + route.messages[28:]
     requests = (up, route._replace(messages=garbled))
 if change == "twice":
-    sockets = (*sockets, sockets[-1])
+    sockets = (*sockets, [each for each in sockets if each.use == "listener"][-1])
 ipv6 = change != "no ipv6"
 if not ipv6:
     network._knows_ipv6 = lambda: False
