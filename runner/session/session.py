@@ -18,7 +18,7 @@ from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch.remote.messages import Audited, MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.launch.verdict import is_lifted
-from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
+from runner.outcome import Advice, Outcome, Phase, advice_of_calls, has_failed, with_outcome
 from runner.protocol.dialect import (
     AHEAD_OF_REQUESTS,
     NEVER_SENT,
@@ -470,7 +470,7 @@ class Session:
         from runner.launch.advice.advice import advise
 
         found = advise(scene, record.stderr, answers=record.refusals)
-        return found if failed else tuple(each for each in found if each.kind == "host")
+        return found if failed else advice_of_calls(found)
 
 
 def _uncancelled(events: Events) -> Events:
