@@ -292,6 +292,11 @@ class HostConfigurations(Protocol):
         """The names that --server can choose from."""
         ...
 
+    def program_faults(self, document: Document, server: str | None) -> tuple[Diagnostic, ...]:
+        """What is wrong with the program of a server whose entry has other faults, so that there is no
+        plugin to check."""
+        ...
+
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         """Warnings about the whole file, which belong to none of its `servers`."""
         ...

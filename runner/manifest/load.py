@@ -14,7 +14,14 @@ from runner.manifest import cache
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
-from sandbox.document.read import SIZE_LIMIT, Document, Format, parse, read_bounded
+from sandbox.document.read import (
+    SIZE_LIMIT,
+    Document,
+    Format,
+    parse,
+    parse_with_comments,
+    read_bounded,
+)
 from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
@@ -285,7 +292,11 @@ def load_all(
             results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
         loaded = _read(name, document, each, home, options or {}, config)
-        results.append(_check_files(name, document, loaded, options or {}))
+        checked = _check_files(name, document, loaded, options or {})
+        if loaded.plugin is None and hosts is not None:
+            found_too = hosts.program_faults(document, each)
+            checked = checked._replace(diagnostics=checked.diagnostics + found_too)
+        results.append(checked)
         shown += len(results[-1].diagnostics)
     origin = "" if hosts is None else hosts.origin(document)
     first = results[0] if results else ManifestRead(None)
@@ -408,10 +419,14 @@ def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
     limit, most_values = _larger_limits(found.path) or (SIZE_LIMIT, None)
     if found.contract is not None:
         syntax = _format_for(find_contract(found.contract), found.path)
-        return found.contract, parse(found.path, raw, syntax, limit=limit, most_values=most_values)
+        has_comments = find_contract(found.contract).configurations is not None
+        read = parse_with_comments if has_comments and syntax == "json" else parse
+        return found.contract, read(found.path, raw, syntax, limit=limit, most_values=most_values)
     syntax = _format(found.path, raw)
     try:
-        document = parse(found.path, raw, syntax, limit=limit, most_values=most_values)
+        # Only configurations of hosts may have comments: below, nothing else is recognised in one that has.
+        read = parse_with_comments if syntax == "json" else parse
+        document = read(found.path, raw, syntax, limit=limit, most_values=most_values)
     except DocumentError as error:
         if found.path.endswith(tuple(_ENDINGS)):
             raise
@@ -425,6 +440,8 @@ def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
     ]
     if len(matching) == 1:
         return matching[0], document
+    if document.format == "jsonc" and syntax == "json":
+        parse(found.path, raw, "json", limit=limit)  # says where the first comment is
     if matching:
         message = f"this could be a manifest of {' or '.join(matching)}"
         raise _refusal(found.path, "manifest_ambiguous", message, "choose with --contract NAME")
