@@ -48,6 +48,7 @@ class FoundManifest(NamedTuple):
     path: str  # absolute
     contract: str | None  # None: the file name does not say it, so the content decides
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings
+    tar: str = ""  # the tar that it was unpacked from
 
 
 class ManifestRead(NamedTuple):
@@ -89,8 +90,31 @@ def find(path: str, contract: str | None = None) -> FoundManifest:
         if contract is not None and contract not in of_tars:
             message = f"plugins of {contract} are not read from a tar"
             raise _refusal(absolute, "package_tar", message, "unpack it, and give the folder")
-        return _find_in(unpack(absolute), contract or of_tars[0])
+        folder = unpack(absolute)
+        try:
+            return _find_in(folder, contract or of_tars[0])._replace(tar=absolute)
+        except DocumentError as error:
+            raise DocumentError(*_named_by_tar(error.diagnostics, folder, absolute)) from None
     return FoundManifest(absolute, contract or _by_path(absolute))
+
+
+def _named_by_tar(diagnostics: tuple[Diagnostic, ...], folder: str, tar: str) -> tuple[Diagnostic, ...]:
+    """The diagnostics with the tar in place of the folder that it was unpacked to, which nobody knows."""
+    return tuple(
+        each._replace(
+            file=each.file.replace(folder, tar),
+            message=each.message.replace(folder, tar),
+            hint=each.hint.replace(folder, tar),
+        )
+        for each in diagnostics
+    )
+
+
+def _as_given(found: FoundManifest, read: ManifestRead) -> ManifestRead:
+    if not found.tar:
+        return read
+    folder = os.path.dirname(found.path)
+    return read._replace(diagnostics=_named_by_tar(read.diagnostics, folder, found.tar))
 
 
 def _by_path(path: str) -> str | None:
@@ -198,6 +222,7 @@ def load(
     configuration as JSON, where its contract derives requests from it; empty: there is none. `text`: the
     manifest, as if this were in the file."""
     options = options or {}
+    found = FoundManifest(path, contract)
     try:
         found = find(path, contract)
         raw = _bytes_of(found.path) if text is None else text
@@ -208,16 +233,17 @@ def load(
         cached = cache.load(key) if key else None
         if cached is not None and (not options or find_contract(cached[0].contract).choice):
             plugin, diagnostics = cached
-            return _shape(ManifestRead(plugin, found.diagnostics + diagnostics), options)
+            read = _shape(ManifestRead(plugin, found.diagnostics + diagnostics), options)
+            return _as_given(found, read)
         name, document = _recognise(found, raw)
     except DocumentError as error:
-        return ManifestRead(None, error.diagnostics)
+        return _as_given(found, ManifestRead(None, error.diagnostics))
     shapes = find_contract(name).choice is not None
     loaded = _read(name, document, server, home, {} if shapes else options, config)
     if loaded.plugin is not None and key and (shapes or not options):
         cache.store(key, loaded.plugin, loaded.diagnostics)
     read = ManifestRead(loaded.plugin, found.diagnostics + loaded.diagnostics)
-    return _shape(read, options) if shapes else read
+    return _as_given(found, _shape(read, options) if shapes else read)
 
 
 def _shape(read: ManifestRead, options: Mapping[str, str]) -> ManifestRead:
@@ -272,11 +298,12 @@ def load_all(
             for folder in folders
             for read in load_all(folder, contract=contract, server=server, options=options)
         )
+    found = FoundManifest(path, contract)
     try:
         found = find(path, contract)
         name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError as error:
-        return (ManifestRead(None, error.diagnostics),)
+        return (_as_given(found, ManifestRead(None, error.diagnostics)),)
     home = _home()
     hosts = find_contract(name).configurations
     listed = () if hosts is None else hosts.servers(document)
@@ -301,7 +328,7 @@ def load_all(
     origin = "" if hosts is None else hosts.origin(document)
     first = results[0] if results else ManifestRead(None)
     first = first._replace(diagnostics=found.diagnostics + remarks + first.diagnostics)
-    return tuple(read._replace(origin=origin) for read in (first, *results[1:]))
+    return tuple(_as_given(found, read)._replace(origin=origin) for read in (first, *results[1:]))
 
 
 def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
