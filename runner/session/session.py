@@ -366,7 +366,8 @@ class Session:
         state = self.state
         queued = state.act_all(state.dialect.notify(method, params))
         if state.deliveries > DELIVERIES:
-            state.fail(verdict.fell_behind(state.phase, DELIVERIES))
+            message = f"more than {DELIVERIES >> 20} MiB of events wait for the plugin"
+            state.fail(verdict.fell_behind(state.phase, message))
         return queued
 
     def events(self) -> AsyncIterator[Notice | Progress]:
