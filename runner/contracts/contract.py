@@ -258,6 +258,9 @@ class EntryFound(NamedTuple):
     # host, or somebody else, has filled in placeholders.
     filled: bool = False
     directory: str = ""  # the working directory by the file alone
+    # The program, if it is another one than the host's own PATH leads to: whoever started the runner has set
+    # another PATH for it, and the entry does not.
+    program: str = ""
 
 
 class HostPlaces(NamedTuple):

@@ -167,8 +167,8 @@ class SessionState:
         return self.outbox.bytes["delivery"] + self.dialect.held_bytes
 
     async def room(self) -> None:
-        """Wait until half of DELIVERIES is free, or the session is over. Publishers wait here, so a plugin that
-        keeps them for too long is ended (arrears.py)."""
+        """Wait until half of DELIVERIES is free, or the session is over. Publishers wait here, so a plugin
+        that keeps them for too long is ended (arrears.py)."""
         arrears, dialect = self.arrears, self.dialect
         if self.deliveries < DELIVERIES // 4:
             arrears.clear()
