@@ -144,6 +144,9 @@ _PURPOSE: Final[Mapping[AdviceKind, str]] = {
 }
 
 
+ITS_ANSWER = "its answer"  # advice about what the plugin answered a call with begins so
+
+
 class Advice(NamedTuple):
     """One thing that a failed plugin named and had no access to (runner/launch/advice)."""
 
@@ -197,8 +200,17 @@ def due_advice(advice: Iterable[dict[str, Any]], outcome: Outcome) -> list[dict[
     """Returns the advice in a report that applies to this outcome."""
     if has_failed(outcome):
         return list(advice)
-    # A plugin may return an error because it could not reach a host.
-    return [each for each in advice if outcome.code == "plugin_error" and each["kind"] == "host"]
+    return [each for each in advice if outcome.code == "plugin_error" and _is_of_call(Advice(**each))]
+
+
+def advice_of_calls(advice: Iterable[Advice]) -> tuple[Advice, ...]:
+    """What applies to a plugin that answered a call with an error: hosts that it could not reach, and files
+    that the error names."""
+    return tuple(filter(_is_of_call, advice))
+
+
+def _is_of_call(advice: Advice) -> bool:
+    return advice.kind == "host" or advice.what.startswith(f"{ITS_ANSWER} ")
 
 
 def schema() -> dict[str, Any]:

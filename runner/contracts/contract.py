@@ -258,6 +258,9 @@ class EntryFound(NamedTuple):
     # host, or somebody else, has filled in placeholders.
     filled: bool = False
     directory: str = ""  # the working directory by the file alone
+    # The program, if it is another one than the host's own PATH leads to: whoever started the runner has set
+    # another PATH for it, and the entry does not.
+    program: str = ""
 
 
 class HostPlaces(NamedTuple):
@@ -290,6 +293,11 @@ class HostConfigurations(Protocol):
 
     def servers(self, document: Document) -> tuple[str, ...]:
         """The names that --server can choose from."""
+        ...
+
+    def program_faults(self, document: Document, server: str | None) -> tuple[Diagnostic, ...]:
+        """What is wrong with the program of a server whose entry has other faults, so that there is no
+        plugin to check."""
         ...
 
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:

@@ -35,6 +35,7 @@ class Command(NamedTuple):
     # file alone.
     filled: bool = False
     entry_directory: str = ""
+    other_program: str = ""  # EntryFound.program
 
 
 def environ_of_host(command: Command | None, environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -71,7 +72,9 @@ def plugin_of(command: Command, contract: str) -> Plugin:
     folder = command.directory if _depends_on_folder(command) else ""
     mark = _mark_of_words(command.argv, spec.env, command.scope, folder)
     former: tuple[str, ...] = ()
-    if command.file and not command.filled and folder in ("", look.realpath(command.entry_directory)):
+    if command.other_program:  # the entry's own state is not for it, nor that of an earlier version
+        mark = fingerprint(os.fsencode(mark), os.fsencode(command.other_program))[:32]
+    elif command.file and not command.filled and folder in ("", look.realpath(command.entry_directory)):
         mark, former = scope_mark(command.scope), (mark,)
     return Plugin(
         id=name,

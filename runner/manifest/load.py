@@ -14,7 +14,14 @@ from runner.manifest import cache
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
-from sandbox.document.read import SIZE_LIMIT, Document, Format, parse, read_bounded
+from sandbox.document.read import (
+    SIZE_LIMIT,
+    Document,
+    Format,
+    parse,
+    parse_with_comments,
+    read_bounded,
+)
 from sandbox.paths.mounts import contains
 from sandbox.spec import KeyPath
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
@@ -41,6 +48,7 @@ class FoundManifest(NamedTuple):
     path: str  # absolute
     contract: str | None  # None: the file name does not say it, so the content decides
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings
+    tar: str = ""  # the tar that it was unpacked from
 
 
 class ManifestRead(NamedTuple):
@@ -82,8 +90,31 @@ def find(path: str, contract: str | None = None) -> FoundManifest:
         if contract is not None and contract not in of_tars:
             message = f"plugins of {contract} are not read from a tar"
             raise _refusal(absolute, "package_tar", message, "unpack it, and give the folder")
-        return _find_in(unpack(absolute), contract or of_tars[0])
+        folder = unpack(absolute)
+        try:
+            return _find_in(folder, contract or of_tars[0])._replace(tar=absolute)
+        except DocumentError as error:
+            raise DocumentError(*_named_by_tar(error.diagnostics, folder, absolute)) from None
     return FoundManifest(absolute, contract or _by_path(absolute))
+
+
+def _named_by_tar(diagnostics: tuple[Diagnostic, ...], folder: str, tar: str) -> tuple[Diagnostic, ...]:
+    """The diagnostics with the tar in place of the folder that it was unpacked to, which nobody knows."""
+    return tuple(
+        each._replace(
+            file=each.file.replace(folder, tar),
+            message=each.message.replace(folder, tar),
+            hint=each.hint.replace(folder, tar),
+        )
+        for each in diagnostics
+    )
+
+
+def _as_given(found: FoundManifest, read: ManifestRead) -> ManifestRead:
+    if not found.tar:
+        return read
+    folder = os.path.dirname(found.path)
+    return read._replace(diagnostics=_named_by_tar(read.diagnostics, folder, found.tar))
 
 
 def _by_path(path: str) -> str | None:
@@ -191,6 +222,7 @@ def load(
     configuration as JSON, where its contract derives requests from it; empty: there is none. `text`: the
     manifest, as if this were in the file."""
     options = options or {}
+    found = FoundManifest(path, contract)
     try:
         found = find(path, contract)
         raw = _bytes_of(found.path) if text is None else text
@@ -201,16 +233,17 @@ def load(
         cached = cache.load(key) if key else None
         if cached is not None and (not options or find_contract(cached[0].contract).choice):
             plugin, diagnostics = cached
-            return _shape(ManifestRead(plugin, found.diagnostics + diagnostics), options)
+            read = _shape(ManifestRead(plugin, found.diagnostics + diagnostics), options)
+            return _as_given(found, read)
         name, document = _recognise(found, raw)
     except DocumentError as error:
-        return ManifestRead(None, error.diagnostics)
+        return _as_given(found, ManifestRead(None, error.diagnostics))
     shapes = find_contract(name).choice is not None
     loaded = _read(name, document, server, home, {} if shapes else options, config)
     if loaded.plugin is not None and key and (shapes or not options):
         cache.store(key, loaded.plugin, loaded.diagnostics)
     read = ManifestRead(loaded.plugin, found.diagnostics + loaded.diagnostics)
-    return _shape(read, options) if shapes else read
+    return _as_given(found, _shape(read, options) if shapes else read)
 
 
 def _shape(read: ManifestRead, options: Mapping[str, str]) -> ManifestRead:
@@ -265,11 +298,12 @@ def load_all(
             for folder in folders
             for read in load_all(folder, contract=contract, server=server, options=options)
         )
+    found = FoundManifest(path, contract)
     try:
         found = find(path, contract)
         name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError as error:
-        return (ManifestRead(None, error.diagnostics),)
+        return (_as_given(found, ManifestRead(None, error.diagnostics)),)
     home = _home()
     hosts = find_contract(name).configurations
     listed = () if hosts is None else hosts.servers(document)
@@ -285,12 +319,16 @@ def load_all(
             results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
         loaded = _read(name, document, each, home, options or {}, config)
-        results.append(_check_files(name, document, loaded, options or {}))
+        checked = _check_files(name, document, loaded, options or {})
+        if loaded.plugin is None and hosts is not None:
+            found_too = hosts.program_faults(document, each)
+            checked = checked._replace(diagnostics=checked.diagnostics + found_too)
+        results.append(checked)
         shown += len(results[-1].diagnostics)
     origin = "" if hosts is None else hosts.origin(document)
     first = results[0] if results else ManifestRead(None)
     first = first._replace(diagnostics=found.diagnostics + remarks + first.diagnostics)
-    return tuple(read._replace(origin=origin) for read in (first, *results[1:]))
+    return tuple(_as_given(found, read)._replace(origin=origin) for read in (first, *results[1:]))
 
 
 def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
@@ -408,10 +446,14 @@ def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
     limit, most_values = _larger_limits(found.path) or (SIZE_LIMIT, None)
     if found.contract is not None:
         syntax = _format_for(find_contract(found.contract), found.path)
-        return found.contract, parse(found.path, raw, syntax, limit=limit, most_values=most_values)
+        has_comments = find_contract(found.contract).configurations is not None
+        read = parse_with_comments if has_comments and syntax == "json" else parse
+        return found.contract, read(found.path, raw, syntax, limit=limit, most_values=most_values)
     syntax = _format(found.path, raw)
     try:
-        document = parse(found.path, raw, syntax, limit=limit, most_values=most_values)
+        # Only configurations of hosts may have comments: below, nothing else is recognised in one that has.
+        read = parse_with_comments if syntax == "json" else parse
+        document = read(found.path, raw, syntax, limit=limit, most_values=most_values)
     except DocumentError as error:
         if found.path.endswith(tuple(_ENDINGS)):
             raise
@@ -425,6 +467,8 @@ def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
     ]
     if len(matching) == 1:
         return matching[0], document
+    if document.format == "jsonc" and syntax == "json":
+        parse(found.path, raw, "json", limit=limit)  # says where the first comment is
     if matching:
         message = f"this could be a manifest of {' or '.join(matching)}"
         raise _refusal(found.path, "manifest_ambiguous", message, "choose with --contract NAME")

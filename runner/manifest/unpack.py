@@ -50,6 +50,7 @@ class _Sequential:
         self.sha256 = hashlib.sha256()
         self._file, self._most, self._most_at_once = file, most, most_at_once
         self._at = self._empty = 0
+        self.last = b""  # what was read last
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= self._most_at_once:
@@ -60,6 +61,7 @@ class _Sequential:
         if self._at > self._most or self._empty > _MOST_EMPTY_READS:
             raise _Unfit(f"it has more than {self._most} bytes, or is cut short")
         self.sha256.update(data)
+        self.last = data
         return data
 
     def tell(self) -> int:
@@ -138,6 +140,7 @@ def _unpack(file: IO[bytes], parent: int) -> str:
             _extract(_Sequential(inside, MOST_BYTES, _MOST_HEADER_BYTES), steps[-1].fd)
             digest = raw.drain()
             os.chmod(".", 0o755, dir_fd=steps[-1].fd)
+            _flush(steps[-1].fd)
         finally:
             close(steps)
         try:
@@ -150,6 +153,17 @@ def _unpack(file: IO[bytes], parent: int) -> str:
     except BaseException:
         remove_tree(name, parent, os.geteuid())
         raise
+
+
+def _flush(folder: int) -> None:
+    """Write all of it to the disk. Later launches trust a folder by its name, also after a loss of power."""
+    for _, _, files, fd in os.fwalk(".", dir_fd=folder):
+        for name in (*files, "."):
+            opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
 
 
 def _extract(stream: _Sequential, folder: int) -> None:
@@ -173,6 +187,9 @@ def _extract(stream: _Sequential, folder: int) -> None:
             if not member.isreg() or member.issparse() or not parts:
                 raise _Unfit(f"{quoted(member.name)} is neither a file nor a folder")
             _extract_file(tar, member, folder, parts)
+    # tarfile takes a header that is cut or damaged for the end.
+    if stream.last != bytes(tarfile.BLOCKSIZE):
+        raise _Unfit("it is cut short or damaged: it has no end mark where its last entry ends")
 
 
 def _extract_file(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: int, parts: list[str]) -> None:

@@ -36,7 +36,7 @@ _TOPIC_BYTES = 512
 
 # Bytes of publications that wait for one reader in the host. More end its subscription.
 WAITING_MOST_BYTES = 64 << 20
-# How long a publisher waits for room, for each publication.
+# How long a publisher waits for a reader in the host, for each publication.
 ROOM_SECONDS = 5.0
 
 
@@ -52,7 +52,7 @@ class BusRefused(Exception):
 
 
 Deliver = Callable[[Snapshot], None]
-# Waits until a subscriber has room for more.
+# Waits until a subscriber has room for more, or was waited for long enough.
 Room = Callable[[], Awaitable[None]]
 Handler = Callable[[bytes], Awaitable[bytes]]
 
@@ -127,6 +127,10 @@ class Subscription(AsyncIterator[Snapshot]):
         self._changed.set()
 
     async def _room(self) -> None:
+        with trio.move_on_after(ROOM_SECONDS):
+            await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
         while self._bytes >= WAITING_MOST_BYTES // 2 and not self._closed:
             if self._read.is_set():
                 self._read = trio.Event()
@@ -183,13 +187,12 @@ class SnapshotBus:
         return self._store(topic, payload, HOST, None)
 
     async def room(self, topic: str, publisher: Member | None = None) -> None:
-        """Wait until the topic's subscribers have room for more, for ROOM_SECONDS at most. Plugins that
-        publish wait here. Code of the host that publishes much should: a subscriber for which too much waits
-        is ended."""
-        with trio.move_on_after(ROOM_SECONDS):
-            for reader in tuple(self._readers.get(topic, ())):
-                if reader is not publisher:
-                    await reader.room()
+        """Wait until the topic's subscribers have room for more. Each bounds the wait: a plugin that keeps
+        publishers for too long is ended (session/arrears.py). Plugins that publish wait here. Code of the
+        host that publishes much should: a subscriber for which too much waits is ended."""
+        for reader in tuple(self._readers.get(topic, ())):
+            if reader is not publisher:
+                await reader.room()
 
     def get(self, topic: str) -> Snapshot | None:
         """The last publication on the topic, or None."""

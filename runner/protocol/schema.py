@@ -21,6 +21,7 @@ from runner.protocol.schema_cost import (
     shown,
     walk,
 )
+from sandbox.document.diagnostic import nearest, quoted
 
 MOST_FAULTS = 10
 MOST_PATTERNS = 256
@@ -40,6 +41,9 @@ _DRAFTS = {
 }
 
 _CLASSES = tuple("\\" + letter for letter in "wWpPbBdDsS")
+
+_MOST_NAMED = 5  # keys, in one message
+_MOST_COMPARED, _LONGEST_COMPARED = 200, 64  # keys of a schema with which one that it lacks is compared
 
 _T = TypeVar("_T")
 
@@ -71,6 +75,7 @@ class Schema:
         keyword = "id" if _draft(document) == "Draft4Validator" else "$id"
         self._graph = SchemaGraph(document, id_keyword=keyword)
         self.unchecked, document = self._graph.without_patterns(lambda pattern: not _is_linear(pattern))
+        self._document = document
         self._validator = _run_guarded(lambda: _compile(document))
 
     def faults(self, value: Any) -> tuple[str, ...]:
@@ -85,7 +90,7 @@ class Schema:
             found = _run_guarded(lambda: list(self._validator.iter_errors(value)))
         except SchemaFault as fault:
             return (f"(the value): it cannot be checked: {fault}",)
-        return tuple(_sentence(fault) for fault in found[:MOST_FAULTS])
+        return tuple(_sentence(fault, self._document) for fault in found[:MOST_FAULTS])
 
 
 def _compile(document: Any) -> Any:
@@ -150,6 +155,41 @@ def _contents(document: Any) -> tuple[list[str], int]:
     return patterns, data
 
 
-def _sentence(fault: Any) -> str:
+def _sentence(fault: Any, document: Any = None) -> str:
     path = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in fault.instance_path)
-    return f"{shown(path) or '(the value)'}: {shown(fault.message)}"
+    return f"{shown(path) or '(the value)'}: {_plain_words(fault, document) or shown(fault.message)}"
+
+
+def _plain_words(fault: Any, document: Any) -> str:
+    """What is wrong, for faults that the validator tells in words of JSON Schema; else ''."""
+    match getattr(fault.kind, "name", ""):
+        case "required":
+            return f"the key {quoted(str(fault.kind.property))} is missing"
+        case "additionalProperties" | "unevaluatedProperties":
+            unknown = [str(key) for key in fault.kind.unexpected]
+            names = ", ".join(map(quoted, unknown[:_MOST_NAMED]))
+            names += ", …" if len(unknown) > _MOST_NAMED else ""
+            told = f"the key {names} is unknown here" if len(unknown) == 1 else f"unknown keys: {names}"
+            known = _known_keys(document, list(fault.schema_path)[:-1])
+            meant = [near for key in unknown[:_MOST_NAMED] if (near := nearest(key, known))]
+            return f"{told}; did you mean {', '.join(map(quoted, meant))}?" if meant else told
+        case "falseSchema":
+            return "nothing is allowed here"
+        case "oneOf" | "anyOf" as keyword:
+            several = type(fault.kind).__name__.endswith("MultipleValid")
+            return f"it fits {'more than one' if several else 'none'} of the schemas in '{keyword}'"
+    return ""
+
+
+def _known_keys(document: Any, path: list[Any]) -> list[str]:
+    """The keys that the schema at this path has for an object."""
+    for step in path:
+        if isinstance(document, dict):
+            document = document.get(step)
+        elif isinstance(document, list) and isinstance(step, int) and step < len(document):
+            document = document[step]
+        else:
+            return []
+    known = document.get("properties") if isinstance(document, dict) else None
+    keys = list(known)[:_MOST_COMPARED] if isinstance(known, dict) else []
+    return [key for key in keys if len(key) <= _LONGEST_COMPARED]

@@ -64,6 +64,7 @@ class Outbox:
         self.closed = False  # no more frames are accepted
         self.is_full = False  # there is no room for replies
         self.dropped = 0
+        self.sent = 0  # bytes that the pipe took
 
     def post(self, send: Send) -> QueuedFrame | None:
         """Returns None if the frame was dropped."""
@@ -71,6 +72,7 @@ class Outbox:
         if self._at_once is not None:  # nothing waits, so there is room
             if self._at_once(queued_frame.frame):
                 queued_frame.written = True
+                self.sent += len(queued_frame.frame)
                 return queued_frame
             self._at_once = None
         if self.closed or not self._has_room(send):
@@ -137,9 +139,10 @@ class Outbox:
             while (queued_frame := await self._next(at_once)) is not None:
                 # Shielded: a caller that stops waiting must not leave half a request in the pipe.
                 if seconds < math.inf and isinstance(stream, trio.lowlevel.FdStream):
-                    await _send_all(stream, queued_frame.frame, is_stalled, seconds)
+                    await self._send_all(stream, queued_frame.frame, is_stalled, seconds)
                 else:
                     await stream.send_all(queued_frame.frame)
+                    self.sent += len(queued_frame.frame)
                 queued_frame.written = True
         finally:
             self.close()
@@ -163,27 +166,28 @@ class Outbox:
             self._at_once = at_once
             await self._changed.wait()
 
-
-async def _send_all(
-    pipe: trio.lowlevel.FdStream, frame: bytes, is_stalled: Callable[[float], bool], seconds: float
-) -> None:
-    """FdStream.send_all with a clock that starts again with each byte that the pipe takes."""
-    left = memoryview(frame)
-    while left:
-        moved = trio.current_time()
-        try:
-            left = left[os.write(pipe.fileno(), left) :]
-            await trio.lowlevel.checkpoint()
-        except BlockingIOError:
-            waiting = True
-            while waiting:
-                with trio.move_on_after(seconds):
-                    await trio.lowlevel.wait_writable(pipe.fileno())
-                    waiting = False
-                if waiting and is_stalled(moved):
-                    raise WriteStalled from None
-        except OSError as error:
-            raise trio.BrokenResourceError from error
+    async def _send_all(
+        self, pipe: trio.lowlevel.FdStream, frame: bytes, is_stalled: Callable[[float], bool], seconds: float
+    ) -> None:
+        """FdStream.send_all with a clock that starts again with each byte that the pipe takes."""
+        left = memoryview(frame)
+        while left:
+            moved = trio.current_time()
+            try:
+                taken = os.write(pipe.fileno(), left)
+                left = left[taken:]
+                self.sent += taken
+                await trio.lowlevel.checkpoint()
+            except BlockingIOError:
+                waiting = True
+                while waiting:
+                    with trio.move_on_after(seconds):
+                        await trio.lowlevel.wait_writable(pipe.fileno())
+                        waiting = False
+                    if waiting and is_stalled(moved):
+                        raise WriteStalled from None
+            except OSError as error:
+                raise trio.BrokenResourceError from error
 
 
 def _writer(pipe: trio.lowlevel.FdStream) -> Callable[[bytes], bool]:

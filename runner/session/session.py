@@ -18,7 +18,7 @@ from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch.remote.messages import Audited, MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.launch.verdict import is_lifted
-from runner.outcome import Advice, Outcome, Phase, has_failed, with_outcome
+from runner.outcome import Advice, Outcome, Phase, advice_of_calls, has_failed, with_outcome
 from runner.protocol.dialect import (
     AHEAD_OF_REQUESTS,
     NEVER_SENT,
@@ -366,7 +366,8 @@ class Session:
         state = self.state
         queued = state.act_all(state.dialect.notify(method, params))
         if state.deliveries > DELIVERIES:
-            state.fail(verdict.fell_behind(state.phase, DELIVERIES))
+            message = f"more than {DELIVERIES >> 20} MiB of events wait for the plugin"
+            state.fail(verdict.fell_behind(state.phase, message))
         return queued
 
     def events(self) -> AsyncIterator[Notice | Progress]:
@@ -470,7 +471,7 @@ class Session:
         from runner.launch.advice.advice import advise
 
         found = advise(scene, record.stderr, answers=record.refusals)
-        return found if failed else tuple(each for each in found if each.kind == "host")
+        return found if failed else advice_of_calls(found)
 
 
 def _uncancelled(events: Events) -> Events:

@@ -35,11 +35,12 @@ from runner.protocol.dialect import (
 from runner.protocol.host_services import ServiceGuard
 from runner.protocol.memory import DELIVERIES, QUESTIONS, Charge, Share
 from runner.protocol.secrets import Secrets
+from runner.session.arrears import STEP_SECONDS, Arrears
 from runner.session.backlog import Backlog
 from runner.session.outbox import Outbox, QueuedFrame
 from runner.session.pending import CallClock, Waiter
 from runner.session.record import SessionRecord
-from runner.session.verdict import MORE_SECONDS, TimeRemedies
+from runner.session.verdict import MORE_SECONDS, TimeRemedies, fell_behind
 
 # The outcome of a call that was made after the end, or that the plugin did not answer before it.
 CLOSED = Outcome("cancelled", "call", "the session is closed", "closed")
@@ -76,6 +77,7 @@ class SessionState:
         self.guard = guard
         self.identity: Identity | None = None
         self.outbox = Outbox()
+        self.arrears = Arrears()
         self.backlog = Backlog()
         self.record = SessionRecord()
         self.waiters: dict[int, Waiter] = {}  # by the token of their call
@@ -165,9 +167,23 @@ class SessionState:
         return self.outbox.bytes["delivery"] + self.dialect.held_bytes
 
     async def room(self) -> None:
-        """Wait until half of DELIVERIES is free, or the session is over."""
-        while self.deliveries >= DELIVERIES // 2 and not self.outbox.closed:
-            await self.outbox.delivered()
+        """Wait until half of DELIVERIES is free, or the session is over. Publishers wait here, so a plugin
+        that keeps them for too long is ended (arrears.py)."""
+        arrears, dialect = self.arrears, self.dialect
+        if self.deliveries < DELIVERIES // 4:
+            arrears.clear()
+        if self.deliveries < DELIVERIES // 2 or self.outbox.closed:
+            return
+        with arrears.counting(self.now(), self.outbox.sent):
+            while self.deliveries >= DELIVERIES // 2 and not self.outbox.closed:
+                in_call = dialect.held_bytes > 0
+                with trio.move_on_after(STEP_SECONDS):
+                    await self.outbox.delivered()
+                arrears.add(self.now(), self.outbox.sent, in_call)
+                if not dialect.held_bytes:
+                    arrears.end_call()
+                if fault := arrears.fault:
+                    self.fail(fell_behind(self.phase, fault))
 
     # --- events -----------------------------------------------------------------------------------------
 

@@ -113,9 +113,8 @@ def stalled(phase: Phase, seconds: float) -> Outcome:
     return Outcome("crashed", phase, message, "write_stalled", hint)
 
 
-def fell_behind(phase: Phase, most: int) -> Outcome:
-    """Too many notifications wait for the plugin."""
-    message = f"more than {most >> 20} MiB of events wait for the plugin"
+def fell_behind(phase: Phase, message: str) -> Outcome:
+    """Too many notifications wait for the plugin, or publishers waited too long for it."""
     hint = "the plugin has to handle events as fast as they are published, or subscribe to fewer topics"
     return Outcome("crashed", phase, message, "fell_behind", hint)
 

@@ -175,6 +175,29 @@ def parse(
     return document
 
 
+def parse_with_comments(
+    path: str,
+    raw: bytes,
+    format: Format = "json",  # noqa: A002 (the word callers expect)
+    *,
+    limit: int = SIZE_LIMIT,
+    most_values: int | None = None,
+) -> Document:
+    """`parse` for JSON of which not every program that reads it insists on JSON: if it is none, it may have
+    comments and trailing commas. The document's format says which it is. Raises DocumentError."""
+    try:
+        return parse(path, raw, format, limit=limit, most_values=most_values)
+    except DocumentError as error:
+        strict = error
+    try:
+        return parse(path, raw, "jsonc", limit=limit, most_values=most_values)
+    except DocumentError as error:
+        # If it is no comment that is wrong, JSON's own message says more.
+        if error.diagnostics[0][1:3] == strict.diagnostics[0][1:3]:
+            raise strict from None
+        raise
+
+
 def _read_text(text: str, syntax: Format, most_values: int | None) -> tuple[object, dict[KeyPath, int]]:
     """The data, and the offset of each key and list item. Raises Fault."""
     from sandbox.document.positions import VALUE_LIMIT, Fault

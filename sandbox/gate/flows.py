@@ -9,6 +9,7 @@ import ipaddress
 import struct
 
 from sandbox.gate.audit import AuditPipe
+from sandbox.gate.closed_ports import ClosedPorts
 from sandbox.gate.dial import Dial
 from sandbox.gate.loop import BROKEN, READ, Handler, Loop, RateLimiter, Timer, accept
 from sandbox.gate.names import NameTable, is_synthetic
@@ -16,7 +17,7 @@ from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
 from sandbox.gate.pump import ByteMeter, PipePool, PumpEnding, SplicePump, reset_on_close
 from sandbox.gate.resolver import Addresses, Resolver, Search
 from sandbox.network.addresses import vet
-from sandbox.network.egress import AuditLine, EgressPlan
+from sandbox.network.egress import NOT_LISTED, AuditLine, EgressPlan
 from sandbox.network.hosts import Host, read_address
 from sandbox.network.rules import HostRule, judge
 from sandbox.speed.typed import Callable, Iterator, Sequence
@@ -66,6 +67,7 @@ class Flows:
         self._open: set[Flow] = set()
         self._listeners: list[tuple[socket.socket, bool]] = []
         self._rate_limiter: RateLimiter | None = None
+        self._closed_ports: ClosedPorts | None = None
 
     def listen(self, listeners: Sequence[socket.socket], redirected: Sequence[socket.socket]) -> None:
         sockets = [(listener, False) for listener in listeners]
@@ -76,6 +78,19 @@ class Flows:
         for listener, is_redirected in sockets:
             listener.setblocking(False)
             self.loop.watch(listener.fileno(), READ, self._acceptor(listener, is_redirected))
+
+    def watch_closed_ports(self, raw: socket.socket) -> None:
+        """Called after `listen`: connections to the ports of listeners are seen when they are accepted."""
+        served = {listener.getsockname()[1] for listener, _ in self._listeners}
+        self._closed_ports = ClosedPorts(self.loop, raw, served, self._note_refusal)
+
+    def _note_refusal(self, address: str, port: int) -> None:
+        """The kernel has refused a connection to a port that no rule has."""
+        target = self._judge(address, port)
+        if target.reason == NOT_LISTED:
+            self.audit.write_repeated(
+                AuditLine("connect", target.host.text, port, "refused", "", target.reason)
+            )
 
     def _acceptor(self, listener: socket.socket, redirected: bool) -> Handler:
         return lambda _: self._accept(listener, redirected)
@@ -88,6 +103,8 @@ class Flows:
         """For a plugin that has ended: deliver what it has sent, also in connections that are not accepted or
         not dialled yet, and drop what comes back. Calls `delivered` when all connections have finished."""
         self.leaving, self._delivered = reason, delivered
+        if self._closed_ports is not None:
+            self._closed_ports.read()
         for listener, redirected in self._listeners:
             self.loop.forget(listener.fileno())
             self._accept_rest(listener, redirected)
@@ -169,7 +186,7 @@ class Flows:
                     host, port, None, "is the plugin's own loopback, and nobody serves this port"
                 )
         rule = judge(self._rules, host, port)
-        return FlowTarget(host, port, rule, "" if rule else "is not in its list")
+        return FlowTarget(host, port, rule, "" if rule else NOT_LISTED)
 
 
 def _waiting_clients(listener: socket.socket, most: int) -> Iterator[socket.socket | None]:

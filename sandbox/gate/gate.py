@@ -172,6 +172,8 @@ class PluginGate:
         has_ipv6 = any(each.family == socket.AF_INET6 for each in (*listeners, *redirected))
         self._flows = Flows(self._loop, self._plan, self._rules, self._table, self._resolver, self._audit)
         self._flows.listen(listeners, redirected)
+        for fd in sockets.closed_ports:
+            self._flows.watch_closed_ports(socket.socket(fileno=fd))
         answerer = Answerer(self._loop, self._names, self._table, self._audit, ipv6=has_ipv6)
         udp, tcp = socket.socket(fileno=sockets.dns_udp), socket.socket(fileno=sockets.dns_tcp)
         self._service = NameService(self._loop, answerer, udp, tcp)

@@ -55,6 +55,7 @@ class GateSockets(NamedTuple):
     dns_tcp: int
     listeners: tuple[int, ...]  # one or more for each port, IPv4 and IPv6
     redirected: tuple[int, ...] = ()  # for every port; SO_ORIGINAL_DST has the dialled address and port
+    closed_ports: tuple[int, ...] = ()  # at most one: sees the start of connections that nobody accepts
 
 
 class AuditLine(NamedTuple):

@@ -48,7 +48,7 @@ def find_recipe(plan: EgressPlan) -> NetworkRecipe:
     """The recipe of a plan, from the cache if it is there. Raises as make_recipe() does."""
     from sandbox.speed import codec
 
-    name = fingerprint(b"network recipe 2", b"%d" % plan.every_port, *(rule.encode() for rule in plan.rules))
+    name = fingerprint(b"network recipe 3", b"%d" % plan.every_port, *(rule.encode() for rule in plan.rules))
     raw = cache.load(name)
     if raw is not None:
         try:
@@ -88,6 +88,9 @@ def _sockets(ports: Sequence[int], every_port: bool) -> Iterator[SocketRequest]:
     if every_port:
         yield SocketRequest("redirected", 4, "127.0.0.1", REDIRECT_PORT)
         yield SocketRequest("redirected", 6, "::1", REDIRECT_PORT)
+    else:
+        # Of IPv4 alone: a client that was refused by IPv6 goes on to the host's address of IPv4.
+        yield SocketRequest("closed_ports", 4, "0.0.0.0", 0)
 
 
 # --- routes -------------------------------------------------------------------------------------------------

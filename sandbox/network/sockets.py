@@ -1,6 +1,6 @@
 """How the gate receives the sockets of a plugin's network namespace.
 
-sandbox/spawn/network.py sends one message: a header with two counts, and the descriptors in the order of
+sandbox/spawn/network.py sends one message: a header with three counts, and the descriptors in the order of
 GateSockets. Nothing in it comes from the plugin, which does not run yet.
 """
 
@@ -39,17 +39,22 @@ def receive_sockets(channel: int) -> GateSockets:
             raise ConnectionError("the cell's init ended before it had made the sockets")
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC):
             raise ConnectionError("not all sockets of the plugin's network namespace arrived")
-        listeners, redirected = (int(word) for word in header.split())
-        if len(received) != 2 + listeners + redirected:
-            raise ConnectionError(
-                f"{2 + listeners + redirected} sockets were announced, {len(received)} arrived"
-            )
+        counts = [int(word) for word in header.split()]
+        if len(counts) != 3 or len(received) != 2 + sum(counts):
+            raise ConnectionError(f"{2 + sum(counts)} sockets were announced, {len(received)} arrived")
     except BaseException:
         for fd in received:
             os.close(fd)
         raise
     dns_udp, dns_tcp, *others = received
-    return GateSockets(dns_udp, dns_tcp, tuple(others[:listeners]), tuple(others[listeners:]))
+    listeners, redirected = counts[0], counts[0] + counts[1]
+    return GateSockets(
+        dns_udp,
+        dns_tcp,
+        tuple(others[:listeners]),
+        tuple(others[listeners:redirected]),
+        tuple(others[redirected:]),
+    )
 
 
 def send_ready(channel: int) -> None:

@@ -117,7 +117,8 @@ def _compile(
     links += [Symlink(link.path, link.target) for link in found.links]
 
     notes = [Note("program", note) for note in found.notes]
-    shown = tuple(_open_all(wanted, policy, denylist, opened, notes))
+    folder = (request.root_inside if request.root_is_copy else request.root) or ""
+    shown = tuple(_open_all(wanted, policy, denylist, opened, notes, folder))
     _judge_state(state, denylist)
     _judge_places(request, grant, opened, state, links)
     owners = _owners(request, policy, layers, opened)
@@ -396,9 +397,10 @@ def _open_all(
     denylist: Denylist,
     opened: dict[str, _OpenedPath],
     notes: list[Note],
+    folder: str = "",
 ) -> Iterator[ShownPath]:
     """Open each path once, for writing if it is wanted for reading and writing. All refusals are raised
-    together."""
+    together. `folder`: the program's own, as people know it."""
     refusals: list[Denial] = []
     pending = list(wanted)[::-1]
     while pending:
@@ -443,7 +445,7 @@ def _open_all(
                 if real != want.path and policy.names_readable(real):
                     pending.append(want._replace(path=real, moved_to=want.path, follow=False))
                 else:
-                    notes.append(_not_followed(want.path, real, refused.reason))
+                    notes.append(_not_followed(want.path, real, refused.reason, folder))
                 continue
             refusals.append(_refusal(want, refused))
         else:
@@ -477,12 +479,15 @@ def _own_target(path: str) -> str:
         return path
 
 
-def _not_followed(path: str, real: str, reason: str) -> Note:
+def _not_followed(path: str, real: str, reason: str, folder: str) -> Note:
     hint = "put the folder itself there instead of the link"
     if real != path:
+        import shlex
+
+        command = f"{shlex.join(('runner', 'allow', folder, '--read', real))}, or " if folder else ""
         hint = (
-            f"allow the folder that it leads to as well: runner allow PLUGIN --read {real}, "
-            f'or "{real}" in ceiling under [read] of the policy'
+            f'allow the folder that it leads to as well: {command}"{real}" in ceiling under [read] '
+            "of the policy"
         )
     return Note("link", f"{path} is not shown: {reason}", hint)
 

@@ -25,7 +25,7 @@ class NetlinkRequest(NamedTuple):
 class SocketRequest(NamedTuple):
     """A socket that is made in the plugin's network namespace and served by a process outside."""
 
-    use: Literal["dns_udp", "dns_tcp", "listener", "redirected"]
+    use: Literal["dns_udp", "dns_tcp", "listener", "redirected", "closed_ports"]
     version: int  # 4 or 6; 6 is left out on a kernel without IPv6
     address: str
     port: int
@@ -36,7 +36,8 @@ class NetworkRecipe(NamedTuple):
     """How the network namespace of a plugin is made. Plain data: the same for every launch of one plan."""
 
     requests: tuple[NetlinkRequest, ...]
-    sockets: tuple[SocketRequest, ...]  # one dns_udp, one dns_tcp, then listeners, then redirected
+    # One dns_udp, one dns_tcp, then listeners, then redirected, then closed_ports.
+    sockets: tuple[SocketRequest, ...]
 
 
 class NetworkOrder(NamedTuple):

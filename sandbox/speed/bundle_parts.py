@@ -70,7 +70,7 @@ _NAMES = {
         runner.protocol.secrets runner.session.record runner.protocol.memory runner.session.outbox
         runner.session.pending runner.protocol.bus runner.protocol.host_services runner.launch.remote.pipe
         runner.launch.remote.remote_cell runner.protocol.ambiguity runner.protocol.jsonrpc
-        runner.session.backlog runner.session.state
+        runner.session.backlog runner.session.arrears runner.session.state
         runner.session.tasks runner.session.prepared runner.session.shutdown runner.session.session
         runner.session.open runner.cli.live.session runner.cli.live.call_once
     """,

@@ -67,8 +67,16 @@ def test_addresses_and_ports_that_are_not_listed(plugin: Plugin) -> None:
 
 
 def test_a_port_that_no_host_of_the_list_has(plugin: Plugin) -> None:
-    assert tried(plugin, ("ipv4.example.com", 7)) == ["ECONNREFUSED"]
+    """It is refused at once, and told once, with the option that allows that host and port."""
+    targets = [CONTROL, *[("ipv4.example.com", 7)] * 3, ("127.0.0.1", 7), ("198.18.128.200", 7)]
+    ran = plugin.python(LISTED, TRY, json.dumps(targets))
+    assert json.loads(ran.stdout) == [REACHED, *["ECONNREFUSED"] * 5]
     assert plugin.internet.connections() == [API]
+    assert set(ran.verdicts()) == {("ipv4.example.com", 2525, "allowed"), ("ipv4.example.com", 7, "refused")}
+    told = [line for line in ran.process.stderr.splitlines() if "ipv4.example.com" in line]
+    refused = "the plugin asked for ipv4.example.com:7, which was refused: it is not in its list"
+    remedy = f"runner allow {plugin.folder}/mcp.json --net ipv4.example.com:7"
+    assert told == [f"runner: {refused}; to let it reach that host: {remedy}"]
 
 
 def test_other_names_are_never_asked_for(plugin: Plugin) -> None:

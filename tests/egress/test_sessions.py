@@ -97,6 +97,29 @@ def test_a_call_reaches_its_host_and_says_so_live(plugin: Plugin, server: tuple[
     assert [each["address"] for each in network["connections"]] == [API]
 
 
+OTHER_PORT = "http://ipv4.example.com:2525/x"
+
+
+@pytest.mark.parametrize("verb", ["call", "run"])
+def test_another_port_of_a_listed_host_is_told(plugin: Plugin, server: tuple[Path, Path], verb: str) -> None:
+    manifest, policy = server
+    if verb == "call":
+        words = ["--policy", policy, manifest, "fetch", "--input", json.dumps({"url": OTHER_PORT})]
+    else:
+        words = [
+            "--policy",
+            plugin.policy('ceiling = "open"\nhosts = ["*:*"]'),
+            "--net",
+            "ipv4.example.com:80",
+        ]
+        words += ["--", "/usr/bin/python3", "-I", "-c", LINE, "ipv4.example.com", "2525"]
+    done = plugin.caller(verb, *map(str, words))
+    told = [line for line in done.stderr.splitlines() if "ipv4.example.com:2525" in line and "asked" in line]
+    assert done.returncode != 0 and len(told) == 1, done.stderr
+    assert "ipv4.example.com:2525, which was refused: it is not in its list; " in told[0]
+    assert "--net ipv4.example.com:2525" in told[0]
+
+
 def test_the_library(plugin: Plugin, server: tuple[Path, Path]) -> None:
     argv = [*plugin.caller.prefix, *plugin.caller.python, "-c", HOST, *map(str, server), FINE, FOREIGN]
     done = subprocess.run(

@@ -118,6 +118,7 @@ def command_of(
         outdated=outdated,
         filled=found is not None and found.filled,
         entry_directory="" if found is None else found.directory,
+        other_program="" if found is None else found.program,
     )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # How long a reader of our stderr may take to make room for a message.
 _STDERR_WRITE_SECONDS = 2.0
-# Of advice, in characters: a pipe that has room takes it without waiting.
+# Of advice, in characters: a pipe takes it as a whole.
 _LONGEST_LINE = 900
 _LIMIT_CAUSES = ("oom", "cpu_time", "file_size", "pids")
 
@@ -123,11 +123,11 @@ class CommandLineHost:
         # Without a wait: the plugin's clocks run. What is not told now is told when it has failed.
         if advice is not None and not mixed and _is_stderr_writable(0):
             relay = started.plumbing.stderr
+            # The plugin, say curl with its progress, may be within a line.
+            start = "\n" if relay is not None and relay.text_tail()[-1:] not in ("", "\n") else ""
             with suppress(OSError):
-                if relay is not None and relay.text_tail()[-1:] not in ("", "\n"):
-                    os.write(2, b"\n")  # the plugin, say curl with its progress, is within a line
-                _print_advice(advice, self.secrets)
-                self.told.add(advice.what)
+                if write_at_once(2, start + _advice_line(advice, self.secrets)):
+                    self.told.add(advice.what)
 
 
 def _refuse_writable(planned: Planned, path: str) -> None:
@@ -224,6 +224,36 @@ def _is_stderr_writable(seconds: float = _STDERR_WRITE_SECONDS) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
+def write_at_once(fd: int, line: str) -> bool:
+    """Write a short line without waiting, as a whole or not at all. Returns whether it was written.
+
+    A plugin of `exec` writes to the same pipe or socket, so it may be full although it had room a moment ago.
+    Its O_NONBLOCK is not ours to set: the plugin and the caller have the same open file.
+    """
+    data = line.encode("utf-8", "replace")[: select.PIPE_BUF]
+    mode = os.fstat(fd).st_mode
+    try:
+        if stat.S_ISFIFO(mode):
+            read, write = os.pipe2(os.O_CLOEXEC)
+            try:
+                os.write(write, data)
+                return os.splice(read, fd, len(data), flags=os.SPLICE_F_NONBLOCK) == len(data)
+            finally:
+                os.close(read)
+                os.close(write)
+        if stat.S_ISSOCK(mode):
+            import _socket
+
+            held = _socket.socket(fileno=os.dup(fd))
+            try:
+                return held.send(data, _socket.MSG_DONTWAIT) == len(data)
+            finally:
+                held.close()
+        return os.write(fd, data) == len(data)
+    except BlockingIOError:
+        return False
+
+
 def _print_notes(
     stage: Stage | None, secrets: Mapping[str, bytes], *, urgent: bool, told: Collection[str] = ()
 ) -> None:
@@ -239,14 +269,14 @@ def _print_notes(
                 sys.stderr.flush()
 
 
-def _print_advice(advice: Advice, secrets: Mapping[str, bytes]) -> None:
+def _advice_line(advice: Advice, secrets: Mapping[str, bytes]) -> str:
+    """With the end of the line, and as wide as a terminal."""
     from runner.cli.shared import text
 
     line = advice._replace(**_without(secrets, advice._asdict())).text
     if len(line) > _LONGEST_LINE:
         line = f"{line[:_LONGEST_LINE]}… (the report has all of it)"
-    text.warn(line)
-    sys.stderr.flush()
+    return text.fit(text.warning(line), sys.stderr) + "\n"
 
 
 def _print_outcome(
@@ -270,7 +300,8 @@ def _print_outcome(
 
         for each in advice(stage, outcome):
             if each.what not in told and _is_stderr_writable():
-                _print_advice(each, secrets)
+                sys.stderr.flush()
+                write_at_once(2, _advice_line(each, secrets))
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
         from runner.cli.shared.text import say

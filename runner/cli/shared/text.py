@@ -22,7 +22,11 @@ _NARROWEST = 40
 
 
 def warn(text: str) -> None:
-    say(f"runner: {printable(text)}")
+    say(warning(text))
+
+
+def warning(text: str) -> str:
+    return f"runner: {printable(text)}"
 
 
 def note(note: Note) -> None:

@@ -81,6 +81,11 @@ class McpConfigurations(HostConfigurations):
 
         return find_entry(wrapped, environ)
 
+    def program_faults(self, document: Document, server: str | None) -> tuple[Diagnostic, ...]:
+        from runner.contracts.mcp.manifest import program_faults
+
+        return program_faults(document, server)
+
     def remarks(self, document: Document) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import remarks
         from runner.contracts.mcp.wrap.entry_warnings import warnings

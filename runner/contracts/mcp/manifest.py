@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from runner.contracts.contract import LaunchFault
-from runner.contracts.mcp.hosts.choice import choose, remarks_on
+from runner.contracts.mcp.hosts.choice import choose, comments_remark, remarks_on
 from runner.contracts.mcp.hosts.entries import GENERIC, servers_of
 from runner.contracts.mcp.hosts.expand import OURS, expand_home, references, with_folders
 from runner.contracts.mcp.hosts.fill import argument_files
@@ -130,7 +130,8 @@ def servers(document: Document) -> tuple[str, ...]:
 
 
 def remarks(document: Document) -> tuple[Diagnostic, ...]:
-    return remarks_on(document, _all(document, _home())[1])
+    host, found = _all(document, _home())
+    return (*comments_remark(document, host), *remarks_on(document, found))
 
 
 def _home() -> str:
@@ -306,15 +307,7 @@ def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -
         return ()
     rules, project = ("", "") if template is None else (template.rules, template.folder)
     env = [(each.name, each.value) for each in plugin.spec.env if each.value is not None]
-    directory = entrypoint.directory
-    told, hint = missing_program(
-        entrypoint.command, env, directory=directory, rules=rules, project=project, home=_home()
-    )
-    found = [document.diagnostic(keys, "entrypoint_missing", told, hint)] if told else []
-    path = os.path.normpath(os.path.join(directory, entrypoint.command))
-    if "/" in entrypoint.command and look.isfile(path) and not is_executable(path):
-        message = f"the program {quoted(entrypoint.command)} is not executable"
-        found.append(document.diagnostic(keys, "program_not_executable", message, f"chmod a+x {path}"))
+    found = _program_faults(document, keys, entrypoint, env, rules, project)
     where = {each.name: each.where for each in plugin.spec.env}
     for each in named_paths(entrypoint.args, env, rules=rules, project=project, home=_home()):
         if each.missing:
@@ -326,6 +319,43 @@ def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -
             hint = "make the folder, or correct the path"
             found.append(document.diagnostic(at, "path_missing", message, hint, "warning"))
     return tuple(found)
+
+
+def program_faults(document: Document, server: str | None) -> tuple[Diagnostic, ...]:
+    """`check_files` for an entry with other faults: only what concerns its program."""
+    home = _home()
+    host, found = _all(document, home)
+    ignored = Faults(document)
+    chosen = choose(ignored, host, found, server)
+    if chosen is None or not chosen.argv:
+        return ()
+    site, words = site_of(document.path, chosen, host, home), _words(chosen)
+    entrypoint, env = _entrypoint(ignored, chosen, words, host, site, home)
+    if entrypoint is None:
+        return ()
+    rules = "" if host is None else host.rules
+    values = [(each.name, each.value) for each in env if each.value is not None]
+    return tuple(_program_faults(document, chosen.command_keys, entrypoint, values, rules, site.project))
+
+
+def _program_faults(
+    document: Document,
+    keys: KeyPath,
+    entrypoint: Entrypoint,
+    env: list[tuple[str, str]],
+    rules: str,
+    project: str,
+) -> list[Diagnostic]:
+    directory = entrypoint.directory
+    told, hint = missing_program(
+        entrypoint.command, env, directory=directory, rules=rules, project=project, home=_home()
+    )
+    found = [document.diagnostic(keys, "entrypoint_missing", told, hint)] if told else []
+    path = os.path.normpath(os.path.join(directory, entrypoint.command))
+    if "/" in entrypoint.command and look.isfile(path) and not is_executable(path):
+        message = f"the program {quoted(entrypoint.command)} is not executable"
+        found.append(document.diagnostic(keys, "program_not_executable", message, f"chmod a+x {path}"))
+    return found
 
 
 def _check_name(faults: Faults, keys: KeyPath, name: str) -> None:

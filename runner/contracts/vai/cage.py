@@ -26,11 +26,11 @@ _MOST_SHOWN = 20  # exports in a message
 
 
 class OptionsFault(Exception):
-    """The options do not fit the package: rule, message, hint."""
+    """The options do not fit the package: rule, message, hint. `option`: the one whose own value is wrong."""
 
-    def __init__(self, rule: str, message: str, hint: str = "") -> None:
+    def __init__(self, rule: str, message: str, hint: str = "", option: str = "") -> None:
         super().__init__(message)
-        self.rule, self.message, self.hint = rule, message, hint
+        self.rule, self.message, self.hint, self.option = rule, message, hint, option
 
 
 def shape(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
@@ -57,7 +57,7 @@ def shape(plugin: Plugin, options: Mapping[str, str]) -> tuple[Plugin | None, tu
             return plugin, diagnostics
         return with_cage(plugin, export, binding, options), diagnostics
     except OptionsFault as fault:
-        refused = Diagnostic(plugin.manifest, 0, 0, fault.rule, fault.message, fault.hint)
+        refused = Diagnostic(fault.option or plugin.manifest, 0, 0, fault.rule, fault.message, fault.hint)
         return None, (*diagnostics, refused)
 
 
@@ -71,7 +71,7 @@ def _check_frame_limit(options: Mapping[str, str]) -> None:
     try:
         frame_limit(options)
     except ValueError as error:
-        raise OptionsFault("frame_limit", f"--frame-limit: {error}", "write 256K or 1M") from None
+        raise OptionsFault("frame_limit", str(error), "write 256K or 1M", "--frame-limit") from None
 
 
 def _unchosen(plugin: Plugin) -> Plugin:

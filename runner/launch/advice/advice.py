@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from runner.launch.advice.clues import Clues, PathClue, read_clues
+from runner.launch.advice.clues import Clues, PathClue, read_answer_clues, read_clues
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
-from runner.outcome import Advice, AdviceKind
+from runner.outcome import ITS_ANSWER, Advice, AdviceKind
 from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import (
     HOME_WRITE_PATHS,
@@ -32,6 +32,7 @@ from sandbox.spec import Access, Approval
 
 MOST_SHOWN = 5
 _MOST_OF_A_KIND = 3  # if there are other kinds
+_ITS_STDERR = "its stderr"
 
 # Every cage has folders of its own under these names.
 _PRIVATE = ("/tmp", "/dev/shm")
@@ -48,13 +49,16 @@ def advise(
     """The advice, most useful first. `stderr`: its last lines. `mounts`: of this machine. `answers`: the
     errors that it answered calls with."""
     clues = read_clues(stderr) if stderr.strip() else Clues()
+    answered = read_answer_clues(answers) if answers.strip() else Clues()
     found: dict[str, Advice] = {}
     paths = _PathAdvice(scene, mounts)
     for each in (
         *(host_advice(scene, host) for host in scene.hosts),
-        *_unresolved(scene, clues, "its stderr"),
-        *_unresolved(scene, read_clues(answers) if answers else Clues(), "its answer"),
-        *paths.of_stderr(clues.paths),
+        *_unresolved(scene, clues, _ITS_STDERR),
+        *_unresolved(scene, answered, ITS_ANSWER),
+        # Before those of stderr, which may name the same: these are shown for a call that failed, too.
+        *(each for each in _PathAdvice(scene, mounts).of_text(answered.paths, ITS_ANSWER) if each.option),
+        *paths.of_text(clues.paths, _ITS_STDERR),
         *paths.of_words(scene.mentions),
         *_variables(scene, clues.names),
     ):
@@ -128,8 +132,12 @@ class _PathAdvice:
         self._mounts = mounts
         self._told: list[tuple[str, Access]] = []
 
-    def of_stderr(self, clues: Iterable[PathClue]) -> Iterator[Advice]:
+    def of_text(self, clues: Iterable[PathClue], text: str) -> Iterator[Advice]:
+        """`text`: what the plugin wrote them in."""
         scene = self._scene
+        wanted, inside = "it wanted to write", "it wanted to write in"
+        if text == ITS_ANSWER:
+            wanted, inside = f"{text} names", f"{text} names a file in"
         for clue in clues:
             path = self._existing_path(clue)
             if path is None or path in scene.own:
@@ -139,16 +147,16 @@ class _PathAdvice:
                 if clue.read_only and guard is not None:
                     yield from self._guarded(guard)
                 elif clue.read_only and not self._is_writable(path):
-                    yield from self._read_only(path)
+                    yield from self._read_only(path, wanted, inside)
             elif self._is_above_a_mention(path) and self._denial(path, "read"):
                 continue  # `mkdir -p` begins with a folder that no option grants: the word says what it wants
             elif self._exists(path):
-                yield from self._advice(path, "write" if clue.written else "read", "its stderr names")
+                yield from self._advice(path, "write" if clue.written else "read", f"{text} names")
             elif clue.read_only and self._is_folder(folder := os.path.dirname(path)):
                 if self._denial(folder, "write") or any(contains(folder, own) for own in scene.own):
-                    yield from self._missing(path, "it wanted to make")
+                    yield from self._missing(path, wanted.replace("write", "make"))
                 else:
-                    yield from self._advice(folder, "write", "it wanted to write in")
+                    yield from self._advice(folder, "write", inside)
 
     def of_words(self, mentions: Iterable[Mention]) -> Iterator[Advice]:
         for who, word in mentions:
@@ -208,11 +216,11 @@ class _PathAdvice:
             self._scene, "write", what, ("--write", folder), Approval(write=(folder,)), where
         )
 
-    def _read_only(self, path: str) -> Iterator[Advice]:
+    def _read_only(self, path: str, wanted: str, inside: str) -> Iterator[Advice]:
         if self._exists(path):
-            yield from self._advice(path, "write", "it wanted to write", shown=True)
+            yield from self._advice(path, "write", wanted, shown=True)
         elif self._is_folder(folder := os.path.dirname(path)):
-            yield from self._advice(folder, "write", "it wanted to write in", shown=True)
+            yield from self._advice(folder, "write", inside, shown=True)
 
     def _advice(self, path: str, access: Access, who: str, *, shown: bool = False) -> Iterator[Advice]:
         scene = self._scene

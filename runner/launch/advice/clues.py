@@ -44,6 +44,11 @@ _BARE = re.compile(r"(?:(?<=[\s=(\[<:,])|^)(?:file://)?(~?/(?!/)[^\s'\"`‘’<>
 _SOURCE = re.compile(r"(['\"‘])([^'\"‘’\n]+)['\"’] (?:to|->) ['\"‘]")
 _PLACE = re.compile(r":\d+(?::\d+)?$")  # of a source line
 
+# A line that has one of these is about a file that could not be used.
+_FILE_ERROR = re.compile(
+    r"ENOENT|EACCES|EPERM|EROFS|ENOTDIR|[Nn]o such file|[Pp]ermission ?[Dd]enied|PermissionError"
+    r"|FileNotFound|[Oo]peration not permitted|[Rr]ead-only file ?system"
+)
 _READ_ONLY = re.compile(r"EROFS|[Rr]ead-only file ?system")
 _REFUSED = re.compile(r"EACCES|EPERM|[Pp]ermission denied|[Oo]peration not permitted")
 _WRITING = re.compile(
@@ -92,6 +97,13 @@ def read_clues(stderr: str) -> Clues:
         tuple(names)[:_MOST_CLUES],
         any(map(_NO_NETWORK.search, lines)),
     )
+
+
+def read_answer_clues(answers: str) -> Clues:
+    """Clues from errors that a plugin answered calls with. A path counts only where its line says that a file
+    could not be used: answers name files for many reasons."""
+    lines = [line for line in answers.splitlines() if _FILE_ERROR.search(line)]
+    return read_clues(answers)._replace(paths=read_clues("\n".join(lines)).paths)
 
 
 def _hosts(line: str) -> list[tuple[str, int]]:

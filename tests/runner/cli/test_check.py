@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from runner.cli import check, schema
+from runner.contracts.mcp.wrap.configuration import configuration
 from runner.contracts.registry import contract_names
 from tests.tables import one_case
 
@@ -110,6 +111,55 @@ def test_what_a_server_names_has_to_be_there(tmp_path: Path, capsys: pytest.Capt
         others = [line for line in said if line not in missing]
         assert len(others) == len(expected)
         assert all(text in line for text, line in zip(expected, others, strict=True))
+
+
+def test_a_missing_program_is_found_beside_other_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"command": "no-such-program", "args": "x", "x-sandbox": {"raed": []}}
+    for entries in ({"a": entry}, {"a": entry, "b": {"command": "/bin/true"}}):
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
+        assert run(check, "mcp.json") == 20
+        said = [line for line in capsys.readouterr().out.splitlines() if ": error: " in line]
+        rules = {line.split(": ")[2] for line in said}
+        assert rules == {"invalid_type", "sandbox_unknown_key", "entrypoint_missing"} and len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "servers", "warned"),
+    [
+        (".cursor/mcp.json", "mcpServers", False),
+        (".vscode/mcp.json", "servers", False),
+        ("mcp.json", "mcpServers", False),
+        ("mine.json", "mcpServers", False),
+        (".mcp.json", "mcpServers", True),
+    ],
+)
+def test_comments_are_read_as_wrap_reads_them(
+    tmp_path: Path, name: str, servers: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a warning where the host may take JSON alone. What is wrong apart from comments is found."""
+    (file := tmp_path / name).parent.mkdir(exist_ok=True)
+    text = f'{{\n  // mine\n  "{servers}": {{"a": {{"command": "/bin/true", "args": ["x",],}},}},\n}}\n'
+    file.write_text(text)
+    assert configuration(str(file), text.encode(), "/nobody", {}).servers[0].argv == ("/bin/true", "x")
+    assert run(check, name) == 0
+    assert ("json_comments" in capsys.readouterr().out) is warned
+    file.write_text(text.replace('"x",', '"x" 1'))
+    assert run(check, name) == 20
+    assert f"{name}:3:" in capsys.readouterr().out
+
+
+def test_comments_in_a_manifest_of_another_contract(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (
+        ("rterm-plugin.json", '{"plugin_id": "x", // mine\n}'),
+        ("x.json", '{"plugin_id": "x", // mine\n"process": {}}'),
+    ):
+        (tmp_path / name).write_text(text)
+        assert run(check, name) == 20
+        assert f"{name}:1:20: error: json_syntax" in capsys.readouterr().out
 
 
 def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

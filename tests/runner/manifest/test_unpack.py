@@ -8,11 +8,12 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.manifest import unpack as module
-from runner.manifest.load import find, load
+from runner.manifest.load import find, load, load_all
 from runner.manifest.unpack import unpack
 from sandbox.document.diagnostic import DocumentError
 from tests.conftest import ROOT
@@ -151,12 +152,51 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, place: Path, monkeypatch
         with pytest.raises(DocumentError):
             unpack(path)
         assert names(place) == []
-    whole = Path(good).read_bytes()
-    for size in (0, 100, 512, 513):
-        (tmp_path / "cut.tar").write_bytes(whole[:size])
+    whole = Path(write(tmp_path / "good.tar", member("a", b"1"), member("b", b"2"))).read_bytes()
+    damaged = whole[:1024] + b"x" + whole[1025:]
+    cut = [whole[:size] for size in (0, 100, 512, 513, 1024, 1025, 1024 + 300, 2048, 2048 + 100)]
+    for content in (*cut, damaged):
+        (tmp_path / "cut.tar").write_bytes(content)
         with pytest.raises(DocumentError):
             unpack(str(tmp_path / "cut.tar"))
         assert names(place) == []
+    (tmp_path / "cut.tar").write_bytes(whole[: 2048 + 512])  # the control: one block of the end is enough
+    assert names(Path(unpack(str(tmp_path / "cut.tar")))) == ["a", "b"]
+
+
+def test_all_of_it_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    named: list[int] = []  # how many were synced when it got its name
+    fsync, rename = os.fsync, os.rename
+
+    def note_sync(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    def note_name(*names: Any, **folders: Any) -> None:
+        named.append(len(synced))
+        rename(*names, **folders)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_name)
+    path = write(tmp_path / "good.tar", member("a", b"1"), member("b/c/d", b"2"))
+    folder = Path(unpack(path))
+    [count] = named
+    assert set(synced[:count]) == {each.stat().st_ino for each in (folder, *folder.rglob("*"))}
+
+
+def test_faults_name_the_tar(tmp_path: Path, place: Path) -> None:
+    """Nobody knows the folder that it was unpacked to."""
+    bad = write(tmp_path / "bad.tar", member("vai-plugin.toml", b"x = 1\n"))
+    empty = write(tmp_path / "empty.tar", member("readme", b""))
+    broken = write(tmp_path / "broken.tar", member("vai-plugin.toml", b"x ="))
+    for tar in (bad, empty, broken):
+        for read in (load(tar), *load_all(tar)):
+            assert read.plugin is None and read.diagnostics
+            for each in read.diagnostics:
+                assert each.file.startswith(tar) and str(place) not in f"{each.message}{each.hint}"
 
 
 def test_a_place_that_others_can_change_is_refused(tmp_path: Path, place: Path) -> None:

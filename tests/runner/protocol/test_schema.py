@@ -53,7 +53,22 @@ TUPLE_07 = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"ty
         ({"properties": {"\x1b": {"type": "string"}}}, {"\x1b": 1}, ["/\ufffd: "]),
         ({"items": {"type": "string"}}, [1, "a", 2], ["/0: ", "/2: "]),
         ({"items": {"type": "string"}}, [1] * 50, [f"/{number}: " for number in range(MOST_FAULTS)]),
-        ({"required": ["a"], "additionalProperties": False}, {"b": 1}, ["(the value): ", "(the value): "]),
+        (
+            {"required": ["a"], "properties": {"path": {}}, "additionalProperties": False},
+            {"pth": 1},
+            [
+                "(the value): the key 'pth' is unknown here; did you mean 'path'?",
+                "(the value): the key 'a' is missing",
+            ],
+        ),
+        ({"additionalProperties": False}, {"b": 1}, ["(the value): nothing is allowed here"]),
+        (
+            {"properties": {"a": {}}, "additionalProperties": False},
+            {"q": 1, "\x1b": 1},
+            ["(the value): unknown keys: 'q', '\\x1b'"],
+        ),
+        ({"oneOf": [{"type": "string"}]}, 1, ["(the value): it fits none of the schemas in 'oneOf'"]),
+        ({"oneOf": [True, True]}, 1, ["(the value): it fits more than one of the schemas in 'oneOf'"]),
         (TREE, {"left": {"right": {"n": 1}}}, []),
         (TREE, {"left": {"right": {"n": "1"}}}, ["/left/right/n: "]),
         (ANY_JSON, {"a": [1, {"b": [None, "c"]}]}, []),

@@ -24,6 +24,7 @@ from runner.protocol.header_frames import HeaderFramer, header_frame
 from runner.protocol.host_services import Emit, ServiceGuard, Services, Tell, Why
 from runner.protocol.memory import DELIVERIES
 from runner.protocol.wire import decode, encode
+from runner.session.arrears import MOST_CALL_SECONDS, MOST_SECONDS, STEP_SECONDS
 from runner.session.session import Session
 from sandbox.spec import Limits
 from tests.runner.contracts.ainb.conversation import BURNDOWN, WELCOME, answer
@@ -69,6 +70,7 @@ class Plugin:
     def __init__(self, cell: PipedCell) -> None:
         self.cell = cell
         self.heard: list[tuple[str, Any]] = []
+        self.asked: list[dict[str, Any]] = []  # requests
         self.reads = trio.Event()
         self.services = Telling()
 
@@ -106,6 +108,7 @@ async def live(*early: tuple[str, Any]) -> AsyncIterator[tuple[Session, Plugin]]
             for raw in framer.feed(bytes(data)):
                 message = decode(raw)
                 plugin.heard.append((message.get("method", ""), message.get("params")))
+                plugin.asked += [message] if "id" in message else []
                 if message.get("method") in ("plugin/init", "plugin/shutdown"):
                     await cell.its_stdout.send_all(header_frame(encode(answer(message["id"], WELCOME))))
         cell.end()
@@ -239,6 +242,91 @@ async def test_one_that_cannot_write_because_its_subscribers_are_slow_is_not(aut
         assert not session.is_over  # it has its time from now on
         await trio.sleep(WRITE_SECONDS + 0.2)
         assert session.is_over
+
+
+CHUNK = bytes(9 << 20)  # 12 MiB as base64
+
+
+@pytest.mark.parametrize(("page", "ended"), [(4 << 10, True), (2 << 20, False)])
+async def test_a_slow_subscriber_does_not_keep_its_publishers(
+    autojump_clock: Any, page: int, ended: bool
+) -> None:
+    """It reads a page a second, so it never stalls. Publishers wait, for some seconds in all, and then it is
+    ended. The control reads more, and is waited for."""
+    async with live() as (session, plugin):
+        await plugin.stop_reading(session)
+        for _ in range(4):
+            session.tell(EVENT, {"topic": "t", "payload": CHUNK})
+        waits: list[float] = []
+
+        async def publish() -> None:
+            while sum(waits) < 60 and not session.is_over:
+                began = trio.current_time()
+                await session.state.room()
+                waits.append(trio.current_time() - began)
+                session.tell(EVENT, {"topic": "t", "payload": bytes(1 << 20 if not ended else 1)})
+
+        async def read() -> None:
+            while not session.is_over:
+                await trio.sleep(1.0)
+                left = page
+                while left > 0 and not session.is_over:
+                    with trio.move_on_after(0.01):
+                        left -= len(await plugin.cell.its_stdin.receive_some(min(left, 1 << 16)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await publish()
+            assert session.is_over is ended
+            if ended:
+                assert sum(waits) <= MOST_SECONDS + 2 * STEP_SECONDS
+                with pytest.raises(PluginFailure) as failed:
+                    await session.ended()
+                assert failed.value.outcome.cause == "fell_behind"
+                assert "which read less than 1 MiB a second" in failed.value.outcome.message
+            else:
+                session.kill()
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ended"), [(MOST_CALL_SECONDS - 5, False), (MOST_CALL_SECONDS + 5, True)]
+)
+async def test_publishers_wait_for_the_end_of_a_call(
+    autojump_clock: Any, seconds: float, ended: bool
+) -> None:
+    """Six publications of 12 MiB do not end a subscriber that is within a call, and all arrive. If the call
+    takes too long, they do."""
+    async with live() as (session, plugin):
+
+        async def call() -> None:
+            if not ended:
+                await session.call(SLOW, seconds=50)
+                return
+            with pytest.raises(PluginFailure) as failed:
+                await session.call(SLOW, seconds=50)
+            assert "gets no events while a call is open" in failed.value.outcome.message
+
+        async def answer_late() -> None:
+            await trio.sleep(seconds)
+            if not session.is_over:
+                ids = [message["id"] for message in plugin.asked if message.get("method") != "plugin/init"]
+                done = answer(ids[0], {"exit_code": 0, "stdout": "", "stderr": ""})
+                await plugin.cell.its_stdout.send_all(header_frame(encode(done)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(answer_late)
+            for number in range(6):
+                session.tell(EVENT, {"topic": f"t{number}", "payload": CHUNK})
+                await session.state.room()
+        await trio.testing.wait_all_tasks_blocked()
+        assert session.is_over is ended
+        if not ended:
+            await trio.sleep(1)
+            topics = [params["topic"] for method, params in plugin.heard if method == EVENT]
+            assert topics == [f"t{number}" for number in range(6)]
 
 
 async def test_one_for_which_too_much_waits_is_ended_and_loses_nothing_before(autojump_clock: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from contextlib import ExitStack
@@ -14,7 +15,14 @@ from sandbox.identity import leases, uids
 from sandbox.identity import state as states
 from sandbox.identity.accounts import Account
 from sandbox.identity.leases import UidsUnavailable
-from sandbox.identity.state import RECORDS, StateRefused, owned_state, real_state_dir, state_root
+from sandbox.identity.state import (
+    RECORDS,
+    StateRefused,
+    owned_state,
+    real_state_dir,
+    state_root,
+    unwritable,
+)
 from sandbox.identity.uid_range import DEFAULT_RANGE
 from tests import elsewhere
 from tests.conftest import SPARE_UID, Caller
@@ -561,3 +569,22 @@ def test_a_state_that_is_being_removed_is_not_started(plugin_dir: Path, own_book
     with pytest.raises(UidsUnavailable, match="being removed"), owned_state(str(path), RANGE):
         pytest.fail("it was started")
     removing.close()
+
+
+@needs_root
+def test_nobody_is_told_to_open_a_folder_of_roots(plugin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ordinary user is told to choose another place. A folder of one's own may be opened, and root may
+    open any."""
+    folder = plugin_dir / "place"
+    folder.mkdir()
+    path, refused = f"{folder}/runner/plugins/x", PermissionError(errno.EACCES, "Permission denied")
+    for uid, owner, opens in ((SPARE_UID, 0, False), (SPARE_UID, SPARE_UID, True), (0, 0, True)):
+        os.chown(folder, owner, owner)
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        found = unwritable(path, refused)
+        assert found is not None and str(folder) in str(found)
+        assert (f"write in {folder}" in found.hint, "XDG_STATE_HOME" in found.hint) == (opens, not opens)
+        assert "--state-dir" in found.hint
+    monkeypatch.setattr(os, "geteuid", lambda: SPARE_UID)
+    gone = unwritable(path, OSError(errno.ENOSPC, "No space left on device"))  # it is not about who may write
+    assert gone is not None and "make room" in gone.hint

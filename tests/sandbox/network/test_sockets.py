@@ -35,15 +35,18 @@ def _open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize(("listeners", "redirected"), [(0, 0), (4, 0), (0, 2), (MOST_SOCKETS - 4, 2)])
-def test_sockets_arrive_in_order(pair: Pair, listeners: int, redirected: int) -> None:
-    header = b"%d %d" % (listeners, redirected)
-    _send(pair[0], header, 2 + listeners + redirected)
+COUNTS = [(0, 0, 0), (4, 0, 1), (0, 2, 0), (MOST_SOCKETS - 5, 2, 1)]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+def test_sockets_arrive_in_order(pair: Pair, counts: tuple[int, int, int]) -> None:
+    _send(pair[0], b"%d %d %d" % counts, 2 + sum(counts))
     found = receive_sockets(pair[1].fileno())
-    held = [found.dns_udp, found.dns_tcp, *found.listeners, *found.redirected]
+    kinds = found.listeners, found.redirected, found.closed_ports
+    held = [found.dns_udp, found.dns_tcp, *(fd for kind in kinds for fd in kind)]
     try:
-        assert (len(found.listeners), len(found.redirected)) == (listeners, redirected)
-        assert len(set(held)) == 2 + listeners + redirected
+        assert tuple(map(len, kinds)) == counts
+        assert len(set(held)) == 2 + sum(counts)
         assert not any(os.get_inheritable(fd) for fd in held)
     finally:
         for fd in held:
@@ -53,9 +56,9 @@ def test_sockets_arrive_in_order(pair: Pair, listeners: int, redirected: int) ->
 @pytest.mark.parametrize(
     ("header", "count"),
     [
-        (b"2 0", 3),  # one too few
-        (b"2 0", 5),
-        (b"0 0", 0),
+        (b"2 0 0", 3),  # one too few
+        (b"2 0 0", 5),
+        (b"0 0 0", 0),
     ],
 )
 def test_a_wrong_number_is_refused_and_closed(pair: Pair, header: bytes, count: int) -> None:

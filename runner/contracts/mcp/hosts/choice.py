@@ -119,6 +119,15 @@ def _report_missing(faults: Faults, host: Host) -> None:
     faults.error(keys, "servers_missing", f"the {what} {name} {found}")
 
 
+def comments_remark(document: Document, host: Host | None) -> tuple[Diagnostic, ...]:
+    """A warning about comments in the file of a host that may not take them."""
+    if host is None or document.format != "jsonc" or host.syntax != "json" or host.comments:
+        return ()
+    message = f"the file has comments or trailing commas, and {host.name} may read JSON alone"
+    hint = f"if {host.name} does not find its servers, remove them"
+    return (Diagnostic(document.path, 0, 0, "json_comments", message, hint, "warning"),)
+
+
 def remarks_on(document: Document, servers: Sequence[HostServer]) -> tuple[Diagnostic, ...]:
     """A diagnostic about each server that cannot be hosted."""
     skipped = [server for server in servers if server.skipped]

@@ -95,7 +95,8 @@ def host_of(
     for host in HOSTS:
         # In a folder that a variable names, and the variable is not known here.
         named = any(file.startswith("$") and file.endswith("/" + name) for file in host.files)
-        if named and document.format == host.syntax and _is_written_by(host, document):
+        fits = document.format == host.syntax or (document.format, host.syntax) == ("jsonc", "json")
+        if named and fits and _is_written_by(host, document):
             return host_by_content(document) or host
     return host_by_content(document)
 

@@ -27,6 +27,7 @@ class Host(NamedTuple):
     shape: Shape = "plain"  # "nested": the host takes "plain" as well
     named_list: bool = False  # its servers are a list whose items have a name
     rules: Rules = ""
+    comments: bool = False  # it takes comments and trailing commas in its JSON
     live: bool = False  # the host writes the file while it runs
     sandbox_switch: str = ""  # a key of an entry by which the host has a sandbox of its own
     keys: tuple[str, ...] = ()  # of an entry, that only concern the host

@@ -126,6 +126,7 @@ HOSTS: tuple[Host, ...] = (
         ("~/.cursor/mcp.json",),
         (".cursor/mcp.json",),
         rules="cursor",
+        comments=True,
         keys=("envFile", "headers", "auth", "disabled"),
     ),
     VSCODE,

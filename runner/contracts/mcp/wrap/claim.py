@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping
 
@@ -19,6 +20,7 @@ from runner.contracts.mcp.hosts.site import directory_of, site_of
 from runner.contracts.mcp.hosts.wrapping import options_fault, plugin_env, run_name
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration, table_names, value_at
 from runner.plugin import PLUGIN_PREFIX
+from sandbox import look
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.document.read import read_bounded
 from sandbox.policy.policy import steers
@@ -27,6 +29,7 @@ from sandbox.policy.policy import steers
 _FILLED = re.compile(r"\$\{\{[^}]*+\}\}|\$\{[^}]*+\}|\{[A-Za-z]++:[^}]*+\}|\$[A-Za-z0-9_]++|^~")
 
 _REWRITING_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
+_MOST_ENVIRON_BYTES = 4 << 20
 
 
 def find_entry(wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
@@ -74,7 +77,36 @@ def _entry_found(
             for written, given in pairs
         ),
         directory=directory_of(server, site, rules, home),
+        program=_foreign_program(wrapped, environ),
     )
+
+
+def _foreign_program(wrapped: WrappedEntry, environ: Mapping[str, str]) -> str:
+    """See EntryFound.program. An entry that `runner wrap` wrote sets no PATH for the runner, so its program
+    is found by that of the host. One that repeats another's command line may set one. '' also if the host's
+    own PATH has no such program, or cannot be read."""
+    name, given = wrapped.argv[0], environ.get("PATH", "")
+    if "/" in name or f"{PLUGIN_PREFIX}PATH" in environ:
+        return ""
+    look.doubt("it is compared with the environment of the process that started the runner")
+    hosts = _environ_of(os.getppid()).get("PATH", "")
+    if not hosts or hosts == given:
+        return ""
+    found, expected = shutil.which(name, path=given), shutil.which(name, path=hosts)
+    if found is None or expected is None:
+        return ""
+    real = os.path.realpath(found)
+    return "" if real == os.path.realpath(expected) else real
+
+
+def _environ_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = file.read(_MOST_ENVIRON_BYTES).split(b"\0")
+    except OSError:
+        return {}
+    return dict(os.fsdecode(pair).partition("=")[::2] for pair in pairs)
 
 
 def _read(path: str, home: str) -> Configuration:

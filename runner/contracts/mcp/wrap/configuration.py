@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from runner.contracts.mcp.hosts.entries import servers_of
 from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, Place, host_by_content, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
-from sandbox.document.diagnostic import DocumentError
-from sandbox.document.read import Document, Format, parse
+from sandbox.document.read import Document, Format, parse, parse_with_comments
 from sandbox.speed.typed import TYPE_CHECKING
 from sandbox.speed.value import NamedTuple
 
@@ -48,17 +47,11 @@ def configuration(
     """Raises DocumentError. `given`: the path by which people know the file, if it is a link."""
     place = place_of(given or path, home, environ)
     body = raw.removeprefix(_MARK)
-    if place is not None:
-        try:
-            document = parse(path, body, place.host.syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
-        except DocumentError:
-            # Some hosts take comments although their documentation does not say so.
-            if place.host.syntax != "json":
-                raise
-            document = parse(path, body, "jsonc", limit=MOST_BYTES, most_values=MOST_VALUES)
-    else:
-        syntax: Format = next((each for ending, each in _ENDINGS if path.lower().endswith(ending)), "jsonc")
-        document = parse(path, body, syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
+    ending: Format = next((each for ending, each in _ENDINGS if path.lower().endswith(ending)), "json")
+    syntax: Format = ending if place is None else place.host.syntax
+    # Some hosts take comments although their documentation does not say so.
+    read = parse_with_comments if syntax == "json" else parse
+    document = read(path, body, syntax, limit=MOST_BYTES, most_values=MOST_VALUES)
     host = place.host if place is not None else None
     servers = servers_of(document, host)
     if not servers:

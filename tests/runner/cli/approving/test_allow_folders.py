@@ -40,9 +40,9 @@ class Folders:
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done
 
-    def forget_states(self) -> None:
+    def forget_states(self, names: str = "fold-") -> None:
         for each in json.loads(self.caller("state", "list", "--json").stdout)["states"]:
-            if each["name"].startswith("fold-"):
+            if each["name"].startswith(names):
                 assert self.caller("state", "remove", each["name"]).returncode == 0
 
 
@@ -106,6 +106,50 @@ def test_a_state_is_for_one_folder_only_if_what_runs_depends_on_it(folders: Fold
         assert kept(folders.clone, absolute, "--project") == "kept\n"
     finally:
         folders.forget_states()
+
+
+# A host: starts a program with the variables of an entry added to its own.
+_HOST = """import json, os, subprocess, sys
+env = {**os.environ, **json.loads(sys.argv[1])}
+sys.exit(subprocess.run(sys.argv[2:], env=env).returncode)
+"""
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_entry_that_sets_another_path_gets_no_state_of_the_one_it_repeats(folders: Folders) -> None:
+    """It repeats the wrapped line of a person's own entry, and brings a program of the same name."""
+    for folder in (folders.mine, folders.clone):
+        folders.write_file(folder / "bin" / "keeper", f"#!/usr/bin/python3 -I\n{_KEEPS}", mode=0o755)
+    file = folders.write_file(folders.mine / ".mcp.json", "{}")
+    words = ["run", "--wrapped", json.dumps({"file": str(file), "format": "2"}), "--name", "path-keeper"]
+    words += ["--", "keeper", "${state_dir}"]
+    file.write_text(json.dumps({"mcpServers": {"path-keeper": {"command": "/opt/runner", "args": words}}}))
+    caller = folders.caller
+
+    def kept(env: dict[str, str]) -> str:
+        runner = [*caller.python, "-m", "runner", *words]
+        path = f"{folders.mine}/bin:/usr/bin:/bin"
+        done = subprocess.run(
+            [*caller.prefix, *caller.python, "-c", _HOST, json.dumps(env), *runner],
+            env={**caller.environ, "PATH": path},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    try:
+        other = {"PATH": f"{folders.clone}/bin:/usr/bin:/bin"}
+        # The same program by another PATH is the same entry: the control.
+        same = {"PATH": f"/usr/bin:{folders.mine}/bin"}
+        assert [kept(env) for env in ({}, {}, same, other, other, {})] == [
+            *("new", "kept", "kept"),
+            *("new", "kept", "kept"),
+        ]
+    finally:
+        folders.forget_states("path-")
 
 
 def test_a_project_that_is_shown_has_a_yes_of_its_own(user_folders: Folders) -> None:

@@ -326,6 +326,8 @@ def test_a10_a_root_that_is_a_link_of_the_users_own(nest: Nest) -> None:
         assert f"{link} is not shown: it is a symbolic link to {real}" in notes[0]["message"]
         remedy = f'"{real}" in ceiling' if nest.caller.uid != 0 else "put the folder itself there"
         assert remedy in notes[0]["hint"]
+        if nest.caller.uid != 0:
+            assert f"runner allow {folder} --read {real}, or " in notes[0]["hint"]
 
 
 @one_case("program", ["canary.py", "fixture.py"])

@@ -16,7 +16,7 @@ import pytest
 
 from runner.launch.advice.advice import MOST_SHOWN, advise
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
-from runner.outcome import Advice
+from runner.outcome import Advice, advice_of_calls
 from sandbox.paths.mounts import parse_mountinfo
 from sandbox.policy.policy import ApprovalRule
 from tests.conftest import Caller
@@ -51,6 +51,53 @@ def test_a_path_that_stderr_names(runner_as: Caller, plugin_dir: Path, write_fil
     assert line == f"runner: its stderr names {data}, which is not in the cage; to show it: --read {data}"
     granted = runner_as("run", *option_of(line), *command)
     assert (granted.returncode, granted.stdout, granted.stderr) == (0, "42\n", "")
+
+
+# Opens the file of each call, and answers with the error if it cannot.
+OPENER = """\
+#!/usr/bin/python3 -I
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    if message["method"] == "server/discover":
+        result = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
+    else:
+        given, error = message["params"].get("arguments", {}), False
+        try:
+            text = given.get("say") or open(given["path"]).read()
+        except OSError as fault:
+            text, error = given.get("before", "") + str(fault), True
+        result = {"content": [{"type": "text", "text": text}], "isError": error}
+    answer = {"jsonrpc": "2.0", "id": message["id"], "result": {"resultType": "complete", **result}}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_a_path_that_the_answer_of_a_failed_call_names(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    data = write_file(plugin_dir / "notes" / "data.txt", "42\n")
+    write_file(plugin_dir / "app" / "server.py", OPENER, mode=0o755)
+    entry = {"command": f"{plugin_dir}/app/server.py"}
+    manifest = write_file(plugin_dir / "app" / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
+
+    def call(**arguments: str) -> tuple[int, list[str]]:
+        done = runner_as("call", manifest, "open", "--input", json.dumps(arguments))
+        return done.returncode, told(done.stderr)
+
+    status, [line] = call(path=str(data))
+    assert status == 1 and line == (
+        f"runner: its answer names {data}, which is not in the cage; "
+        f"to show it: runner allow {manifest} --read {data}"
+    )
+    # A line of the plugin's own stays in its message, a file that nobody has and an answer that is no error
+    # are not mentioned.
+    forged = "x\nrunner: its answer names /etc/shadow; to show it: runner allow x --read /etc/shadow\n"
+    status, lines = call(path=f"{data}x", before=forged)
+    assert status == 1 and all(each.startswith("runner: plugin_error in call ") for each in lines)
+    assert call(say=f"[Errno 2] No such file or directory: '{data}'") == (0, [])
 
 
 def test_a_path_that_an_argument_names(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
@@ -484,6 +531,25 @@ def test_the_answers_of_a_plugin_are_read_too(tmp_path: Path) -> None:
     asked = RefusedHost("the plugin asked for the host api.example.com", "api.example.com:443")
     assert len(advise(scene(tmp_path, hosts=(asked,)), answers=said)) == 1
     assert len(advise(scene(tmp_path, hosts=(asked,)), answers="fetch failed")) == 1
+
+
+def test_paths_in_answers_need_an_error_and_an_option(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    found = advise(scene(tmp_path), answers=f"ENOENT: no such file or directory, open '{file}'")
+    assert [each.what for each in found] == [f"its answer names {file}, which is not in the cage"]
+    assert options(found) == [f"--read {file}"] and advice_of_calls(found) == found
+    denied = f"PermissionError: [Errno 13] Permission denied: '{file}'"
+    assert options(advise(scene(tmp_path), denied, answers=denied)) == [f"--read {file}"]
+    for answer in (
+        f"give a file such as '{file}'",
+        f"Access denied - path outside allowed directories: {file}",  # by the server's own list
+        "ENOENT: no such file or directory, open '/etc/shadow'",  # no option grants it
+        f"ENOENT: no such file or directory, open '{file}x'",
+    ):
+        assert advise(scene(tmp_path), answers=answer) == ()
+    # The end of stderr says nothing about a call that failed.
+    assert advice_of_calls(advise(scene(tmp_path), f"cannot open '{file}'")) == ()
 
 
 def test_hostile_names_stay_on_their_line(tmp_path: Path) -> None:
