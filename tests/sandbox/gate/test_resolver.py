@@ -23,6 +23,20 @@ NAME = "api.example.com"
 Answer = Callable[[bytes], bytes | None]
 
 
+def _with_one_port() -> tuple[socket.socket, socket.socket]:
+    """A UDP and a TCP socket with the same port. A port that is free for one may be taken for the other."""
+    while True:
+        udp, tcp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), socket.socket()
+        udp.bind(("127.0.0.1", 0))
+        try:
+            tcp.bind(udp.getsockname())
+        except OSError:
+            udp.close()
+            tcp.close()
+        else:
+            return udp, tcp
+
+
 class Server:
     """UDP is served by the same loop that resolves, TCP by a thread."""
 
@@ -31,13 +45,9 @@ class Server:
         self.ports: list[int] = []
         self.answer, self.over_tcp = answer, over_tcp
         self.loop = loop
-        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.udp.bind(("127.0.0.1", 0))
-        address = self.udp.getsockname()
-        self.tcp = socket.socket()
-        self.tcp.bind(address)
+        self.udp, self.tcp = _with_one_port()
         self.tcp.listen()
-        self.name = NameServer(socket.AF_INET, address)
+        self.name = NameServer(socket.AF_INET, self.udp.getsockname())
         loop.watch(self.udp.fileno(), 1, self._on_udp)
         self.thread = threading.Thread(target=self._serve_tcp)
         self.thread.start()
