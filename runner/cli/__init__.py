@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 GROUPS = {
     "run": ("exec", "run", "call", "tools"),
     "look": ("check", "explain", "plan", "contracts"),
-    "allow": ("allow",),
+    "allow": ("allow", "learn"),
     "write": ("new", "schema", "package", "keygen"),
     "operate": ("doctor", "state", "completion"),
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Verbs whose module is in a folder below this one.
-_FOLDERS = {"allow": "approving", "package": "signing", "keygen": "signing"}
+_FOLDERS = {"allow": "approving", "learn": "learning", "package": "signing", "keygen": "signing"}
 
 
 def entry() -> NoReturn:
