@@ -109,6 +109,8 @@ class _Judge(CagePlaces):
     def _missed(self, path: str, uses: set[str], times: int) -> Iterator[tuple[Access, MissedPath]]:
         """What the host has of a path that the plugin did not find, or found read-only."""
         writes = bool(uses & _WRITES)
+        if uses == {"look"} and any(contains(path, place) for place in self.scene.shown):
+            return  # the cage has a folder there, which holds what it shows
         if self.is_shown(path):
             if writes and not self.is_writable(path):
                 yield from self._unwritable(path, times)
@@ -144,7 +146,9 @@ class _Judge(CagePlaces):
             return
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         if any(contains(folder, own) for own in scene.own):
-            self._refuse(path, times, "the folder holds the plugin's program, which it may not change")
+            self._refuse(
+                path, times, "the folder holds the plugin's program or manifest, which it may not change"
+            )
             return
         yield "write", self._found(os.path.realpath(folder), {"write"}, times, folder)
 

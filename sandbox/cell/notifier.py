@@ -15,7 +15,6 @@ from __future__ import annotations
 import _socket
 import errno
 import fcntl
-import ipaddress
 import json
 import os
 import select
@@ -57,6 +56,7 @@ _O_PATH = 0x200000  # the same on both architectures
 _LAUNCHERS = (launcher.PATH.format("").encode(), bwrap.LAUNCHER.encode())
 _LONGEST_ADDRESS = 128  # struct sockaddr_storage
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address follows
 
 
 class SeenCall(NamedTuple):
@@ -301,9 +301,10 @@ def read_address(raw: bytes) -> SeenCall:
         # An abstract socket belongs to the plugin's network namespace, and a relative path is its own too.
         return SeenCall(path, CONNECTED) if path.startswith(b"/") else SeenCall()
     port = int.from_bytes(raw[2:4], "big")
-    if family == _AF_INET and len(raw) >= 8:
-        return SeenCall(address=str(ipaddress.IPv4Address(raw[4:8])), port=port)
+    if family == _AF_INET6 and len(raw) >= 24 and raw[8:20] == _MAPPED:
+        return SeenCall(address=_socket.inet_ntop(_AF_INET, raw[20:24]), port=port)
     if family == _AF_INET6 and len(raw) >= 24:
-        address = ipaddress.IPv6Address(raw[8:24])
-        return SeenCall(address=str(address.ipv4_mapped or address), port=port)
+        return SeenCall(address=_socket.inet_ntop(_AF_INET6, raw[8:24]), port=port)
+    if family == _AF_INET and len(raw) >= 8:
+        return SeenCall(address=_socket.inet_ntop(_AF_INET, raw[4:8]), port=port)
     return SeenCall()

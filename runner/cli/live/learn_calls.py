@@ -21,6 +21,7 @@ from sandbox.cell.contents import Contents
 from sandbox.document.diagnostic import printable
 from sandbox.speed.value import NamedTuple
 
+_STDERR_LINES = 5  # that are shown of a plugin that failed
 _MOST_OUTPUT = 64 << 10  # characters of each answer that are searched for names
 
 
@@ -75,6 +76,8 @@ async def _talk(
             say(f"runner learn: {failed.outcome.code}: {printable(failed.outcome.message)}")
             if failed.outcome.hint:
                 say(f"  {printable(failed.outcome.hint)}")
+            for line in (made[0].stderr if made else "").splitlines()[-_STDERR_LINES:]:
+                say(f"  | {printable(line)}")
     found = (made[0].report if made else None) or (None if failed is None else failed.report)
     output = "\n".join((made[0].stderr if made else "", *said))
     return HeardCalls(found, output, EXIT["ok" if failed is None else failed.outcome.code])
