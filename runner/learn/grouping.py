@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from sandbox.paths.mounts import contains
 from sandbox.speed.value import NamedTuple
 
-# So many paths below one folder are taken to mean the folder. Fewer are named one by one.
+# So many paths or folders below one folder are taken to mean the folder. Fewer are named one by one.
 ENOUGH_PATHS = 4
 
 
@@ -78,20 +78,21 @@ def _parents(path: str) -> Iterable[str]:
 
 def _split(
     folder: str, members: Sequence[MissedPath], may_name: Callable[[str], bool]
-) -> Iterable[PathGroup]:
-    """The groups of what is below `folder`: the lowest folders that hold enough of them."""
+) -> Sequence[PathGroup]:
+    """The groups of what is below `folder`, found from the bottom up: a folder stands for what is below it if
+    too many groups would have to be named one by one."""
     children: dict[str, list[MissedPath]] = {}
     for each in members:
         name = each.path[len(folder.rstrip("/")) + 1 :].partition("/")[0]
         children.setdefault(os.path.join(folder, name), []).append(each)
-    if len(children) > 1 and len(members) >= ENOUGH_PATHS and may_name(folder):
-        yield PathGroup(folder, tuple(members))
-        return
+    groups: list[PathGroup] = []
     for path, below in sorted(children.items()):
-        if len(below) == 1:
-            yield PathGroup(below[0].path, tuple(below))
-        else:
-            yield from _split(path, below, may_name)
+        groups += (
+            [PathGroup(below[0].path, tuple(below))] if len(below) == 1 else _split(path, below, may_name)
+        )
+    if len(groups) >= ENOUGH_PATHS and may_name(folder):
+        return [PathGroup(folder, tuple(members))]
+    return groups
 
 
 def uncovered(

@@ -19,15 +19,16 @@ from runner.launch.advice.clues import read_clues
 from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Scene
 from runner.learn.grouping import MissedPath, PathGroup, group_paths, uncovered
-from runner.learn.proposal import Need, Proposal, Refusal, can_be_shown, shown
+from runner.learn.proposal import Proposal, ProposedItem, UnproposedItem, can_be_shown, shown
 from sandbox.network.egress import NO_NETWORK, NOT_LISTED
 from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import HOST_WRITE_PATHS, lexical_fault, normal
 from sandbox.paths.mounts import Mounts, contains, join
 from sandbox.policy.approval import limit_approval
-from sandbox.spec import NAME_SERVER, Access, Approval
+from sandbox.spec import Access, Approval
 from sandbox.speed.value import NamedTuple
 
+_DEEPEST = 100  # folders above a path that is proposed
 _MOST_NOTES = 10  # of each kind
 _WRITES = {"write", "make"}
 _DNS_PORT = 53
@@ -73,8 +74,8 @@ def propose_needs(lesson: Lesson, denial: Denial, mounts: Mounts | None = None) 
 class _Judge(CagePlaces):
     def __init__(self, lesson: Lesson, denial: Denial, mounts: Mounts | None) -> None:
         super().__init__(lesson.scene, mounts)
-        self.needs: list[Need] = []
-        self.refused: dict[str, Refusal] = {}
+        self.needs: list[ProposedItem] = []
+        self.refused: dict[str, UnproposedItem] = {}
         self._lesson = lesson
         self._list_denial = denial
         self._to_make: dict[str, None] = {}  # folders that the host does not have either
@@ -186,6 +187,8 @@ class _Judge(CagePlaces):
         for path in dict.fromkeys((found.asked or found.path, found.path)):
             if not can_be_shown(path):
                 return "its name has characters that cannot be shown as they are"
+            if path.count("/") > _DEEPEST:
+                return f"it lies more than {_DEEPEST} folders deep"
             if why := self._list_denial(path, access):
                 return f"no option grants it: {why}"
             if clause := self.denial(path, access):
@@ -220,11 +223,11 @@ class _Judge(CagePlaces):
             why = f"asked for {count} paths below it, {times} in all"
         elif group.members[0].asked:
             why += f", as {shown(group.members[0].asked)}"
-        self.needs.append(Need(kind, group.path, why))
+        self.needs.append(ProposedItem(kind, group.path, why))
 
     def _refuse(self, what: str, times: int, why: str) -> None:
         known = self.refused.get(what)
-        self.refused[what] = Refusal(what, times + (known.times if known else 0), why)
+        self.refused[what] = UnproposedItem(what, times + (known.times if known else 0), why)
 
     # --- programs -------------------------------------------------------------------------------------------
 
@@ -272,11 +275,11 @@ class _Judge(CagePlaces):
         elif why := self._policy_reason(Approval(network="allowlist", hosts=(rule,))):
             self._refuse(rule, times, why)
         elif rule not in (need.what for need in self.needs):
-            self.needs.append(Need("host", rule, f"asked for {_times(times)}"))
+            self.needs.append(ProposedItem("host", rule, f"asked for {_times(times)}"))
 
     def _judge_address(self, address: str, port: int, times: int) -> None:
         """A connection to an address that no name stands for."""
-        if port in (0, _DNS_PORT) or address == NAME_SERVER[0]:
+        if port in (0, _DNS_PORT):
             return  # how libraries compare addresses, and ask for names
         what = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         if address.startswith(_LOOPBACK):
@@ -292,7 +295,7 @@ class _Judge(CagePlaces):
                 self._refuse(name, 1, why)
             else:
                 said = "it asks for it" if name in self.scene.denied_names else "its output names it"
-                self.needs.append(Need("variable", name, f"{said}, and it is set here"))
+                self.needs.append(ProposedItem("variable", name, f"{said}, and it is set here"))
 
     # --- notes ----------------------------------------------------------------------------------------------
 

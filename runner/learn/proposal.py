@@ -15,22 +15,22 @@ from sandbox.document.diagnostic import printable
 from sandbox.spec import Approval
 from sandbox.speed.value import NamedTuple
 
-NeedKind = Literal["read", "write", "host", "variable"]
+ItemKind = Literal["read", "write", "host", "variable"]
 Form = Literal["x-sandbox", "options", "policy"]
 FORMS: tuple[Form, ...] = ("x-sandbox", "options", "policy")
-_OPTIONS: dict[NeedKind, str] = {"read": "--read", "write": "--write", "host": "--net", "variable": "--env"}
+_OPTIONS: dict[ItemKind, str] = {"read": "--read", "write": "--write", "host": "--net", "variable": "--env"}
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+@~%:=,")
 
 
-class Need(NamedTuple):
+class ProposedItem(NamedTuple):
     """Something that the plugin missed, and that a person can allow."""
 
-    kind: NeedKind
+    kind: ItemKind
     what: str
     why: str  # how it asked, and how often
 
 
-class Refusal(NamedTuple):
+class UnproposedItem(NamedTuple):
     """Something that the plugin asked for, and that is not proposed."""
 
     what: str
@@ -39,12 +39,12 @@ class Refusal(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    needs: tuple[Need, ...] = ()
-    refused: tuple[Refusal, ...] = ()
+    needs: tuple[ProposedItem, ...] = ()
+    refused: tuple[UnproposedItem, ...] = ()
     notes: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = ()  # why something may be missing here
 
-    def of(self, kind: NeedKind) -> tuple[str, ...]:
+    def of(self, kind: ItemKind) -> tuple[str, ...]:
         return tuple(each.what for each in self.needs if each.kind == kind)
 
     @property

@@ -19,7 +19,7 @@ from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.cell.egress import GateProcess
-    from sandbox.cell.observer import Observation, Observer
+    from sandbox.cell.observer import CageObserver, Observation
     from sandbox.cell.questions import NameQuestions
     from sandbox.network.audit import AuditLog
     from sandbox.network.egress import AuditLine
@@ -86,7 +86,7 @@ class Cell:
 
     gate: GateProcess | None = None  # a process outside; launch() ends it
     questions: NameQuestions | None = None  # of a plugin without a network
-    observer: Observer | None = None  # of `runner learn`, a process outside; launch() ends it
+    observer: CageObserver | None = None  # of `runner learn`, a process outside; launch() ends it
 
     @property
     def audit(self) -> AuditLog | None:

@@ -26,7 +26,7 @@ from sandbox.speed.value import NamedTuple
 if TYPE_CHECKING:
     from sandbox.cell.contents import Contents
     from sandbox.cell.egress import GateProcess
-    from sandbox.cell.observer import Observer
+    from sandbox.cell.observer import CageObserver
     from sandbox.spec import MemoryFile
 
 _GATE_FAULT_SECONDS = 0.5  # for the message of a gate that could not start
@@ -70,7 +70,7 @@ def _launch_in_network(
     bwrap_path: str,
     bounds: Bounds,
     contents: Contents | None,
-    observer: Observer | None,
+    observer: CageObserver | None,
 ) -> Iterator[Cell]:
     plan = open_plan.plan
     if plan.share_network:
@@ -103,7 +103,7 @@ def _launch(
     bounds: Bounds,
     contents: Contents | None,
     network: GateProcess | NameQuestions | None,
-    observer: Observer | None,
+    observer: CageObserver | None,
 ) -> Iterator[Cell]:
     """`network`: None for the host's own."""
     plan = open_plan.plan

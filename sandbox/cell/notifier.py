@@ -1,6 +1,6 @@
 """The observer's own process: it is asked about each observed call of the cage, notes it, and lets it go on.
 
-It decides nothing and permits nothing. Every answer is "continue", and the cage judges the call as if nobody
+It decides nothing and grants nothing. Every answer is "continue", and the cage judges the call as if nobody
 had looked. The plugin can change a path after it was read here, or be read half-way through a change. So what
 is noted is what the plugin showed, never a reason to give it anything.
 

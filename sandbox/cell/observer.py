@@ -47,7 +47,7 @@ class Observation(NamedTuple):
     complete: bool = False  # False: the observer ended early
 
 
-class Observer(Meter):
+class CageObserver(Meter):
     """The observer's process. As a meter it ends the plugin if the observer is gone."""
 
     why = "the process that observes the plugin has ended, and without it the plugin's calls fail"
@@ -118,7 +118,7 @@ class Observer(Meter):
 @contextmanager
 def open_observer(
     identity: tuple[int, int] | None, forget: Callable[[], None] | None = None
-) -> Iterator[Observer]:
+) -> Iterator[CageObserver]:
     """Start the observer. Raises OSError if processes or descriptors are exhausted.
 
     `identity`: its uid and gid, if the caller is root: the plugin's. `forget`: called in the observer, to
@@ -138,7 +138,7 @@ def open_observer(
             theirs.close()
             os.close(alive_r)
         try:
-            observer = Observer(pid, alive_w, result, ours)
+            observer = CageObserver(pid, alive_w, result, ours)
         except BaseException:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -25,6 +25,7 @@ from runner.cli.shared.options import (
     contract_at_args,
     invocation_of,
     is_command,
+    secrets_of,
 )
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
@@ -48,7 +49,7 @@ from sandbox.spec import Access
 
 NAME = "learn"
 HELP = "run a plugin in its cage, say what it missed there, and propose what to allow"
-EXAMPLE = 'runner learn ~/.cursor/mcp.json --server files --call list_directory --input \'{"path": "/srv"}\''
+EXAMPLE = """runner learn ./my-plugin --call demo_echo --input '{"text": "hello"}'"""
 PASSES_ARGUMENTS = True
 
 
@@ -181,7 +182,7 @@ def _learn_attached(
 ) -> tuple[Planned, Lesson] | int:
     """Run the plugin with our own streams. Returns the exit status if it never ran."""
     seen: list[Ended] = []
-    secrets = read_secrets(args) or {}
+    secrets = secrets_of(args)
     contents = Contents({name: value for name, value in secrets.items() if not name.startswith("--")})
 
     def begin(host: Any) -> Ended:
