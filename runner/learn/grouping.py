@@ -18,11 +18,12 @@ ENOUGH_PATHS = 4
 class MissedPath(NamedTuple):
     """A path that was looked for in the cage, and that the host has."""
 
-    path: str  # without links
+    path: str
     times: int
     whole: bool = False  # a folder whose names the plugin wanted to read: all that is below belongs to it
     folder: bool = False
-    asked: str = ""  # as the plugin spelled it, if that is another path
+    asked: str = ""  # a link that the cage shows, and by which the plugin asked for this path
+    leads_to: str = ""  # the same without links, if it has some
 
 
 class PathGroup(NamedTuple):

@@ -24,6 +24,7 @@ from sandbox.network.egress import NO_NETWORK, NOT_LISTED
 from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import HOST_WRITE_PATHS, lexical_fault, normal
 from sandbox.paths.mounts import Mounts, contains, join
+from sandbox.paths.walk import LinkRefused, TooManyLinks, resolve
 from sandbox.policy.approval import limit_approval
 from sandbox.spec import Access, Approval
 from sandbox.speed.value import NamedTuple
@@ -116,26 +117,25 @@ class _Judge(CagePlaces):
             if writes and not self.is_writable(path):
                 yield from self._unwritable(path, times)
             elif (real := self._link_target(path)) is not None:
-                yield "read", self._found(real, uses, times, path)
+                yield "read", self._found(real, uses, times)._replace(asked=path)
         elif writes and any(contains(place, path) for place in ("/tmp", "/dev/shm")):
             return  # it has its own
         elif self.exists(path):
             above = [word for word in self._mentioned() if word != path and contains(path, word)]
             if above and os.path.isdir(path):  # a step on the way to what its arguments name
                 for word in above:
-                    yield "read", self._found(os.path.realpath(word), uses, times, word)
+                    yield "read", self._found(word, uses, times)
                 return
-            real = os.path.realpath(path)
-            yield "write" if writes else "read", self._found(real, uses, times, path)
+            yield "write" if writes else "read", self._found(path, uses, times)
         elif writes:
             yield from self._creatable(path, times)
         elif self._is_of_home(path):
             self._of_home[path] = None
 
-    def _found(self, real: str, uses: set[str], times: int, asked: str) -> MissedPath:
-        is_folder = os.path.isdir(real)
+    def _found(self, path: str, uses: set[str], times: int) -> MissedPath:
+        is_folder, real = os.path.isdir(path), os.path.realpath(path)
         whole = is_folder and bool(uses & {"list", "read", "write", "make"})
-        return MissedPath(real, times, whole, is_folder, asked if asked != real else "")
+        return MissedPath(path, times, whole, is_folder, leads_to=real if real != path else "")
 
     def _unwritable(self, path: str, times: int) -> Iterator[tuple[Access, MissedPath]]:
         """A path that the cage shows read-only. Interpreters try to cache code beside it: that is no need."""
@@ -151,7 +151,7 @@ class _Judge(CagePlaces):
                 path, times, "the folder holds the plugin's program or manifest, which it may not change"
             )
             return
-        yield "write", self._found(os.path.realpath(folder), {"write"}, times, folder)
+        yield "write", self._found(folder, {"write"}, times)
 
     def _creatable(self, path: str, times: int) -> Iterator[tuple[Access, MissedPath]]:
         """A path that the host does not have either, and that the plugin wanted to make."""
@@ -159,7 +159,7 @@ class _Judge(CagePlaces):
         while folder != "/" and not self.exists(folder):
             folder, missing = os.path.dirname(folder), folder
         if missing == path and self.is_folder(folder) and self._may_name(folder, "write"):
-            yield "write", self._found(os.path.realpath(folder), {"write"}, times, folder)
+            yield "write", self._found(folder, {"write"}, times)
         elif folder != "/" and can_be_shown(missing) and not self._list_denial(missing, "write"):
             self._to_make[missing] = None
 
@@ -184,7 +184,7 @@ class _Judge(CagePlaces):
 
     def _reason(self, found: MissedPath, access: Access) -> str:
         """Why a path is not proposed, or ''."""
-        for path in dict.fromkeys((found.asked or found.path, found.path)):
+        for path in filter(None, (found.asked, found.path, found.leads_to)):
             if not can_be_shown(path):
                 return "its name has characters that cannot be shown as they are"
             if path.count("/") > _DEEPEST:
@@ -193,12 +193,16 @@ class _Judge(CagePlaces):
                 return f"no option grants it: {why}"
             if clause := self.denial(path, access):
                 return f"no option grants it: it {clause}"
-        if self._is_wide(found.path):
+        if any(self._is_wide(path) for path in (found.path, found.leads_to)):
             return "it is too large a part of this machine to propose"
         try:
             mode = os.stat(found.path).st_mode
+            resolve(found.path)
         except OSError as error:
             return f"it cannot be looked at: {error.strerror}"
+        except (LinkRefused, TooManyLinks):
+            where = shown(found.leads_to or found.path)
+            return f"it leads to {where} by links that a cage does not follow: have the plugin use that path"
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             return "it is neither a file nor a folder, and a cage shows no sockets, pipes or devices"
         asked = Approval(read=(found.path,)) if access == "read" else Approval(write=(found.path,))
@@ -214,7 +218,7 @@ class _Judge(CagePlaces):
         return path in WIDE_PATHS or path in self.scene.homes or path in shared
 
     def _may_name(self, folder: str, access: Access) -> bool:
-        return not self._reason(MissedPath(folder, 1), access)
+        return not self._reason(self._found(folder, set(), 1), access)
 
     def _add_group(self, kind: Access, group: PathGroup) -> None:
         count, times = len(group.members), _times(group.times)
@@ -223,6 +227,8 @@ class _Judge(CagePlaces):
             why = f"asked for {count} paths below it, {times} in all"
         elif group.members[0].asked:
             why += f", as {shown(group.members[0].asked)}"
+        elif group.members[0].leads_to:
+            why += f"; it leads to {shown(group.members[0].leads_to)}"
         self.needs.append(ProposedItem(kind, group.path, why))
 
     def _refuse(self, what: str, times: int, why: str) -> None:

@@ -137,11 +137,21 @@ def test_a_link_is_judged_by_where_it_leads(place: Path) -> None:
     (place / "real").touch()
     (place / "other").symlink_to(place / "real")
     found = propose((place / "plain", "read"), (place / "other", "read"), denied=secret)
+    assert named(found) == []
+    refused = {each.what: each.why for each in found.refused}
+    assert refused[f"{place}/plain"] == "no option grants it: it is denied"
+    assert refused[f"{place}/other"] == (  # as a launch would
+        f"it leads to {place}/real by links that a cage does not follow: have the plugin use that path"
+    )
+
+
+def test_a_link_that_the_cage_shows_lacks_its_target(place: Path) -> None:
+    (place / "real").touch()
+    (place / "shown").mkdir()
+    (place / "shown" / "link").symlink_to(place / "real")
+    found = propose((place / "shown" / "link", "read"), scene=SCENE._replace(shown=(f"{place}/shown",)))
     assert named(found) == [("read", f"{place}/real")]
-    assert found.needs[0].why == f"asked for 2 times, as {place}/other"
-    [refused] = found.refused
-    assert (refused.what, refused.times) == (f"{place}/plain", 2)
-    assert refused.why == "no option grants it: it is denied"
+    assert found.needs[0].why == f"asked for 2 times, as {place}/shown/link"
 
 
 def test_many_files_never_become_a_folder_that_is_denied(place: Path) -> None:
