@@ -257,7 +257,7 @@ def _run(verb: str, words: list[str]) -> int:
             return verb_module(verb).run(usual)
         return status
     given = _drop_environment() if verb == "run" and is_wrapped(words) else None
-    if verb in ("exec", "run"):
+    if verb in ("exec", "run", "learn"):
         load("decide")
     if given is not None:
         _use_own_home()

@@ -1,4 +1,7 @@
-"""runner learn: run a plugin in its cage, and say what it missed there."""
+"""runner learn: run a plugin in its cage, and say what it missed there.
+
+What only the proposal needs is imported when the plugin has ended, so that it starts sooner.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,9 @@ import contextlib
 import os
 import sys
 import time
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from runner.approvals.record import ApprovalsUnusable
-from runner.cli import drop_environment
-from runner.cli.approving.question import propose
-from runner.cli.approving.subject import unwrap_subject
-from runner.cli.call import configured, contents_of, read_secrets
-from runner.cli.learning.proposal_text import proposal_lines
-from runner.cli.shared import text as printing
-from runner.cli.shared.json_option import read_json_option
+from runner.cli.exec import secret_files
 from runner.cli.shared.launching import CommandLineHost, is_stderr_writable
 from runner.cli.shared.launching import launch as launch_plugin
 from runner.cli.shared.options import (
@@ -29,23 +25,15 @@ from runner.cli.shared.options import (
 )
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
-from runner.contracts.registry import command_contract, find_contract
-from runner.launch.advice.scene import scene_of
-from runner.launch.carry_out import judge_end
-from runner.launch.command import environ_of_host
-from runner.launch.denylist import make_denylist
-from runner.launch.read import load
-from runner.launch.report import report
-from runner.launch.run import rehearse
 from runner.launch.run import run as run_plugin
 from runner.launch.stages import Ended, Invocation, Planned, Started, Stopwatch
-from runner.learn.judge import Lesson, propose_needs
-from runner.learn.proposal import FORMS, Proposal, emit
 from runner.outcome import EXEC_REFUSED, EXIT, USAGE_ERROR, Failure, Outcome
-from sandbox.cell.contents import Contents
 from sandbox.document.diagnostic import printable
-from sandbox.paths.mounts import read_mounts
-from sandbox.spec import Access
+
+if TYPE_CHECKING:
+    from runner.learn.judge import Lesson
+    from runner.learn.proposal import Proposal
+    from sandbox.spec import Access
 
 NAME = "learn"
 HELP = "run a plugin in its cage, say what it missed there, and propose what to allow"
@@ -77,7 +65,9 @@ def _add_learning(parser: argparse.ArgumentParser) -> None:
         "--input", metavar="JSON|@FILE", action=_Input, dest="calls", help="the input of the --call before it"
     )
     group.add_argument(
-        "--emit", choices=FORMS, help="print the proposal in this form only, to copy or to pass on"
+        "--emit",
+        choices=("x-sandbox", "options", "policy"),
+        help="print the proposal in this form only, to copy or to pass on",
     )
     group.add_argument(
         "--output",
@@ -129,11 +119,10 @@ def run(args: argparse.Namespace) -> int:
             say(f"runner learn: {printable(str(error))}")
             return USAGE_ERROR
         except Failure as failure:
+            from runner.cli.shared import text as printing
+
             printing.failure(failure.stage, failure.outcome)
             return EXIT[failure.outcome.code]
-        except ApprovalsUnusable as unusable:
-            say(f"runner learn: {printable(str(unusable))}\n  {printable(unusable.hint)}")
-            return EXIT["policy_denied"]
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -158,13 +147,14 @@ def _open_output(path: str) -> IO[str]:
 
 class LearningHost(CommandLineHost):
     advises = False  # the proposal says it all
+    is_quiet = False  # where only a form is printed
 
     def see_ready(self, planned: Planned) -> None:
         _require_cage(planned)
         super().see_ready(planned)
 
     def see_started(self, started: Started) -> Started:
-        if is_stderr_writable(0):
+        if not self.is_quiet and is_stderr_writable(0):
             with contextlib.suppress(OSError):
                 say("runner learn: it runs, and what it asks for is noted; Ctrl-C ends it")
         return super().see_started(started)
@@ -183,17 +173,20 @@ def _learn_attached(
     """Run the plugin with our own streams. Returns the exit status if it never ran."""
     seen: list[Ended] = []
     secrets = secrets_of(args)
-    contents = Contents({name: value for name, value in secrets.items() if not name.startswith("--")})
+    contents = secret_files(secrets) if secrets else None
 
     def begin(host: Any) -> Ended:
-        began = time.monotonic()
-        seen.append(run_plugin(invocation, os.environ, began, host, contents if secrets else None))
+        seen.append(run_plugin(invocation, os.environ, time.monotonic(), host, contents))
         return seen[0]
 
     host = LearningHost(keep_tail=True, secrets=secrets)
+    host.is_quiet = args.emit is not None
     status = launch_plugin(NAME, begin, host, report_file)
     if not seen:
         return status
+    from runner.launch.carry_out import judge_end
+    from runner.launch.report import report
+
     [ended] = seen
     planned = ended.started.planned
     outcome, _ = judge_end(ended.end, planned.plan.limits, planned)
@@ -206,6 +199,12 @@ def _learn_by_calls(
     args: argparse.Namespace, invocation: Invocation, report_file: ReportFile
 ) -> tuple[Planned, Lesson] | int:
     """Start the plugin, make the calls, and end it."""
+    from runner.cli.call import configured, contents_of, read_secrets
+    from runner.cli.live.learn_calls import talk
+    from runner.cli.shared.json_option import read_json_option
+    from runner.contracts.registry import command_contract, find_contract
+    from runner.launch.run import rehearse
+
     name = command_contract() if is_command(args) else contract_at_args(args)
     contract = None if name is None else find_contract(name)
     if contract is not None and contract.prepared_calls is not None:
@@ -216,8 +215,6 @@ def _learn_by_calls(
     secrets = read_secrets(args)
     planned = rehearse(invocation, os.environ)
     _require_cage(planned)
-    from runner.cli.live.learn_calls import talk
-
     heard = talk(invocation, kind, calls, config, secrets, contents_of(args, secrets))
     if report_file.wanted and heard.report is not None:
         report_file.write(heard.report)
@@ -227,6 +224,10 @@ def _learn_by_calls(
 
 
 def _lesson(planned: Planned, document: dict[str, Any], output: str) -> Lesson:
+    from runner.launch.advice.scene import scene_of
+    from runner.launch.command import environ_of_host
+    from runner.learn.judge import Lesson
+
     environ = environ_of_host(planned.invocation.command, os.environ)
     scene = scene_of(planned, environ)
     return Lesson(scene, document, dict(planned.plan.env).get("HOME", ""), os.environ.get("PATH", ""), output)
@@ -236,6 +237,10 @@ def _lesson(planned: Planned, document: dict[str, Any], output: str) -> Lesson:
 
 
 def _propose(planned: Planned, lesson: Lesson) -> Proposal:
+    from runner.launch.denylist import make_denylist
+    from runner.learn.judge import propose_needs
+    from sandbox.paths.mounts import read_mounts
+
     mounts = read_mounts()
     denylist = make_denylist(planned.decided, planned.bwrap, mounts, os.environ, writes=True)
 
@@ -249,6 +254,10 @@ def _propose(planned: Planned, lesson: Lesson) -> Proposal:
 def _print(
     args: argparse.Namespace, invocation: Invocation, proposal: Proposal, output: IO[str] | None
 ) -> None:
+    from runner.cli.learning.proposal_text import proposal_lines
+    from runner.launch.read import load
+    from runner.learn.proposal import emit
+
     if args.emit is not None:
         told = emit(proposal, args.emit)
     else:
@@ -261,9 +270,19 @@ def _print(
 
 def _apply(args: argparse.Namespace, invocation: Invocation, proposal: Proposal) -> int:
     """Record the proposal as an approval, by the same words and the same question as `runner allow`."""
+    from runner.approvals.record import ApprovalsUnusable
+    from runner.cli import drop_environment
+    from runner.cli.approving.question import propose
+    from runner.cli.approving.subject import unwrap_subject
+    from runner.launch.read import load
+
     subject = unwrap_subject(load(invocation, Stopwatch()))
     if subject.entry is not None:
         drop_environment()
     # Without --call, stdout was the plugin's.
     with contextlib.redirect_stdout(sys.stdout if args.calls else sys.stderr):
-        return propose(subject, proposal.approval, sure=args.yes)
+        try:
+            return propose(subject, proposal.approval, sure=args.yes)
+        except ApprovalsUnusable as unusable:
+            say(f"runner learn: {printable(str(unusable))}\n  {printable(unusable.hint)}")
+            return EXIT["policy_denied"]
