@@ -179,7 +179,17 @@ def test_calls_drive_it_and_the_proposal_is_allowed(
     manifest = write_file(place / "mcp.json", json.dumps({"mcpServers": {"needy": entry}}))
     allowed = runner_as("allow", "--yes", manifest, "--server", "needy")
     assert allowed.returncode == 0, allowed.stderr
-    words = [manifest, "--server", "needy", "--call", "greet", "--input", '{"name": "you"}', "--call", "none"]
+    words = [
+        str(manifest),
+        "--server",
+        "needy",
+        "--call",
+        "greet",
+        "--input",
+        '{"name": "you"}',
+        "--call",
+        "none",
+    ]
     learned = runner_as("learn", "--emit", "x-sandbox", *words)
     assert learned.returncode == 0, learned.stderr
     assert json.loads(learned.stdout) == {"x-sandbox": {"read": [str(data)]}}
