@@ -342,7 +342,8 @@ def _incomplete(observed: Mapping[str, Any]) -> Iterator[str]:
             f"it asked for more different things than are noted: {observed['missed']} calls were only counted"
         )
     if observed["unread"]:
-        yield f"the arguments of {observed['unread']} calls could not be read"
+        forbids = "kernel.yama.ptrace_scope = 3 or a container may forbid it"
+        yield f"the arguments of {observed['unread']} calls could not be read ({forbids})"
 
 
 def _times(number: int) -> str:

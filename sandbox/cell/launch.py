@@ -17,7 +17,7 @@ from sandbox.plan import bwrap
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
-from sandbox.spawn.order import CgroupHandles, GuardOrder, SpawnError, SpawnOrder, folder_path
+from sandbox.spawn.order import OBSERVE, CgroupHandles, GuardOrder, SpawnError, SpawnOrder, folder_path
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
@@ -56,10 +56,19 @@ def launch(
 
     # It reads the memory of the plugin's processes, which root may do in all containers by their uid alone.
     identity = (owner.uid, owner.gid) if open_plan.plan.layers.uid_range is not None else None
-    with (
-        open_observer(identity, None if contents is None else contents.wipe) as observer,
-        _launch_in_network(open_plan, owner, bwrap_path, bounds, contents, observer) as cell,
-    ):
+    with ExitStack() as stack:
+        observer = stack.enter_context(open_observer(identity, None if contents is None else contents.wipe))
+        try:
+            cell = stack.enter_context(
+                _launch_in_network(open_plan, owner, bwrap_path, bounds, contents, observer)
+            )
+        except SpawnError as error:
+            if error.stage != OBSERVE:
+                raise
+            from sandbox.plan.layers import LayerUnavailable
+
+            hint = "a supervisor around the runner, as some containers have, may observe it: learn elsewhere"
+            raise LayerUnavailable("seccomp", str(error), hint) from None
         yield cell
 
 

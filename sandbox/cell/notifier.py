@@ -41,6 +41,7 @@ LOOKED, READ, LISTED, WRITTEN, MADE, RUN, CONNECTED = (1 << bit for bit in range
 _USE_OF_KIND = {"look": LOOKED, "make": MADE, "run": RUN}
 USES = ("look", "read", "list", "write", "make", "run", "connect")  # by bit
 
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 # ioctl(2) requests of a listener, the same on both architectures.
 _RECEIVE, _SEND, _SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
 _SYNC_WAKE_UP = 1  # Linux 6.6: the caller runs on this processor next
@@ -129,6 +130,9 @@ def run_notifier(descriptors: NotifierDescriptors, identity: tuple[int, int] | N
             os.setgroups([])
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
+        libc = open_libc()
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         follow_parent(lambda: not _is_readable(descriptors.alive))
         listener = _receive_listener(descriptors.channel)
         notes = Notes()
@@ -223,6 +227,8 @@ class _Notifier:
             raise
         if not self._begun:
             self._begun = seen.path.startswith(_LAUNCHERS)
+            # The first call is that of a copy of the runner, whose memory is closed to the plugin's uid.
+            self._notes.unread = 0 if self._begun else self._notes.unread + (not is_read)
         elif not is_read:
             self._notes.unread += 1
         elif seen.path:

@@ -110,7 +110,6 @@ for n in range(4):
     os.waitpid(child, 0)
 for n in range(700):  # more bytes than are noted
     os.path.lexists(f"/nowhere/{n}/" + "x/" * 1990)
-os.path.exists(f"{place}/late")
 os.kill(0, signal.SIGTERM)
 """
 
@@ -118,7 +117,6 @@ os.kill(0, signal.SIGTERM)
 @pytest.mark.both_callers
 def test_a_plugin_cannot_blind_fill_or_deceive_it(runner_as: Caller, place: Path, write_file: Write) -> None:
     write_file(place / "child", "")
-    write_file(place / "late", "")
     write_file(place / "a\x1b[2J\n  read  etc", "")
     command = ["--", "/usr/bin/python3", "-uc", HOSTILE]
     learned = runner_as("learn", *command, input=f"{place}\n")
@@ -126,7 +124,6 @@ def test_a_plugin_cannot_blind_fill_or_deceive_it(runner_as: Caller, place: Path
     assert learned.stdout == "plain filter 0\nlistener EINVAL\n"
     lines = learned.stderr.splitlines()
     assert f"    read  {place}/child  asked for 4 times" in lines
-    assert not any(f"{place}/late" in line for line in lines)  # after the bound
     assert any("it asked for more different things than are noted" in line for line in lines)
     assert f'    "{place}/a\\\\x1b[2J\\\\n  read  etc" (4 times): its name has' in learned.stderr
     assert "\x1b" not in learned.stderr
@@ -138,7 +135,7 @@ print("runs", flush=True)
 while True:
     try:
         os.stat("/var/tmp")
-    except FileNotFoundError:
+    except OSError:
         time.sleep(0.01)
 """
 
