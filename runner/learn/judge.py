@@ -11,6 +11,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from shutil import which
 from typing import Any
 
@@ -31,6 +32,7 @@ from sandbox.speed.value import NamedTuple
 
 _DEEPEST = 100  # folders above a path that is proposed
 _MOST_NOTES = 10  # of each kind
+_MOST_PROPOSED = 40  # paths and folders, and as many hosts
 _WRITES = {"write", "make"}
 _DNS_PORT = 53
 _HTTPS_PORT = 443
@@ -81,6 +83,7 @@ class _Judge(CagePlaces):
         self._list_denial = denial
         self._to_make: dict[str, None] = {}  # folders that the host does not have either
         self._of_home: dict[str, None] = {}
+        self._too_deep = self._left_out = 0
         self._programs: dict[str, bool] = {}  # by name: whether the cage has it
 
     # --- paths ----------------------------------------------------------------------------------------------
@@ -94,6 +97,9 @@ class _Judge(CagePlaces):
                 path = os.path.normpath(path)  # for the plugin too, unless a link of its own is in it
             if lexical_fault(path):
                 continue
+            if path.count("/") > _DEEPEST:
+                self._too_deep += 1
+                continue
             for access, found in self._missed(normal(path), uses, times):
                 if found.path in _DISPENSABLE or os.path.basename(found.path) in _DISPENSABLE_NAMES:
                     continue
@@ -103,10 +109,13 @@ class _Judge(CagePlaces):
                     missed[access].append(found)
         written = group_paths(missed["write"], lambda folder: self._may_name(folder, "write"))
         read = group_paths(missed["read"], lambda folder: self._may_name(folder, "read"))
-        for group in written:
-            self._add_group("write", group)
-        for group in uncovered(read, (each.path for each in written)):
-            self._add_group("read", group)
+        groups: list[tuple[Access, PathGroup]] = [("write", group) for group in written]
+        groups += [("read", group) for group in uncovered(read, (each.path for each in written))]
+        often = sorted(groups, key=lambda each: -each[1].times)[:_MOST_PROPOSED]
+        self._left_out = len(groups) - len(often)
+        for access, group in groups:
+            if (access, group) in often:
+                self._add_group(access, group)
 
     def _missed(self, path: str, uses: set[str], times: int) -> Iterator[tuple[Access, MissedPath]]:
         """What the host has of a path that the plugin did not find, or found read-only."""
@@ -121,7 +130,7 @@ class _Judge(CagePlaces):
         elif writes and any(contains(place, path) for place in ("/tmp", "/dev/shm")):
             return  # it has its own
         elif self.exists(path):
-            above = [word for word in self._mentioned() if word != path and contains(path, word)]
+            above = [word for word in self._mentioned if word != path and contains(path, word)]
             if above and os.path.isdir(path):  # a step on the way to what its arguments name
                 for word in above:
                     yield "read", self._found(word, uses, times)
@@ -170,6 +179,7 @@ class _Judge(CagePlaces):
         real = os.path.realpath(path)
         return None if self.is_shown(real) or not self.exists(real) else real
 
+    @cached_property
     def _mentioned(self) -> list[str]:
         words = (self.absolute(word.removeprefix("file://")) for _, word in self.scene.mentions)
         return [word for word in words if word is not None and not self.is_shown(word) and self.exists(word)]
@@ -188,7 +198,7 @@ class _Judge(CagePlaces):
             if not can_be_shown(path):
                 return "its name has characters that cannot be shown as they are"
             if path.count("/") > _DEEPEST:
-                return f"it lies more than {_DEEPEST} folders deep"
+                return f"it lies more than {_DEEPEST} folders deep"  # by its links
             if why := self._list_denial(path, access):
                 return f"no option grants it: {why}"
             if clause := self.denial(path, access):
@@ -218,7 +228,8 @@ class _Judge(CagePlaces):
         return path in WIDE_PATHS or path in self.scene.homes or path in shared
 
     def _may_name(self, folder: str, access: Access) -> bool:
-        return not self._reason(self._found(folder, set(), 1), access)
+        """Whether a folder may be proposed for what is below it. One directly below / never is."""
+        return folder.count("/") > 1 and not self._reason(self._found(folder, set(), 1), access)
 
     def _add_group(self, kind: Access, group: PathGroup) -> None:
         count, times = len(group.members), _times(group.times)
@@ -280,6 +291,8 @@ class _Judge(CagePlaces):
             self._refuse(rule, times, f"it {reason}")
         elif why := self._policy_reason(Approval(network="allowlist", hosts=(rule,))):
             self._refuse(rule, times, why)
+        elif len([need for need in self.needs if need.kind == "host"]) >= _MOST_PROPOSED:
+            self._refuse(rule, times, "it asked for too many hosts to propose all")
         elif rule not in (need.what for need in self.needs):
             self.needs.append(ProposedItem("host", rule, f"asked for {_times(times)}"))
 
@@ -306,6 +319,10 @@ class _Judge(CagePlaces):
     # --- notes ----------------------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[str]:
+        if self._left_out:
+            yield f"{self._left_out} more paths were missed; only the {_MOST_PROPOSED} most frequent are proposed"
+        if self._too_deep:
+            yield f"{self._too_deep} paths that lie more than {_DEEPEST} folders deep were not looked at"
         yield from _bounded(list(self._missing_programs()), "programs")
         made = [
             f"it wanted to make {shown(path)}: make the folder, run learn again, and --write can name it"

@@ -10,10 +10,11 @@ from runner.cli.approving.items import item_lines, items_of
 from runner.launch.approve import allow_command
 from runner.launch.stages import Loaded
 from runner.learn.proposal import Proposal, shown
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import cut, printable
 from sandbox.paths.homes import homes
 
 _MOST_REFUSED = 15
+_LONGEST_REFUSED = 200  # characters of each
 
 
 def proposal_lines(proposal: Proposal, loaded: Loaded) -> Iterator[str]:
@@ -29,7 +30,7 @@ def proposal_lines(proposal: Proposal, loaded: Loaded) -> Iterator[str]:
         yield "It also asked for, and is not proposed:"
     for each in proposal.refused[:_MOST_REFUSED]:
         often = "once" if each.times == 1 else f"{each.times} times"
-        yield f"    {shown(each.what)} ({often}): {printable(each.why)}"
+        yield f"    {shown(cut(each.what, _LONGEST_REFUSED))} ({often}): {printable(each.why)}"
     if (more := len(proposal.refused) - _MOST_REFUSED) > 0:
         yield f"    and {more} more"
     for note in (*proposal.notes, *proposal.incomplete):

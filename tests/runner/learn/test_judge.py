@@ -228,6 +228,24 @@ def test_its_own_home_is_not_yours(place: Path) -> None:
     assert any("/inside/.toolrc" in note and "--env HOME" in note for note in found.notes)
 
 
+def test_a_proposal_stays_short_enough_to_read(place: Path) -> None:
+    paths = []
+    for number in range(60):
+        path = place / str(number) / "file"
+        path.parent.mkdir()
+        path.touch()
+        paths.append(path)
+    found = propose(
+        *((path, "read") for path in paths),
+        questions=tuple(f"host{number}.example" for number in range(60)),
+        scene=SCENE._replace(homes=(str(place),)),
+    )
+    kinds = [need.kind for need in found.needs]
+    assert (kinds.count("read"), kinds.count("host")) == (40, 40)
+    assert any(note.startswith("20 more paths were missed") for note in found.notes)
+    assert len(found.refused) == 20
+
+
 def test_what_is_missing_in_the_proposal_is_said() -> None:
     found = propose(missed=7, unread=2, complete=False)
     assert len(found.incomplete) == 3

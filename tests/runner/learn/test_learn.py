@@ -125,6 +125,7 @@ def test_a_plugin_cannot_blind_fill_or_deceive_it(runner_as: Caller, place: Path
     lines = learned.stderr.splitlines()
     assert f"    read  {place}/child  asked for 4 times" in lines
     assert any("it asked for more different things than are noted" in line for line in lines)
+    assert any("paths that lie more than 100 folders deep were not looked at" in line for line in lines)
     assert f'    "{place}/a\\\\x1b[2J\\\\n  read  etc" (4 times): its name has' in learned.stderr
     assert "\x1b" not in learned.stderr
 
