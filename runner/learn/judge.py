@@ -320,7 +320,8 @@ class _Judge(CagePlaces):
 
     def notes(self) -> Iterator[str]:
         if self._left_out:
-            yield f"{self._left_out} more paths were missed; only the {_MOST_PROPOSED} most frequent are proposed"
+            most = f"only the {_MOST_PROPOSED} that it asked for most often are proposed"
+            yield f"{self._left_out} more paths were missed; {most}"
         if self._too_deep:
             yield f"{self._too_deep} paths that lie more than {_DEEPEST} folders deep were not looked at"
         yield from _bounded(list(self._missing_programs()), "programs")

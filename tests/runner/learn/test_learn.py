@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -198,6 +199,27 @@ def test_calls_drive_it_and_the_proposal_is_allowed(
     assert applied.returncode == 0 and "Allowed. To take it back" in applied.stdout
     again = runner_as("learn", *words)
     assert "nothing that this machine has and that could be allowed" in again.stdout
+
+
+SUPERVISED = """
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None)
+code = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))
+program = struct.pack("@HP", 1, ctypes.addressof(code))
+libc.prctl(38, 1, 0, 0, 0)
+listener = libc.syscall({"x86_64": 317, "aarch64": 277}[os.uname().machine], 1, 8, program)
+os.set_inheritable(listener, True)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.needs("user")
+def test_a_runner_that_is_observed_itself_says_so(runner_as_user: Caller) -> None:
+    for verb, status in (("run", 0), ("learn", 125)):  # the cage can be built, and nothing can be learned
+        command = ["/usr/bin/python3", "-c", SUPERVISED, *runner_as_user.command(verb, "--", "true")]
+        done = subprocess.run(command, env=dict(runner_as_user.environ), capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+    assert "could not install the filter of runner learn: Device or resource busy" in done.stderr
 
 
 def test_wrong_options_are_refused(runner_as_user: Caller) -> None:
