@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and not words[0].startswith("-") and words[0] in all_verbs(words[0]):
-            if words[0] in ("exec", "run", "call", "tools"):
+            if words[0] in ("exec", "run", "call", "tools", "learn"):
                 import gc
 
                 # A launch makes little garbage, and a collection takes milliseconds. Sessions, which run
