@@ -23,6 +23,7 @@ from scripts.benches import (
     growth,
     kill,
     launch,
+    learn,
     machine,
     network,
     pages,
@@ -89,6 +90,10 @@ def _binds(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Tabl
     return binds.bench(caller, BINDS, max(2, counts.launches // 2))
 
 
+def _learn(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return learn.bench(caller, max(2, counts.launches // 2))
+
+
 def _peers(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return peers.bench(caller, max(2, counts.launches // 2), found)
 
@@ -132,6 +137,7 @@ PARTS: Mapping[str, Part] = {
     "launch": _launch,
     "peers": _peers,
     "binds": _binds,
+    "learn": _learn,
     "kill": _kill,
     "call": _call,
     "framings": _framings,

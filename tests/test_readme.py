@@ -213,7 +213,7 @@ def test_the_report_is_documented_key_by_key(runner_as_user: Caller, plugin_dir:
     sections = re.split(r"^## `(\w+)`$", page, flags=re.MULTILINE)
     tables = {"": sections[0], **dict(zip(sections[1::2], sections[2::2], strict=True))}
     documented = {name: re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) for name, text in tables.items()}
-    assert sorted(documented[""]) == sorted([*report, "session", "invocation"])  # for other verbs
+    assert sorted(documented[""]) == sorted([*report, "session", "invocation", "observed"])  # for other verbs
     for part in ("exit", "grant", "stderr", "usage"):
         assert sorted(documented[part]) == sorted(report[part])
     assert sorted(documented["limits"]) == sorted(report["limits"][0])

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 GROUPS = {
     "run": ("exec", "run", "call", "tools"),
     "look": ("check", "explain", "plan", "contracts"),
-    "allow": ("allow",),
+    "allow": ("allow", "learn"),
     "write": ("new", "schema", "package", "keygen"),
     "operate": ("doctor", "state", "completion"),
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Verbs whose module is in a folder below this one.
-_FOLDERS = {"allow": "approving", "package": "signing", "keygen": "signing"}
+_FOLDERS = {"allow": "approving", "learn": "learning", "package": "signing", "keygen": "signing"}
 
 
 def entry() -> NoReturn:
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and not words[0].startswith("-") and words[0] in all_verbs(words[0]):
-            if words[0] in ("exec", "run", "call", "tools"):
+            if words[0] in ("exec", "run", "call", "tools", "learn"):
                 import gc
 
                 # A launch makes little garbage, and a collection takes milliseconds. Sessions, which run
@@ -257,7 +257,7 @@ def _run(verb: str, words: list[str]) -> int:
             return verb_module(verb).run(usual)
         return status
     given = _drop_environment() if verb == "run" and is_wrapped(words) else None
-    if verb in ("exec", "run"):
+    if verb in ("exec", "run", "learn"):
         load("decide")
     if given is not None:
         _use_own_home()

@@ -69,7 +69,7 @@ def launch(args: argparse.Namespace, verb: str) -> int:
             raise ValueError("--config -: stdin is the plugin's; write --config @FILE")
         invocation = invocation_of(args)
         secrets = secrets_of(args)
-        contents = _contents(secrets) if secrets else None
+        contents = secret_files(secrets) if secrets else None
         report_file: ReportFile = getattr(args, "report_file", None) or ReportFile(args.report)
         events = open_events(args.events)
     except (ReportFileError, ValueError) as error:
@@ -98,7 +98,8 @@ def launch(args: argparse.Namespace, verb: str) -> int:
     )
 
 
-def _contents(secrets: Mapping[str, bytes]) -> Contents:
+def secret_files(secrets: Mapping[str, bytes]) -> Contents:
+    """The contents of the cage's files for these secrets."""
     from sandbox.cell.contents import Contents
 
     return Contents({name: value for name, value in secrets.items() if not name.startswith("--")})

@@ -23,10 +23,13 @@ from sandbox.speed.late_site import complete_search_path
 from sandbox.speed.typed import Mapping, Sequence
 
 
-def make_denylist(decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str]) -> Denylist:
+def make_denylist(
+    decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str], *, writes: bool = False
+) -> Denylist:
+    """`writes`: the plugin may be given more to write than was decided."""
     state_dir = decided.state_dir
     chosen = state_dir is not None and decided.loaded.invocation.state_dir is not None
-    hosts = chosen or writes_outside(decided)
+    hosts = writes or chosen or writes_outside(decided)
     if hosts:
         complete_search_path()  # .pth files add to our own code: see _own_code
     # The runner's own environment and, for a wrapped entry, the environment of its host.

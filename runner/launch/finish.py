@@ -38,6 +38,7 @@ def finish(started: Started, end: End, stop: Collection[int] = ()) -> tuple[End,
     if delivering is not None:
         gate, until = delivering
         gate.drain(until - time.monotonic(), stop)
+    started.cell.observation()
     late = [relay.exceeded] if relay is not None and relay.exceeded is not None else []
     if inspection is not None:
         inspection.finish(_HOST_READ_SECONDS)

@@ -80,6 +80,7 @@ def _provision(
         writing_for=managed_state_dir(plugin, environ) if leaves else "",
         sites=found.sites,
         own_groups=found.own,
+        observed=decided.loaded.invocation.observe,
     )
 
 

@@ -90,6 +90,7 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
         "stderr": None if relay is None else _stderr_document(relay),
         "inspection": None if inspection is None else inspection.document(),
         "network": _network_document(stage),
+        **_observed_document(ended),
         "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),
         "notes": [note._asdict() for note in notes(stage)],
@@ -172,6 +173,16 @@ def _network_document(stage: Stage | None) -> dict[str, Any] | None:
     from runner.launch.network_report import network_document
 
     return network_document(stage)
+
+
+def _observed_document(ended: Ended | None) -> dict[str, Any]:
+    """What `runner learn` saw. Other reports do not have this member."""
+    seen = None if ended is None else ended.started.cell.observation()
+    if seen is None:
+        return {}
+    paths = [each._asdict() for each in seen.paths]
+    connections = [each._asdict() for each in seen.connections]
+    return {"observed": {**seen._asdict(), "paths": paths, "connections": connections}}
 
 
 def _is_absent(denial: Denial) -> bool:

@@ -59,6 +59,7 @@ class Invocation(NamedTuple):
     options: tuple[tuple[str, str], ...] = ()  # the contract's own
     config: str = ""  # the plugin's configuration as JSON, where its contract derives requests from it
     command: Command | None = None  # a program without a manifest; `manifest` is empty then
+    observe: bool = False  # note what the plugin asks the kernel for, for `runner learn`
 
 
 class Stopwatch:
@@ -124,6 +125,7 @@ class Provision(NamedTuple):
     writing_for: str
     sites: tuple[Site, ...]  # where cgroups of dead runners may be
     own_groups: tuple[Hierarchy, ...]  # of the runner itself
+    observed: bool = False  # Invocation.observe
 
 
 class Planned(NamedTuple):

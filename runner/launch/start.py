@@ -55,7 +55,10 @@ def start(
 
             cell = stack.enter_context(start_unsandboxed(opened.plan, bounds))
         else:
-            cell = stack.enter_context(launch(opened, acquired.owner, planned.bwrap, bounds, contents))
+            observe = planned.provision.observed
+            cell = stack.enter_context(
+                launch(opened, acquired.owner, planned.bwrap, bounds, contents, observe=observe)
+            )
         plumbing.give_away()
         disk = acquired.disk
         if disk is not None:
@@ -69,6 +72,8 @@ def start(
             meters.append(GateMeter(cell.gate))
         if cell.questions is not None:
             meters.append(cell.questions)
+        if cell.observer is not None:
+            meters.append(cell.observer)
         if cgroup is not None and limits.memory is not None:
             meters.append(MemoryMeter(cgroup))
         if cgroup is not None and cgroup.effective:

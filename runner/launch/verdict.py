@@ -77,6 +77,9 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         message = f"the plugin took more than its share of the whole machine: {end.detail}"
         outcome = Outcome("crashed", "run", message, end.limit, "raise machine_share in the policy")
         return outcome, 128 + _SIGKILL
+    if end.limit == "observer":
+        outcome = Outcome("internal", "run", f"the run was ended: {end.detail}", end.limit, "start it again")
+        return outcome, EXEC_NO_CAGE
     if end.lifted and (end.limit == "lifted" or end.reason in (None, "signal")):
         message = f"limits of the plugin were lifted from outside while it ran: {', '.join(end.lifted)}"
         outcome = Outcome("sandbox_unavailable", "run", message, end.lifted[0], _LIFTED_HINT)

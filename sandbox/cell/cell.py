@@ -19,6 +19,7 @@ from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.cell.egress import GateProcess
+    from sandbox.cell.observer import CageObserver, Observation
     from sandbox.cell.questions import NameQuestions
     from sandbox.network.audit import AuditLog
     from sandbox.network.egress import AuditLine
@@ -85,12 +86,20 @@ class Cell:
 
     gate: GateProcess | None = None  # a process outside; launch() ends it
     questions: NameQuestions | None = None  # of a plugin without a network
+    observer: CageObserver | None = None  # of `runner learn`, a process outside; launch() ends it
 
     @property
     def audit(self) -> AuditLog | None:
         """What the plugin did with its network; None for a plugin that has no gate and asked for no host."""
         network = self.gate or self.questions
         return None if network is None else network.log
+
+    def observation(self) -> Observation | None:
+        """What the plugin asked the kernel for; None if nobody observes it. To be asked when it has ended: it
+        ends the observer."""
+        if self.observer is None:
+            return None
+        return self.observer.collect({} if self.questions is None else self.questions.addresses)
 
     def watch_network(self, on_line: Callable[[AuditLine], None]) -> None:
         """Have `on_line` called for each connection and each DNS question of the plugin."""

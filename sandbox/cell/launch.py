@@ -17,7 +17,7 @@ from sandbox.plan import bwrap
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
-from sandbox.spawn.order import CgroupHandles, GuardOrder, SpawnError, SpawnOrder, folder_path
+from sandbox.spawn.order import OBSERVE, CgroupHandles, GuardOrder, SpawnError, SpawnOrder, folder_path
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
@@ -26,6 +26,7 @@ from sandbox.speed.value import NamedTuple
 if TYPE_CHECKING:
     from sandbox.cell.contents import Contents
     from sandbox.cell.egress import GateProcess
+    from sandbox.cell.observer import CageObserver
     from sandbox.spec import MemoryFile
 
 _GATE_FAULT_SECONDS = 0.5  # for the message of a gate that could not start
@@ -38,21 +39,57 @@ def launch(
     bwrap_path: str,
     bounds: Bounds | None = None,
     contents: Contents | None = None,
+    *,
+    observe: bool = False,
 ) -> Iterator[Cell]:
     """Start the plan. Nothing of it is left when the context ends.
 
-    `contents`: of each memory file in the plan. Raises ValueError if one is missing.
+    `contents`: of each memory file in the plan. Raises ValueError if one is missing. `observe`: note what the
+    plugin asks the kernel for; the cage is the same.
     """
+    bounds = bounds or Bounds(rlimits(open_plan.plan.limits))
+    if not observe:
+        with _launch_in_network(open_plan, owner, bwrap_path, bounds, contents, None) as cell:
+            yield cell
+        return
+    from sandbox.cell.observer import open_observer
+
+    # It reads the memory of the plugin's processes, which root may do in all containers by their uid alone.
+    identity = (owner.uid, owner.gid) if open_plan.plan.layers.uid_range is not None else None
+    with ExitStack() as stack:
+        observer = stack.enter_context(open_observer(identity, None if contents is None else contents.wipe))
+        try:
+            cell = stack.enter_context(
+                _launch_in_network(open_plan, owner, bwrap_path, bounds, contents, observer)
+            )
+        except SpawnError as error:
+            if error.stage != OBSERVE:
+                raise
+            from sandbox.plan.layers import LayerUnavailable
+
+            hint = "a supervisor around the runner, as some containers have, may observe it: learn elsewhere"
+            raise LayerUnavailable("seccomp", str(error), hint) from None
+        yield cell
+
+
+@contextmanager
+def _launch_in_network(
+    open_plan: OpenPlan,
+    owner: Owner,
+    bwrap_path: str,
+    bounds: Bounds,
+    contents: Contents | None,
+    observer: CageObserver | None,
+) -> Iterator[Cell]:
     plan = open_plan.plan
-    bounds = bounds or Bounds(rlimits(plan.limits))
     if plan.share_network:
-        with _launch(open_plan, owner, bwrap_path, bounds, contents, None) as cell:
+        with _launch(open_plan, owner, bwrap_path, bounds, contents, None, observer) as cell:
             yield cell
         return
     if plan.egress is None:
         with (
-            open_questions() as questions,
-            _launch(open_plan, owner, bwrap_path, bounds, contents, questions) as cell,
+            open_questions(gives_addresses=observer is not None) as questions,
+            _launch(open_plan, owner, bwrap_path, bounds, contents, questions, observer) as cell,
         ):
             yield cell
         return
@@ -62,7 +99,7 @@ def launch(
     forget = contents.wipe if contents is not None else None
     with (
         open_gate(plan.egress, plan.layers.uid_range, bounds.launch, plan.limits, forget) as gate,
-        _launch(open_plan, owner, bwrap_path, bounds, contents, gate) as cell,
+        _launch(open_plan, owner, bwrap_path, bounds, contents, gate, observer) as cell,
     ):
         yield cell
 
@@ -75,6 +112,7 @@ def _launch(
     bounds: Bounds,
     contents: Contents | None,
     network: GateProcess | NameQuestions | None,
+    observer: CageObserver | None,
 ) -> Iterator[Cell]:
     """`network`: None for the host's own."""
     plan = open_plan.plan
@@ -129,6 +167,9 @@ def _launch(
             guards=tuple(_guard_orders(plan, list(folders))) if plan.guards else (),
         )
         started = time.monotonic()
+        if observer is not None:
+            stack.callback(observer.close_channel)
+            order = order._replace(observer=observer.order)
         if isinstance(network, NameQuestions):
             pid = network.spawn(order)
         else:
@@ -142,6 +183,7 @@ def _launch(
                 cell.questions = network
             else:
                 cell.gate = network
+            cell.observer = observer
         except BaseException:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

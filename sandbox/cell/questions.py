@@ -57,6 +57,9 @@ class NameQuestions(Meter):
         self._order = NetworkOrder(_RECIPE, theirs.fileno(), outside_network(), gate=False)
         self._socket: _socket.socket | None = None
         self._theirs = theirs
+        # For `runner learn`: names have an address that leads nowhere, by which a connection to it is known.
+        self.gives_addresses = False
+        self.addresses: dict[str, str] = {}  # the name of each
         self._left = MOST_QUESTIONS
         self._names: set[str] = set()
 
@@ -123,7 +126,23 @@ class NameQuestions(Meter):
                     self.log = AuditLog()
                     self.log.on_line = self.on_line
                 self.log.store(AuditLine("dns", name, 0, "refused", reason=reason))
+            if self.gives_addresses and reason is NO_NETWORK:
+                return dns.write_reply(question, dns.NOERROR, self._address(name, question.kind == dns.A))
         return dns.write_reply(question, dns.NXDOMAIN)
+
+    def _address(self, name: str, is_ipv4: bool) -> bytes:
+        """The address of a name: nothing is routed there. Of IPv6 there is none."""
+        if not is_ipv4:
+            return b""
+        import ipaddress
+
+        from sandbox.network.egress import SYNTHETIC_IPV4
+
+        place = next((at for at, known in enumerate(self.addresses.values()) if known == name), None)
+        place = len(self.addresses) if place is None else place
+        address = ipaddress.IPv4Network(SYNTHETIC_IPV4)[place + 1]
+        self.addresses[str(address)] = name
+        return address.packed
 
     def _stop(self) -> None:
         if self._socket is not None:
@@ -135,10 +154,12 @@ _MESSAGE_BYTES = 1233  # one more than sandbox/gate/dns.py reads
 
 
 @contextmanager
-def open_questions() -> Iterator[NameQuestions]:
+def open_questions(*, gives_addresses: bool = False) -> Iterator[NameQuestions]:
+    """`gives_addresses`: for `runner learn`, see NameQuestions."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
     try:
         questions = NameQuestions(ours, theirs)
+        questions.gives_addresses = gives_addresses
         try:
             yield questions
         finally:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 VIOLATION = "violation"
 MACHINE_SHARE = "machine_share"
 LIFTED = "lifted"
+# Or this: the observer of `runner learn` has ended, and the plugin's calls fail without it.
+OBSERVER = "observer"
 
 SHORTEST_PAUSE_SECONDS = 0.02
 # A look should take at most this part of the time between two looks. The plugin decides how long a look
@@ -42,8 +44,8 @@ class Meter:
         return {}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        """The name of the limit that is exceeded (a field of Limits), VIOLATION, MACHINE_SHARE or LIFTED;
-        else None."""
+        """The name of the limit that is exceeded (a field of Limits), VIOLATION, MACHINE_SHARE, LIFTED or
+        OBSERVER; else None."""
         return None
 
     def peaks(self) -> Mapping[str, float]:

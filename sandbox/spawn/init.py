@@ -24,6 +24,7 @@ from sandbox.spawn.order import (
     FOLDERS_ROOT,
     LEAVE,
     MEET_GATE,
+    OBSERVE,
     CgroupHandles,
     GuardOrder,
     NetworkFault,
@@ -201,6 +202,8 @@ def _wait_for_all(program: int, order: SpawnOrder, account: int, reaper_file: in
     """Wait until no process is left, report what they used, and return the status to exit with."""
     mounts = (fd for fd, _ in (*order.mounts, *order.binds))
     held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
+    if order.observer is not None:
+        held.add(order.observer.channel)
     for fd in held - {order.ending, *order.hold}:
         os.close(fd)
     scratch = "" if order.scratch < 0 else folder_path(order.scratch)
@@ -299,6 +302,8 @@ def _close_others(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, own: C
     held.update(order.cgroups.files)
     if order.network is not None and order.network.gate:
         held.add(order.network.channel)
+    if order.observer is not None:
+        held.add(order.observer.channel)
     held.update(fd for fd, _ in (*order.mounts, *order.binds))  # closed by the exec
     kept = sorted(fd for fd in held if fd > 2)
     low = 3
@@ -332,6 +337,12 @@ def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequenc
         # An empty environment, because bwrap's own can be read inside, in /proc/1/environ.
         os.execve(order.program, order.argv, {})
 
+    def be_observed() -> None:
+        if order.observer is not None:
+            from sandbox.spawn.observer import install_filter  # loaded before the clone
+
+            install_filter(libc, order.observer)
+
     return (
         ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
         ("make its temporary folders", lambda: _make_folders(order, libc)),
@@ -343,6 +354,7 @@ def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequenc
         ("join its cgroups", lambda: join_cgroups(order.cgroups, born_inside=born_inside)),
         ("be found in its cgroups", lambda: require_membership(order.membership)),
         ("set resource limits", lambda: set_rlimits(order.rlimits)),
+        (OBSERVE, be_observed),
         ("start bubblewrap", start),
     )
 

@@ -111,6 +111,9 @@ class SpawnError(Exception):
 # Steps of the cell's init that concern the network.
 LEAVE, MEET_GATE = "leave the host's network", "be served by the gate"
 
+# The step that installs the filter of `runner learn`.
+OBSERVE = "install the filter of runner learn"
+
 
 class NetworkFault(OSError):
     """A step of making the plugin's network was refused. `step` names it."""
@@ -146,6 +149,13 @@ class GuardOrder(NamedTuple):
     optional: bool  # skipped if it does not exist any more
 
 
+class ObserverOrder(NamedTuple):
+    """The filter of `runner learn` (sandbox/spawn/observer.py)."""
+
+    filter: bytes
+    channel: int  # takes the filter's listener, to the observer
+
+
 class SpawnOrder(NamedTuple):
     """All inputs of a child, decided before the clone: nothing is looked up afterwards."""
 
@@ -172,6 +182,7 @@ class SpawnOrder(NamedTuple):
     binds: tuple[tuple[int, str], ...] = ()
     guards: tuple[GuardOrder, ...] = ()
     network: NetworkOrder | None = None  # None: bwrap makes the network namespace, or there is none
+    observer: ObserverOrder | None = None
 
 
 def folder_path(number: int) -> str:

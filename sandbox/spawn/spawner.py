@@ -116,6 +116,8 @@ def _load_steps(order: SpawnOrder) -> None:
         from sandbox.spawn import network as network
     if order.binds or order.guards:
         from sandbox.spawn import guards as guards
+    if order.observer is not None:
+        from sandbox.spawn import observer as observer
 
 
 def _open_reaper_file(order: SpawnOrder) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from runner.launch.advice.places import WIDE_PATHS
 from sandbox.paths.mounts import contains
 from sandbox.policy.policy import private_fault, steers
 from sandbox.spec import Approval, Limits
@@ -17,7 +18,6 @@ _SECRET = re.compile(
     r"|DATABASE_URL|DSN|_KEY$|_PAT$",
     re.IGNORECASE,
 )
-_WIDE = ("/", "/etc", "/home", "/mnt", "/opt", "/srv", "/var", "/var/lib", "/media", "/run")
 
 
 class AskedItem(NamedTuple):
@@ -56,7 +56,7 @@ def _of_path(path: str, homes: Sequence[str], *, write: bool = False) -> str:
     if not path:
         return ""
     why = ["it can change what is there"] if write else []
-    if path in _WIDE:
+    if path in WIDE_PATHS:
         why.append("a large part of this machine")
     elif path in homes:
         why.append("a whole home directory")

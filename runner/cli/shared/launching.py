@@ -41,6 +41,7 @@ class CommandLineHost:
 
     caller: int | None = None  # readable when the process that started us has ended
     is_ready = False  # everything is acquired, and the start is next
+    advises = True  # whether people are told what a plugin that failed may have missed
 
     def __init__(
         self,
@@ -116,12 +117,12 @@ class CommandLineHost:
         if self.events is not None:
             self.events.write("network", _without(self.secrets, line._asdict()))
         self._teller = self._teller or HostTeller(started)
-        advice = self._teller.advice(line)
+        advice = self._teller.advice(line) if self.advises else None
         mixed = (
             self.events is not None and self.events.is_stderr
         )  # then events have no second line for people
         # Without a wait: the plugin's clocks run. What is not told now is told when it has failed.
-        if advice is not None and not mixed and _is_stderr_writable(0):
+        if advice is not None and not mixed and is_stderr_writable(0):
             relay = started.plumbing.stderr
             # The plugin, say curl with its progress, may be within a line.
             start = "\n" if relay is not None and relay.text_tail()[-1:] not in ("", "\n") else ""
@@ -179,9 +180,9 @@ def launch(
     if report_file is not None and report_file.wanted:
         with suppress(OSError):
             _write_report(report_file, verb, stage, outcome, status, secrets)
-    if (ended is None or ended.stderr_writable) and _is_stderr_writable():
+    if (ended is None or ended.stderr_writable) and is_stderr_writable():
         with suppress(OSError):
-            _print_outcome(stage, ended, outcome, secrets, host.told)
+            _print_outcome(stage, ended, outcome, secrets, host.told, advises=host.advises)
     return status
 
 
@@ -216,7 +217,7 @@ def _without(secrets: Mapping[str, bytes], document: dict[str, Any]) -> dict[str
     return hidden
 
 
-def _is_stderr_writable(seconds: float = _STDERR_WRITE_SECONDS) -> bool:
+def is_stderr_writable(seconds: float = _STDERR_WRITE_SECONDS) -> bool:
     """Whether our stderr takes a message soon. A full pipe that nobody reads must not keep the runner past
     the deadline; the report has everything."""
     poll = select.poll()
@@ -263,7 +264,7 @@ def _print_notes(
     with suppress(OSError):  # nobody reads stderr: the report has the notes too
         for note in notes(stage):
             if note.urgent is urgent and note.message not in told:
-                if not _is_stderr_writable():
+                if not is_stderr_writable():
                     return
                 text.note(note._replace(**_without(secrets, note._asdict())))
                 sys.stderr.flush()
@@ -285,6 +286,8 @@ def _print_outcome(
     outcome: Outcome,
     secrets: Mapping[str, bytes],
     told: Collection[str],
+    *,
+    advises: bool,
 ) -> None:
     """Print the outcome, unless the plugin failed by itself: then its own stderr says why. Only the runner
     knows that a limit ended it, and which paths it may have missed."""
@@ -295,11 +298,11 @@ def _print_outcome(
         text.failure(stage, outcome)
     if outcome.code == "crashed" and planned_of(stage) is not None:
         _print_notes(stage, secrets, urgent=False, told=told)
-    if ended is not None and has_failed(outcome):
+    if ended is not None and has_failed(outcome) and advises:
         from runner.launch.report import advice
 
         for each in advice(stage, outcome):
-            if each.what not in told and _is_stderr_writable():
+            if each.what not in told and is_stderr_writable():
                 sys.stderr.flush()
                 write_at_once(2, _advice_line(each, secrets))
     if ended is not None and ended.end.exit.kill_incomplete:

@@ -11,22 +11,13 @@ import os
 from collections.abc import Iterable, Iterator
 
 from runner.launch.advice.clues import Clues, PathClue, read_answer_clues, read_clues
+from runner.launch.advice.places import CagePlaces
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.outcome import ITS_ANSWER, Advice, AdviceKind
 from sandbox.network.rules import parse_rule
-from sandbox.paths.denied_paths import (
-    HOME_WRITE_PATHS,
-    HOST_WRITE_PATHS,
-    REASONS,
-    SOCKET_PATHS,
-    WHOLE_PATHS,
-    denial_clause,
-    lexical_fault,
-    lexical_hit,
-    normal,
-)
+from sandbox.paths.denied_paths import lexical_fault
 from sandbox.paths.guarded import GUARDED
-from sandbox.paths.mounts import Mounts, contains, join, read_mounts
+from sandbox.paths.mounts import Mounts, contains
 from sandbox.policy.approval import limit_approval
 from sandbox.spec import Access, Approval
 
@@ -34,11 +25,6 @@ MOST_SHOWN = 5
 _MOST_OF_A_KIND = 3  # if there are other kinds
 _ITS_STDERR = "its stderr"
 
-# Every cage has folders of its own under these names.
-_PRIVATE = ("/tmp", "/dev/shm")
-_KERNELS = ("/proc", "/sys", "/dev")
-# Not looked at: it may take long or mount something, and the plugin chooses the paths.
-_REMOTE = frozenset(("autofs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "afs", "fuse.sshfs", "davfs"))
 # Every login has these, so a message about one of them says nothing.
 _COMMON_NAMES = frozenset(("PATH", "HOME", "PWD", "OLDPWD", "SHELL", "USER", "LOGNAME", "TERM", "LANG"))
 
@@ -109,9 +95,15 @@ def _host(scene: Scene, what: str, rule: str) -> Advice:
 # --- variables ----------------------------------------------------------------------------------------------
 
 
+def missing_names(scene: Scene, said: Iterable[str]) -> tuple[str, ...]:
+    """The variables that the plugin asked for, or that its output names (`said`), and that it does not
+    have."""
+    named = [name for name in said if name in scene.withheld and name not in _COMMON_NAMES]
+    return tuple(dict.fromkeys((*named, *scene.denied_names)))
+
+
 def _variables(scene: Scene, names: Iterable[str]) -> Iterator[Advice]:
-    said = [name for name in names if name in scene.withheld and name not in _COMMON_NAMES]
-    for name in dict.fromkeys((*said, *scene.denied_names)):
+    for name in missing_names(scene, names):
         asked = Approval(env=(name,))
         what = f"the variable {name} of this environment was not passed on"
         if name in scene.denied_names:
@@ -123,18 +115,17 @@ def _variables(scene: Scene, names: Iterable[str]) -> Iterator[Advice]:
 # --- paths --------------------------------------------------------------------------------------------------
 
 
-class _PathAdvice:
+class _PathAdvice(CagePlaces):
     """Advice about paths. Only looks whether they exist: it opens nothing and follows no link at their
     end."""
 
     def __init__(self, scene: Scene, mounts: Mounts | None) -> None:
-        self._scene = scene
-        self._mounts = mounts
+        super().__init__(scene, mounts)
         self._told: list[tuple[str, Access]] = []
 
     def of_text(self, clues: Iterable[PathClue], text: str) -> Iterator[Advice]:
         """`text`: what the plugin wrote them in."""
-        scene = self._scene
+        scene = self.scene
         wanted, inside = "it wanted to write", "it wanted to write in"
         if text == ITS_ANSWER:
             wanted, inside = f"{text} names", f"{text} names a file in"
@@ -142,59 +133,57 @@ class _PathAdvice:
             path = self._existing_path(clue)
             if path is None or path in scene.own:
                 continue  # many programs start messages with their own name
-            if self._is_shown(path):
+            if self.is_shown(path):
                 guard = next((each for each in scene.guarded if contains(each, path)), None)
                 if clue.read_only and guard is not None:
                     yield from self._guarded(guard)
-                elif clue.read_only and not self._is_writable(path):
+                elif clue.read_only and not self.is_writable(path):
                     yield from self._read_only(path, wanted, inside)
-            elif self._is_above_a_mention(path) and self._denial(path, "read"):
+            elif self._is_above_a_mention(path) and self.denial(path, "read"):
                 continue  # `mkdir -p` begins with a folder that no option grants: the word says what it wants
-            elif self._exists(path):
+            elif self.exists(path):
                 yield from self._advice(path, "write" if clue.written else "read", f"{text} names")
-            elif clue.read_only and self._is_folder(folder := os.path.dirname(path)):
-                if self._denial(folder, "write") or any(contains(folder, own) for own in scene.own):
+            elif clue.read_only and self.is_folder(folder := os.path.dirname(path)):
+                if self.denial(folder, "write") or any(contains(folder, own) for own in scene.own):
                     yield from self._missing(path, wanted.replace("write", "make"))
                 else:
                     yield from self._advice(folder, "write", inside)
 
     def of_words(self, mentions: Iterable[Mention]) -> Iterator[Advice]:
         for who, word in mentions:
-            path = self._absolute(word.removeprefix("file://"))
+            path = self.absolute(word.removeprefix("file://"))
             if path is None:
                 yield from self._relative(who, word)
-            elif self._is_shown(path):
+            elif self.is_shown(path):
                 continue
-            elif self._exists(path):
+            elif self.exists(path):
                 yield from self._advice(path, "read", f"{who} names")
-            elif _is_plain(word) and self._is_folder(folder := os.path.dirname(path)):
+            elif _is_plain(word) and self.is_folder(folder := os.path.dirname(path)):
                 # No advice about files that do not exist and cannot be written: a note says so.
                 found = self._advice(folder, "write", f"{who} names a file in")
                 yield from (advice for advice in found if advice.option)
-            elif _is_plain(word) and self._is_folder(os.path.dirname(folder)):
+            elif _is_plain(word) and self.is_folder(os.path.dirname(folder)):
                 yield from self._missing(folder, f"{who} names a file in")
 
     def _is_above_a_mention(self, path: str) -> bool:
         """Whether a word that the plugin was given is a path below this one, in a folder that can be
         granted."""
-        named = filter(
-            None, (self._absolute(word.removeprefix("file://")) for _, word in self._scene.mentions)
-        )
+        named = filter(None, (self.absolute(word.removeprefix("file://")) for _, word in self.scene.mentions))
         below = (os.path.dirname(each) for each in named if each != path and contains(path, each))
-        return any(not self._denial(folder, "write") for folder in below)
+        return any(not self.denial(folder, "write") for folder in below)
 
     def _existing_path(self, clue: PathClue) -> str | None:
         """The first reading that exists, else the last."""
-        readings = [path for word in clue.paths if (path := self._absolute(word)) is not None]
-        return next(filter(self._exists, readings), readings[-1] if readings else None)
+        readings = [path for word in clue.paths if (path := self.absolute(word)) is not None]
+        return next(filter(self.exists, readings), readings[-1] if readings else None)
 
     def _relative(self, who: str, word: str) -> Iterator[Advice]:
         """A word that is a path relative to the operator's directory, if the program starts elsewhere."""
-        scene = self._scene
+        scene = self.scene
         if scene.inside == scene.directory or word.startswith(("-", "~")) or word in (".", ".."):
             return
         path = os.path.normpath(os.path.join(scene.directory, word))
-        if lexical_fault(path) or not self._exists(path):
+        if lexical_fault(path) or not self.exists(path):
             return
         told = f"{who} names {path} by a relative path, and it did not start in"
         yield from self._advice(scene.directory, "read", told)
@@ -207,29 +196,27 @@ class _PathAdvice:
         """A folder that does not exist on the host either, and has to before it can be granted."""
         import shlex
 
-        if self._denial(folder, "write"):
+        if self.denial(folder, "write"):
             return
         what = f"{who} {folder}, which does not exist: make it first (mkdir {shlex.quote(folder)})"
         self._told.append((folder, "write"))
         where = f'"{folder}" to write under [approvals]'
-        yield _option_advice(
-            self._scene, "write", what, ("--write", folder), Approval(write=(folder,)), where
-        )
+        yield _option_advice(self.scene, "write", what, ("--write", folder), Approval(write=(folder,)), where)
 
     def _read_only(self, path: str, wanted: str, inside: str) -> Iterator[Advice]:
-        if self._exists(path):
+        if self.exists(path):
             yield from self._advice(path, "write", wanted, shown=True)
-        elif self._is_folder(folder := os.path.dirname(path)):
+        elif self.is_folder(folder := os.path.dirname(path)):
             yield from self._advice(folder, "write", inside, shown=True)
 
     def _advice(self, path: str, access: Access, who: str, *, shown: bool = False) -> Iterator[Advice]:
-        scene = self._scene
+        scene = self.scene
         if any(contains(told, path) and (access == "read" or kind == "write") for told, kind in self._told):
             return
         self._told.append((path, access))
         state = "which is read-only in the cage" if shown else "which is not in the cage"
         what = f"{who} {path}, {state}"
-        if clause := self._denial(path, access):
+        if clause := self.denial(path, access):
             yield Advice(access, f"{what}, and no option grants it: it {clause}")
             return
         if access == "write" and any(contains(path, own) for own in scene.own):
@@ -239,53 +226,6 @@ class _PathAdvice:
         asked = Approval(read=(path,)) if access == "read" else Approval(write=(path,))
         where = f'"{path}" to {access} under [approvals]'
         yield _option_advice(scene, access, what, (f"--{access}", path), asked, where)
-
-    def _denial(self, path: str, access: Access) -> str:
-        """Why no option grants it, as the second half of a sentence, or ''. By name only: a launch checks the
-        file itself."""
-        scene = self._scene
-        hit = lexical_hit(path, scene.homes, scene.denied)
-        if hit is not None:
-            return hit.clause()
-        if path in WHOLE_PATHS:
-            return denial_clause("equal", path, "whole")
-        homes = (join(home, rest) for home in scene.homes for rest in HOME_WRITE_PATHS)
-        for denied in (*SOCKET_PATHS, *((*HOST_WRITE_PATHS, *homes) if access == "write" else ())):
-            if contains(denied, path):
-                return f"lies below {denied}, {REASONS['sockets' if denied in SOCKET_PATHS else 'execute']}"
-        return ""
-
-    def _absolute(self, word: str) -> str | None:
-        if word.startswith("~/") and self._scene.home.startswith("/"):
-            word = self._scene.home + word[1:]
-        if lexical_fault(word) is not None:
-            return None
-        return normal(word)
-
-    def _is_shown(self, path: str) -> bool:
-        """Whether the cage shows the path, or has one of its own there."""
-        scene = self._scene
-        if path in ("/", *_PRIVATE) or any(contains(place, path) for place in scene.shown):
-            return True
-        private = any(contains(place, path) for place in _PRIVATE)
-        return not private and any(contains(place, path) for place in _KERNELS)
-
-    def _is_writable(self, path: str) -> bool:
-        """Whether the plugin can write there. The innermost folder decides: it may be read-only in a writable
-        one."""
-        scene = self._scene
-        places = [place for place in (*scene.shown, *scene.writable) if contains(place, path)]
-        return max(places, key=len, default="") in scene.writable
-
-    def _exists(self, path: str) -> bool:
-        if self._mounts is None:
-            self._mounts = read_mounts()
-        if any(mount.point != "/" and mount.fstype in _REMOTE for mount in self._mounts.covering(path)):
-            return False
-        return os.path.lexists(path)
-
-    def _is_folder(self, path: str) -> bool:
-        return path != "/" and self._exists(path) and os.path.isdir(path)
 
 
 def _is_plain(word: str) -> bool:

@@ -90,6 +90,7 @@ def can_be_shared(planned: Planned) -> bool:
     return (
         not planned.grant.unsandboxed
         and decided.signed is None
+        and not planned.provision.observed
         and plan.egress is None
         and plan.limits.disk is None
         and plan.limits.io is None

@@ -457,7 +457,7 @@ def test_who_cannot_be_killed_is_named() -> None:
     )
     provision = Provision(False, None, (), "", "", (), ())
     planned = Planned(decided, plan, "/usr/bin/bwrap", (), AssignedLimits(), 0, provision)
-    cell: Any = SimpleNamespace(audit=None)
+    cell: Any = SimpleNamespace(audit=None, observation=lambda: None)
     started = Started(planned, cell, Clocks(), (), Plumbing((0, 1, 2), ("direct", "direct", "direct")))
     told = account.report(Ended(started, end), outcome, status)
     assert faults(told) == []

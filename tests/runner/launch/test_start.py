@@ -60,9 +60,9 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
             os.close(null)
             yield opened._replace(unified=-1)  # not born there: it has to go through the file
 
-    def noted(*words: Any) -> Any:
+    def noted(*words: Any, **options: Any) -> Any:
         bounds.append(words[3])
-        return real(*words)
+        return real(*words, **options)
 
     setattr(start, "launch", noted)  # noqa: B010
     invocation = Invocation(
