@@ -11,6 +11,7 @@ import os
 
 from sandbox import look
 from sandbox.paths import packages, shims
+from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.executable import ProgramFault, follow, is_executable, loader_of, proc_fault, read_head
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
@@ -241,10 +242,10 @@ def locate(
     environ: Mapping[str, str],
     roots: Sequence[str] = (),
 ) -> LocatedProgram:
-    """The program that `resolve` would start, without checks whether it may be shown. `roots`: as in
-    `resolve`."""
+    """The program that `resolve` would start. It skips what is denied on every machine, such as root's home;
+    all else may be shown. `roots`: as in `resolve`."""
     search = _ProgramSearch(
-        roots, ShowRules(lambda path: None, lambda path: True), search_path or SYSTEM_PATH
+        roots, ShowRules(_denied_everywhere, lambda path: True), search_path or SYSTEM_PATH
     )
     search.shim_rules = (directory, environ) if trusted else None
     try:
@@ -263,14 +264,20 @@ def locate(
 def program_fault(command: str, *, directory: str, search_path: str) -> ProgramFault | None:
     """Why there is no such program, as a launch would say it; None if it is found. For verbs that do not
     launch."""
-    show_all = ShowRules(lambda path: None, lambda path: True)
+    rules = ShowRules(_denied_everywhere, lambda path: True)
     try:
-        _find_program(command, directory, _ProgramSearch((), show_all, search_path or SYSTEM_PATH))
+        _find_program(command, directory, _ProgramSearch((), rules, search_path or SYSTEM_PATH))
     except ProgramFault as fault:
         return fault
     except (OSError, ValueError):
         pass  # the launch will report it
     return None
+
+
+def _denied_everywhere(path: str) -> str | None:
+    """Why no policy can show it, by its name alone; None if one may."""
+    hit = lexical_hit(path)
+    return None if hit is None else f"it {hit.clause()}"
 
 
 def _unique(chosen: Sequence[str], program: str) -> tuple[str, ...]:

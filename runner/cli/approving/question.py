@@ -133,7 +133,7 @@ def _launch_failure(after: Decided) -> Failure | None:
 def _lasting(outcome: Outcome, added: Approval) -> list[tuple[str, str]]:
     """Why an approval would not help, each reason with what to do: there is no program to record it for, or
     what is added cannot be given. Otherwise the machine may be at fault, and others may mend that."""
-    if (outcome.code, outcome.cause) == ("launch_failed", "not_found"):
+    if (outcome.code, outcome.cause) in (("launch_failed", "not_found"), ("policy_denied", "program")):
         return [(outcome.message, outcome.hint)]
     paths = (*added.read, *added.write)
     return [(f"{each.asked}: {each.reason}", each.hint) for each in outcome.denials if each.asked in paths]

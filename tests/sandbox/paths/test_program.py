@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.paths import denied_paths
 from sandbox.paths.executable import ProgramFault, follow
 from sandbox.paths.installation import is_runtime, package_of
-from sandbox.paths.program import Program, ShowRules, resolve
+from sandbox.paths.program import Program, ShowRules, locate, program_fault, resolve
 from sandbox.paths.walk import Link
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.sandbox import cages
@@ -920,3 +921,24 @@ def test_a_table_the_kernel_would_not_read_is_not_read(plugin: Path, write_file:
     damaged[54:56] = (4).to_bytes(2, "little")  # entries of four bytes: a table of thousands
     write_file(plugin / "run", bytes(damaged), 0o755)
     assert "damaged" in str(fault_in_folder(plugin, "./run"))
+
+
+def test_a_program_in_roots_home_is_skipped_as_at_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An approval names the program that `locate` found. The launch would refuse another one."""
+    for name in ("denied", "shown"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tool").write_text("#!/bin/sh\n")
+        (tmp_path / name / "tool").chmod(0o755)
+    shown, both = str(tmp_path / "shown"), f"{tmp_path}/denied:{tmp_path}/shown"
+
+    def located(search_path: str) -> str:
+        return locate("tool", directory="/", search_path=search_path, trusted=True, environ={}).program
+
+    assert located(both) == f"{tmp_path}/denied/tool"  # control
+    monkeypatch.setattr(denied_paths, "HOST_PATHS", (str(tmp_path / "denied"),))
+    assert located(both) == f"{shown}/tool"
+    fault = program_fault("tool", directory="/", search_path=str(tmp_path / "denied"))
+    assert fault is not None and "which no policy can allow" in str(fault)
+    assert program_fault("tool", directory="/", search_path=both) is None
