@@ -25,7 +25,16 @@ from typing import Any
 
 from runner.install.registry import Registries, npm_registries, pip_registries
 from runner.install.request import Request, package_name
-from runner.install.store import FETCH_PREFIX, BadContent, Installed, Lock, Locked, Store, copy_tree
+from runner.install.store import (
+    FETCH_PREFIX,
+    BadContent,
+    Installed,
+    Lock,
+    Locked,
+    Store,
+    copy_tree,
+    remove_tree,
+)
 from sandbox import process
 from sandbox.document.diagnostic import printable
 from sandbox.speed.value import NamedTuple
@@ -36,7 +45,7 @@ _LINES_SHOWN = 12
 _TICK_SECONDS = 0.25
 _NAME = "runner-install"
 # Files for the client come on stdin: they may have tokens, which must not be arguments or stay on a disk.
-_UNPACK = 'tar -xf - -C "$HOME" && cd "$1" && shift && mkdir -p tree && '
+_UNPACK = 'tar -xf - -C "$HOME" && cd "$1" && shift && mkdir -p tree report && '
 _NPM = (
     *("npm", "install", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-progress"),
     # By default npm asks three times, and waits 10 s before the second: a 502 would take minutes.
@@ -44,9 +53,10 @@ _NPM = (
     "--install-links=false",
 )
 _PIP = (
-    *("install", "--only-binary=:all:", "--no-compile", "--no-cache-dir", "--quiet"),
-    *("--no-warn-script-location", "--retries=1", "--report", "report.json", "--target", "tree"),
+    *("install", "--only-binary=:all:", "--no-compile", "--quiet", "--cache-dir", "${state_dir}/cache"),
+    *("--no-warn-script-location", "--retries=1", "--report", "report/report.json", "--target", "tree"),
 )
+_REPORT = "report"
 _LOCK_FILES = ("package-lock.json", "node_modules/.package-lock.json")
 
 
@@ -81,8 +91,19 @@ def registries_of(request: Request, environ: Mapping[str, str]) -> Registries:
 
 
 @contextmanager
+def fetch_place(store: Store, environ: Mapping[str, str]) -> Iterator[str]:
+    """The folder that all requests of one command are fetched in. Raises OSError."""
+    place = os.path.join(_temporary_folder(environ), FETCH_PREFIX + secrets.token_hex(8))
+    with store.fetching_into(place):
+        if os.geteuid() == 0:
+            os.chmod(place, 0o711)  # the client has a uid of its own
+        yield place
+
+
+@contextmanager
 def fetching(
     store: Store,
+    place: str,
     request: Request,
     registries: Registries,
     environ: Mapping[str, str],
@@ -93,13 +114,19 @@ def fetching(
 ) -> Iterator[FetchedSet]:
     """Fetch the packages of a request for the store, which the caller holds. Raises InstallFailed, BadContent
     and OSError."""
-    place = os.path.join(_temporary_folder(environ), FETCH_PREFIX + secrets.token_hex(8))
-    with store.fetching_into(place) as new:
-        if os.geteuid() == 0:
-            os.chmod(place, 0o711)  # the client has a uid of its own
-        cage = _Cage(os.path.join(place, "state"), registries, environ, limits, tick)
-        fetch = _fetch_npm if request.registry == "npm" else _fetch_wheels
-        yield fetch(request, cage, new, scripts)
+    # The client's cache stays for the next request: servers have most of their packages in common. Not if
+    # code of a package may have changed it, and not after a failure: it may be what was too large.
+    state = os.path.join(place, f"{request.registry}-scripts" if scripts else request.registry)
+    fetch = _fetch_npm if request.registry == "npm" else _fetch_wheels
+    keeps = False
+    try:
+        with store.new_set() as new:
+            fetched = fetch(request, _Cage(state, registries, environ, limits, tick), new, scripts)
+            keeps = not scripts
+            yield fetched
+    finally:
+        for gone in ("tree", _REPORT) if keeps else ("",):
+            remove_tree(os.path.join(state, gone).rstrip("/"))
 
 
 def _temporary_folder(environ: Mapping[str, str]) -> str:
@@ -238,7 +265,7 @@ def _fetch_wheels(request: Request, cage: _Cage, new: str, scripts: bool) -> Fet
     words = (python, "-I", "-m", "pip", *_PIP, "--", *request.packages)
     compiles = f"{python} -I -m compileall -q --invalidation-mode unchecked-hash tree >/dev/null"
     cage.run(f'PIP_CONFIG_FILE="$HOME/pip.conf" TMPDIR="$PWD" "$@" || exit; {compiles}; exit 0', words)
-    locked = _wheels_in(_read_json(os.path.join(cage.state, "report.json")))
+    locked = _wheels_in(_read_json(os.path.join(cage.state, _REPORT, "report.json")))
     version = _version_of(python)
     tree = os.path.join(new, "tree")
     packages = os.path.join(tree, f"lib/python{version}/site-packages")

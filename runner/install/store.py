@@ -208,20 +208,27 @@ class Store:
         os.unlink(os.path.join(self.root, _FETCHING))
 
     @contextmanager
-    def fetching_into(self, place: str) -> Iterator[str]:
-        """A new folder `place` that is removed at the end; if this process is killed, by the next one that
-        changes the store. Yields the folder of a new set, which `add` takes."""
-        new = os.path.join(self.root, "sets", f"{_NEW}{os.getpid()}")
+    def fetching_into(self, place: str) -> Iterator[None]:
+        """Make a folder `place` that is removed at the end; if this process is killed, by the next one that
+        changes the store."""
         record = os.path.join(self.root, _FETCHING)
         _write(record, os.fsencode(place))
         try:
             os.mkdir(place, 0o700)
+            yield
+        finally:
+            remove_tree(place)
+            os.unlink(record)
+
+    @contextmanager
+    def new_set(self) -> Iterator[str]:
+        """An empty folder for a set, which `add` takes. It is removed at the end if that did not."""
+        new = os.path.join(self.root, "sets", f"{_NEW}{os.getpid()}")
+        try:
             os.mkdir(new)
             yield new
         finally:
-            remove_tree(place)
             remove_tree(new)
-            os.unlink(record)
 
     def add(self, installed: Installed, lock: Lock, new: str) -> None:
         """Take the set that was made in `new` into the store. Raises OSError."""

@@ -69,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="with --list: print one JSON document")
     parser.add_argument("--deadline", metavar="TIME", default="30m", help="for each fetch (default: 30m)")
     parser.add_argument(
-        "--disk", metavar="SIZE", default="4G", help="that each fetch may use, unpacked and with its cache"
+        "--disk",
+        metavar="SIZE",
+        default="4G",
+        help="that a fetch may use, with the cache of earlier ones (default: 4G)",
     )
 
 
@@ -265,11 +268,11 @@ def _install_all(
     limits: FetchLimits | None = None,
 ) -> int:
     """Install each. One that fails does not keep the others from being installed."""
-    from runner.install.fetch import USUAL_LIMITS, InstallFailed, fetching
+    from runner.install.fetch import USUAL_LIMITS, InstallFailed, fetch_place, fetching
     from runner.install.store import BadContent
 
     status = EXIT["ok"]
-    with store.changing(lambda text: say(text, sys.stdout)):
+    with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
         for number, each in enumerate(wanted, 1):
             if store.find(each.request) is not None:  # by another installation, meanwhile
                 say(f"{_label(each)} is installed", sys.stdout)
@@ -278,6 +281,7 @@ def _install_all(
             try:
                 with fetching(
                     store,
+                    place,
                     each.request,
                     sources[each.request],
                     os.environ,
@@ -409,7 +413,7 @@ def _remove(named: Mapping[Store, Sequence[Installed]]) -> int:
 
 def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace) -> int:
     """Fetch again, show which versions change, and ask before the new ones count."""
-    from runner.install.fetch import FetchLimits, InstallFailed, fetching
+    from runner.install.fetch import FetchLimits, InstallFailed, fetch_place, fetching
     from runner.install.store import BadContent
 
     status = EXIT["ok"]
@@ -417,13 +421,14 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
     for store, installed in named.items():
         old = [each for each in installed if each.request.unpinned or args.update]
         sources = _sources([each.request for each in old])
-        with store.changing(lambda text: say(text, sys.stdout)):
+        with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
             for number, each in enumerate(old, 1):
                 label = printable(str(each.request))
                 progress = Progress(number, len(old), label)
                 try:
                     with fetching(
                         store,
+                        place,
                         each.request,
                         sources[each.request],
                         os.environ,

@@ -317,6 +317,7 @@ def test_a_killed_installation_leaves_nothing(person: Caller, internet: Internet
             assert killed.poll() is None
         killed.send_signal(signal.SIGKILL)
     assert installed(person) == [] and len(fetch_folders(person)) == 1
+    assert_no_secret(person)
     publish_npm(internet.registry, "demo", GOOD)
     assert person("install", "--yes", "--", "npx", "demo", timeout=120).returncode == 0
     assert len(installed(person)) == 1 and fetch_folders(person) == []

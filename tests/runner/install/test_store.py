@@ -29,7 +29,7 @@ def store(plugin_dir: Path) -> Store:
 
 def fill(store: Store, place: Path, request: object = REQUEST) -> Installed:
     installed = Installed(request, LOCK.name, ("node", "tree/index.js"), (("demo", "1.0.0"),))  # type: ignore[arg-type]
-    with store.changing(quiet), store.fetching_into(str(place)) as new:
+    with store.changing(quiet), store.fetching_into(str(place)), store.new_set() as new:
         (place / "a").mkdir()
         (place / "a/index.js").write_text("hello")
         copy_tree(str(place / "a"), f"{new}/tree")
@@ -119,7 +119,7 @@ BAD: dict[str, Callable[[Path], object]] = {
 def test_what_no_package_may_have_is_not_copied(store: Store, plugin_dir: Path, said: str) -> None:
     place = plugin_dir / "runner-install-1"
     with store.changing(quiet):
-        with store.fetching_into(str(place)) as new:
+        with store.fetching_into(str(place)), store.new_set() as new:
             (place / "a").mkdir()
             BAD[said](place / "a")
             with pytest.raises(BadContent, match=said):
@@ -140,7 +140,7 @@ _KILLED = """
 import os, signal, sys
 from runner.install.store import Store
 store = Store(sys.argv[1])
-with store.changing(print), store.fetching_into(sys.argv[2]) as new:
+with store.changing(print), store.fetching_into(sys.argv[2]), store.new_set() as new:
     os.makedirs(os.path.join(new, "tree/folder"))
     os.chmod(os.path.join(new, "tree/folder"), 0o555)
     os.mkdir(os.path.join(sys.argv[2], "state"))
@@ -191,7 +191,7 @@ from runner.install.store import Installed, Lock, Store, copy_tree
 LOCK, REQUEST = Lock("npm", "node", ()), npm_request(("demo",), "")
 store = Store(sys.argv[1])
 try:
-    with store.changing(print), store.fetching_into(sys.argv[2]) as new:
+    with store.changing(print), store.fetching_into(sys.argv[2]), store.new_set() as new:
         copy_tree(sys.argv[3], new + "/tree")
         store.add(Installed(REQUEST, LOCK.name, ("node",), ()), LOCK, new)
 except OSError as error:
