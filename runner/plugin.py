@@ -20,6 +20,17 @@ class Entrypoint(NamedTuple):
     # The contract promises exactly the variables it lists: the runner adds no PATH, HOME or LANG.
     bare_environment: bool = False
     search_path: str = ""  # where `command` is looked up; empty: on the runner's PATH
+    # If a stored program is started in place of a launcher such as npx: the launcher's own words, and how
+    # many of `args` take their place.
+    launcher: tuple[str, ...] = ()
+    stored_args: int = 0
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command line as it was written."""
+        if self.launcher:
+            return *self.launcher, *self.args[self.stored_args :]
+        return self.command, *self.args
 
 
 class Template(NamedTuple):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,13 @@ from tests.conftest import Caller
 
 API, OTHER, TWO, PRIVATE = "45.33.1.10", "45.33.1.20", "45.33.1.30", "10.9.9.9"
 API_IPV6 = "2600:1f00::10"
+REGISTRY = "45.33.1.40"
+# Registries of the real internet, if a test passes on what comes (`forwarding`).
+PUBLIC = {
+    "45.33.1.50": "registry.npmjs.org",
+    "45.33.1.51": "pypi.org",
+    "45.33.1.52": "files.pythonhosted.org",
+}
 
 NAMES: Mapping[str, Mapping[str, Any]] = {
     "api.example.com": {"A": [API], "AAAA": [API_IPV6]},
@@ -36,6 +46,8 @@ NAMES: Mapping[str, Mapping[str, Any]] = {
     "rebinding.example.com": {"A": [[API], [PRIVATE], [PRIVATE]]},
     "many.example.com": {"A": [f"45.33.1.{n}" for n in range(10, 60)]},
     "dead.example.com": {"A": ["45.33.1.99"]},
+    "registry.example.com": {"A": [REGISTRY]},
+    **{name: {"A": [address]} for address, name in PUBLIC.items()},
 }
 SERVERS = (
     *(
@@ -46,12 +58,17 @@ SERVERS = (
     *(("echo", API, 7), ("sink", API, 9), ("source", API, 19), ("late", API, 2526)),
     *(("http", API_IPV6, 80), ("line", API_IPV6, 2525)),
     ("http2", TWO, 443),
+    ("files", REGISTRY, 80),
+    *(("forward", address, 443) for address in PUBLIC),
 )
 
 
 @dataclasses.dataclass
 class Internet(machine.Internet):
     authority: Path = Path()  # the certificate of the test authority
+    registry: Path = Path()  # files of registry.example.com; "__" stands for a slash
+
+    forward: Path = Path()  # the Unix socket that the names of PUBLIC lead to
 
     def on_machine(self, caller: Caller) -> Caller:
         return dataclasses.replace(caller, prefix=(*self.entering(), *caller.prefix))
@@ -68,10 +85,20 @@ def world(tmp_path_factory: pytest.TempPathFactory, templates: None) -> Iterator
     (folder / "authority.pem").chmod(0o644)
     certificate.cert_chain_pems[0].write_to_path(str(files["certificate"]))
     certificate.private_key_pem.write_to_path(str(files["key"]))
-    addresses = [f"{API}/16", f"{OTHER}/16", f"{TWO}/16", f"{PRIVATE}/24", f"{API_IPV6}/64"]
-    tls = {name: str(path) for name, path in files.items()}
+    addresses = [f"{each}/16" for each in (API, OTHER, TWO, REGISTRY, *PUBLIC)]
+    addresses += [f"{PRIVATE}/24", f"{API_IPV6}/64"]
+    (folder / "registry").mkdir()
+    places = {**files, "files": folder / "registry", "forward": folder / "forward"}
+    tls = {**{name: str(path) for name, path in places.items()}, **PUBLIC}
     with machine.make_internet(folder, addresses, NAMES, SERVERS, tls) as made:
-        internet = Internet(made.host, made.commands, made.seen, authority=folder / "authority.pem")
+        internet = Internet(
+            made.host,
+            made.commands,
+            made.seen,
+            authority=folder / "authority.pem",
+            registry=folder / "registry",
+            forward=folder / "forward",
+        )
         with template.more(internet.entering()):
             yield internet
 
@@ -81,3 +108,35 @@ def internet(world: Internet) -> Internet:
     """The same for all tests; what was seen before is forgotten."""
     world.look()
     return world
+
+
+@contextmanager
+def forwarding(internet: Internet) -> Iterator[None]:
+    """Connect the names of PUBLIC with the servers that have them on this machine's own network."""
+    from scripts.internet.servers import pump
+
+    def serve(accepted: socket.socket) -> None:
+        with accepted, accepted.makefile("rb", buffering=0) as lines:
+            name = lines.readline().decode().strip()
+            with socket.create_connection((name, 443), timeout=60) as other:
+                other.settimeout(None)
+                threading.Thread(target=pump, args=(other, accepted), daemon=True).start()
+                pump(accepted, other)
+
+    def accept(listener: socket.socket) -> None:
+        while True:
+            try:
+                accepted, _ = listener.accept()
+            except OSError:  # it was closed
+                return
+            threading.Thread(target=serve, args=(accepted,), daemon=True).start()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(internet.forward))
+        listener.listen(64)
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            internet.forward.unlink()

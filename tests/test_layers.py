@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.launch.*", "runner.exceptions"),
     ("runner.package.*", "runner.approvals.*"),
     ("runner.contracts.*",),
+    ("runner.install.*",),
     ("runner.manifest.*",),
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),

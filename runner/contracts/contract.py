@@ -334,6 +334,11 @@ class HostConfigurations(Protocol):
         these variables."""
         ...
 
+    def installed(self, plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
+        """The plugin with the stored program of its packages, if a launcher would fetch them and `runner
+        install` has done so."""
+        ...
+
     def places(self) -> HostPlaces:
         """Called for every launch with a writable folder, for plugins of all contracts."""
         ...

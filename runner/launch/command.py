@@ -108,7 +108,7 @@ def mark_entry(plugin: Plugin) -> Plugin:
 
     entrypoint, template = plugin.entrypoint, plugin.template
     assert entrypoint is not None  # `load` has refused it
-    words = (entrypoint.command, *entrypoint.args)
+    words = entrypoint.words
     folder = look.realpath(entrypoint.directory) if starts_below(words, entrypoint.directory) else ""
     mark = _mark_of_words(words, plugin.spec.env, plugin.scope, folder)
     if template is None or not template.decided_by:

@@ -7,6 +7,7 @@ import sys
 
 from runner.approvals.record import approvals_folder
 from runner.contracts.registry import all_host_places
+from runner.install.roots import store_root
 from runner.launch.command import environ_of_host
 from runner.launch.stages import Decided
 from runner.plugin import Plugin
@@ -34,18 +35,20 @@ def make_denylist(
         complete_search_path()  # .pth files add to our own code: see _own_code
     # The runner's own environment and, for a wrapped entry, the environment of its host.
     environs = (environ, environ_of_host(decided.loaded.invocation.command, environ))
+    stores = tuple(dict.fromkeys(look.realpath(store_root(each)) for each in environs))
     return Denylist(
         mounts,
         homes=decided.homes,
         policy=decided.policy.deny,
         runner=tuple(dict.fromkeys(p for each in environs for p in _own_places(each, decided.homes))),
-        protected=_own_code(bwrap),
+        # Sets of packages are code that every other server of the person starts from.
+        protected=(*_own_code(bwrap), *stores),
         deciding=(
             *_deciding_files(decided.loaded.plugin, decided.policy),
             *(place for each in environs if hosts for place in _host_places(decided, each)),
         ),
         storage=() if state_dir is None else (host_sides(state_dir),),
-        copy=decided.copy or _unpacked(decided.loaded.plugin.root, environ),
+        copy=decided.copy or _unpacked(decided.loaded.plugin.root, environ) or _own_set(decided, stores),
         runtime_dir=environs[1].get("XDG_RUNTIME_DIR"),
         guarded=all_host_places().project if hosts else (),
     )
@@ -67,6 +70,18 @@ def _unpacked(root: str | None, environ: Mapping[str, str]) -> str:
     """The plugin's folder, if it was unpacked from a tar. It may be shown to the plugin, and no other may."""
     place = look.realpath(os.path.join(os.path.dirname(state_root(environ)), UNPACKED))
     return root if root is not None and root != place and contains(place, root) else ""
+
+
+def _own_set(decided: Decided, stores: Sequence[str]) -> str:
+    """The stored packages that the plugin starts from. Root's are among the runner's own folders."""
+    entrypoint = decided.loaded.plugin.entrypoint
+    if entrypoint is None or not entrypoint.launcher:
+        return ""
+    for store in stores:
+        for word in (entrypoint.command, *entrypoint.args[: entrypoint.stored_args]):
+            if word.startswith(store + "/sets/"):
+                return "/".join((store, "sets", word.removeprefix(store + "/sets/").partition("/")[0]))
+    return ""
 
 
 def _own_code(bwrap: str) -> tuple[str, ...]:

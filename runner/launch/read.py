@@ -59,8 +59,8 @@ def read_invocation(
     """Read the manifest or the command. `options`: contract options instead of the invocation's own. `text`:
     the manifest's bytes, if it was already read."""
     if invocation.command is not None:
-        return ManifestRead(plugin_of(invocation.command, contract_of(invocation) or ""))
-    return load_manifest(
+        return _from_store(ManifestRead(plugin_of(invocation.command, contract_of(invocation) or "")))
+    read = load_manifest(
         invocation.manifest,
         contract=invocation.contract,
         server=invocation.server,
@@ -68,6 +68,15 @@ def read_invocation(
         config=invocation.config,
         text=text,
     )
+    return _from_store(read)
+
+
+def _from_store(read: ManifestRead) -> ManifestRead:
+    """With the stored program of a plugin that a launcher would fetch."""
+    hosts = None if read.plugin is None else find_contract(read.plugin.contract).configurations
+    if read.plugin is None or hosts is None:
+        return read
+    return read._replace(plugin=hosts.installed(read.plugin, look.environment(os.environ)))
 
 
 def contract_of(invocation: Invocation) -> str | None:

@@ -129,6 +129,7 @@ HOME_WRITE_PATHS: tuple[str, ...] = (
     ".config/environment.d",
     ".local/bin",
     ".local/share/applications",
+    ".local/share/runner",  # packages that servers start from
     ".gitconfig",
     ".vimrc",
     ".config/nvim",

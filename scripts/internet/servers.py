@@ -8,6 +8,7 @@ that it sees, and for each further line on stdin.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import socketserver
 import ssl
@@ -121,10 +122,62 @@ class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
+class _Files(socketserver.StreamRequestHandler):
+    folder: str
+
+    def handle(self) -> None:
+        tell(seen="connection", kind="files", address=self.server.server_address[0])  # type: ignore[index]
+        while request := self.rfile.readline():
+            headers = [line for line in iter(self.rfile.readline, b"\r\n") if line]
+            asked = request.decode().split()[1]
+            tell(seen="request", line=f"GET {asked}", headers=[line.decode().strip() for line in headers])
+            name = asked.partition("?")[0].strip("/").replace("%2f", "__").replace("%2F", "__")
+            path = os.path.join(self.folder, name.replace("/", "__") or "index")
+            try:
+                with open(path, "rb") as file:
+                    body = file.read()
+            except OSError:
+                self.wfile.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                continue
+            if not body:
+                self.rfile.read()  # until the client gives up
+                return
+            if body.startswith(b"HTTP/"):
+                self.wfile.write(body)
+                return
+            kind = b"text/html" if body.startswith(b"<") else b"application/octet-stream"
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
+            self.wfile.write(head % (kind, len(body)) + body)
+
+
+class _Forward(socketserver.BaseRequestHandler):
+    socket_path: str
+    name: str
+
+    def handle(self) -> None:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(self.socket_path)
+            other.sendall(f"{self.name}\n".encode())
+            threading.Thread(target=pump, args=(other, self.request), daemon=True).start()
+            pump(self.request, other)
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        return
+
+
 def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
     """`line`: says who it is first, then echoes. `http`: HTTP/1.1. `tls`: HTTP/1.1 in TLS. `echo`: bytes as
     they come. `sink`: reads nothing at all. `late`: begins to read after a moment, and tells how much there
-    was and how it ended. `source`: sends what each line asks for, in bytes. `http2`: HTTP/2 in TLS."""
+    was and how it ended. `source`: sends what each line asks for, in bytes. `http2`: HTTP/2 in TLS.
+    `files`: HTTP/1.1 with the files of a folder; a file that begins with "HTTP/" is sent as it is, and an
+    empty one never. `forward`: passes on what comes to the Unix socket `forward`, behind a line with the name
+    that this address has in `tls`."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -205,7 +258,10 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
             super().setup()
 
     server = _Server6 if ":" in address else _Server
-    running = server((address, port), Tls if kind in ("tls", "http2") else Handler)
+    files = type("Files", (_Files,), {"folder": tls.get("files")})
+    forward = type("Forward", (_Forward,), {"socket_path": tls.get("forward"), "name": tls.get(address)})
+    handlers = {"tls": Tls, "http2": Tls, "files": files, "forward": forward}
+    running = server((address, port), handlers.get(kind, Handler))
     running.handle_error = lambda *_: None  # type: ignore[assignment]
     threading.Thread(target=running.serve_forever, daemon=True).start()
 
@@ -228,4 +284,5 @@ def main() -> None:
         tell(seen="command", line=line.strip())
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ class Desk(NamedTuple):
     """A person's machine: programs, files, and the configurations of hosts."""
 
     caller: Caller
-    programs: Path
+    programs: Path | None  # installed; None: entries keep their launchers
     work: Path
 
     def fill(self, word: str) -> str:
@@ -36,21 +36,25 @@ class Desk(NamedTuple):
         return json.loads(json.dumps(value).replace("{work}", str(self.work)))
 
     def program(self, server: Published) -> str:
+        assert self.programs is not None
         folder = "npm/node_modules/.bin" if server.where == "npm" else f"{server.where}/bin"
         return str(self.programs / folder / server.program)
 
     def entry(self, server: Published) -> dict[str, Any]:
-        """The README's entry. Only its launcher and its example paths are replaced."""
+        """The README's entry. Its example paths are replaced, and its launcher if there are programs."""
         readme = server.entry
-        entry: dict[str, Any] = {
-            "command": self.program(server),
-            "args": [self.fill(server.told.get(word, word)) for word in readme.args[readme.launcher :]],
-        }
+        words = [self.fill(server.told.get(word, word)) for word in readme.args]
+        entry: dict[str, Any] = {"command": readme.command, "args": words}
+        if self.programs is not None:
+            entry = {"command": self.program(server), "args": words[readme.launcher :]}
         if readme.env:
             entry["env"] = {
                 name: self.fill(server.told.get(value, value)) for name, value in readme.env.items()
             }
         return entry
+
+    def entry_text(self, server: Published) -> str:
+        return json.dumps(self.entry(server))
 
     def configure(self, servers: Sequence[Published]) -> dict[str, Path]:
         """Spread the servers over the configurations of three hosts: name -> file."""
@@ -76,11 +80,16 @@ def make_desk(caller: Caller, shared: Path, public: Path) -> Desk:
     programs are where root would install them for everybody, and root's servers work on a user's files."""
     is_root = caller.name == "root"
     programs = shared if is_root else caller.home / ".local/share/servers"
-    work = (public if is_root else caller.home) / "work"
     if not is_root:
         _install_again(shared, programs)
         for path in (caller.home / ".local/share", *(each for each in programs.rglob("*") if each.is_dir())):
             os.chown(path, caller.uid, caller.uid)
+    return Desk(caller, programs, make_work(caller, public))
+
+
+def make_work(caller: Caller, public: Path) -> Path:
+    """A folder with files of the person."""
+    work = (public if caller.name == "root" else caller.home) / "work"
     (work / "other").mkdir(parents=True)
     (work / "hello.txt").write_text("hello from the host\n")
     environ = {"PATH": SYSTEM_PATH, "HOME": "/nonexistent", "GIT_CONFIG_GLOBAL": "/dev/null"}
@@ -91,7 +100,7 @@ def make_desk(caller: Caller, shared: Path, public: Path) -> Desk:
     owner = USER_UID if os.geteuid() == 0 else caller.uid
     for path in (work, *work.rglob("*")):
         os.chown(path, owner, owner)
-    return Desk(caller, programs, work)
+    return work
 
 
 def copy_programs(installed: Path, target: Path) -> None:

@@ -43,6 +43,18 @@ def _current_folder() -> str:
         return ""
 
 
+def _may_launch(plugin: Plugin) -> bool:
+    """Whether its program may be a launcher, by its name alone."""
+    command, args = (plugin.entrypoint.command, plugin.entrypoint.args) if plugin.entrypoint else ("", ())
+    name = command.replace("\\", "/").rpartition("/")[2].lower()
+    return bool(
+        name.startswith(_MAY_LAUNCH)
+        or " " in command
+        or (name.startswith("python") and "-m" in args)
+        or (name.startswith("node") and args and args[0].endswith("-cli.js"))
+    )
+
+
 class McpConfigurations(HostConfigurations):
     def format_at(self, path: str) -> Format | None:
         from runner.contracts.mcp.hosts.find import place_of
@@ -115,13 +127,23 @@ class McpConfigurations(HostConfigurations):
         def text(word: str) -> str:
             return expand_as_host(word, rules, folder, home, environ, file)
 
-        words = (plugin.entrypoint.command, *plugin.entrypoint.args)
         return WrappedCommand(
             options=tuple(map(text, plugin.template.outer)),
-            argv=tuple(map(text, words)),
+            argv=tuple(map(text, plugin.entrypoint.words)),
             directory="" if plugin.project is None else plugin.entrypoint.directory,
-            env=tuple((each.name, text(each.value)) for each in plugin.spec.env if each.value is not None),
+            env=tuple(
+                (each.name, text(each.value))
+                for each in plugin.spec.env
+                if each.value is not None and not each.fixed
+            ),
         )
+
+    def installed(self, plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
+        if not _may_launch(plugin):
+            return plugin
+        from runner.contracts.mcp.installed import installed
+
+        return installed(plugin, environ)
 
     def places(self) -> HostPlaces:
         from runner.contracts.mcp.hosts.places import HOME_PLACES, PROJECT_NAMES, SYSTEM_PLACES, VARIABLES
@@ -151,6 +173,12 @@ class McpContract(Contract):
             "change a host's configuration so that its servers run in a cage, or undo that",
             "allow",
         ),
+        ContractVerb(
+            "install",
+            "runner.contracts.mcp.verb_install",
+            "fetch the packages of npx and uvx servers once, and start them from a store from then on",
+            "allow",
+        ),
     )
 
     def recognises(self, document: Document) -> bool:
@@ -168,24 +196,23 @@ class McpContract(Contract):
         return read(document, server=server, home=home)
 
     def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
-        command, args = (plugin.entrypoint.command, plugin.entrypoint.args) if plugin.entrypoint else ("", ())
-        name = command.replace("\\", "/").rpartition("/")[2].lower()
-        if not (
-            name.startswith(_MAY_LAUNCH)
-            or " " in command
-            or (name.startswith("python") and "-m" in args)
-            or (name.startswith("node") and args and args[0].endswith("-cli.js"))
-        ):
+        if plugin.entrypoint is None or not _may_launch(plugin):
             return None
-        from runner.contracts.mcp.launchers import launcher_fault
+        from runner.contracts.mcp.installed import store_fault
+        from runner.contracts.mcp.launchers import FETCHES, launcher_fault
 
-        return launcher_fault((command, *args), plugin.spec.network)
+        words = (plugin.entrypoint.command, *plugin.entrypoint.args)
+        fault = launcher_fault(words, plugin.spec.network)
+        if fault is None or fault.cause != FETCHES:
+            return fault
+        return store_fault(words, look.environment(os.environ)) or fault
 
     def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
         if plugin is None:
             return ()
         from runner.contracts.mcp.manifest import check_files
 
+        plugin = self.configurations.installed(plugin, look.environment(os.environ))
         return check_files(document, plugin, self.launch_fault(plugin))
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:

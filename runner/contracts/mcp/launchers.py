@@ -1,7 +1,8 @@
 """Commands that start a server through another program: `npx`, `uvx`, `docker run`.
 
 A launcher such as npx asks its registry at every start. In a cage it retries for 72 seconds and then fails,
-so such a command is refused before anything starts, with the command that installs the server for good.
+so such a command is refused before anything starts, unless its packages were fetched by `runner install`:
+then `launch_of` says which, and they start from the store.
 Everything here is decided by the words of the command line alone.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from runner.contracts.contract import LaunchFault
+from runner.install.request import Request, UnusableSpec, npm_request, pypi_request
 from sandbox.spec import Network
 from sandbox.speed.value import NamedTuple
 
@@ -51,49 +53,20 @@ class _Words(NamedTuple):
     python: str
     first: str  # the first word that is no option: a program, or a package
     offline: bool
+    rest: tuple[str, ...] = ()  # the words behind it: the program's own
+    script: bool = False  # a line of shell takes the place of the program
+    registry: str = ""  # the option that names one, if there is one
 
 
 class _Fetcher(NamedTuple):
-    """How one launcher writes its options, and what installs the same package."""
+    """How one launcher writes its options."""
 
     package: tuple[str, ...]
     values: tuple[str, ...]  # other options that are followed by a value
-    install: Callable[[_Words], tuple[str, ...]]
-    where: str  # installed programs are: a folder, or the command that prints it
-    # Variables for root, whose home no plugin can see: with them, programs are installed elsewhere.
-    root: tuple[str, ...] = ()
-
-
-def _npm_folder() -> str:
-    """Where npm installs servers. Its global folder is often /usr, which an ordinary user cannot write."""
-    return "/opt/servers" if os.geteuid() == 0 else "~/servers"
-
-
-def _npm_install(words: _Words) -> tuple[str, ...]:
-    return "npm", "install", "--prefix", _npm_folder(), *(words.packages or (words.first,))
-
-
-def _bun_install(words: _Words) -> tuple[str, ...]:
-    return "bun", "add", "-g", *(words.packages or (words.first,))
-
-
-def _uv_install(words: _Words) -> tuple[str, ...]:
-    spec = words.packages[-1] if words.packages else words.first
-    name, at, version = spec.partition("@")
-    if at and "/" not in spec and name:  # not an address such as git+ssh://git@…
-        spec = name if version == "latest" else f"{name}=={version}"
-    extra = tuple(word for each in words.extra for word in ("--with", each))
-    python = ("--python", words.python) if words.python else ()
-    return "uv", "tool", "install", *python, *extra, spec
-
-
-def _pipx_install(words: _Words) -> tuple[str, ...]:
-    python = ("--python", words.python) if words.python else ()
-    return "pipx", "install", *python, words.packages[-1] if words.packages else words.first
 
 
 _NPM_VALUES = ("-c", "--call", "--prefix", "--cache", "--registry", "--userconfig", "-w", "--workspace")
-_NPM = _Fetcher(("-p", "--package"), _NPM_VALUES, _npm_install, "")
+_NPM = _Fetcher(("-p", "--package"), _NPM_VALUES)
 _UV_VALUES = (
     *("--index-url", "-i", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
     *("--with-editable", "--with-requirements", "-c", "--constraints", "--overrides", "--env-file"),
@@ -102,22 +75,12 @@ _UV_VALUES = (
     *("--index-strategy", "--keyring-provider", "--python-platform", "--color", "--allow-insecure-host"),
     *("--reinstall-package", "--no-binary-package", "--no-build-package", "-C", "--config-setting"),
 )
-_BIN = "/usr/local/bin"
-_UV_ROOT = ("UV_TOOL_DIR=/opt/uv/tools", "UV_PYTHON_INSTALL_DIR=/opt/uv/python", f"UV_TOOL_BIN_DIR={_BIN}")
-_UV = _Fetcher(("--from",), _UV_VALUES, _uv_install, "uv tool dir --bin", _UV_ROOT)
-_PIPX = _Fetcher(
-    ("--spec",),
-    ("--index-url", "-i", "--pip-args"),
-    _pipx_install,
-    "pipx environment --value PIPX_BIN_DIR",
-    ("PIPX_HOME=/opt/pipx", f"PIPX_BIN_DIR={_BIN}"),
-)
-_BUN = _Fetcher(
-    ("-p", "--package"),
-    ("--cwd", "-c", "--config"),
-    _bun_install,
-    "bun pm bin -g",
-    ("BUN_INSTALL=/opt/bun", f"BUN_INSTALL_BIN={_BIN}"),
+_UV = _Fetcher(("--from",), _UV_VALUES)
+_PIPX = _Fetcher(("--spec",), ("--index-url", "-i", "--pip-args"))
+_BUN = _Fetcher(("-p", "--package"), ("--cwd", "-c", "--config"))
+_REGISTRY_OPTIONS = (
+    *("--registry", "--userconfig", "--index-url", "-i", "--extra-index-url", "--index", "--default-index"),
+    *("-f", "--find-links", "--config-file", "--pip-args"),
 )
 
 # The words that begin a command line, without options between them -> how the rest is written.
@@ -135,6 +98,7 @@ _FETCHERS: dict[tuple[str, ...], _Fetcher] = {
     ("uv", "x"): _UV,
     ("pipx", "run"): _PIPX,
 }
+_UV_RUN = "uv run --with"
 _MANAGERS = frozenset(words[0] for words in _FETCHERS)
 # The names of programs that begin such a command line. A caller can rule out all others without this module.
 NAMES = _MANAGERS | _SHELLS | _WINDOWS_SHELLS | set(_CONTAINERS) | {"env"} | set(_PREFIXES)
@@ -146,11 +110,73 @@ def launcher_fault(argv: Sequence[str], network: Network | None = None) -> Launc
     `network`: what is asked for the command. A launcher that can reach its registry is not refused.
     """
     found = _fault(tuple(argv), 0)
-    if found is not None and found.cause == FETCHES and network is not None:
+    if found is None or found.cause != FETCHES:
+        return found
+    if network is not None:
         asked = {host.rpartition(":")[0] for host in network.hosts}
         if network.mode == "host" or not asked.isdisjoint(_REGISTRIES):
             return None
-    return found
+    try:
+        is_direct = launch_of(argv) is not None
+    except UnusableSpec:
+        is_direct = True
+    if is_direct:
+        return found
+    return found._replace(
+        hint=f"write the launcher itself as the command, without {_name(argv)}; then {found.hint}"
+    )
+
+
+def _name(argv: Sequence[str]) -> str:
+    name = program_name(argv[0])
+    return name if _is_shown(name) else "the program before it"
+
+
+class Launch(NamedTuple):
+    """The command line of a launcher: what it fetches, and what the program gets."""
+
+    written: str  # the launcher as people write it
+    request: Request
+    args: tuple[str, ...]
+
+
+def launch_of(argv: Sequence[str]) -> Launch | None:
+    """What a launcher is asked for; None if the command is none of a launcher that fetches. Raises
+    UnusableSpec."""
+    line = _split(argv[0]) if len(argv) == 1 and " " in argv[0].strip() else tuple(argv)
+    if not line:
+        return None
+    name = program_name(line[0])
+    line = _behind_interpreter(name, line[1:]) or (name, *line[1:])
+    found = _fetcher(line) if line[0] in _MANAGERS else None
+    if found is None:
+        return None
+    return _understand(*found)
+
+
+def _understand(written: str, fetcher: _Fetcher, rest: Sequence[str]) -> Launch:
+    """Raises UnusableSpec."""
+    words = _read_words(fetcher, rest)
+    if not words.first:
+        raise UnusableSpec("names no program")
+    if words.registry:
+        own = "npm" if fetcher in (_NPM, _BUN) else "pip"
+        raise UnusableSpec(f"names a registry ({words.registry}), which only your {own} configuration may")
+    if fetcher in (_NPM, _BUN):
+        if words.script:
+            raise UnusableSpec("runs a line of shell (-c)")
+        # npm itself takes the first `--` away; npx and the others pass it on.
+        at = words.rest.index("--") if written.startswith("npm ") and "--" in words.rest else -1
+        args = words.rest if at < 0 else (*words.rest[:at], *words.rest[at + 1 :])
+        request = npm_request(words.packages or (words.first,), words.first if words.packages else "")
+        return Launch(written, request, args)
+    if written == _UV_RUN:
+        is_script = words.first.endswith(".py")
+        request = pypi_request(words.extra, "python" if is_script else words.first, words.python)
+        return Launch(written, request, (words.first, *words.rest) if is_script else words.rest)
+    package = words.packages[-1] if words.packages else words.first
+    request = pypi_request((package, *words.extra), words.first if words.packages else "", words.python)
+    return Launch(written, request, words.rest)
 
 
 def _fault(argv: tuple[str, ...], depth: int) -> LaunchFault | None:
@@ -208,7 +234,7 @@ def _fetcher(argv: Sequence[str]) -> tuple[str, _Fetcher, tuple[str, ...]] | Non
         _options(rest, _UV_VALUES)
         added = [word for word in _options(rest[1:], _UV_VALUES) if word.partition("=")[0] == "--with"]
         if rest[:1] == ["run"] and added:
-            return "uv run --with", _UV, tuple(rest[1:])
+            return _UV_RUN, _UV, tuple(rest[1:])
     return None
 
 
@@ -227,43 +253,26 @@ def _fetching(written: str, fetcher: _Fetcher, rest: tuple[str, ...]) -> LaunchF
     from shlex import join, quote
 
     words = _read_words(fetcher, rest)
-    names = [each for each in (*words.packages, *words.extra, words.first, words.python) if each]
-    shown = words.first or next(iter(words.packages), "")
-    sound = bool(shown) and all(_is_shown(each) for each in names)
-    what = quote(shown) if sound else "its package"
+    what = quote(words.first) if words.first and _is_shown(words.first) else "its package"
     if words.offline:
         message = f"{written} starts {what} from a cache in the home directory, which is not in the cage"
     else:
         message = f"{written} needs the network at every start, so it cannot start {what} in a cage"
-    if written == "uv run --with":
-        added = join(words.extra) if sound and words.extra else "PACKAGE"
-        hint = f"install what it adds into the project once: uv add {added}; then give the path of a program "
-        return LaunchFault(FETCHES, message, f"{hint}in the project's .venv/bin in place of {written}")
-    install = join(fetcher.install(words if sound else _Words((), (), "", "PACKAGE", False)))
-    install = install.replace("'~/servers'", "~/servers")  # a shell reads a quoted ~ as a name
-    if fetcher.root and os.geteuid() == 0:
-        install = f"{' '.join(fetcher.root)} {install}"
-    hint = f"install it once: {install}; then give the program's own path in place of {written}"
-    return LaunchFault(FETCHES, message, f"{hint} ({_where(fetcher, words, sound)})")
-
-
-def _where(fetcher: _Fetcher, words: _Words, sound: bool) -> str:
-    """How to find the program that an installation made."""
-    program = re.sub(r"(?<=.)@.*|[\[=<>~! ].*", "", words.first)
-    known = sound and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", program)
-    if fetcher is _NPM:
-        folder = f"{_npm_folder()}/node_modules/.bin"
-        return f"{folder}/{program}" if known else f"it is in {folder}"
-    if known:
-        return f"'command -v {program}' prints it"
-    return f"it is in {_BIN}" if os.geteuid() == 0 else f"it is in the folder that '{fetcher.where}' prints"
+    try:
+        request = _understand(written, fetcher, rest).request
+    except UnusableSpec as fault:
+        hint = f"it {fault}: install it by hand, and give the program's own path in place of {written}"
+        return LaunchFault(FETCHES, message, hint)
+    hint = f"fetch it once: {join(('runner', 'install', '--', *request.command))}; it starts from there then"
+    return LaunchFault(FETCHES, message, hint)
 
 
 def _read_words(fetcher: _Fetcher, rest: Sequence[str]) -> _Words:
     packages: list[str] = []
     extra: list[str] = []
     python = first = ""
-    offline = False
+    registry = ""
+    offline = script = False
     words = list(rest)
     while words:
         word = words.pop(0)
@@ -285,7 +294,9 @@ def _read_words(fetcher: _Fetcher, rest: Sequence[str]) -> _Words:
         elif option in ("--python", "-p") and fetcher in (_UV, _PIPX):
             python = value
         offline = offline or option in ("--offline", "--no-install", "--no")
-    return _Words(tuple(packages), tuple(extra), python, first, offline)
+        script = script or (fetcher is _NPM and option in ("-c", "--call"))
+        registry = option if option in _REGISTRY_OPTIONS else registry
+    return _Words(tuple(packages), tuple(extra), python, first, offline, tuple(words), script, registry)
 
 
 def _is_shown(word: str) -> bool:

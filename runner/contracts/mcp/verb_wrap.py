@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--yes", action="store_true", help="make the change without a question; needed without a terminal"
     )
     parser.add_argument(
+        "--install",
+        action="store_true",
+        help="fetch the packages of npx and uvx servers first, as runner install does",
+    )
+    parser.add_argument(
         "--find",
         action="store_true",
         help="list the configurations on this machine, their servers, and which are wrapped",
@@ -80,8 +85,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _usage_fault(args: argparse.Namespace) -> str:
-    if args.find and (args.undo or args.dry_run or args.yes or args.server):
-        return "--find only lists; leave --server, --undo, --dry-run and --yes out"
+    if args.find and (args.undo or args.dry_run or args.yes or args.server or args.install):
+        return "--find only lists; leave --server, --undo, --dry-run, --install and --yes out"
+    if args.install and (args.undo or args.dry_run):
+        return "--install fetches packages; leave --undo and --dry-run out"
     if args.json and not args.find:
         return "--json goes with --find"
     if not args.find and not args.file:
@@ -92,6 +99,7 @@ def _usage_fault(args: argparse.Namespace) -> str:
 def _change(args: argparse.Namespace) -> int:
     from runner.contracts.mcp.wrap.changes import apply_steps
     from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
+    from runner.contracts.mcp.wrap.configuration import read_configuration
     from runner.contracts.mcp.wrap.diff import diff
     from runner.contracts.mcp.wrap.program import runner_path
     from runner.contracts.mcp.wrap.steps import chosen, undo_step, wrap_step
@@ -99,6 +107,9 @@ def _change(args: argparse.Namespace) -> int:
     program = runner_path()
     if not program and not args.undo:
         raise FileRefused("the program runner is neither on PATH nor beside this Python; install it first")
+    fetched = EXIT["ok"] if args.undo else _offer_install(args)
+    if fetched is None:
+        return _NOT_WRITTEN
 
     def planned(raw: bytes) -> tuple[Configuration, Configuration, tuple[Step, ...]]:
         """The configuration before and after, and what happens to each server."""
@@ -117,7 +128,7 @@ def _change(args: argparse.Namespace) -> int:
         _tell(before, steps, bool(args.server))
         if after.raw == before.raw:
             _put("There is nothing to change.")
-            return EXIT["ok"]
+            return fetched
         for line in diff(before, after):
             _put(line)
         if args.dry_run:
@@ -136,14 +147,18 @@ def _change(args: argparse.Namespace) -> int:
         backup, _ = file.replace(change, backups_folder(os.environ))
         _put(f"Changed {printable(file.path)}. As it was before: {printable(backup)}")
         _tell_next(args.file, before, steps)
-    return EXIT["ok"]
+    return fetched
 
 
-def read_configuration(path: str, raw: bytes, given: str) -> Configuration:
-    from runner.contracts.mcp.wrap.configuration import configuration
+def _offer_install(args: argparse.Namespace) -> int | None:
+    """Install what launchers of the configuration would fetch, if the person wants that. Returns the exit
+    status, or None if the configuration shall stay as it is. What could not be fetched is not wrapped."""
+    from runner.contracts.mcp import verb_install
 
-    home = os.path.expanduser("~")
-    return configuration(path, raw, home if home.startswith("/") else "", dict(os.environ), given)
+    wanted = verb_install.missing(args.file, args.server)
+    if not wanted or args.dry_run or (args.yes and not args.install):
+        return EXIT["ok"]
+    return verb_install.offer(wanted, yes=args.yes, required=args.install)
 
 
 def _is_as_wanted(before: Configuration, after: Configuration, steps: tuple[Step, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from runner.contracts.mcp.hosts.entries import servers_of
@@ -77,3 +78,9 @@ def value_at(data: object, keys: Sequence[str | int]) -> object:
             case _:
                 return None
     return data
+
+
+def read_configuration(path: str, raw: bytes, given: str) -> Configuration:
+    """The configuration of the calling user."""
+    home = os.path.expanduser("~")
+    return configuration(path, raw, home if home.startswith("/") else "", dict(os.environ), given)

@@ -23,7 +23,8 @@ from runner.contracts.mcp.hosts.wrapping import (
     record_of,
     split_wrapped,
 )
-from runner.contracts.mcp.launchers import launcher_fault
+from runner.contracts.mcp.installed import is_stored
+from runner.contracts.mcp.launchers import FETCHES, launcher_fault
 from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
 from runner.contracts.mcp.wrap.program import is_this_runner
 from runner.contracts.mcp.wrap.redact import shown_line
@@ -219,7 +220,7 @@ def _no_cage_reason(config: Configuration, server: HostServer) -> str:
         return "has no command"
     command = server.argv[0]
     fault = launcher_fault(server.argv)
-    if fault is not None:
+    if fault is not None and not (fault.cause == FETCHES and is_stored(server.argv, os.environ)):
         return f"cannot run in a cage: {fault.message}; {fault.hint}"
     if any(c in " \t\n" for c in command) and not os.path.isfile(os.path.expanduser(command)):
         return (

@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 from runner.contracts.mcp import CONTRACT
-from runner.contracts.mcp.launchers import CONTAINER, FETCHES, NAMES, WINDOWS, launcher_fault
+from runner.contracts.mcp.launchers import CONTAINER, FETCHES, NAMES, WINDOWS, launch_of, launcher_fault
 from runner.launch.command import Command, plugin_of
 from sandbox.spec import Network, SandboxSpec
 from tests.conftest import Caller
 from tests.tables import one_case
-
-
-@pytest.fixture(autouse=True)
-def _ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root's programs are installed elsewhere: one test is about that."""
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
 
 
 def fault(line: str) -> tuple[str, str, str] | None:
@@ -30,78 +24,122 @@ def fault(line: str) -> tuple[str, str, str] | None:
 
 
 @one_case(
-    ("line", "install"),
+    ("line", "command"),
     [
-        ("npx -y @scope/server /data", "npm install --prefix ~/servers @scope/server"),
-        ("npx server@1.2.3", "npm install --prefix ~/servers server@1.2.3"),
-        ("npx --yes --package=@scope/server program --flag", "npm install --prefix ~/servers @scope/server"),
-        ("npx -p a -p b program", "npm install --prefix ~/servers a b"),
-        ("npx --registry https://npm.example server", "npm install --prefix ~/servers server"),
-        ("/usr/bin/npx server", "npm install --prefix ~/servers server"),
-        ("NPX.CMD server", "npm install --prefix ~/servers server"),
-        ("npm exec -y -- server --x", "npm install --prefix ~/servers server"),
-        ("npm --prefix /x exec --package=server -- program", "npm install --prefix ~/servers server"),
-        ("npm x server", "npm install --prefix ~/servers server"),
-        ("pnpm dlx server@latest", "npm install --prefix ~/servers server@latest"),
-        ("pnpm --package=@s/server dlx program", "npm install --prefix ~/servers @s/server"),
-        ("pnpx server", "npm install --prefix ~/servers server"),
-        ("yarn dlx -q -p server program", "npm install --prefix ~/servers server"),
-        ("bunx --bun server", "bun add -g server"),
-        ("bun x @scope/server", "bun add -g @scope/server"),
-        ("uvx server --repository /x", "uv tool install server"),
-        ("uvx server@latest", "uv tool install server"),
-        ("uvx server@1.2", "uv tool install server==1.2"),
-        ("uvx 'server[cli]==1.2'", "uv tool install 'server[cli]==1.2'"),
-        (
-            "uvx --from git+https://git@example.com/a/b program",
-            "uv tool install git+https://git@example.com/a/b",
-        ),
+        ("npx -y @scope/server /data", "npx -y @scope/server"),
+        ("npx server@1.2.3", "npx -y server@1.2.3"),
+        ("npx --yes --package=@scope/server program --flag", "npx -y --package @scope/server program"),
+        ("npx -p a -p b program", "npx -y --package a --package b program"),
+        ("/usr/bin/npx server", "npx -y server"),
+        ("NPX.CMD server", "npx -y server"),
+        ("npm exec -y -- server --x", "npx -y server"),
+        ("npm --prefix /x exec --package=server -- program", "npx -y --package server program"),
+        ("npm x server", "npx -y server"),
+        ("pnpm dlx server@latest", "npx -y server@latest"),
+        ("pnpm --package=@s/server dlx program", "npx -y --package @s/server program"),
+        ("pnpx server", "npx -y server"),
+        ("yarn dlx -q -p server program", "npx -y --package server program"),
+        ("bunx --bun server", "npx -y server"),
+        ("bun x @scope/server", "npx -y @scope/server"),
+        ("uvx server --repository /x", "uvx server"),
+        ("uvx server@latest", "uvx server"),
+        ("uvx server@1.2", "uvx server==1.2"),
+        ("uvx 'server[cli]==1.2'", "uvx 'server[cli]==1.2'"),
         (
             "uvx --python 3.12 --with a,b --with=c --from server program",
-            "uv tool install --python 3.12 --with a --with b --with c server",
+            "uvx --python 3.12 --with a --with b --with c --from server program",
         ),
-        ("uvx -p 3.12 -q server", "uv tool install --python 3.12 server"),
-        ("uv tool run server", "uv tool install server"),
-        ("uv --cache-dir /x tool run --from server program", "uv tool install server"),
-        ("pipx run server==2", "pipx install server==2"),
-        ("pipx run --spec server --python python3.12 program", "pipx install --python python3.12 server"),
-        ("python3 -m pipx run server", "pipx install server"),
-        ("python3.12 -u -m uv tool run server", "uv tool install server"),
-        ("node /usr/lib/node_modules/npm/bin/npx-cli.js -y server", "npm install --prefix ~/servers server"),
-        ("uv run --with server program", "uv add server"),
-        ("uv run -q --with=server x.py", "uv add server"),
-        # Behind other programs.
-        ("env npx server", "npm install --prefix ~/servers server"),
-        ("nice npx server", "npm install --prefix ~/servers server"),
-        ("nice -n 5 npx server", "npm install --prefix ~/servers server"),
-        ("nice -5 npx server", "npm install --prefix ~/servers server"),
-        ("timeout 5 npx server", "npm install --prefix ~/servers server"),
-        ("timeout -k 1 --signal=TERM 5s uvx server", "uv tool install server"),
-        ("nohup npx server", "npm install --prefix ~/servers server"),
-        ("stdbuf -o0 npx server", "npm install --prefix ~/servers server"),
-        ("stdbuf -o 0 -- npx server", "npm install --prefix ~/servers server"),
-        ("setsid -w npx server", "npm install --prefix ~/servers server"),
-        ("ionice -c 3 nice env npx server", "npm install --prefix ~/servers server"),
-        ("/usr/bin/env -i A=1 -u B npx -y server", "npm install --prefix ~/servers server"),
-        ("env -S 'A=1 npx server' more", "npm install --prefix ~/servers server"),
-        ("env --split-string='npx server'", "npm install --prefix ~/servers server"),
-        ("sh -c 'npx -y server'", "npm install --prefix ~/servers server"),
-        ("bash -lc 'cd /x && A=1 exec uvx server; true'", "uv tool install server"),
-        ("bash -o pipefail -c 'true|pipx run server'", "pipx install server"),
-        ("sh -c 'env sh -c \"npx server\"'", "npm install --prefix ~/servers server"),
-        # The whole line in `command`, as some entries have it.
-        ("'npx -y server@0.1.2'", "npm install --prefix ~/servers server@0.1.2"),
-        ("'npx -y' server", "npm install --prefix ~/servers server"),
+        ("uvx -p 3.12 -q server", "uvx --python 3.12 server"),
+        ("uv tool run server", "uvx server"),
+        ("uv --cache-dir /x tool run --from server program", "uvx --from server program"),
+        ("pipx run server==2", "uvx server==2"),
+        ("pipx run --spec server --python python3.12 program", "uvx --python 3.12 --from server program"),
+        ("python3 -m pipx run server", "uvx server"),
+        ("python3.12 -u -m uv tool run server", "uvx server"),
+        ("node /usr/lib/node_modules/npm/bin/npx-cli.js -y server", "npx -y server"),
+        ("uv run --with server program", "uvx --from server program"),
+        ("uv run -q --with=server x.py", "uvx --from server python"),
+        ("'npx -y server@0.1.2'", "npx -y server@0.1.2"),
     ],
 )
-def test_a_launcher_is_refused_with_the_command_that_installs(line: str, install: str) -> None:
+def test_a_launcher_is_refused_with_the_command_that_installs(line: str, command: str) -> None:
     found = fault(line)
     assert found is not None
     cause, message, hint = found
     assert cause == FETCHES
     assert " needs the network at every start, so it cannot start " in message
-    assert f"once: {install}; then give the" in hint
-    assert "\n" not in message + hint
+    assert hint == f"fetch it once: runner install -- {command}; it starts from there then"
+    # What is installed by that command is what the line asks for.
+    asked, installed = launch_of(shlex.split(line)), launch_of(shlex.split(command))
+    assert asked is not None and installed is not None and asked.request == installed.request
+
+
+@one_case(
+    ("line", "command"),
+    [
+        ("env npx server", "npx -y server"),
+        ("nice npx server", "npx -y server"),
+        ("nice -n 5 npx server", "npx -y server"),
+        ("nice -5 npx server", "npx -y server"),
+        ("timeout 5 npx server", "npx -y server"),
+        ("timeout -k 1 --signal=TERM 5s uvx server", "uvx server"),
+        ("nohup npx server", "npx -y server"),
+        ("stdbuf -o0 npx server", "npx -y server"),
+        ("stdbuf -o 0 -- npx server", "npx -y server"),
+        ("setsid -w npx server", "npx -y server"),
+        ("ionice -c 3 nice env npx server", "npx -y server"),
+        ("/usr/bin/env -i A=1 -u B npx -y server", "npx -y server"),
+        ("env -S 'A=1 npx server' more", "npx -y server"),
+        ("env --split-string='npx server'", "npx -y server"),
+        ("sh -c 'npx -y server'", "npx -y server"),
+        ("bash -lc 'cd /x && A=1 exec uvx server; true'", "uvx server"),
+        ("bash -o pipefail -c 'true|pipx run server'", "uvx server"),
+        ("sh -c 'env sh -c \"npx server\"'", "npx -y server"),
+        ("'npx -y' server", "npx -y server"),
+    ],
+)
+def test_a_launcher_behind_another_program(line: str, command: str) -> None:
+    """It cannot be replaced by the stored program there."""
+    found = fault(line)
+    assert found is not None and found[0] == FETCHES and launch_of(shlex.split(line)) is None
+    assert found[2].startswith("write the launcher itself as the command, without ")
+    assert f"runner install -- {command}; " in found[2] and "\n" not in found[1] + found[2]
+
+
+@one_case(
+    ("line", "args"),
+    [
+        ("npx -y server --flag -- x", ["--flag", "--", "x"]),
+        ("npm exec server -- --flag", ["--flag"]),
+        ("npm exec -- server --flag", ["--flag"]),
+        ("uvx --from a b --with c", ["--with", "c"]),
+        ("uv run --with a x.py y", ["x.py", "y"]),
+        ("pipx run --spec a b -v", ["-v"]),
+    ],
+)
+def test_what_the_program_gets(line: str, args: list[str]) -> None:
+    launch = launch_of(shlex.split(line))
+    assert launch is not None and list(launch.args) == args
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("uvx --from git+https://git@example.com/a/b program", "is not a package of an index"),
+        ("npx git+ssh://example.com/x", "is not a package of a registry"),
+        ("npx ./here", "is not a package of a registry"),
+        ("npx github:a/b", "is not a package of a registry"),
+        ("npx -c 'server --x'", "names no program"),
+        ("npx -c 'server --x' y", "runs a line of shell"),
+        ("npx --registry https://npm.example server", "names a registry (--registry)"),
+        ("uvx --index-url https://x.example/simple server", "only your pip configuration may"),
+        ("uvx --python /opt/python server", "asks for the Python"),
+        ("uvx --from a ../b", "is not the name of a command"),
+    ],
+)
+def test_what_cannot_be_installed(line: str, why: str) -> None:
+    found = fault(line)
+    assert found is not None and why in found[2] and "install it by hand" in found[2]
 
 
 @pytest.mark.parametrize(
@@ -110,37 +148,6 @@ def test_a_launcher_is_refused_with_the_command_that_installs(line: str, install
 def test_a_launcher_that_uses_its_cache(line: str) -> None:
     found = fault(line)
     assert found is not None and "from a cache in the home directory, which is not in the cage" in found[1]
-
-
-@pytest.mark.parametrize(
-    ("line", "where"),
-    [
-        ("uvx --from server program", "'command -v program' prints it"),
-        ("npx server@1.2", "~/servers/node_modules/.bin/server"),
-        ("pipx run server==2", "'command -v server' prints it"),
-        ("npx @scope/server", "it is in ~/servers/node_modules/.bin"),
-        ("bunx @scope/server", "bun pm bin -g"),
-        ("uvx git+https://example.com/x", "uv tool dir --bin"),
-    ],
-)
-def test_where_the_program_will_be(line: str, where: str) -> None:
-    found = fault(line)
-    assert found is not None and where in found[2]
-
-
-def test_root_installs_where_plugins_can_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not below /root, which no policy can allow."""
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    for line in (
-        "npx @scope/server",
-        "uvx server",
-        "pipx run server",
-        "bunx server",
-        "uvx git+https://e.x/y",
-    ):
-        found = fault(line)
-        assert found is not None and ("/opt/" in found[2]) and "~" not in found[2], line
-    assert "UV_TOOL_BIN_DIR=/usr/local/bin uv tool install server; then" in (fault("uvx server") or "")[2]
 
 
 @pytest.mark.parametrize(
@@ -160,12 +167,14 @@ def test_root_installs_where_plugins_can_see_it(monkeypatch: pytest.MonkeyPatch)
 def test_words_that_no_command_should_be_made_of(line: str) -> None:
     found = fault(line)
     assert found is not None
-    assert " PACKAGE" in found[2] and found[1].isprintable() and found[2].isprintable()
+    assert "by hand" in found[2] and found[1].isprintable() and found[2].isprintable()
 
 
 def test_a_command_that_a_person_copies_is_quoted() -> None:
-    found = fault("npx 'x; rm -rf ~' '$(id)'")
-    assert found is not None and "npm install --prefix ~/servers 'x; rm -rf ~';" in found[2]
+    found = fault("uvx 'x>1; rm -rf ~' '$(id)'")
+    assert found is not None and "by hand" in found[2]
+    found = fault("uvx 'x>1' '$(id)'")
+    assert found is not None and "runner install -- uvx 'x>1';" in found[2]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +200,7 @@ def test_a_container_cannot_be_in_a_cage(line: str) -> None:
 def test_an_entry_for_windows(line: str) -> None:
     found = fault(line)
     assert found is not None and found[0] == WINDOWS and "written for Windows" in found[1]
-    assert ("npm install --prefix ~/servers server" if "npx" in line else "without") in found[2]
+    assert ("runner install -- npx -y server" if "npx" in line else "without") in found[2]
 
 
 @pytest.mark.parametrize(
@@ -279,11 +288,14 @@ def test_every_verb_refuses_before_anything_starts(runner_as: Caller, tmp_path: 
         done = runner_as(*verb)
         assert done.returncode == code
         assert done.stderr.splitlines()[0] == f"runner: launch_failed: {said}"
-        assert "npm install --prefix " in done.stderr and len(done.stderr.splitlines()) == 2
+        assert "runner install -- npx -y server" in done.stderr and len(done.stderr.splitlines()) == 2
     for verb in (("call", *server, "tool"), ("tools", *server), ("explain", *server)):
         done = runner_as(*verb)
         assert done.returncode == 10
-        assert said in done.stderr + done.stdout and "npm install --prefix " in done.stderr + done.stdout
+        assert (
+            said in done.stderr + done.stdout
+            and "runner install -- npx -y server" in done.stderr + done.stdout
+        )
     checked = runner_as("check", manifest)
     assert checked.returncode == 0
     assert f"{manifest}:4:4: " in checked.stdout and f"warning: {FETCHES}: {said}" in checked.stdout

@@ -1,0 +1,82 @@
+"""A server that npx or uvx would start, started from the store of `runner install`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from runner.contracts.contract import LaunchFault
+from runner.contracts.mcp.launchers import launch_of
+from runner.install.request import UnusableSpec
+from runner.install.roots import main_store_root, store_roots
+from runner.install.store import Store, StoreRefused
+from runner.plugin import Plugin
+from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, SandboxSpec
+
+REFUSED = "store_refused"
+
+
+def installed(plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
+    """The plugin with its stored program; unchanged if nothing is stored for its command, or its store is
+    refused: `launch_fault` says so then."""
+    entry = plugin.entrypoint
+    if entry is None:
+        return plugin
+    try:
+        found = find_stored((entry.command, *entry.args), environ)
+    except StoreRefused:
+        return plugin
+    if found is None:
+        return plugin
+    words, args = found
+    stored = len(words) - 1
+    launcher = (entry.command, *entry.args)[: 1 + len(entry.args) - len(args)]
+    if not launcher:  # the command has a whole line, with the program's own arguments
+        launcher, stored = (entry.command,), stored + len(args)
+    new = entry._replace(command=words[0], args=(*words[1:], *args), launcher=launcher, stored_args=stored)
+    return plugin._replace(entrypoint=new, spec=_with_home(plugin.spec))
+
+
+def _with_home(spec: SandboxSpec) -> SandboxSpec:
+    """With the state directory as home: what a program keeps in ~/.cache would be fetched anew at each start
+    otherwise."""
+    if not any(each.path == STATE_DIR_TOKEN for each in spec.paths):
+        return spec
+    known = {each.name for each in spec.env}
+    wanted = {"HOME": STATE_DIR_TOKEN, "XDG_CACHE_HOME": f"{STATE_DIR_TOKEN}/.cache"}
+    added = tuple(EnvRequest(name, value, fixed=True) for name, value in wanted.items() if name not in known)
+    return spec._replace(env=(*spec.env, *added))
+
+
+def find_stored(
+    argv: Sequence[str], environ: Mapping[str, str], *, main_only: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The stored program in place of a launcher's command line, and the arguments that it gets; None if there
+    is none. Raises StoreRefused."""
+    try:
+        launch = launch_of(argv)
+    except UnusableSpec:
+        return None
+    if launch is None:
+        return None
+    for root in (main_store_root(environ),) if main_only else store_roots(environ):
+        store = Store(root)
+        if (found := store.find(launch.request)) is not None:
+            return store.words(found), launch.args
+    return None
+
+
+def is_stored(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a host's entry has its program in the store that a start by its host looks into."""
+    try:
+        return find_stored(argv, environ, main_only=True) is not None
+    except StoreRefused:
+        return False
+
+
+def store_fault(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchFault | None:
+    """Why the store that may have the program is not used, or None."""
+    try:
+        find_stored(argv, environ)
+    except StoreRefused as refused:
+        return LaunchFault(REFUSED, str(refused), refused.hint)
+    return None

@@ -1,0 +1,503 @@
+"""runner install: fetch the packages of npx and uvx commands once, so that they start from a store."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from runner.cli.shared.text import print_diagnostics, say
+from runner.outcome import EXIT, USAGE_ERROR
+from sandbox.document.diagnostic import DocumentError, printable
+from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.install.fetch import FetchLimits
+    from runner.install.registry import Registries
+    from runner.install.request import Request
+    from runner.install.store import Installed, Store
+
+NAME = "install"
+HELP = "fetch the packages of npx and uvx servers once, and start them from a store from then on"
+EXAMPLE = "runner install ~/.cursor/mcp.json"
+PASSES_ARGUMENTS = True
+SCHEMA = "runner.install.v1"
+
+_FAILED = 1
+_BAR = 24  # characters
+_ABOUT = """\
+{help}
+
+npm or pip fetches the packages in a cage that reaches only the registries of your own npm or pip
+configuration. Install scripts do not run. exec, run, call, tools and wrapped entries then start the stored
+program, without the network."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = _ABOUT.format(help=HELP)
+    parser.usage = f"{parser.prog} [options] FILE | -- COMMAND [ARGS]"
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a host's configuration")
+    parser.add_argument(
+        "--server",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="only this server; may be given several times",
+    )
+    parser.add_argument(
+        "--scripts",
+        action="store_true",
+        help="run install scripts of npm packages, in the same cage without tokens",
+    )
+    parser.add_argument("--list", action="store_true", help="show what is installed")
+    parser.add_argument(
+        "--update",
+        metavar="NAME",
+        nargs="?",
+        const="",
+        help="fetch again what is not pinned, show which versions change, and ask; all, or one package",
+    )
+    parser.add_argument("--remove", metavar="NAME", help="remove a package")
+    parser.add_argument("--verify", action="store_true", help="compare all files with what was fetched")
+    parser.add_argument("--yes", action="store_true", help="do not ask; needed without a terminal")
+    parser.add_argument("--json", action="store_true", help="with --list: print one JSON document")
+    parser.add_argument("--deadline", metavar="TIME", default="30m", help="for each fetch (default: 30m)")
+    parser.add_argument(
+        "--disk",
+        metavar="SIZE",
+        default="4G",
+        help="that a fetch may use, with the cache of earlier ones (default: 4G)",
+    )
+
+
+class Wanted(NamedTuple):
+    """A server that a launcher starts."""
+
+    server: str  # its name; empty: the command line is the person's own
+    request: Request
+
+
+def run(args: argparse.Namespace) -> int:
+    args.arguments = getattr(args, "arguments", [])  # without a `--` there are none
+    if fault := _usage_fault(args):
+        say(f"runner install: {fault}")
+        return USAGE_ERROR
+    return _told(lambda: _act(args))
+
+
+def _act(args: argparse.Namespace) -> int:
+    from runner.install.roots import main_store_root, store_roots
+    from runner.install.store import Store
+
+    stores = [Store(root) for root in store_roots(os.environ)]
+    if args.list:
+        return _list(stores, as_json=args.json)
+    if args.verify:
+        return max([_verify(store) for store in stores])
+    if args.remove is not None:
+        return _remove(_named(stores, args.remove))
+    if args.update is not None:
+        return _update(_named(stores, args.update), args)
+    return _install(Store(main_store_root(os.environ)), _wanted(args), args)
+
+
+def _told(act: Callable[[], int]) -> int:
+    """Do something, and say what is wrong if it fails."""
+    from runner.install.fetch import InstallFailed
+    from runner.install.registry import RegistryFault
+    from runner.install.store import BadContent, StoreRefused
+
+    try:
+        return act()
+    except DocumentError as error:
+        print_diagnostics(error.diagnostics)
+        return EXIT["manifest_invalid"]
+    except ValueError as error:
+        say(f"runner install: {printable(str(error))}")
+        return USAGE_ERROR
+    except StoreRefused as error:
+        _fail(f"{error}{error.hint and '; ' + error.hint}")
+    except (InstallFailed, BadContent, RegistryFault) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or 'the store'}: {error.strerror}; nothing was installed")
+    return _FAILED
+
+
+def _usage_fault(args: argparse.Namespace) -> str:
+    actions = [args.list, args.verify, args.remove is not None, args.update is not None]
+    subjects = bool(args.file) + bool(args.arguments)
+    if sum(actions) > 1:
+        return "--list, --update, --remove and --verify exclude each other"
+    if any(actions) and (subjects or args.server):
+        return "--list, --update, --remove and --verify take no configuration and no command"
+    if not any(actions) and subjects != 1:
+        return "name a configuration, or write a command behind --, as in runner install -- npx -y PACKAGE"
+    if args.server and not args.file:
+        return "--server goes with a configuration"
+    if args.scripts and args.update is None and any(actions):
+        return "--scripts goes with an installation or --update"
+    return "--json goes with --list" if args.json and not args.list else ""
+
+
+def _wanted(args: argparse.Namespace) -> list[Wanted]:
+    """What is to be installed. Raises ValueError and DocumentError."""
+    from runner.contracts.mcp.launchers import launch_of
+
+    if args.arguments:
+        launch = launch_of(args.arguments)
+        if launch is None:
+            raise ValueError(
+                f"{args.arguments[0]} is no launcher that fetches packages: npx, npm exec, pnpm dlx, bunx,"
+                " uvx, uv tool run, uv run --with and pipx run are known"
+            )
+        return [Wanted("", launch.request)]
+    return wanted_of(args.file, args.server)
+
+
+def wanted_of(file: str, names: Sequence[str], *, tells: bool = True) -> list[Wanted]:
+    """The servers of a configuration that a launcher starts. `tells`: say which cannot be installed, and
+    raise ValueError for one of `names`. Raises DocumentError."""
+    from runner.contracts.mcp.hosts.wrapping import split_wrapped
+    from runner.contracts.mcp.launchers import launch_of
+    from runner.contracts.mcp.wrap.config_file import open_config
+    from runner.contracts.mcp.wrap.configuration import read_configuration
+    from runner.contracts.mcp.wrap.steps import chosen
+    from runner.install.request import UnusableSpec
+
+    with open_config(file) as opened:
+        raw, _ = opened.read()
+        config = read_configuration(opened.path, raw, opened.given)
+    found: list[Wanted] = []
+    for server in chosen(config, names):
+        inner = split_wrapped(server.argv)
+        argv = server.argv if inner is None else inner.argv
+        try:
+            launch = None if server.remote or not argv else launch_of(argv)
+        except UnusableSpec as fault:
+            if names and tells:
+                raise ValueError(f"{server.label} {fault}") from None
+            if tells:
+                say(f"  {printable(server.label)}: is left out: it {printable(str(fault))}", sys.stdout)
+            continue
+        if launch is not None:
+            found.append(Wanted(server.label, launch.request))
+        elif names and tells:
+            raise ValueError(
+                f"{server.label} is started by no launcher that fetches packages: there is nothing to install"
+            )
+    return found
+
+
+def missing(file: str, names: Sequence[str]) -> list[Wanted]:
+    """The servers of a configuration whose packages are still to be fetched. Raises DocumentError."""
+    from runner.install.roots import main_store_root
+    from runner.install.store import Store, StoreRefused
+
+    store = Store(main_store_root(os.environ))
+    try:
+        return [each for each in wanted_of(file, names, tells=False) if store.find(each.request) is None]
+    except StoreRefused:  # the step of each server says so
+        return []
+
+
+def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
+    """For `runner wrap`: say what would be fetched, ask, and fetch it. Returns the exit status, or None if a
+    question that has to be answered was not answered with yes. `required`: the person said --install."""
+    from runner.install.roots import main_store_root
+    from runner.install.store import Store
+
+    refused = False
+
+    def act() -> int:
+        nonlocal refused
+        sources = _tell_sources(wanted)
+        if not yes and not required and not _has_terminal():
+            say("Without a terminal they are not fetched: add --install --yes to do that first.", sys.stdout)
+            return EXIT["ok"]
+        if not yes and _confirm("Fetch and install?") is not None:
+            refused = required
+            return EXIT["ok"]
+        return _install_all(Store(main_store_root(os.environ)), wanted, sources)
+
+    status = _told(act)
+    return None if refused else status
+
+
+def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -> int:
+    from runner.install.fetch import FetchLimits
+
+    todo = {each.request: each for each in wanted if store.find(each.request) is None}
+    for each in wanted:
+        if each.request not in todo:
+            say(f"{_label(each)} is installed already; --update fetches newer versions", sys.stdout)
+    if not wanted:
+        say(
+            "There is nothing to install: no launcher that fetches packages starts a server here.", sys.stdout
+        )
+    if not todo:
+        return EXIT["ok"]
+    sources = _tell_sources(tuple(todo.values()))
+    if not args.yes and (refusal := _confirm("Fetch and install?")) is not None:
+        return refusal
+    limits = FetchLimits(args.deadline, args.disk)
+    return _install_all(store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits)
+
+
+def _tell_sources(wanted: Sequence[Wanted]) -> Mapping[Request, Registries]:
+    """Where the packages come from, told to the person."""
+    sources = _sources([each.request for each in wanted])
+    for each in wanted:
+        places = (*sources[each.request].hosts, *sources[each.request].folders)
+        say(f"{_label(each)} will be fetched from {', '.join(places)}", sys.stdout)
+    return sources
+
+
+def _install_all(
+    store: Store,
+    wanted: Sequence[Wanted],
+    sources: Mapping[Request, Registries],
+    *,
+    scripts: bool = False,
+    limits: FetchLimits | None = None,
+) -> int:
+    """Install each. One that fails does not keep the others from being installed."""
+    from runner.install.fetch import USUAL_LIMITS, InstallFailed, fetch_place, fetching
+    from runner.install.store import BadContent
+
+    status = EXIT["ok"]
+    with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
+        for number, each in enumerate(wanted, 1):
+            if store.find(each.request) is not None:  # by another installation, meanwhile
+                say(f"{_label(each)} is installed", sys.stdout)
+                continue
+            progress = Progress(number, len(wanted), _label(each))
+            try:
+                with fetching(
+                    store,
+                    place,
+                    each.request,
+                    sources[each.request],
+                    os.environ,
+                    scripts=scripts,
+                    limits=limits or USUAL_LIMITS,
+                    tick=progress.tick,
+                ) as fetched:
+                    store.add(fetched.installed, fetched.lock, fetched.folder)
+            except (InstallFailed, BadContent) as fault:
+                progress.end()
+                _fail(f"{_label(each)}: {fault}")
+                say("  nothing of it was installed, and nothing of it was run")
+                status = _FAILED
+                continue
+            except BaseException:
+                progress.end()
+                raise
+            progress.end()
+            say(f"  installed {_versions(fetched.installed)}", sys.stdout)
+            if each.request.unpinned:
+                names = ", ".join(map(printable, each.request.unpinned))
+                say(f"  {names}: not pinned; it stays as it is until runner install --update", sys.stdout)
+    return status
+
+
+class Progress:
+    """Which of several is under way: a bar on a terminal, a line elsewhere."""
+
+    def __init__(self, number: int, count: int, label: str) -> None:
+        self._begin = time.monotonic()
+        self._bar = sys.stderr.isatty()
+        done = round(_BAR * (number - 1) / count)
+        self._text = f"[{'#' * done}{'.' * (_BAR - done)}] {number} of {count}: {label}"
+        if not self._bar:
+            say(f"[{number}/{count}] {label} …", sys.stdout)
+        sys.stdout.flush()
+        self.tick()
+
+    def tick(self) -> None:
+        if self._bar:
+            width = max(shutil.get_terminal_size().columns - 1, 20)
+            line = f"{self._text}, {time.monotonic() - self._begin:.0f} s"
+            sys.stderr.write(f"\r\033[K{line[:width]}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+
+def _sources(requests: Sequence[Request]) -> dict[Request, Registries]:
+    from runner.install.fetch import registries_of
+
+    known: dict[tuple[str, str], Registries] = {}
+    found: dict[Request, Registries] = {}
+    for request in requests:
+        key = request.registry, request.python
+        found[request] = known[key] = known.get(key) or registries_of(request, os.environ)
+    return found
+
+
+# --- what is installed --------------------------------------------------------------------------------------
+
+
+def _list(stores: Sequence[Store], *, as_json: bool) -> int:
+    found = [(store, each) for store in stores for each in store.all()]
+    if as_json:
+        rows = [
+            {
+                "store": store.root,
+                "request": each.request._asdict(),
+                "versions": dict(each.versions),
+                "program": store.words(each),
+                "complete": store.has(each.set_name),
+            }
+            for store, each in found
+        ]
+        sys.stdout.write(json.dumps({"schema": SCHEMA, "installed": rows}, indent=2) + "\n")
+        return EXIT["ok"]
+    for store, each in found:
+        mend = shlex.join(("runner", "install", "--", *each.request.command))
+        gone = "" if store.has(each.set_name) else f"; its files are gone: {mend}"
+        say(f"{printable(str(each.request))}: {_versions(each)}{gone}", sys.stdout)
+    if not found:
+        say("Nothing is installed.", sys.stdout)
+    return EXIT["ok"]
+
+
+def _verify(store: Store) -> int:
+    status = EXIT["ok"]
+    found = store.all()
+    for name in sorted({each.set_name for each in found}):
+        users = ", ".join(printable(str(each.request)) for each in found if each.set_name == name)
+        changed = store.changed(name) if store.has(name) else ["all of them"]
+        if changed:
+            status = _FAILED
+            shown = ", ".join(map(printable, changed[:5]))
+            more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+            say(
+                f"{users}: files are not as they were fetched: {shown}{more}; remove it and install it again",
+                sys.stdout,
+            )
+        else:
+            say(f"{users}: as it was fetched", sys.stdout)
+    return status
+
+
+def _named(stores: Sequence[Store], name: str) -> dict[Store, list[Installed]]:
+    """What is installed under a name; all without one. Raises ValueError."""
+    found = {
+        store: [each for each in store.all() if not name or name in (each.request.name, str(each.request))]
+        for store in stores
+    }
+    if name and not any(found.values()):
+        raise ValueError(f"{name} is not installed; runner install --list shows what is")
+    return {store: each for store, each in found.items() if each}
+
+
+def _remove(named: Mapping[Store, Sequence[Installed]]) -> int:
+    for store, installed in named.items():
+        with store.changing(lambda text: say(text, sys.stdout)):
+            for each in installed:
+                store.remove(each.request)
+                say(f"Removed {printable(str(each.request))}", sys.stdout)
+    return EXIT["ok"]
+
+
+def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace) -> int:
+    """Fetch again, show which versions change, and ask before the new ones count."""
+    from runner.install.fetch import FetchLimits, InstallFailed, fetch_place, fetching
+    from runner.install.store import BadContent
+
+    status = EXIT["ok"]
+    limits = FetchLimits(args.deadline, args.disk)
+    for store, installed in named.items():
+        old = [each for each in installed if each.request.unpinned or args.update]
+        sources = _sources([each.request for each in old])
+        with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
+            for number, each in enumerate(old, 1):
+                label = printable(str(each.request))
+                progress = Progress(number, len(old), label)
+                try:
+                    with fetching(
+                        store,
+                        place,
+                        each.request,
+                        sources[each.request],
+                        os.environ,
+                        scripts=args.scripts,
+                        limits=limits,
+                        tick=progress.tick,
+                    ) as fetched:
+                        progress.end()
+                        if fetched.lock.name == each.set_name and store.has(each.set_name):
+                            say(f"{label}: nothing newer", sys.stdout)
+                            continue
+                        say(f"{label}:", sys.stdout)
+                        for line in _differences(store, each, fetched.lock.packages):
+                            say(f"  {line}", sys.stdout)
+                        if not args.yes and (refusal := _confirm("Update?")) is not None:
+                            status = refusal
+                            continue
+                        store.add(fetched.installed, fetched.lock, fetched.folder)
+                        say("  updated; what was allowed for it will be asked again", sys.stdout)
+                except (InstallFailed, BadContent) as fault:
+                    progress.end()
+                    _fail(f"{label}: {fault}")
+                    say("  it stays as it was")
+                    status = _FAILED
+            store.remove_unused()
+    return status
+
+
+def _differences(store: Store, old: Installed, new: Sequence[tuple[str, str, str]]) -> list[str]:
+    known = store.lock_of(old.set_name)
+    before = {} if known is None else {name: version for name, version, _ in known.packages}
+    after = {name: version for name, version, _ in new}
+    return [
+        f"{printable(name)}: {printable(before.get(name, 'none'))} -> {printable(after.get(name, 'none'))}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ] or ["the same versions, with other files"]
+
+
+def _versions(installed: Installed) -> str:
+    return ", ".join(f"{printable(name)} {printable(version)}" for name, version in installed.versions)
+
+
+def _label(wanted: Wanted) -> str:
+    packages = printable(str(wanted.request))
+    return f"{printable(wanted.server)} ({packages})" if wanted.server else packages
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _confirm(question: str) -> int | None:
+    """Ask the person. Returns None for yes, else the exit status."""
+    if not _has_terminal():
+        say("runner install: there is no terminal to ask on; nothing was changed; add --yes")
+        return USAGE_ERROR
+    sys.stdout.flush()
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return None
+    say("Nothing was changed.")
+    return _FAILED
+
+
+def _fail(text: str) -> None:
+    sys.stdout.flush()
+    first, _, rest = text.partition("\n")
+    say(f"runner install: {printable(first)}")
+    for line in rest.splitlines():
+        sys.stderr.write(f"  {line}\n")
