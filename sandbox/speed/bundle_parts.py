@@ -34,7 +34,7 @@ _NAMES = {
         sandbox.document sandbox.document.diagnostic runner.cli.shared.options sandbox.paths.walk
         runner.cli.shared.report_file runner.launch.failures runner.approvals sandbox.paths.executable
         sandbox.paths.installation sandbox.paths.mounts sandbox.paths.packages sandbox.paths.shims
-        sandbox.paths.program sandbox.policy sandbox.paths.denied_paths sandbox.network sandbox.network.egress
+        sandbox.paths.denied_paths sandbox.paths.program sandbox.policy sandbox.network sandbox.network.egress
         sandbox.paths.guarded sandbox.paths.denylist sandbox.paths.scan sandbox.policy.policy
         sandbox.policy.approval runner.approvals.record runner.approvals.store runner.launch.command
         sandbox.document.read sandbox.policy.load runner.launch.approve sandbox.identity.removal
