@@ -12,12 +12,13 @@ from runner.contracts.registry import find_contract, make_dialect
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.remote.messages import MonitorEnd
-from runner.launch.remote.remote_cell import open_cage
+from runner.launch.remote.remote_cell import RemoteCell, open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import ServiceGuard, Services
 from runner.protocol.secrets import Secrets
+from runner.session.parking import Parking
 from runner.session.pending import Deadline
 from runner.session.prepared import PreparedCall, cage_contents
 from runner.session.session import Session
@@ -38,6 +39,7 @@ async def open_session(
     contents: Contents | None = None,
     deadline: Deadline | None = None,
     on_made: Callable[[Session], None] | None = None,
+    parking: Parking | None = None,
 ) -> AsyncIterator[Session]:
     """Launch a plugin and wait until it is ready. Raises PluginFailure.
 
@@ -46,13 +48,17 @@ async def open_session(
     `deadline`: of the call that the plugin is launched for.
     `on_made`: called with the session before the handshake, so that its events and its report can be had also
     if the handshake fails.
+    `parking`: has parked cells of this plugin. Without one that can be used, the plugin is launched.
     """
     services = services or Services()
     clock = deadline or Deadline()
     failure: BaseException | None = None
     session: Session | None = None
     try:
-        async with open_cage(invocation, environ=environ, sent=sent, contents=contents) as cell:
+        opening = open_cage(invocation, environ=environ, sent=sent, contents=contents)
+        if parking is not None and sent is None and not contents:  # no parked cell has anything of a call
+            opening = _take_or_open(parking, invocation, environ, clock.at)
+        async with opening as cell:
             try:
                 with trio.move_on_at(clock.at) as waiting:
                     terms = await cell.prepared()
@@ -124,6 +130,18 @@ async def open_session(
             raise failure
         finally:
             del failure
+
+
+@asynccontextmanager
+async def _take_or_open(
+    parking: Parking, invocation: Invocation, environ: Mapping[str, str], until: float
+) -> AsyncIterator[RemoteCell]:
+    async with parking.take(invocation, environ, until) as parked:
+        if parked is not None:
+            yield parked
+            return
+    async with open_cage(invocation, environ=environ) as cell:
+        yield cell
 
 
 @asynccontextmanager

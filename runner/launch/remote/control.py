@@ -12,7 +12,7 @@ import termios
 import time
 
 from runner.launch.carry_out import CalledOff
-from runner.launch.remote.messages import Message
+from runner.launch.remote.messages import RELEASE, Message
 from runner.launch.wait import Need, Steps, drive
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.speed.codec import encode
@@ -52,6 +52,16 @@ class Control:
             return False
         except OSError:
             pass
+        return True
+
+    def is_released(self) -> bool:
+        """Whether the next word of the host is a release. It is taken; any other word is left."""
+        try:
+            if self._socket.recv(1, socket.MSG_PEEK) != RELEASE:
+                return False
+        except OSError:
+            return False
+        self._socket.recv(1)
         return True
 
     def mention(self, message: Message) -> None:
