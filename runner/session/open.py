@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -18,11 +18,13 @@ from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import ServiceGuard, Services
 from runner.protocol.secrets import Secrets
-from runner.session.parking import Parking
 from runner.session.pending import Deadline
 from runner.session.prepared import PreparedCall, cage_contents
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
+
+if TYPE_CHECKING:
+    from runner.session.parking import Parking
 
 
 @asynccontextmanager
