@@ -285,7 +285,7 @@ class _SessionSettings(NamedTuple):
     config: Any
     secrets: Secrets | None
     contents: Contents | None = None  # the secrets that the cage delivers
-    parking: Parking | None = None  # of a contract with one call per process
+    parking: Parking | None = None  # for calls that have a process of their own
 
     def session(
         self, call: Call | None = None, seconds: float | None = None
@@ -331,6 +331,7 @@ class _SessionSettings(NamedTuple):
             services=self.services,
             config=self.config,
             on_made=on_made,
+            parking=self.parking,
         )
 
     async def once(self, call: Call, seconds: float | None, on_progress: OnProgress | None) -> Result:
@@ -409,12 +410,16 @@ async def open_plugin(
     async with AsyncExitStack() as stack:
         session: Session | None = None
         pool: Pool | None = None
-        if known is not None and known.prepared_calls is not None:
+        calls = None if known is None else known.prepared_calls
+        if parked and (one_shot or calls is not None):
+            own = () if calls is None else calls.OPTIONS_OF_ONE_CALL
+            opening = open_parking(parked, options_of_one_call=own)
+            settings = settings._replace(parking=await stack.enter_async_context(opening))
+        if calls is not None:
             pool = await stack.enter_async_context(open_pool(settings.prepared_session))
         elif one_shot:
-            if parked and not settings.contents:
-                opening = open_parking(settings.invocation, environ=settings.environ, most=parked)
-                settings = settings._replace(parking=await stack.enter_async_context(opening))
+            if settings.parking is not None and not settings.contents:
+                settings.parking.fill(settings.invocation, settings.environ)
         else:
             session = await stack.enter_async_context(settings.session())
         if session is not None and session.is_one_shot:

@@ -92,7 +92,7 @@ def plan_steps(
             acquired = acquired._replace(planned=planned)
             host.see_ready(planned)
             deadline = planned.plan.limits.deadline
-            if deadline is not None and time.monotonic() >= began + deadline:
+            if deadline is not None and releases is None and time.monotonic() >= began + deadline:
                 from runner.launch.verdict import TIMEOUT
 
                 raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took too long

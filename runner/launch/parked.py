@@ -10,6 +10,7 @@ cell's own end is watched before: a parked cell costs as little as a process tha
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from typing import Protocol
@@ -52,6 +53,11 @@ def parked_steps(
     timings = watch.lap("parked")
     clocks = clocks_of(started.planned.plan.limits, time.monotonic())
     if not started.cell.release():
+        return None
+    # The launcher may have been killed with the byte unread. It reports just before it executes the program.
+    until = min(clocks.deadline or math.inf, clocks.launch or math.inf)
+    yield Need({**watched, started.cell.report_fd: select.POLLIN}, until)
+    if started.cell.has_ended_unexecuted():
         return None
     if started.oom_around is not None:
         started.oom_around.restart()

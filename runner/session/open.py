@@ -19,7 +19,7 @@ from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import ServiceGuard, Services
 from runner.protocol.secrets import Secrets
 from runner.session.pending import Deadline
-from runner.session.prepared import PreparedCall, cage_contents
+from runner.session.prepared import PreparedCall, cage_contents, serves_one_call
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 
@@ -42,6 +42,7 @@ async def open_session(
     deadline: Deadline | None = None,
     on_made: Callable[[Session], None] | None = None,
     parking: Parking | None = None,
+    caller: tuple[Any, ...] = (),
 ) -> AsyncIterator[Session]:
     """Launch a plugin and wait until it is ready. Raises PluginFailure.
 
@@ -50,7 +51,8 @@ async def open_session(
     `deadline`: of the call that the plugin is launched for.
     `on_made`: called with the session before the handshake, so that its events and its report can be had also
     if the handshake fails.
-    `parking`: has parked cells of this plugin. Without one that can be used, the plugin is launched.
+    `parking`: may have a parked cell for the call. If not, the plugin is launched. `caller`: whose call it
+    is; no cell that was parked for another caller is used.
     """
     services = services or Services()
     clock = deadline or Deadline()
@@ -59,7 +61,7 @@ async def open_session(
     try:
         opening = open_cage(invocation, environ=environ, sent=sent, contents=contents)
         if parking is not None and sent is None and not contents:  # no parked cell has anything of a call
-            opening = _take_or_open(parking, invocation, environ, clock.at)
+            opening = _take_or_open(parking, invocation, environ, caller, clock.at)
         async with opening as cell:
             try:
                 with trio.move_on_at(clock.at) as waiting:
@@ -136,9 +138,13 @@ async def open_session(
 
 @asynccontextmanager
 async def _take_or_open(
-    parking: Parking, invocation: Invocation, environ: Mapping[str, str], until: float
+    parking: Parking,
+    invocation: Invocation,
+    environ: Mapping[str, str],
+    caller: tuple[Any, ...],
+    until: float,
 ) -> AsyncIterator[RemoteCell]:
-    async with parking.take(invocation, environ, until) as parked:
+    async with parking.take(invocation, environ, caller, until) as parked:
         if parked is not None:
             yield parked
             return
@@ -154,9 +160,13 @@ async def open_prepared(
     services: Services | None = None,
     config: Any = None,
     on_made: Callable[[Session], None] | None = None,
+    parking: Parking | None = None,
 ) -> AsyncIterator[Session]:
-    """A session in a process that is started for this call. Raises PluginFailure."""
+    """A session in a process that is started for this call. Raises PluginFailure. `parking`: used if the
+    process serves no other call."""
     contents = await trio.to_thread.run_sync(cage_contents, prepared)
+    if parking is not None and not await trio.to_thread.run_sync(serves_one_call, prepared):
+        parking = None
     async with open_session(
         prepared.invocation,
         environ=environ,
@@ -166,6 +176,8 @@ async def open_prepared(
         contents=contents,
         deadline=prepared.deadline,
         on_made=on_made,
+        parking=parking,
+        caller=prepared.caller,
     ) as session:
         del prepared, contents  # they may be large, and the process may live long
         yield session

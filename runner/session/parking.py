@@ -1,22 +1,23 @@
-"""Parked cells of one plugin, for contracts of one process per call: a call then needs no launch.
+"""Parked cells, for contracts with a process for each call: such a call needs no launch.
 
 A parked cell is a whole launch but for the plugin's own program, which starts when a call takes the cell. It
-has nothing of any call in it. A Parking is for one plugin as one caller opened it: for one invocation and one
-environment. So a cell never serves another plugin, and never another caller.
+has nothing of any call in it: no input, no secret and no file. It serves only the plugin that it was parked
+for, as it was opened (the same invocation and environment), and only the same caller.
 
-Cells are parked when the parking is opened and after each call. One that no call takes is ended after a
-while, and no other takes its place until the next call: a plugin that nobody calls costs nothing. Before a
-call takes a cell, every fact is asked again that the launch rested on: manifest, policy, approvals, programs,
-paths. If one has changed, all cells are thrown away. A call that gets no cell is launched as any other. So it
-is if its cell turns out to be dead: no plugin was started then, or it was not asked anything yet.
+Cells are parked after calls, for the next ones. One that no call takes is ended after a while, and none takes
+its place until the next call: a plugin that nobody calls costs nothing. Before a call takes a cell, every
+fact is asked again that the launch rested on: manifest, policy, approvals, programs, paths. If one has
+changed, all cells of that plugin are thrown away. A call that gets no cell is launched as any other. So is
+one whose cell turns out to be dead: its plugin was not started, or was not asked anything yet.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
@@ -25,6 +26,7 @@ from runner.launch.remote.remote_cell import RemoteCell, open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import Failure
 from runner.session.pending import first_of
+from sandbox.speed.value import NamedTuple
 
 # After which a parked cell is ended that no call has taken.
 AGE_SECONDS = 60.0
@@ -33,12 +35,24 @@ AGE_SECONDS = 60.0
 _TAKE_SECONDS = 2.0
 
 
+class ParkedFor(NamedTuple):
+    """The calls that a cell can serve."""
+
+    invocation: Invocation  # without the options of one call
+    environ: Mapping[str, str]
+    caller: tuple[Any, ...] = ()
+
+    def rests_on_same(self, other: ParkedFor) -> bool:
+        return self[:2] == other[:2]
+
+
 class ParkedCell:
     """One cell, from its launch to its end. Its task is the only one that opens and closes it."""
 
-    def __init__(self) -> None:
-        self.cell: RemoteCell | None = None  # None: it has not been ordered yet
+    def __init__(self, serves: ParkedFor) -> None:
+        self.serves = serves
         self.place = _place()
+        self.cell: RemoteCell | None = None  # None: it has not been ordered yet
         self.ready = trio.Event()  # it waits for its release, or has ended
         self.taken = trio.Event()  # a call has it
         self.leave = trio.Event()  # it is to end
@@ -55,58 +69,69 @@ class Parking:
     """Made by `open_parking`."""
 
     def __init__(
-        self,
-        nursery: trio.Nursery,
-        invocation: Invocation,
-        environ: Mapping[str, str],
-        most: int,
-        seconds: float,
+        self, nursery: trio.Nursery, most: int, seconds: float, options_of_one_call: Collection[str]
     ) -> None:
         self._nursery = nursery
-        self._invocation = invocation
-        self._environ = dict(environ)
         self._most = most
         self._seconds = seconds
+        self._own_options = frozenset(options_of_one_call)
         self._cells: list[ParkedCell] = []  # that no call has taken, oldest first
-        self._not_before = -math.inf  # when to park again, after a cell could not be parked
+        self._faults: list[tuple[ParkedFor, float]] = []  # what could not be parked, and when to try again
         self.fault = ""  # why the last one could not
         self.taken = 0  # calls that had a parked cell
 
     @property
     def waiting(self) -> int:
-        """Cells that a call can take at once."""
+        """Cells that calls can take at once."""
         return sum(parked.ready.is_set() for parked in self._cells)
 
-    def fill(self) -> None:
-        """Park cells up to the bound, in the background."""
-        if trio.current_time() < self._not_before:
+    def fill(self, invocation: Invocation, environ: Mapping[str, str], caller: tuple[Any, ...] = ()) -> None:
+        """Park cells for such calls in the background, as many as there is room for."""
+        self._fill(self._serving(invocation, environ, caller))
+
+    def _serving(
+        self, invocation: Invocation, environ: Mapping[str, str], caller: tuple[Any, ...]
+    ) -> ParkedFor:
+        options = tuple(each for each in invocation.options if each[0] not in self._own_options)
+        return ParkedFor(invocation._replace(options=options), environ, caller)
+
+    def _fill(self, serves: ParkedFor) -> None:
+        now = trio.current_time()
+        self._faults = [each for each in self._faults if each[1] > now]
+        if any(fault.rests_on_same(serves) for fault, _ in self._faults):
             return
-        while len(self._cells) < self._most:
-            parked = ParkedCell()
+        # One at a time: launches of calls must not wait for them.
+        if len(self._cells) < self._most and all(each.ready.is_set() for each in self._cells):
+            parked = ParkedCell(serves)
             self._cells.append(parked)
             self._nursery.start_soon(self._run, parked)
 
     def close(self) -> None:
         """End all parked cells. Those that calls have taken end with their calls."""
         self._most = 0
-        self.throw_away()
+        for parked in (*self._cells,):
+            self._throw_away(parked)
 
-    def throw_away(self) -> None:
-        for parked in self._cells:
-            parked.end()
-        self._cells.clear()
+    def _throw_away(self, parked: ParkedCell) -> None:
+        if parked in self._cells:
+            self._cells.remove(parked)
+        parked.end()
 
     @asynccontextmanager
     async def take(
-        self, invocation: Invocation, environ: Mapping[str, str], until: float = math.inf
+        self,
+        invocation: Invocation,
+        environ: Mapping[str, str],
+        caller: tuple[Any, ...] = (),
+        until: float = math.inf,
     ) -> AsyncIterator[RemoteCell | None]:
         """A cell whose program has just been started. None: the caller has to launch one. The cell ends with
         the context. `until`: on trio's clock, how long to try."""
+        serves = self._serving(invocation, environ, caller)
         parked: ParkedCell | None = None
         try:
-            if (invocation, environ) == (self._invocation, self._environ):
-                parked = await self._find(until)
-            self.fill()
+            parked = await self._find(serves, until)
+            self._fill(serves)
             yield None if parked is None else parked.cell
         finally:
             if parked is not None:
@@ -114,10 +139,10 @@ class Parking:
                 with trio.CancelScope(shield=True):  # bounded: open_cage kills what does not end
                     await parked.ended.wait()
 
-    async def _find(self, until: float) -> ParkedCell | None:
+    async def _find(self, serves: ParkedFor, until: float) -> ParkedCell | None:
         until = min(until, trio.current_time() + _TAKE_SECONDS)
-        while self._cells:
-            parked = next((each for each in self._cells if each.ready.is_set()), self._cells[0])
+        while fitting := [each for each in self._cells if each.serves == serves]:
+            parked = next((each for each in fitting if each.ready.is_set()), fitting[0])
             self._cells.remove(parked)
             parked.taken.set()
             is_released = False
@@ -140,43 +165,43 @@ class Parking:
         if cell is None or cell.has_ended is not None or parked.place != _place():
             return False
         changed = await trio.to_thread.run_sync(
-            changed_fact, cell.facts, self._environ, abandon_on_cancel=True
+            changed_fact, cell.facts, parked.serves.environ, abandon_on_cancel=True
         )
         if changed:
-            self.throw_away()  # they rest on the same
+            for other in (*self._cells,):
+                if other.serves.rests_on_same(parked.serves):
+                    self._throw_away(other)
             return False
         if not cell.release():
             return False
         try:
             await cell.launched()
-        except Failure:  # it ended before; its program was never started
+        except Failure:  # the cell ended before, and its program was never started
             return False
         return True
 
     async def _run(self, parked: ParkedCell) -> None:
         """The whole life of one cell."""
+        invocation, environ = parked.serves.invocation, parked.serves.environ
         try:
             with parked.scope:
-                async with open_cage(self._invocation, environ=self._environ, parks=True) as cell:
+                async with open_cage(invocation, environ=environ, parks=True) as cell:
                     parked.cell = cell
                     await cell.parked()
                     parked.ready.set()
+                    self._fill(parked.serves)
                     with trio.move_on_after(self._seconds):
                         await first_of(parked.taken, parked.leave, cell.over)
                     if parked.taken.is_set():
                         await parked.leave.wait()
-                    self._forget(parked)
+                    self._throw_away(parked)
         except Exception as error:  # noqa: BLE001 -- a call that is launched as any other raises it again
             self.fault = error.outcome.message if isinstance(error, Failure) else str(error)
-            self._not_before = trio.current_time() + self._seconds
+            self._faults.append((parked.serves, trio.current_time() + self._seconds))
         finally:
-            self._forget(parked)
             parked.ready.set()
+            self._throw_away(parked)
             parked.ended.set()
-
-    def _forget(self, parked: ParkedCell) -> None:
-        if parked in self._cells:
-            self._cells.remove(parked)
 
 
 def _place() -> tuple[object, ...]:
@@ -190,15 +215,17 @@ def _place() -> tuple[object, ...]:
 
 @asynccontextmanager
 async def open_parking(
-    invocation: Invocation, *, environ: Mapping[str, str], most: int, seconds: float = AGE_SECONDS
+    most: int, seconds: float = AGE_SECONDS, options_of_one_call: Collection[str] = ()
 ) -> AsyncIterator[Parking]:
-    """Hold up to `most` parked cells, each for at most `seconds`."""
+    """Hold up to `most` parked cells, each for at most `seconds`.
+
+    `options_of_one_call`: names of options that differ from call to call and do not affect the cage.
+    """
     failure: BaseException | None = None
     # What the body raises is kept until after the nursery, which would put it into a group.
     try:
         async with trio.open_nursery() as nursery:
-            parking = Parking(nursery, invocation, environ, most, seconds)
-            parking.fill()
+            parking = Parking(nursery, most, seconds, options_of_one_call)
             try:
                 yield parking
             except BaseException as error:  # noqa: BLE001 -- raised again below

@@ -188,6 +188,16 @@ class Cell:
         """Whether bwrap has started the program. It may have ended since."""
         return self._exec_report().executed and self._launched
 
+    @property
+    def report_fd(self) -> int:
+        """Becomes readable when the launcher is about to execute the program, or has ended."""
+        return self._launch_fd
+
+    def has_ended_unexecuted(self) -> bool:
+        """Whether the launcher has ended without an attempt to execute the program."""
+        report = self._exec_report()
+        return self._launched and not report.executed and not report.errno
+
     def _exec_report(self) -> ExecReport:
         """The launcher's report so far. Does not block: an unkillable process may hold the other end."""
         with suppress(BlockingIOError):

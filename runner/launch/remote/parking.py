@@ -36,6 +36,8 @@ def parking_fault(planned: Planned, asked: Questions) -> str:
     plan, decided = planned.plan, planned.decided
     if plan.memory_files:
         return "it gets secrets, or files that exist only in memory"
+    if planned.grant.scratch is not None:
+        return "it has a folder that is made for one call"
     if decided.signed is not None or decided.copy:
         return "its package is copied and checked at each launch"
     if plan.owners is not None or plan.guards or plan.idmapped:
