@@ -26,6 +26,7 @@ from scripts.benches import (
     machine,
     network,
     pages,
+    parked,
     peers,
     plots,
     talks,
@@ -85,6 +86,10 @@ def _launch(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Tab
     return launch.bench(caller, counts.launches)
 
 
+def _parked(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return parked.bench(caller, counts.launches)
+
+
 def _binds(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return binds.bench(caller, BINDS, max(2, counts.launches // 2))
 
@@ -130,6 +135,7 @@ def _waiting(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Ta
 Part = Callable[[Caller, Counts, peers.FoundPeers], list[Table]]
 PARTS: Mapping[str, Part] = {
     "launch": _launch,
+    "parked": _parked,
     "peers": _peers,
     "binds": _binds,
     "kill": _kill,
