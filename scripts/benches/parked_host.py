@@ -1,7 +1,7 @@
 """A host that starts a plugin by a launch and from parked cells: `parked_host.py MANIFEST`.
 
-For each line of stdin it prints one JSON document: the seconds until the plugin's first byte, for each way. It
-imports only installed packages: the user that is measured may not be able to read the checkout.
+For each line of stdin it prints one JSON document: the seconds until the plugin's first byte, for each way.
+It imports only installed packages: the user that is measured may not be able to read the checkout.
 """
 
 from __future__ import annotations
