@@ -27,6 +27,7 @@ from tests.runner.launch.monitored_plugins import (
 from tests.tables import wait_for
 
 ECHOES = "#!/bin/sh\necho runs\nexec cat\n"
+OBEYS = '#!/bin/sh\necho runs\nwhile read line; do eval "$line"; done\n'
 
 
 @pytest.fixture
@@ -103,10 +104,11 @@ def is_alive(pid: int) -> bool:
 
 
 def releases(given: dict[str, Any]) -> list[Any]:
-    """Released twice and more, released half-way, released after it died, and not released."""
+    """Released twice and more, half-way, beside another one, after it died, and not released."""
     import os
 
     from runner.launch.remote.messages import RELEASE
+    from runner.launch.remote.remote_cell import open_cage
     from runner.outcome import Failure
 
     async def twice(cell: Any) -> list[Any]:
@@ -117,7 +119,7 @@ def releases(given: dict[str, Any]) -> list[Any]:
         timings = await cell.launched()
         said = await line(cell.stdout)
         cell._control.send(RELEASE)
-        await cell.stdin.send_all(b"word\n")
+        await cell.stdin.send_all(b"echo word\n")
         echo = await line(cell.stdout)
         await cell.stdin.aclose()
         ended, rest = await cell.ended(), await read(cell.stdout)
@@ -127,7 +129,18 @@ def releases(given: dict[str, Any]) -> list[Any]:
         # bubblewrap has been started just now, and is still at its mounts, or not.
         return [cell.release(), await line(cell.stdout)]
 
-    async def dead(cell: Any) -> list[Any]:
+    async def beside(cell: Any) -> list[Any]:
+        # A running plugin of the same uid sees nothing of a parked one, and reaches nothing of it.
+        async with open_cage(invocation(given), environ=dict(os.environ), parks=True) as other:
+            await other.parked()
+            pid = waiting_launcher(other)
+            cell.release()
+            await line(cell.stdout)
+            await cell.stdin.send_all(b"set -- /proc/[0-9]*; kill -KILL -1 2>/dev/null; echo $# seen\n")
+            said = await line(cell.stdout)
+            return [said, is_alive(pid), other.release(), await line(other.stdout)]
+
+    async def dead(cell: Any) -> list[Any]:  # also the control of `beside`: who sees it can kill it
         os.kill(waiting_launcher(cell), 9)
         cell.release()  # whether the monitor has seen the end or not
         try:
@@ -143,12 +156,12 @@ def releases(given: dict[str, Any]) -> list[Any]:
         ended = await cell.ended()
         return [await read(cell.stdout), summed(ended), is_alive(pid), ended.report["exit"]["reached_exec"]]
 
-    return in_parked(given, twice, half_way, dead, never)
+    return in_parked(given, twice, half_way, beside, dead, never)
 
 
 @pytest.mark.both_callers
 def test_a_release_starts_the_program_once(box: Box) -> None:
-    twice, half_way, dead, never = run(box, releases, monitored_plugins.given(box, ECHOES))
+    twice, half_way, beside, dead, never = run(box, releases, monitored_plugins.given(box, OBEYS))
     report = twice.pop()
     phases = ["manifest", "policy", "plan", "launch", "parked"]
     assert twice == [True, True, False, phases, "runs", "word", "", ["ok", "run", "", 0]]
@@ -157,6 +170,7 @@ def test_a_release_starts_the_program_once(box: Box) -> None:
     assert list(report["timings"]) == [*phases, "run", "teardown"]
     assert report["usage"]["wall"] <= report["timings"]["run"] + report["timings"]["teardown"]
     assert half_way == [True, "runs"]
+    assert beside == ["2 seen", True, True, "runs"]  # bubblewrap's init and itself
     assert dead == [False, "", False]
     assert never == ["", ["cancelled", "teardown", "signal:9", 137], False, False]
 
@@ -223,6 +237,7 @@ def monitor_killed(given: dict[str, Any]) -> list[Any]:
     async def control(cell: Any) -> list[Any]:
         pid = waiting_launcher(cell)
         cell.release()
+        await cell.launched()
         said = await line(cell.stdout)
         os.kill(cell._pid, signal.SIGKILL)
         ended = await cell.ended()
