@@ -37,7 +37,7 @@ def box(runner_as: Caller, plugin_dir: Path, nothing_left: None) -> Box:
 
 
 def run(box: Box, act: Any, told: Any) -> Any:
-    using = (*monitored_plugins.TRAVEL, in_parked, waiting_launcher, is_alive)
+    using = (*monitored_plugins.TRAVEL, in_parked, waiting_launcher, is_alive, holders)
     return elsewhere.run(box.caller, act, told, using=using, timeout=240)
 
 
@@ -90,6 +90,29 @@ def waiting_launcher(cell: Any) -> int:
 
     wait_for(find)
     return find()
+
+
+def holders(cell: Any, launcher: int) -> list[list[str]] | None:
+    """Who else has a pipe that the launcher has beside the plugin's streams. None: only root can see it."""
+    import os
+
+    from sandbox.cell.cell import descendants
+
+    names = {launcher: "launcher", cell._pid: "monitor", os.getpid(): "host"}
+    if os.getuid():
+        return None
+    found: dict[str, set[str]] = {}
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            except OSError:
+                continue
+            found.setdefault(target, set()).add(names.get(pid, str(pid)))
+    own = {
+        os.readlink(f"/proc/{launcher}/fd/{fd}") for fd in os.listdir(f"/proc/{launcher}/fd") if int(fd) > 2
+    }
+    return [sorted(found[target]) for target in sorted(own)]
 
 
 def is_alive(pid: int) -> bool:
@@ -152,9 +175,11 @@ def releases(given: dict[str, Any]) -> list[Any]:
 
     async def never(cell: Any) -> list[Any]:
         pid = waiting_launcher(cell)
+        held = holders(cell, pid)
         cell.kill()
         ended = await cell.ended()
-        return [await read(cell.stdout), summed(ended), is_alive(pid), ended.report["exit"]["reached_exec"]]
+        executed = ended.report["exit"]["reached_exec"]
+        return [await read(cell.stdout), summed(ended), is_alive(pid), executed, held]
 
     return in_parked(given, twice, half_way, beside, dead, never)
 
@@ -172,7 +197,9 @@ def test_a_release_starts_the_program_once(box: Box) -> None:
     assert half_way == [True, "runs"]
     assert beside == ["2 seen", True, True, "runs"]  # bubblewrap's init and itself
     assert dead == [False, "", False]
-    assert never == ["", ["cancelled", "teardown", "signal:9", 137], False, False]
+    # Its own pipes are that of its report and that of its release.
+    held = [["launcher", "monitor"]] * 2 if box.caller.uid == 0 else None
+    assert never == ["", ["cancelled", "teardown", "signal:9", 137], False, False, held]
 
 
 # --- its clocks --------------------------------------------------------------------------------------------
