@@ -47,11 +47,15 @@ def parked_steps(
     watched = {started.cell.pidfd: select.POLLIN, releases.fd: select.POLLIN}
     if caller is not None:
         watched[caller] = select.POLLIN
+    began = time.monotonic()
     ready = yield Need(watched)
     if set(ready) != {releases.fd} or not releases.is_released():
         return None
     timings = watch.lap("parked")
-    clocks = clocks_of(started.planned.plan.limits, time.monotonic())
+    now = time.monotonic()
+    clocks = clocks_of(started.planned.plan.limits, now)
+    for meter in started.meters:
+        meter.due += now - began  # else all would look at once, while the program starts
     if not started.cell.release():
         return None
     # The launcher may have been killed with the byte unread. It reports just before it executes the program.

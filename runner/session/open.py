@@ -59,8 +59,9 @@ async def open_session(
     failure: BaseException | None = None
     session: Session | None = None
     try:
-        opening = open_cage(invocation, environ=environ, sent=sent, contents=contents)
-        if parking is not None and sent is None and not contents:  # no parked cell has anything of a call
+        if parking is None or sent is not None or contents:  # no parked cell has anything of a call
+            opening = open_cage(invocation, environ=environ, sent=sent, contents=contents)
+        else:
             opening = _take_or_open(parking, invocation, environ, caller, clock.at)
         async with opening as cell:
             try:
