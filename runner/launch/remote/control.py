@@ -22,6 +22,7 @@ TELL_SECONDS = 10.0
 # Of what a host has not read yet. With more, it is told only what it has to know.
 _MOST_UNREAD_BYTES = 64 << 10
 
+_MOST_WORDS = 64  # of the host, read at once
 _NUMBERS = frozenset(signal.valid_signals())
 
 
@@ -36,7 +37,7 @@ class Control:
 
     def read_orders(self) -> list[int]:
         try:
-            said = self._socket.recv(64)
+            said = self._socket.recv(_MOST_WORDS)
         except BlockingIOError:
             return []
         except OSError:  # closed with something of ours unread
@@ -55,11 +56,13 @@ class Control:
         return True
 
     def is_released(self) -> bool:
-        """Whether the next word of the host is a release. It is taken; any other word is left."""
+        """Whether the host has released the plugin, and has said nothing else since. The release is taken; with
+        any other word, also one that came later, all is left."""
         try:
-            if self._socket.recv(1, socket.MSG_PEEK) != RELEASE:
-                return False
+            said = self._socket.recv(_MOST_WORDS, socket.MSG_PEEK)
         except OSError:
+            return False
+        if not said or said.strip(RELEASE):
             return False
         self._socket.recv(1)
         return True

@@ -127,8 +127,9 @@ def is_alive(pid: int) -> bool:
 
 
 def releases(given: dict[str, Any]) -> list[Any]:
-    """Released twice and more, half-way, beside another one, after it died, and not released."""
+    """Released twice and more, half-way, beside another one, after it died, not released, and given up."""
     import os
+    import signal
 
     from runner.launch.remote.messages import RELEASE
     from runner.launch.remote.remote_cell import open_cage
@@ -181,12 +182,22 @@ def releases(given: dict[str, Any]) -> list[Any]:
         executed = ended.report["exit"]["reached_exec"]
         return [await read(cell.stdout), summed(ended), is_alive(pid), executed, held]
 
-    return in_parked(given, twice, half_way, beside, dead, never)
+    async def given_up(cell: Any) -> list[Any]:
+        # By the time the monitor hears the release, its host does not want the plugin any more.
+        os.kill(cell._pid, signal.SIGSTOP)
+        released = cell.release()
+        cell.kill()
+        os.kill(cell._pid, signal.SIGCONT)
+        ended = await cell.ended()
+        executed = ended.report["exit"]["reached_exec"]
+        return [released, await read(cell.stdout), summed(ended), executed, cell._launched]
+
+    return in_parked(given, twice, half_way, beside, dead, never, given_up)
 
 
 @pytest.mark.both_callers
 def test_a_release_starts_the_program_once(box: Box) -> None:
-    twice, half_way, beside, dead, never = run(box, releases, monitored_plugins.given(box, OBEYS))
+    twice, half_way, beside, dead, never, given_up = run(box, releases, monitored_plugins.given(box, OBEYS))
     report = twice.pop()
     phases = ["manifest", "policy", "plan", "launch", "parked"]
     assert twice == [True, True, False, phases, "runs", "word", "", ["ok", "run", "", 0]]
@@ -199,7 +210,9 @@ def test_a_release_starts_the_program_once(box: Box) -> None:
     assert dead == [False, "", False]
     # Its own pipes are that of its report and that of its release.
     held = [["launcher", "monitor"]] * 2 if box.caller.uid == 0 else None
-    assert never == ["", ["cancelled", "teardown", "signal:9", 137], False, False, held]
+    killed = ["cancelled", "teardown", "signal:9", 137]
+    assert never == ["", killed, False, False, held]
+    assert given_up == [True, "", killed, False, None]
 
 
 # --- its clocks --------------------------------------------------------------------------------------------
