@@ -51,7 +51,7 @@ class ParkedCell:
 
     def __init__(self, serves: ParkedFor) -> None:
         self.serves = serves
-        self.place = _place()
+        self.place: tuple[object, ...] = ()  # of its launch
         self.cell: RemoteCell | None = None  # None: it has not been ordered yet
         self.ready = trio.Event()  # it waits for its release, or has ended
         self.taken = trio.Event()  # a call has it
@@ -76,6 +76,7 @@ class Parking:
         self._seconds = seconds
         self._own_options = frozenset(options_of_one_call)
         self._cells: list[ParkedCell] = []  # that no call has taken, oldest first
+        self._latest: ParkedCell | None = None  # a call may have taken it before it was ready
         self._faults: list[tuple[ParkedFor, float]] = []  # what could not be parked, and when to try again
         self.fault = ""  # why the last one could not
         self.taken = 0  # calls that had a parked cell
@@ -100,9 +101,10 @@ class Parking:
         self._faults = [each for each in self._faults if each[1] > now]
         if any(fault.rests_on_same(serves) for fault, _ in self._faults):
             return
-        # One at a time: launches of calls must not wait for them.
-        if len(self._cells) < self._most and all(each.ready.is_set() for each in self._cells):
-            parked = ParkedCell(serves)
+        # One at a time, also if calls wait for it: else each call of a crowd would cost two launches.
+        is_free = self._latest is None or self._latest.ready.is_set()
+        if len(self._cells) < self._most and is_free:
+            self._latest = parked = ParkedCell(serves)
             self._cells.append(parked)
             self._nursery.start_soon(self._run, parked)
 
@@ -118,6 +120,7 @@ class Parking:
         parked.end()
 
     @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection  # not for what is done inside: a cell that was taken is given back
     async def take(
         self,
         invocation: Invocation,
@@ -142,6 +145,8 @@ class Parking:
     async def _find(self, serves: ParkedFor, until: float) -> ParkedCell | None:
         until = min(until, trio.current_time() + _TAKE_SECONDS)
         while fitting := [each for each in self._cells if each.serves == serves]:
+            if trio.current_time() >= until:
+                break  # the others are left for calls that have time
             parked = next((each for each in fitting if each.ready.is_set()), fitting[0])
             self._cells.remove(parked)
             parked.taken.set()
@@ -185,15 +190,20 @@ class Parking:
         invocation, environ = parked.serves.invocation, parked.serves.environ
         try:
             with parked.scope:
+                parked.scope.deadline = trio.current_time() + AGE_SECONDS  # a plan may hang
+                parked.place = _place()  # now: the launch takes it over here, without a checkpoint between
                 async with open_cage(invocation, environ=environ, parks=True) as cell:
                     parked.cell = cell
                     await cell.parked()
+                    parked.scope.deadline = math.inf
                     parked.ready.set()
                     self._fill(parked.serves)
                     with trio.move_on_after(self._seconds):
                         await first_of(parked.taken, parked.leave, cell.over)
                     if parked.taken.is_set():
-                        await parked.leave.wait()
+                        # Not cancelled with our nursery: the call may still have its grace. It always ends.
+                        with trio.CancelScope(shield=True):
+                            await parked.leave.wait()
                     self._throw_away(parked)
         except Exception as error:  # noqa: BLE001 -- a call that is launched as any other raises it again
             self.fault = error.outcome.message if isinstance(error, Failure) else str(error)

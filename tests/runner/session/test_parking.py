@@ -16,7 +16,7 @@ from runner.launch.remote import forkserver
 from runner.launch.stages import Invocation
 from runner.library import OpenPlugin, open_plugin
 from runner.session import parking as parking_module
-from runner.session.parking import Parking, open_parking
+from runner.session.parking import ParkedCell, ParkedFor, Parking, open_parking
 from sandbox.cell.cell import descendants
 from tests.conftest import ROOT, SYSTEM_PATH
 from tests.runner.launch.monitored_plugins import is_sound
@@ -110,6 +110,92 @@ async def test_one_cell_serves_one_of_two_calls(shelf: Path) -> None:
                 nursery.start_soon(take, parking)
                 nursery.start_soon(take, parking)
         assert sorted(found) == [False, True] and parking.taken == 1
+
+
+async def test_a_crowd_of_calls_starts_one_cell_at_a_time(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = invocation(shelf), environ(shelf)
+    made: list[ParkedCell] = []
+    on_way: list[int] = []
+    found: list[bool] = []
+
+    class Counted(ParkedCell):
+        def __init__(self, serves: ParkedFor) -> None:
+            super().__init__(serves)
+            made.append(self)
+            on_way.append(sum(not each.ready.is_set() for each in made))
+
+    async def take(parking: Parking) -> None:
+        async with parking.take(*given) as cell:
+            found.append(cell is not None)
+
+    monkeypatch.setattr(parking_module, "ParkedCell", Counted)
+    with trio.fail_after(SECONDS):
+        async with open_parking(2) as parking:
+            parking.fill(*given)
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(take, parking)
+    assert len(found) == 20 and any(found)  # the control: one has waited for a cell that was on its way
+    assert set(on_way) == {1}
+
+
+async def test_a_call_without_time_leaves_cells_to_others(shelf: Path) -> None:
+    given = invocation(shelf), environ(shelf)
+    with trio.fail_after(SECONDS):
+        async with open_parking(1) as parking:
+            parking.fill(*given)
+            await all_ready(parking)
+            async with parking.take(*given, until=trio.current_time()) as cell:
+                assert cell is None and parking.waiting == 1
+            async with parking.take(*given) as cell:  # the control
+                assert cell is not None
+
+
+async def test_a_cell_belongs_to_the_folder_of_its_launch(shelf: Path) -> None:
+    """It is launched a moment after it was asked for. A relative path names another plugin by then."""
+    other = shelf / "other"
+    other.mkdir()
+    shutil.copytree(shelf / "rune_echo", other / "rune_echo")
+    given = Invocation("rune_echo", policy=str(shelf / "policy.toml")), environ(shelf)
+    before = os.getcwd()
+    try:
+        with trio.fail_after(SECONDS):
+            async with open_parking(1) as parking:
+                os.chdir(shelf)
+                parking.fill(*given)
+                os.chdir(other)
+                await all_ready(parking)
+                assert parking.waiting == 1, parking.fault
+                os.chdir(shelf)
+                async with parking.take(*given) as cell:
+                    assert cell is None
+                await all_ready(parking)
+                async with parking.take(*given) as cell:  # the control
+                    assert cell is not None
+                    terms = await cell.prepared()
+                    assert terms.plugin.manifest == str(shelf / "rune_echo/rterm-plugin.json")
+    finally:
+        os.chdir(before)
+
+
+async def test_a_cancelled_call_keeps_its_cell_until_it_has_ended(shelf: Path) -> None:
+    """Also if all around it is cancelled: its plugin may have a grace."""
+    given = invocation(shelf), environ(shelf)
+    with trio.fail_after(SECONDS):
+        with trio.CancelScope() as scope:
+            async with open_parking(1) as parking:
+                parking.fill(*given)
+                await all_ready(parking)
+                async with parking.take(*given) as cell:
+                    assert cell is not None
+                    scope.cancel()
+                    with trio.CancelScope(shield=True):
+                        await trio.testing.wait_all_tasks_blocked()
+                    assert cell._asked is None and cell.has_ended is None
+        assert scope.cancelled_caught
+        assert cell._asked == signal.SIGKILL and cell.has_ended is not None  # the control
 
 
 async def test_a_cell_serves_no_other_plugin_and_no_other_caller(shelf: Path) -> None:
@@ -213,6 +299,21 @@ async def test_a_cell_that_nobody_takes_ends(shelf: Path) -> None:
             with trio.move_on_after(0):
                 async with parking.take(*given):
                     raise AssertionError("it was given up")
+
+
+async def test_a_launch_that_hangs_ends(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = invocation(shelf), environ(shelf)
+    with trio.fail_after(SECONDS):
+        async with open_parking(1, seconds=10 * SECONDS) as parking:
+            monkeypatch.setattr(parking_module, "AGE_SECONDS", 0.0)  # every launch takes longer
+            parking.fill(*given)
+            [parked] = parking._cells
+            await parked.ended.wait()
+            assert parking._cells == []
+            monkeypatch.setattr(parking_module, "AGE_SECONDS", SECONDS)  # the control: it is tried again
+            parking.fill(*given)
+            await all_ready(parking)
+            assert parking.waiting == 1, parking.fault
 
 
 async def test_what_cannot_be_parked_is_launched(shelf: Path) -> None:
