@@ -56,8 +56,8 @@ class Control:
         return True
 
     def is_released(self) -> bool:
-        """Whether the host has released the plugin, and has said nothing else since. The release is taken; with
-        any other word, also one that came later, all is left."""
+        """Whether the host has released the plugin, and has said nothing else since. The release is taken.
+        With any other word, also a later one, all is left."""
         try:
             said = self._socket.recv(_MOST_WORDS, socket.MSG_PEEK)
         except OSError:

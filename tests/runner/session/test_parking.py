@@ -195,6 +195,7 @@ async def test_a_cancelled_call_keeps_its_cell_until_it_has_ended(shelf: Path) -
                         await trio.testing.wait_all_tasks_blocked()
                     assert cell._asked is None and cell.has_ended is None
         assert scope.cancelled_caught
+        assert cell is not None
         assert cell._asked == signal.SIGKILL and cell.has_ended is not None  # the control
 
 
