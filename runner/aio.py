@@ -409,6 +409,7 @@ async def open_plugin(
     limits: Mapping[str, str | float] | None = None,
     options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
     """Launch a plugin in its cage and wait until it is ready. It ends with the context. Takes and raises what
     `runner.open_plugin` does; `services` run on the event loop of this task."""
@@ -428,6 +429,7 @@ async def open_plugin(
         limits=limits,
         options=options,
         environ=environ,
+        parked=parked,
     )
     async with here.enter(opening) as opened:
         yield OpenPlugin(opened, here)

@@ -40,6 +40,7 @@ from runner.protocol.host_services import (
 )
 from runner.protocol.secrets import Secrets
 from runner.session.open import bare_report, open_prepared, open_session
+from runner.session.parking import Parking, open_parking
 from runner.session.pending import OnProgress
 from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall, prepare_call
@@ -284,6 +285,7 @@ class _SessionSettings(NamedTuple):
     config: Any
     secrets: Secrets | None
     contents: Contents | None = None  # the secrets that the cage delivers
+    parking: Parking | None = None  # for calls that have a process of their own
 
     def session(
         self, call: Call | None = None, seconds: float | None = None
@@ -297,6 +299,7 @@ class _SessionSettings(NamedTuple):
             contents=self.contents,
             call=call,
             seconds=seconds,
+            parking=self.parking,
         )
 
     async def prepare(
@@ -328,6 +331,7 @@ class _SessionSettings(NamedTuple):
             services=self.services,
             config=self.config,
             on_made=on_made,
+            parking=self.parking,
         )
 
     async def once(self, call: Call, seconds: float | None, on_progress: OnProgress | None) -> Result:
@@ -355,6 +359,7 @@ async def open_plugin(
     limits: Mapping[str, str | float] | None = None,
     options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
     """Launch a plugin in its cage and wait until it is ready. It ends with the context.
 
@@ -364,7 +369,8 @@ async def open_plugin(
     reported. `server`: which server of a configuration that lists several. `env`: variables for the plugin.
     `limits`: as on the command line, {"memory": "256M"}. `options`: the contract's own, by name without the
     dashes; for an option that names a file, give the text of the file. `environ`: the operator's environment,
-    if it is not this process's.
+    if it is not this process's. `parked`: how many cages are made ahead of calls, where each call has a
+    process of its own; no effect otherwise.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
@@ -372,6 +378,8 @@ async def open_plugin(
     for name, given in (("policy", policy), ("state_dir", state_dir)):
         if given is not None and not os.fspath(given):
             raise ValueError(f"{name}: its value is empty")
+    if parked < 0:
+        raise ValueError(f"parked: {parked} is not a number of cages: 0 or more")
     secrets = hide_secrets(secrets)
     invocation = Invocation(
         manifest=os.fspath(path),
@@ -402,9 +410,17 @@ async def open_plugin(
     async with AsyncExitStack() as stack:
         session: Session | None = None
         pool: Pool | None = None
-        if known is not None and known.prepared_calls is not None:
+        calls = None if known is None else known.prepared_calls
+        if parked and (one_shot or calls is not None):
+            own = () if calls is None else calls.OPTIONS_OF_ONE_CALL
+            opening = open_parking(parked, options_of_one_call=own)
+            settings = settings._replace(parking=await stack.enter_async_context(opening))
+        if calls is not None:
             pool = await stack.enter_async_context(open_pool(settings.prepared_session))
-        elif not one_shot:
+        elif one_shot:
+            if settings.parking is not None and not settings.contents:
+                settings.parking.fill(settings.invocation, settings.environ)
+        else:
             session = await stack.enter_async_context(settings.session())
         if session is not None and session.is_one_shot:
             # It was changed since we read it. A one-shot plugin without a call would have no time limit.

@@ -27,6 +27,7 @@ from scripts.benches import (
     machine,
     network,
     pages,
+    parked,
     peers,
     plots,
     talks,
@@ -86,6 +87,10 @@ def _launch(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Tab
     return launch.bench(caller, counts.launches)
 
 
+def _parked(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return parked.bench(caller, counts.launches)
+
+
 def _binds(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return binds.bench(caller, BINDS, max(2, counts.launches // 2))
 
@@ -135,6 +140,7 @@ def _waiting(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Ta
 Part = Callable[[Caller, Counts, peers.FoundPeers], list[Table]]
 PARTS: Mapping[str, Part] = {
     "launch": _launch,
+    "parked": _parked,
     "peers": _peers,
     "binds": _binds,
     "learn": _learn,

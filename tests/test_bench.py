@@ -200,6 +200,7 @@ def test_every_part_is_measured() -> None:
 # What each table has at the least.
 ROWS = {
     "launch": {"raw bwrap", "python -I -S", "runner exec, no limits", "runner exec, full limits"},
+    "parked cells": {"raw bwrap", "a launch by the library", "a parked cell that is released"},
     "launch as binds grow": {
         f"{who}, {many}"
         for who in ("raw bwrap", "runner exec")

@@ -404,7 +404,7 @@ def test_counts_are_those_of_the_kind_of_run_unless_given() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("lunch", "there is no part lunch; there are launch, peers,"),
+        ("lunch", "there is no part lunch; there are launch, parked,"),
         ("launch --write", "leave out the names of parts"),
         ("--kills 1", "at least 2 samples are needed"),
         ("--kills many", "--kills"),

@@ -20,6 +20,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Mapping, Protocol
 if TYPE_CHECKING:
     from runner.launch.acquire import Acquired
     from runner.launch.orders import Orders
+    from runner.launch.parked import Releases
     from runner.launch.stages import Planned, Stage, Started
     from runner.launch.stdio import Plumbing
     from runner.launch.stored.store import PlanWriter
@@ -74,10 +75,12 @@ def plan_steps(
     watch: Stopwatch | None = None,
     contents: Contents | None = None,
     writer: PlanWriter | None = None,
+    releases: Releases | None = None,
 ) -> Steps[Ended]:
     """Carry out a plan. A generator: `drive` runs it to its end (runner/launch/wait.py). Raises Failure.
 
     `sources`: those of a plan that was made in this process just now. `writer`: stores the plan once it runs.
+    `releases`: the cell is parked until they let the plugin start.
     """
     watch = watch or Stopwatch()
     stage: Stage = planned
@@ -89,14 +92,24 @@ def plan_steps(
             acquired = acquired._replace(planned=planned)
             host.see_ready(planned)
             deadline = planned.plan.limits.deadline
-            if deadline is not None and time.monotonic() >= began + deadline:
+            if deadline is not None and releases is None and time.monotonic() >= began + deadline:
                 from runner.launch.verdict import TIMEOUT
 
                 raise Failure(TIMEOUT, EXEC_DEADLINE)  # planning alone took too long
             if writer is not None:
                 writer.prepare()
-            with host.watch_orders() as orders, start(acquired, began, host.connect, contents) as started:
-                stage = started = host.see_started(started._replace(timings=watch.lap("launch")))
+            with (
+                host.watch_orders() as orders,
+                start(acquired, began, host.connect, contents, parks=releases is not None) as started,
+            ):
+                stage = started = started._replace(timings=watch.lap("launch"))
+                released: Started | None = started
+                if releases is not None:
+                    from runner.launch.parked import parked_steps
+
+                    released = yield from parked_steps(started, releases, host.caller, watch)
+                if released is not None:
+                    stage = started = host.see_started(released)
                 if writer is not None:
                     writer.store()
                 end = yield from wait_steps(started.cell, orders, host.caller, started.clocks, started.meters)

@@ -232,7 +232,7 @@ def _peaks(ended: Ended | None) -> dict[str, float]:
         "pids": usage.pids_peak,
         "cpu_time": usage.cpu_user + usage.cpu_system,
         # The deadline runs from the start of the invocation, and not of the plugin.
-        "deadline": sum(seconds for phase, seconds in ended.timings if phase != "teardown"),
+        "deadline": _deadline_seconds(ended),
     }
     planned = ended.started.planned
     if planned.plan.limits.disk is not None and not planned.provision.unsandboxed:
@@ -241,6 +241,13 @@ def _peaks(ended: Ended | None) -> dict[str, float]:
         for name, peak in meter.peaks().items():
             seen[name] = max(peak, seen.get(name) or 0)
     return {name: value for name, value in seen.items() if value is not None}
+
+
+def _deadline_seconds(ended: Ended) -> float:
+    """How long it took, as its deadline counts: of a parked cell, from its release on."""
+    phases = [phase for phase, _ in ended.timings]
+    counted = ended.timings[phases.index("parked") + 1 :] if "parked" in phases else ended.timings
+    return sum(seconds for phase, seconds in counted if phase != "teardown")
 
 
 def _stderr_document(relay: Relay) -> dict[str, Any]:

@@ -23,13 +23,14 @@ from sandbox.speed.scopes import ExitStack
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Mapping
 
 if TYPE_CHECKING:
+    from runner.launch.parked import Releases
     from runner.launch.stored.store import PlanWriter
     from sandbox.cell.contents import Contents
 
 
-# Called with a plan that was just made, with its sources held open, before anything on the machine is
-# changed.
-SeePlanned = Callable[[Planned, Sources], None]
+# Called with a plan that was just made, with its sources held open and the questions it rests on, before
+# anything on the machine is changed.
+SeePlanned = Callable[[Planned, Sources, look.Questions | None], None]
 
 
 def run(
@@ -56,16 +57,18 @@ def run_steps(
     contents: Contents | None = None,
     writer: PlanWriter | None = None,
     see_planned: SeePlanned | None = None,
+    releases: Releases | None = None,
 ) -> Steps[Ended]:
-    """`run`, step by step."""
+    """`run`, step by step. `releases`: the cell is parked until they let the plugin start."""
     watch = Stopwatch()
+    asked: look.Questions | None = None
     stage: Stage | None = None
     with ExitStack() as stack:
         sources = Sources()
         try:
             with ExitStack() as noting:
-                if writer is not None:
-                    writer.asked = noting.enter_context(look.recording())
+                if writer is not None or releases is not None:
+                    asked = noting.enter_context(look.recording())
                 noted = look.environment(environ)
                 stage = loaded = load(invocation, watch)
                 stage = decided = decide(loaded, noted, watch)
@@ -77,9 +80,9 @@ def run_steps(
                 stack.enter_context(sources)
                 stage = planned = plan(decided, noted, watch, sources)
             if writer is not None:
-                writer.planned = planned
+                writer.planned, writer.asked = planned, asked
             if see_planned is not None:
-                see_planned(planned, sources)
+                see_planned(planned, sources, asked)
         except CalledOff as called:
             called.stage = stage
             raise
@@ -87,7 +90,7 @@ def run_steps(
             raise
         except Exception as error:
             raise failure_of(error, stage) from error
-        steps = plan_steps(planned, environ, began, host, sources, watch, contents, writer)
+        steps = plan_steps(planned, environ, began, host, sources, watch, contents, writer, releases)
         return (yield from steps)
 
 

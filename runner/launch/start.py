@@ -31,16 +31,22 @@ ConnectStreams = Callable[[Acquired], AbstractContextManager[Plumbing]]
 
 @contextmanager
 def start(
-    acquired: Acquired, began: float, connect: ConnectStreams, contents: Contents | None = None
+    acquired: Acquired,
+    began: float,
+    connect: ConnectStreams,
+    contents: Contents | None = None,
+    *,
+    parks: bool = False,
 ) -> Iterator[Started]:
     """Start what was acquired. Raises SpawnError, and OSError if the runner itself lacks something.
 
     `began`: time of the request, on the monotonic clock; clocks run from then. `connect`: makes the plugin's
-    standard streams. `contents`: of the cage's memory files.
+    standard streams. `contents`: of the cage's memory files. `parks`: the cell is parked, and no clock runs
+    before its release (runner/launch/parked.py).
     """
     planned, opened, cgroup = acquired.planned, acquired.opened, acquired.cgroup
     limits, unsandboxed = opened.plan.limits, planned.provision.unsandboxed
-    clocks = _clocks(limits, began)
+    clocks = Clocks(teardown=limits.teardown) if parks else clocks_of(limits, began)
     with ExitStack() as stack:
         plumbing = stack.enter_context(connect(acquired))
         bounds = Bounds(
@@ -49,6 +55,8 @@ def start(
             None if clocks.deadline is None else clocks.deadline + _BACKUP_SECONDS,
             plumbing.ends,
             clocks.launch,
+            parks,
+            limits.deadline + _BACKUP_SECONDS if parks and limits.deadline is not None else None,
         )
         if unsandboxed:
             from sandbox.cell.unsandboxed import start_unsandboxed
@@ -158,7 +166,7 @@ def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
     return ShareMeter(shares, ShareSources(files, sockets, None if plan.share_network else cell.member))
 
 
-def _clocks(limits: Limits, began: float) -> Clocks:
+def clocks_of(limits: Limits, began: float) -> Clocks:
     return Clocks(
         deadline=None if limits.deadline is None else began + limits.deadline,
         launch=None if limits.launch is None else began + limits.launch,

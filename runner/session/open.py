@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -12,16 +12,19 @@ from runner.contracts.registry import find_contract, make_dialect
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.remote.messages import MonitorEnd
-from runner.launch.remote.remote_cell import open_cage
+from runner.launch.remote.remote_cell import RemoteCell, open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import ServiceGuard, Services
 from runner.protocol.secrets import Secrets
 from runner.session.pending import Deadline
-from runner.session.prepared import PreparedCall, cage_contents
+from runner.session.prepared import PreparedCall, cage_contents, serves_one_call
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
+
+if TYPE_CHECKING:
+    from runner.session.parking import Parking
 
 
 @asynccontextmanager
@@ -38,6 +41,8 @@ async def open_session(
     contents: Contents | None = None,
     deadline: Deadline | None = None,
     on_made: Callable[[Session], None] | None = None,
+    parking: Parking | None = None,
+    caller: tuple[Any, ...] = (),
 ) -> AsyncIterator[Session]:
     """Launch a plugin and wait until it is ready. Raises PluginFailure.
 
@@ -46,13 +51,19 @@ async def open_session(
     `deadline`: of the call that the plugin is launched for.
     `on_made`: called with the session before the handshake, so that its events and its report can be had also
     if the handshake fails.
+    `parking`: may have a parked cell for the call. If not, the plugin is launched. `caller`: whose call it
+    is; no cell that was parked for another caller is used.
     """
     services = services or Services()
     clock = deadline or Deadline()
     failure: BaseException | None = None
     session: Session | None = None
     try:
-        async with open_cage(invocation, environ=environ, sent=sent, contents=contents) as cell:
+        if parking is None or sent is not None or contents:  # no parked cell has anything of a call
+            opening = open_cage(invocation, environ=environ, sent=sent, contents=contents)
+        else:
+            opening = _take_or_open(parking, invocation, environ, caller, clock.at)
+        async with opening as cell:
             try:
                 with trio.move_on_at(clock.at) as waiting:
                     terms = await cell.prepared()
@@ -127,6 +138,22 @@ async def open_session(
 
 
 @asynccontextmanager
+async def _take_or_open(
+    parking: Parking,
+    invocation: Invocation,
+    environ: Mapping[str, str],
+    caller: tuple[Any, ...],
+    until: float,
+) -> AsyncIterator[RemoteCell]:
+    async with parking.take(invocation, environ, caller, until) as parked:
+        if parked is not None:
+            yield parked
+            return
+    async with open_cage(invocation, environ=environ) as cell:
+        yield cell
+
+
+@asynccontextmanager
 async def open_prepared(
     prepared: PreparedCall,
     *,
@@ -134,9 +161,13 @@ async def open_prepared(
     services: Services | None = None,
     config: Any = None,
     on_made: Callable[[Session], None] | None = None,
+    parking: Parking | None = None,
 ) -> AsyncIterator[Session]:
-    """A session in a process that is started for this call. Raises PluginFailure."""
+    """A session in a process that is started for this call. Raises PluginFailure. `parking`: used if the
+    process serves no other call."""
     contents = await trio.to_thread.run_sync(cage_contents, prepared)
+    if parking is not None and not await trio.to_thread.run_sync(serves_one_call, prepared):
+        parking = None
     async with open_session(
         prepared.invocation,
         environ=environ,
@@ -146,6 +177,8 @@ async def open_prepared(
         contents=contents,
         deadline=prepared.deadline,
         on_made=on_made,
+        parking=parking,
+        caller=prepared.caller,
     ) as session:
         del prepared, contents  # they may be large, and the process may live long
         yield session

@@ -58,6 +58,11 @@ class PreparedCall(NamedTuple):
         return _calls(self.contract)
 
     @property
+    def caller(self) -> tuple[Any, ...]:
+        """Whose call it is, by its context."""
+        return tuple((name, self.call.context.get(name)) for name in self.calls.CALLER_KEYS)
+
+    @property
     def seconds(self) -> float:
         """Its time limit, counted from its acceptance."""
         return float(self.prepared.options.get("timeout", math.inf))
@@ -192,6 +197,11 @@ def cage_contents(prepared: PreparedCall) -> Contents:
     except ValueError as error:
         hint = "give shorter secrets, or a call with less"
         raise PluginFailure(Outcome("launch_failed", "launch", str(error), "contents", hint)) from None
+
+
+def serves_one_call(prepared: PreparedCall) -> bool:
+    """Whether the process of this call serves no other. Reads the manifest. Raises PluginFailure."""
+    return prepared.calls.reuses(read_plugin(prepared.invocation)) == 0
 
 
 def read_plugin(invocation: Invocation) -> Plugin:

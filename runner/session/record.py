@@ -7,7 +7,7 @@ the signal.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from runner.outcome import Outcome, Phase
 from runner.protocol.dialect import Identity
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _STDERR_TAIL_BYTES = 8 << 10
 _REFUSAL_CHARACTERS = 8 << 10
 _NEWLINE = ord("\n")
+# Phases of the report, in order.
+_TIMED = ("manifest", "policy", "plan", "launch", "parked", "handshake", "call", "run", "teardown")
 _STRAY_CHARACTERS = 200  # of a line on stdout that is no message
 
 
@@ -94,7 +96,7 @@ class SessionRecord:
         """Complete a monitor's report. `more`: what other parts of the session have counted."""
         report["limits_hit"] = list(dict.fromkeys((*report.get("limits_hit", ()), *self.limits_hit)))
         timings = {**report.get("timings", {}), **self.timings}
-        report["timings"] = {phase: timings[phase] for phase in get_args(Phase) if phase in timings}
+        report["timings"] = {phase: timings[phase] for phase in _TIMED if phase in timings}
         peaks = {"output": sum(self.bytes.values()), "output_lines": self.lines}
         for limit in report.get("limits", ()):
             limit["peak"] = peaks.get(limit["name"], limit["peak"])

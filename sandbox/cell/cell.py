@@ -9,7 +9,7 @@ import time
 from sandbox.cell import KILL_SECONDS as KILL_SECONDS
 from sandbox.limits.cgroup import Cgroup, Counters
 from sandbox.limits.rlimits import Rlimit
-from sandbox.spawn import launcher
+from sandbox.spawn import launcher, reaper
 from sandbox.spawn.launcher import ExecReport
 from sandbox.spawn.order import read_ending
 from sandbox.speed.scopes import suppress
@@ -79,6 +79,8 @@ class Bounds(NamedTuple):
     deadline: float | None = None  # on the monotonic clock
     streams: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2
     launch: float | None = None  # on the monotonic clock: by when the gate has to serve
+    is_parked: bool = False  # the program starts when `Cell.release` is called
+    released_seconds: float | None = None  # of a parked program: its deadline, from the release on
 
 
 class Cell:
@@ -117,6 +119,7 @@ class Cell:
         cgroup: Cgroup | None = None,
         launch_fd: int = -1,  # the launcher's report
         complaint_fd: int = -1,  # bwrap's stderr
+        release_fd: int = -1,  # of a parked cell: its launcher waits for a byte at the other end
     ) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)  # readable when the whole tree has ended
@@ -127,10 +130,27 @@ class Cell:
         self._ending_fd = ending_fd
         self._launch_fd = launch_fd
         self._complaint_fd = complaint_fd
+        self._release_fd = release_fd
         self._launch = b""  # the launcher's report so far
         self._launched = False  # its report is complete: it has become the program, or has ended
         self._started = started
         self._exit: Exit | None = None
+
+    def release(self) -> bool:
+        """Start the program of a parked cell; its times run from now on. False: it was released before, or
+        is dead, and nothing was started by this call."""
+        if self._release_fd < 0:
+            return False
+        release, self._release_fd = self._release_fd, -1
+        self._started = time.monotonic()
+        try:
+            # First the clock of the cell's init: no program runs without it.
+            signal.pidfd_send_signal(self.pidfd, reaper.RELEASED)
+            return os.write(release, b"r") == 1
+        except (ProcessLookupError, BrokenPipeError):
+            return False
+        finally:
+            os.close(release)  # the launcher reads the byte, and nobody can send a second one
 
     def end(self) -> None:
         """End the program, so that the cell's init can report what was used. Does not wait.
@@ -176,6 +196,16 @@ class Cell:
     def runs(self) -> bool:
         """Whether bwrap has started the program. It may have ended since."""
         return self._exec_report().executed and self._launched
+
+    @property
+    def report_fd(self) -> int:
+        """Becomes readable when the launcher is about to execute the program, or has ended."""
+        return self._launch_fd
+
+    def has_ended_unexecuted(self) -> bool:
+        """Whether the launcher has ended without an attempt to execute the program."""
+        report = self._exec_report()
+        return self._launched and not report.executed and not report.errno
 
     def _exec_report(self) -> ExecReport:
         """The launcher's report so far. Does not block: an unkillable process may hold the other end."""
@@ -293,9 +323,11 @@ class Cell:
                 self.wait()
             else:
                 self.give_up()
-        for fd in (self.pidfd, self._status_fd, self._ending_fd, self._launch_fd, self._complaint_fd):
+        own = (self.pidfd, self._status_fd, self._ending_fd, self._launch_fd, self._complaint_fd)
+        for fd in (*own, self._release_fd):
             if fd >= 0:
                 os.close(fd)
+        self._release_fd = -1
 
 
 def exit_code(line: bytes) -> int | None:

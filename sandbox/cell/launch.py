@@ -121,13 +121,16 @@ def _launch(
         ending_r, ending_w = _pipe(stack)
         launch_r, launch_w = _pipe(stack)
         complaint_r, complaint_w = _pipe(stack)
+        release_r, release_w = _pipe(stack) if bounds.is_parked else (-1, -1)
         for read in (launch_r, complaint_r):
             os.set_blocking(read, False)  # affects this end only
         # Under a low limit of open files, inherited descriptors could leave bwrap no free number below the
         # limit. So they get numbers above it: descriptors above the limit stay open.
         lowest = _high_numbers() if plan.limits.open_files is not None else 0
         sources, texts = open_plan.descriptors, [op for op in plan.operations if isinstance(op, Text)]
-        helper = _launcher(stack, bounds.streams, _move_above(stack, launch_w, lowest), lowest)
+        report_fd = _move_above(stack, launch_w, lowest)
+        release_fd = _move_above(stack, release_r, lowest) if bounds.is_parked else -1
+        helper = _launcher(stack, bounds.streams, report_fd, lowest, release_fd)
         folders = {op.dest: folder_path(number) for number, op in enumerate(plan.folders)}
         mounts = _idmapped_mounts(stack, open_plan, owner) if plan.idmapped else {}
         if mounts:
@@ -177,7 +180,7 @@ def _launch(
         try:
             cell = Cell(
                 *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
-                *(os.dup(launch_r), os.dup(complaint_r)),
+                *(os.dup(launch_r), os.dup(complaint_r), os.dup(release_w) if bounds.is_parked else -1),
             )
             if isinstance(network, NameQuestions):
                 cell.questions = network
@@ -278,6 +281,7 @@ def _with_bounds(order: SpawnOrder, bounds: Bounds, handles: CgroupHandles) -> S
         # The groups, like the uid, are in use until the last process ends.
         hold=order.hold if cgroup is None else (*order.hold, *cgroup.lock_fds),
         deadline=bounds.deadline,
+        released_seconds=bounds.released_seconds,
     )
 
 
@@ -287,22 +291,25 @@ class _Launcher(NamedTuple):
     file: int | None = None  # the file that bwrap places there
 
 
-def _launcher(stack: ExitStack, streams: Sequence[int], report_fd: int, lowest: int) -> _Launcher:
+def _launcher(
+    stack: ExitStack, streams: Sequence[int], report_fd: int, lowest: int, release_fd: int
+) -> _Launcher:
     lowest = max(lowest, 3)
     stdin, stdout, stderr = (_move_above(stack, fd, lowest) for fd in streams)
     ends = stdin, stdout, stderr
+    keep = (*ends, report_fd) if release_fd < 0 else (*ends, report_fd, release_fd)
     try:
         file = executable("runner-launcher")
     except PermissionError:  # vm.memfd_noexec=2: the launcher needs a name
-        content = _data_file(stack, launcher.image(ends, -1, report_fd), lowest)
-        return _Launcher(bwrap.LAUNCHER, (*ends, report_fd, content), content)
+        content = _data_file(stack, launcher.image(ends, -1, report_fd, release=release_fd), lowest)
+        return _Launcher(bwrap.LAUNCHER, (*keep, content), content)
     try:
         own = _move_above(stack, file, lowest)
-        write_all(file, launcher.image(ends, own, report_fd))
+        write_all(file, launcher.image(ends, own, report_fd, release=release_fd))
         os.fchmod(file, 0o555)
     finally:
         os.close(file)
-    return _Launcher(launcher.PATH.format(own), (*ends, report_fd, own))
+    return _Launcher(launcher.PATH.format(own), (*keep, own))
 
 
 def _data_file(stack: ExitStack, content: bytes, lowest: int = 0) -> int:

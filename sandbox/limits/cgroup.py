@@ -307,10 +307,14 @@ class OuterOomCounter:
             if "memory" in own.controllers:
                 name = "memory.events" if own.version == 2 else "memory.oom_control"
                 self._file = f"{own.directory}/{name}"
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now on."""
         self._before = self._count()
 
     def since(self) -> int | None:
-        """OOM kills since this object was made. None: not counted on this machine."""
+        """OOM kills since this object was made, or restarted. None: not counted on this machine."""
         now = self._count()
         return None if now is None or self._before is None else now - self._before
 

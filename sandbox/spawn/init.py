@@ -207,7 +207,9 @@ def _wait_for_all(program: int, order: SpawnOrder, account: int, reaper_file: in
     for fd in held - {order.ending, *order.hold}:
         os.close(fd)
     scratch = "" if order.scratch < 0 else folder_path(order.scratch)
-    reaper_order = reaper.ReaperOrder(program, order.deadline, order.ending, account, scratch)
+    reaper_order = reaper.ReaperOrder(
+        program, order.deadline, order.ending, account, scratch, order.released_seconds
+    )
     if reaper_file >= 0:
         reaper.execute(reaper_file, reaper_order, order.hold)
     return reaper.wait(reaper_order)

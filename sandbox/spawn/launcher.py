@@ -6,9 +6,13 @@ these were the plugin's pipes, nobody could see that the plugin has closed one. 
 
 A shell could do that. But a shell adds variables to the environment (PWD, SHLVL), drops those with names it
 does not accept, runs as a script what the kernel does not execute, cannot mark a descriptor close-on-exec,
-and may not be in the cage. So the launcher is a program of our own: 50 instructions, without a library or a
+and may not be in the cage. So the launcher is a program of our own: 65 instructions, without a library or a
 loader. bwrap gets it as a descriptor without a name, and nothing of it is left when the plugin starts. Only
 where a nameless file may not be executed (vm.memfd_noexec=2) it is a read-only file in the cage.
+
+In a parked cell it waits for one byte on a pipe before it executes the program, and exits at the end of the
+file: when the process that holds the other end dies, no program starts. bwrap's own --block-fd would start it
+then.
 
 It writes "exec" to a pipe that the exec closes. An errno after that means that the exec has failed. An empty
 pipe means that the launcher did not get as far as the exec.
@@ -31,6 +35,9 @@ _FAILURE = struct.Struct("=Ii")  # errno of execve, and the result of faccessat 
 #     for i in 0, 1, 2: dup3(table[i], i, 0)                  else exit(125)
 #     for i in 0, 1, 2, 3: close(table[i])                    the streams' old numbers, and its own file
 #     fcntl(table[4], F_SETFD, FD_CLOEXEC)                    else exit(125)
+#     if table[5] >= 0:                                       the cell is parked
+#         if read(table[5], stack, 1) != 1: exit(125)         the end of the file: nobody can release it
+#         close(table[5])
 #     write(table[4], "exec", 4)
 #     execve(argv[1], argv + 1, envp)
 #     write(table[4], (-result, faccessat(AT_FDCWD, argv[1], F_OK)), 8)
@@ -39,7 +46,7 @@ _X86_64 = """
     488b1c24            mov rbx, [rsp]
     4c8d642410          lea r12, [rsp+16]
     4c8d6cdc10          lea r13, [rsp+rbx*8+16]
-    4c8d35af000000      lea r14, [rip+table]
+    4c8d35d3000000      lea r14, [rip+table]
     31ed                xor ebp, ebp
                         each:
     418b3cae            mov edi, [r14+rbp*4]
@@ -48,7 +55,7 @@ _X86_64 = """
     b824010000          mov eax, 292
     0f05                syscall
     85c0                test eax, eax
-    0f8887000000        js lost
+    0f88ab000000        js lost
     ffc5                inc ebp
     83fd03              cmp ebp, 3
     75e2                jne each
@@ -66,9 +73,22 @@ _X86_64 = """
     b848000000          mov eax, 72
     0f05                syscall
     85c0                test eax, eax
-    7853                js lost
+    7877                js lost
+    418b7e14            mov edi, [r14+20]
+    85ff                test edi, edi
+    781c                js go
+    4889e6              mov rsi, rsp
+    ba01000000          mov edx, 1
+    31c0                xor eax, eax
+    0f05                syscall
+    83f801              cmp eax, 1
+    755e                jne lost
+    418b7e14            mov edi, [r14+20]
+    b803000000          mov eax, 3
+    0f05                syscall
+                        go:
     418b7e10            mov edi, [r14+16]
-    498d7614            lea rsi, [r14+20]
+    498d7618            lea rsi, [r14+24]
     ba04000000          mov edx, 4
     b801000000          mov eax, 1
     0f05                syscall
@@ -101,7 +121,7 @@ _AARCH64 = """
     f30340f9            ldr x19, [sp]
     f4430091            add x20, sp, #16
     950e138b            add x21, x20, x19, lsl #3
-    56060010            adr x22, table
+    b6070010            adr x22, table
     170080d2            mov x23, #0
                         each:
     c07a77b8            ldr w0, [x22, x23, lsl #2]
@@ -109,7 +129,7 @@ _AARCH64 = """
     02008052            mov w2, #0
     08038052            mov w8, #24
     010000d4            svc #0
-    0005f837            tbnz w0, #31, lost
+    6006f837            tbnz w0, #31, lost
     f7060091            add x23, x23, #1
     ff0e00f1            cmp x23, #3
     01ffff54            b.ne each
@@ -126,9 +146,21 @@ _AARCH64 = """
     22008052            mov w2, #1
     28038052            mov w8, #25
     010000d4            svc #0
-    0003f837            tbnz w0, #31, lost
+    6004f837            tbnz w0, #31, lost
+    c01640b9            ldr w0, [x22, #20]
+    4001f837            tbnz w0, #31, go
+    e1030091            mov x1, sp
+    220080d2            mov x2, #1
+    e8078052            mov w8, #63
+    010000d4            svc #0
+    1f040071            cmp w0, #1
+    61030054            b.ne lost
+    c01640b9            ldr w0, [x22, #20]
+    28078052            mov w8, #57
+    010000d4            svc #0
+                        go:
     c01240b9            ldr w0, [x22, #16]
-    c1520091            add x1, x22, #20
+    c1620091            add x1, x22, #24
     820080d2            mov x2, #4
     08088052            mov w8, #64
     010000d4            svc #0
@@ -161,13 +193,16 @@ _AARCH64 = """
 LISTINGS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 
-def image(streams: tuple[int, int, int], own: int, report_fd: int, machine: str = "") -> bytes:
+def image(
+    streams: tuple[int, int, int], own: int, report_fd: int, machine: str = "", release: int = -1
+) -> bytes:
     """The program for one launch, as an ELF file.
 
-    The numbers are those of its descriptors: the streams to move, its own file, and the pipe on which it
-    reports its progress. Raises OSError on a machine without a listing.
+    The numbers are those of its descriptors: the streams to move, its own file, the pipe on which it reports
+    its progress, and in a parked cell the pipe on which its release comes. Raises OSError on a machine
+    without a listing.
     """
-    table = struct.pack("<5i", *streams, own, report_fd) + _ABOUT_TO_EXEC
+    table = struct.pack("<6i", *streams, own, report_fd, release) + _ABOUT_TO_EXEC
     return program(LISTINGS, table, machine)
 
 

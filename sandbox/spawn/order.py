@@ -173,6 +173,7 @@ class SpawnOrder(NamedTuple):
     cgroups: CgroupHandles = CgroupHandles()  # the program joins, the cell's init does not
     membership: tuple[bytes, ...] = ()  # lines that /proc/self/cgroup must then contain
     deadline: float | None = None  # on the monotonic clock: the cell's init then ends everything
+    released_seconds: float | None = None  # the same for a parked program, from its release on
     stdio: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2
     folders: tuple[str, ...] = ()  # tmpfs options, one for each folder, mounted at folder_path of its number
     scratch: int = -1  # the number of the one that Ending.full is about; -1: none

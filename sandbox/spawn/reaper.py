@@ -2,7 +2,7 @@
 
 The init is a clone of the runner or of a monitor. As such it has some 4 MB of private memory, because CPython
 writes to almost every page it reads. But from now on it only waits for its children. So it executes a program
-of some 90 instructions that takes 12 kB. An exec keeps all that matters: pid, namespaces, ids, no_new_privs,
+of some 100 instructions that takes 12 kB. An exec keeps all that matters: pid, namespaces, ids, no_new_privs,
 open files and blocked signals. The parent-death signal is set again: it is cleared by an exec on which a
 security module changes the label.
 
@@ -37,6 +37,8 @@ NAME = "runner-init"
 #     if pid == 0:
 #         number = rt_sigtimedwait(table.signals, NULL, NULL, 8)
 #         if number < 0 and number != -EINTR: goto gone       it cannot wait: everything ends with it
+#         if number == SIGUSR1:                               a parked program was released
+#             if setitimer(ITIMER_REAL, table.timer, NULL) < 0: goto gone
 #         if number != SIGALRM: goto next
 #         message.expired = 1
 #     else:
@@ -52,7 +54,7 @@ NAME = "runner-init"
 # gone:
 #     exit_group(125)
 _X86_64 = """
-    4c8d3589010000      lea r14, [rip+table]
+    4c8d35a9010000      lea r14, [rip+table]
     4881ec40050000      sub rsp, 1344
     4989e4              mov r12, rsp
     49c7042400000000    mov qword ptr [r12], 0
@@ -69,7 +71,7 @@ _X86_64 = """
     b807000000          mov eax, 7
     0f05                syscall
     85c0                test eax, eax
-    0f8f24010000        jg gone
+    0f8f42010000        jg gone
     bf0f000000          mov edi, 15
     498d7618            lea rsi, [r14+24]
     b89d000000          mov eax, 157
@@ -89,13 +91,13 @@ _X86_64 = """
     b83d000000          mov eax, 61
     0f05                syscall
     85c0                test eax, eax
-    785a                js over
+    7878                js over
     7413                jz sleep
     413b06              cmp eax, [r14]
     75d9                jne next
     418b8c2430050000    mov ecx, [r12+1328]
     41890c24            mov [r12], ecx
-    eb32                jmp kill
+    eb37                jmp kill
                         sleep:
     498d7e10            lea rdi, [r14+16]
     31f6                xor esi, esi
@@ -104,12 +106,14 @@ _X86_64 = """
     b880000000          mov eax, 128
     0f05                syscall
     83f80e              cmp eax, 14
-    740f                je expired
+    7414                je expired
+    83f80a              cmp eax, 10
+    742b                je arm
     83f8fc              cmp eax, -4
-    74ac                je next
+    74a7                je next
     85c0                test eax, eax
-    0f8895000000        js gone
-    eba2                jmp next
+    0f88ae000000        js gone
+    eb9d                jmp next
                         expired:
     41c744240401000000  mov dword ptr [r12+4], 1
                         kill:
@@ -117,13 +121,22 @@ _X86_64 = """
     be09000000          mov esi, 9
     b83e000000          mov eax, 62
     0f05                syscall
-    eb86                jmp next
+    eb81                jmp next
+                        arm:
+    31ff                xor edi, edi
+    498d7628            lea rsi, [r14+40]
+    31d2                xor edx, edx
+    b826000000          mov eax, 38
+    0f05                syscall
+    85c0                test eax, eax
+    0f896affffff        jns next
+    eb77                jmp gone
                         over:
     bfffffffff          mov edi, -1
     498d742410          lea rsi, [r12+16]
     b862000000          mov eax, 98
     0f05                syscall
-    498d7e28            lea rdi, [r14+40]
+    498d7e48            lea rdi, [r14+72]
     498db424a0000000    lea rsi, [r12+160]
     b889000000          mov eax, 137
     0f05                syscall
@@ -154,10 +167,11 @@ _X86_64 = """
                         leave:
     b8e7000000          mov eax, 231
     0f05                syscall
+    6690                xchg ax, ax
                         table:
 """
 _AARCH64 = """
-    160c0010            adr x22, table
+    360d0010            adr x22, table
     ff0315d1            sub sp, sp, #1344
     f3030091            mov x19, sp
     7f0200f9            str xzr, [x19]
@@ -177,7 +191,7 @@ _AARCH64 = """
     28098052            mov w8, #73
     010000d4            svc #0
     1f000071            cmp w0, #0
-    2c090054            b.gt gone
+    4c0a0054            b.gt gone
     e0018052            mov w0, #15
     c1620091            add x1, x22, #24
     e8148052            mov w8, #167
@@ -196,14 +210,14 @@ _AARCH64 = """
     030080d2            mov x3, #0
     88208052            mov w8, #260
     010000d4            svc #0
-    6003f837            tbnz w0, #31, over
+    8004f837            tbnz w0, #31, over
     e0000034            cbz w0, sleep
     c10240b9            ldr w1, [x22]
     1f00016b            cmp w0, w1
     c1feff54            b.ne next
     613245b9            ldr w1, [x19, #1328]
     610200b9            str w1, [x19]
-    0f000014            b kill
+    11000014            b kill
                         sleep:
     c0420091            add x0, x22, #16
     010080d2            mov x1, #0
@@ -212,11 +226,13 @@ _AARCH64 = """
     28118052            mov w8, #137
     010000d4            svc #0
     1f380071            cmp w0, #14
-    a0000054            b.eq expired
+    e0000054            b.eq expired
+    1f280071            cmp w0, #10
+    80010054            b.eq arm
     1f100031            cmn w0, #4
-    20fdff54            b.eq next
-    a004f837            tbnz w0, #31, gone
-    e7ffff17            b next
+    e0fcff54            b.eq next
+    8005f837            tbnz w0, #31, gone
+    e5ffff17            b next
                         expired:
     21008052            mov w1, #1
     610600b9            str w1, [x19, #4]
@@ -225,13 +241,21 @@ _AARCH64 = """
     21018052            mov w1, #9
     28108052            mov w8, #129
     010000d4            svc #0
-    e0ffff17            b next
+    deffff17            b next
+                        arm:
+    00008052            mov w0, #0
+    c1a20091            add x1, x22, #40
+    020080d2            mov x2, #0
+    e80c8052            mov w8, #103
+    010000d4            svc #0
+    00fbff36            tbz w0, #31, next
+    1d000014            b gone
                         over:
     00008012            mov w0, #-1
     61420091            add x1, x19, #16
     a8148052            mov w8, #165
     010000d4            svc #0
-    c0a20091            add x0, x22, #40
+    c0220191            add x0, x22, #72
     61820291            add x1, x19, #160
     68058052            mov w8, #43
     010000d4            svc #0
@@ -267,9 +291,13 @@ _AARCH64 = """
 LISTINGS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
 # The values that the instructions read: the program's pid, the descriptors of account and message, the
-# signals to wait for, the process name, and the scratch folder, which ends with a NUL.
-_TABLE = struct.Struct("<iii4xQ16s")
+# signals to wait for, the process name, the timer of a parked program (struct itimerval), and the scratch
+# folder, which ends with a NUL.
+_TABLE = struct.Struct("<iii4xQ16s16xqq")
 _CHILD, _ALARM = 1 << (signal.SIGCHLD - 1), 1 << (signal.SIGALRM - 1)
+
+# Tells the cell's init that its parked program was released. Only processes outside of the cell can send it.
+RELEASED = signal.SIGUSR1
 
 
 class ReaperOrder(NamedTuple):
@@ -280,12 +308,17 @@ class ReaperOrder(NamedTuple):
     ending: int  # descriptor for the message; -1: nobody reads it
     account: int  # of /proc/self/io; -1: the kernel has none
     scratch: str  # the folder that Ending.full is about; empty: none
+    seconds: float | None = None  # of a parked program: its deadline, from RELEASED on
 
 
 def image(order: ReaperOrder, machine: str = "") -> bytes:
     # Without a deadline there is no timer: a SIGALRM from elsewhere stays blocked.
     signals = _CHILD if order.deadline is None else _CHILD | _ALARM
-    table = _TABLE.pack(order.program, order.account, order.ending, signals, NAME.encode())
+    timer = 0, 0
+    if order.seconds is not None:
+        signals |= _ALARM | 1 << (RELEASED - 1)
+        timer = int(order.seconds), max(1, int(order.seconds % 1 * 1e6))  # a timer of 0 would never expire
+    table = _TABLE.pack(order.program, order.account, order.ending, signals, NAME.encode(), *timer)
     return program(LISTINGS, table + os.fsencode(order.scratch) + b"\0", machine)
 
 
@@ -312,7 +345,8 @@ def execute(file: int, order: ReaperOrder, held: tuple[int, ...]) -> None:
 def wait(order: ReaperOrder) -> int:
     """The same in Python. Returns the status to exit with."""
     before = _read_account(order.account)
-    status, expired = 0, False
+    status, expired, deadline = 0, False, order.deadline
+    awaited = {signal.SIGCHLD} if order.seconds is None else {signal.SIGCHLD, RELEASED}
     while True:
         try:
             pid, ended = os.waitpid(-1, os.WNOHANG)
@@ -325,9 +359,10 @@ def wait(order: ReaperOrder) -> int:
         if pid:
             continue
         # All signals are blocked here, so a SIGCHLD that arrives between two calls is not lost.
-        if order.deadline is None or expired:
-            signal.sigwait({signal.SIGCHLD})
-        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, order.deadline - time.monotonic())):
+        if deadline is None or expired:
+            if signal.sigwait(awaited) == RELEASED and order.seconds is not None and not expired:
+                deadline = time.monotonic() + order.seconds
+        elif not signal.sigtimedwait({signal.SIGCHLD}, max(0.0, deadline - time.monotonic())):
             expired = True
             _kill_all()
     if order.ending >= 0:

@@ -14,8 +14,8 @@ _NAMES = {
         sandbox.spec sandbox.speed.signals sandbox.limits.cgroup sandbox.plan sandbox.plan.layers
         sandbox.plan.plan runner.launch.sources runner.launch.acquire sandbox.limits.assigned
         runner.launch.stages sandbox.streams sandbox.streams.handover runner.launch.stdio sandbox.cell
-        sandbox.limits.rlimits sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.cell.cell
-        runner.launch.wait sandbox.plan.bwrap sandbox.spawn.reaper sandbox.speed.libc sandbox.spawn.init
+        sandbox.limits.rlimits sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.spawn.reaper
+        sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.speed.libc sandbox.spawn.init
         sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.questions sandbox.cell.launch
         runner.launch.start runner.launch.finish
         runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts

@@ -12,7 +12,7 @@ import termios
 import time
 
 from runner.launch.carry_out import CalledOff
-from runner.launch.remote.messages import Message
+from runner.launch.remote.messages import RELEASE, Message
 from runner.launch.wait import Need, Steps, drive
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from sandbox.speed.codec import encode
@@ -22,6 +22,7 @@ TELL_SECONDS = 10.0
 # Of what a host has not read yet. With more, it is told only what it has to know.
 _MOST_UNREAD_BYTES = 64 << 10
 
+_MOST_WORDS = 64  # of the host, read at once
 _NUMBERS = frozenset(signal.valid_signals())
 
 
@@ -36,7 +37,7 @@ class Control:
 
     def read_orders(self) -> list[int]:
         try:
-            said = self._socket.recv(64)
+            said = self._socket.recv(_MOST_WORDS)
         except BlockingIOError:
             return []
         except OSError:  # closed with something of ours unread
@@ -52,6 +53,18 @@ class Control:
             return False
         except OSError:
             pass
+        return True
+
+    def is_released(self) -> bool:
+        """Whether the host has released the plugin, and has said nothing else since. The release is taken.
+        With any other word, also a later one, all is left."""
+        try:
+            said = self._socket.recv(_MOST_WORDS, socket.MSG_PEEK)
+        except OSError:
+            return False
+        if not said or said.strip(RELEASE):
+            return False
+        self._socket.recv(1)
         return True
 
     def mention(self, message: Message) -> None:

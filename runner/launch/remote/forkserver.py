@@ -351,10 +351,11 @@ class LaunchTicket:
         cwd: str | None = None,
         grace: float | None = None,
         contents: Contents | None = None,
+        parks: bool = False,
     ) -> None:
         began = time.monotonic()
         _require_passable(invocation, environ)
-        order = LaunchOrder(invocation, dict(environ), _absolute(cwd), began, grace)
+        order = LaunchOrder(invocation, dict(environ), _absolute(cwd), began, grace, parks)
         with ExitStack() as stack:
 
             def kept(*fds: int) -> tuple[int, ...]:

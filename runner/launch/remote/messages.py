@@ -31,6 +31,7 @@ class LaunchOrder(NamedTuple):
     cwd: str
     began: float  # on the monotonic clock: when the session asked. Its deadline runs from then
     grace: float | None = None  # seconds to end in after a signal, where no teardown limit says
+    parks: bool = False  # the plugin's program starts when the host releases it
 
 
 # Every class that can occur in an order.
@@ -44,6 +45,10 @@ def decode_order(raw: bytes) -> LaunchOrder:
     order = decode(raw, ORDER_CLASSES)
     assert isinstance(order, LaunchOrder)
     return order
+
+
+# The word of a host that releases its parked plugin. No signal has this number.
+RELEASE = b"\xff"
 
 
 class Born(NamedTuple):
@@ -63,6 +68,16 @@ class Terms(NamedTuple):
     on_hook_failure: Literal["continue", "abort"] = "continue"  # by the policy
     allowance: Allowance = Allowance()
     decided_by: tuple[tuple[str, str], ...] = ()  # who set each limit, as in Grant
+
+
+class Parkable(NamedTuple):
+    """The cell will be parked. Sent before anything of it exists."""
+
+    facts: bytes  # the facts that it rests on: runner/launch/remote/parking.py
+
+
+class Parked(NamedTuple):
+    """The cell waits for its release."""
 
 
 class Launched(NamedTuple):
@@ -105,9 +120,9 @@ def write_scene(scene: Scene | None) -> str:
     return "" if scene is None else encode(scene).decode()
 
 
-Message = Born | Terms | Launched | Audited | MonitorEnd
+Message = Born | Terms | Parkable | Parked | Launched | Audited | MonitorEnd
 MESSAGES = (
-    *(Born, Terms, Allowance, Launched, Audited, AuditLine, MonitorEnd),
+    *(Born, Terms, Allowance, Parkable, Parked, Launched, Audited, AuditLine, MonitorEnd),
     *(Outcome, Denial, Note, Advice),
     *PLUGIN_CLASSES,
 )

@@ -9,9 +9,11 @@ socket:
     host -> monitor    bytes, each the number of a signal for the program, as if `runner exec` had got it. The
                        program gets the signal and has its grace. A second signal, or SIGKILL, ends
                        everything at once. At the end of the file the host has ended, and everything ends.
+                       RELEASE starts the program of a parked cell.
     monitor -> host    values of the classes in MESSAGES, one on each line: Born (again when the shared
                        monitor goes on with it), then as far as the launch comes Terms and Launched, and
-                       always last MonitorEnd.
+                       always last MonitorEnd. For a cell that is parked also Parkable, before Terms, and
+                       Parked; Launched then comes at its release.
 
 The monitor raises and prints nothing: whatever goes wrong is in MonitorEnd. It ignores signals from others,
 because only the session may end its plugin. SIGKILL of a monitor ends its plugins: their cells' inits follow
@@ -44,10 +46,13 @@ from runner.launch.remote.messages import (
     Launched,
     LaunchOrder,
     MonitorEnd,
+    Parkable,
+    Parked,
     Terms,
     decode_order,
     write_scene,
 )
+from runner.launch.remote.parking import pack_facts, parking_fault
 from runner.launch.remote.shared_plan import (
     GivenSources,
     HandedOver,
@@ -63,10 +68,11 @@ from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwa
 from runner.launch.stdio import Plumbing, connect_session
 from runner.launch.verdict import judge
 from runner.launch.wait import Need, Steps, drive
-from runner.outcome import Failure, Outcome
+from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from runner.plugin import Allowance
 from sandbox.cell.contents import read_contents
 from sandbox.files import write_all
+from sandbox.look import Questions
 from sandbox.speed.codec import decode, encode
 
 # How long a process that watches other plugins too may take to acquire what a launch needs. It takes some
@@ -148,25 +154,32 @@ def _serve(
         if sources is None:
             order, contents = decode_order(content), read_contents(descriptors.contents)
             _go_to(order)
-            host = _SessionHost(descriptors.host, control, before, streams, order.grace)
+            host = _SessionHost(descriptors.host, control, before, streams, order)
             before.start()
             os.chdir(order.cwd)
             if shared is not None and contents:
                 shared.pass_by()
                 shared = None
-            share = None if shared is None else _sharing(shared, order, descriptors, control, before)
-            steps = run_steps(order.invocation, order.environ, order.began, host, contents, see_planned=share)
+            see_planned = None if shared is None else _sharing(shared, order, descriptors, before)
+            if order.parks:
+                see_planned = _parking(control, bool(contents), see_planned)
+            steps = run_steps(
+                *(order.invocation, order.environ, order.began, host, contents),
+                see_planned=see_planned,
+                releases=host if order.parks else None,
+            )
         else:
             os.close(descriptors.contents)
             told, planned = decode_shared(content)
             order = told.order
             _go_to(order)
-            host = _SessionHost(descriptors.host, control, before, streams, order.grace)
+            host = _SessionHost(descriptors.host, control, before, streams, order)
             gc.disable()  # as in the fork server, until the plugin runs
             before.start(_ACQUIRE_SECONDS)
             given = GivenSources(dict(zip(told.sources, sources, strict=True)), told.where)
             watch = Stopwatch(planned.timings, told.since)
-            steps = plan_steps(planned, order.environ, order.began, host, given, watch)
+            releases = host if order.parks else None
+            steps = plan_steps(planned, order.environ, order.began, host, given, watch, releases=releases)
         stage = ended = yield from steps
         grant = ended.started.planned.grant
         outcome, status = judge(ended.end, grant.limits, grant.decided_by)
@@ -249,10 +262,9 @@ def _sharing(
     shared: SharedMonitor,
     order: LaunchOrder,
     descriptors: LaunchDescriptors,
-    control: Control,
     before: Interruptible,
 ) -> SeePlanned:
-    def see_planned(planned: Planned, sources: Sources) -> None:
+    def see_planned(planned: Planned, sources: Sources, _: Questions | None) -> None:
         held = sources.held
         before.stop()  # the shared monitor sets up the same socket
         if (
@@ -263,6 +275,25 @@ def _sharing(
             raise HandedOver
         shared.pass_by()
         before.start()
+
+    return see_planned
+
+
+def _parking(control: Control, has_contents: bool, then: SeePlanned | None) -> SeePlanned:
+    """Tell the host what the parked cell will rest on, before anything of it exists. Raises Failure for a
+    plan that must not wait."""
+
+    def see_planned(planned: Planned, sources: Sources, asked: Questions | None) -> None:
+        assert asked is not None
+        why = "it gets files that exist only in memory" if has_contents else parking_fault(planned, asked)
+        if why:
+            raise Failure(
+                Outcome("cancelled", "plan", f"no cell is parked: {why}", "not_parked"), EXEC_NO_CAGE
+            )
+        if not control.tell(Parkable(pack_facts(asked))):
+            raise CalledOff
+        if then is not None:
+            then(planned, sources, asked)
 
     return see_planned
 
@@ -300,13 +331,14 @@ class _SessionHost:
         control: Control,
         before: Interruptible,
         streams: SessionStreams,
-        grace: float | None,
+        order: LaunchOrder,
     ) -> None:
         self.caller = caller
+        self.fd = control.fd
         self._control = control
         self._before = before
         self._streams = streams
-        self._grace = grace
+        self._order = order
 
     def see_ready(self, planned: Planned) -> None:
         self.is_ready = True
@@ -327,8 +359,16 @@ class _SessionHost:
         started.cell.watch_network(lambda line: self._control.mention(Audited(line, teller.advice(line))))
         gc.enable()  # the fork server does without; a plugin may live for months
         if started.clocks.teardown is None:
-            return started._replace(clocks=started.clocks._replace(teardown=self._grace))
+            return started._replace(clocks=started.clocks._replace(teardown=self._order.grace))
         return started
+
+    def see_parked(self) -> None:
+        self._control.tell(Parked())
+        gc.enable()
+
+    def is_released(self) -> bool:
+        _go_to(self._order)  # others have had their turn meanwhile
+        return self._control.is_released()
 
 
 class SessionStreams:

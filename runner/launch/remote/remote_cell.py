@@ -19,7 +19,18 @@ import trio
 from runner.launch.failures import judge_error
 from runner.launch.remote import forkserver
 from runner.launch.remote.forkserver import LaunchTicket
-from runner.launch.remote.messages import MESSAGES, Audited, Born, Launched, Message, MonitorEnd, Terms
+from runner.launch.remote.messages import (
+    MESSAGES,
+    RELEASE,
+    Audited,
+    Born,
+    Launched,
+    Message,
+    MonitorEnd,
+    Parkable,
+    Parked,
+    Terms,
+)
 from runner.launch.remote.pipe import PipeReader
 from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
@@ -60,13 +71,16 @@ class RemoteCell:
         self._pid: int | None = None  # of the monitor, or of the one that it has passed the plugin on to
         self._passed: int | None = None  # of the monitor that has
         self._terms: Terms | None = None
+        self.facts = b""  # of a parked cell: what it rests on
+        self._is_released = False
         self._launched: Mapping[str, float] | None = None
         self._ended: MonitorEnd | None = None
         self.on_audit: Callable[[Audited], None] | None = None  # for each connection, as it ends
         self._was_heard = trio.Event()
         self._was_prepared = trio.Event()
+        self._was_parked = trio.Event()
         self._was_launched = trio.Event()
-        self._has_ended = trio.Event()
+        self.over = trio.Event()  # the plugin has ended
         self._monitor_ended = trio.Event()
         self._listening = trio.CancelScope(shield=True)
         _open.add(self)
@@ -78,6 +92,23 @@ class RemoteCell:
             raise self._failure()
         return self._terms
 
+    async def parked(self) -> None:
+        """Wait until the cell waits for its release. Raises Failure if the launch ends before."""
+        await self._was_parked.wait()
+        if self._ended is not None:
+            raise self._failure()
+
+    def release(self) -> bool:
+        """Let the program of a parked cell start; `launched` tells when it does. False: the cell is not
+        parked any more, or not yet, and this call starts nothing."""
+        if self._is_released or self._ended is not None or not self._was_parked.is_set():
+            return False
+        self._is_released = True
+        try:
+            return self._control.send(RELEASE, socket.MSG_NOSIGNAL) == 1
+        except OSError:  # the monitor has ended
+            return False
+
     async def launched(self) -> Mapping[str, float]:
         """Wait until the program runs: seconds by phase. Raises Failure if the launch ends before."""
         await self._was_launched.wait()
@@ -87,7 +118,7 @@ class RemoteCell:
 
     async def ended(self) -> MonitorEnd:
         """Wait until the plugin's last process has ended. Any number of tasks may wait."""
-        await self._has_ended.wait()
+        await self.over.wait()
         assert self._ended is not None
         return self._ended
 
@@ -161,6 +192,10 @@ class RemoteCell:
             case Terms():
                 self._terms = message
                 self._was_prepared.set()
+            case Parkable():
+                self.facts = message.facts
+            case Parked():
+                self._was_parked.set()
             case Launched():
                 self._launched = message.timings
                 self._was_launched.set()
@@ -172,7 +207,8 @@ class RemoteCell:
 
     def _end(self, ended: MonitorEnd) -> None:
         self._ended = self._ended or ended
-        for event in (self._was_heard, self._was_prepared, self._was_launched, self._has_ended):
+        launch = self._was_prepared, self._was_parked, self._was_launched
+        for event in (self._was_heard, *launch, self.over):
             event.set()
 
     def _unannounced_end(self) -> MonitorEnd:
@@ -246,17 +282,20 @@ async def open_cage(
     grace: float | None = None,
     sent: LaunchTicket | None = None,
     contents: Contents | None = None,
+    parks: bool = False,
 ) -> AsyncIterator[RemoteCell]:
     """Start a plugin, and end it.
 
     Entered as soon as the launch is ordered; the RemoteCell tells how far it came. `environ` and `cwd` are
     the operator's (`cwd` None: this process's own). `grace`: seconds in which a plugin has to end after a
     signal, if it has no `teardown` limit. `contents`: of the cage's memory files. `sent`: a ticket that was
-    sent before trio was running; the other arguments are ignored then. Raises Failure if no launch can be
-    ordered.
+    sent before trio was running; the other arguments are ignored then. `parks`: the plugin's program starts
+    when `RemoteCell.release` is called. Raises Failure if no launch can be ordered.
     """
     try:
-        ticket = sent or LaunchTicket(invocation, environ=environ, cwd=cwd, grace=grace, contents=contents)
+        ticket = sent or LaunchTicket(
+            invocation, environ=environ, cwd=cwd, grace=grace, contents=contents, parks=parks
+        )
     except OSError as error:
         raise Failure(*judge_error(error)) from None
     cage = RemoteCell(ticket)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.launch.start import _clocks
+from runner.launch.start import clocks_of
 from runner.launch.wait import Clocks
 from sandbox.spec import Limits
 from tests import elsewhere
@@ -18,10 +18,10 @@ from tests.tables import one_case
 
 
 def test_clocks_count_from_the_start_of_the_invocation() -> None:
-    assert _clocks(Limits(), 100.0) == Clocks()
+    assert clocks_of(Limits(), 100.0) == Clocks()
     limits = Limits(deadline=5.0, launch=2.0, teardown=3.0, handshake=1.0, call=1.0, idle=1.0)
     # How long it may take to end is counted from when it is asked to.
-    assert _clocks(limits, 100.0) == Clocks(deadline=105.0, launch=102.0, teardown=3.0)
+    assert clocks_of(limits, 100.0) == Clocks(deadline=105.0, launch=102.0, teardown=3.0)
 
 
 def confined(given: dict[str, Any]) -> dict[str, Any]:

@@ -80,28 +80,33 @@ def test_the_meaning_of_its_reports(told: bytes, meant: launcher.ExecReport) -> 
 
 
 def start(
-    *argv: str, machine: str = "", env: dict[str, str] | None = None
+    *argv: str, machine: str = "", env: dict[str, str] | None = None, parked: bytes | None = None
 ) -> tuple[int, list[bytes], launcher.ExecReport]:
-    """Run it without a cage. Returns its status, its stdout and stderr, and its report."""
+    """Run it without a cage. Returns its status, its stdout and stderr, and its report. `parked`: it is
+    parked, and these bytes and the end of the file come on the pipe of its release."""
     emulator = shutil.which(f"qemu-{machine}") if machine else None
     pipes = [os.pipe() for _ in range(4)]
     (in_r, in_w), (out_r, out_w), (err_r, err_w), (told_r, told_w) = pipes
     own = os.memfd_create("launcher", 0)
+    release_r, release_w = os.pipe()
+    os.write(release_w, parked or b"")
+    os.close(release_w)
     for fd in (in_r, out_w, err_w, told_w, own):
         os.set_inheritable(fd, True)
-    os.write(own, launcher.image((in_r, out_w, err_w), own, told_w, machine))
+    release = -1 if parked is None else release_r
+    os.write(own, launcher.image((in_r, out_w, err_w), own, told_w, machine, release))
     os.write(in_w, b"from stdin\n")
     os.close(in_w)
     words = [f"/proc/self/fd/{own}", *argv]
     process = subprocess.Popen(
         [emulator, *words] if emulator else words,
         env=env or {},
-        pass_fds=(in_r, out_w, err_w, told_w, own),
+        pass_fds=(in_r, out_w, err_w, told_w, own, *([] if parked is None else [release_r])),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    for fd in (in_r, out_w, err_w, told_w, own):
+    for fd in (in_r, out_w, err_w, told_w, own, release_r):
         os.close(fd)
     said = [_all(fd) for fd in (out_r, err_r, told_r)]
     return process.wait(60), said[:2], launcher.read_report(said[2])
@@ -160,6 +165,27 @@ def test_files_that_cannot_be_executed(machine: str, tmp_path: Path) -> None:
     for path, (number, found) in expected.items():
         status, said, verdict = start(path, machine=machine)
         assert (status, said, verdict) == (125, [b"", b""], launcher.ExecReport(False, number, found)), path
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_a_parked_program_starts_by_a_byte_and_not_at_the_end_of_the_file(machine: str) -> None:
+    look = ("/bin/sh", "-c", "ls /proc/self/fd | wc -w")
+    status, (out, _), verdict = start(*look, machine=machine, parked=b"r")
+    assert (status, verdict) == (0, launcher.ExecReport(True))
+    assert machine or out == b"4\n"  # 0 to 2, and ls looking: the pipe of its release is closed
+    status, said, verdict = start(*look, machine=machine, parked=b"")
+    assert (status, said, verdict) == (125, [b"", b""], launcher.ExecReport(False))
+
+
+@pytest.mark.launches
+def test_bubblewrap_itself_starts_at_the_end_of_the_file() -> None:
+    """Why a parked cell does not wait in bubblewrap."""
+    read, write = os.pipe()
+    os.close(write)
+    argv = ["bwrap", "--unshare-user", "--ro-bind", "/", "/", "--block-fd", str(read), "echo", "started"]
+    done = subprocess.run(argv, pass_fds=(read,), capture_output=True, timeout=60)
+    os.close(read)
+    assert done.stdout == b"started\n", done.stderr
 
 
 def test_a_missing_stream(tmp_path: Path) -> None:

@@ -98,3 +98,44 @@ def test_it_follows_the_runners_death_again(who: str, ended: str) -> None:
     argv = [*APART, sys.executable, "-c", code, who]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == (ended, "")
+
+
+# In the namespace: the program with one child, which gets the signal that its program was released.
+RELEASED = """
+import os, signal, sys
+
+from sandbox.spawn import reaper
+from sandbox.spawn.order import read_ending
+
+read, write = os.pipe()
+signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+waiting = os.fork()
+if not waiting:
+    child = os.fork()
+    if not child:
+        signal.pause()
+    os.set_inheritable(write, True)
+    seconds = {"parked": 0.01, "python": 0.01, "control": None}[sys.argv[1]]
+    order = reaper.ReaperOrder(child, None, write, -1, "", seconds)
+    if sys.argv[1] == "python":
+        os._exit(reaper.wait(order))
+    file = os.memfd_create("it", 0)
+    os.write(file, reaper.image(order))
+    os.execve(file, ["runner-init"], {})
+os.kill(waiting, reaper.RELEASED)  # it finds this one when it waits
+if sys.argv[1] == "control":
+    while open(f"/proc/{waiting}/comm").read().strip() != reaper.NAME:
+        pass
+    with open(f"/proc/{waiting}/task/{waiting}/children") as file:
+        os.kill(int(file.read()), signal.SIGKILL)
+os.waitpid(waiting, 0)
+print(read_ending(read).expired)
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.parametrize(("who", "expired"), [("parked", "True"), ("python", "True"), ("control", "False")])
+def test_the_deadline_of_a_parked_program_runs_from_its_release(who: str, expired: str) -> None:
+    argv = [*APART, sys.executable, "-c", RELEASED, who]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == (expired, "")
