@@ -29,6 +29,7 @@ from tests.tables import one_case
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.__main__",),
     ("runner.cli.*",),
+    ("runner.ledger.*",),
     ("runner.aio",),
     ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop"),
@@ -86,6 +87,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.sockets",
             "runner.contracts.*.storage",
             "runner.event_loop",
+            "runner.ledger.ledger",
             "runner.launch.remote.pipe",
             "runner.launch.remote.remote_cell",
             "runner.library",
