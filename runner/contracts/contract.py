@@ -414,6 +414,13 @@ class PreparedCalls(Protocol):
         """The contract's own record of a call, which becomes `invocation` in the report."""
         ...
 
+    def effect(
+        self, plugin: Plugin, name: str
+    ) -> Literal["read_only", "idempotent_write", "non_idempotent_write", "unknown"]:
+        """What a call of the export with this name does to the world, by the manifest. `plugin`: by its
+        manifest alone. A call whose outcome was lost is repeated only if that is harmless."""
+        ...
+
     def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:
         """All that the plugin exposes, by kind ("tools"), from the manifest and the files beside it. `runner
         tools` starts nothing, because the cage depends on a call."""
