@@ -1,0 +1,1 @@
+"""Plugins that live: started, watched, restarted and ended by the numbers of their contracts."""
