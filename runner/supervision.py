@@ -56,8 +56,8 @@ def fault_of(given: Supervision) -> str:
             return f"{name}: {value!r} is not a whole number"
     if given.backoff < _LEAST_BACKOFF or given.backoff_most < given.backoff:
         return f"backoff: it has to be {_LEAST_BACKOFF} or more, and backoff_most at least as much"
-    if given.sessions < 1:
-        return "sessions: there has to be one at least"
+    if given.sessions < 1 or given.queued < 1:
+        return f"{'sessions' if given.sessions < 1 else 'queued'}: there has to be one at least"
     if given.factor < 1 or given.jitter > 1:
         return "factor: it has to be 1 or more" if given.factor < 1 else "jitter: it has to be 1 at most"
     if given.health_call and not (given.health_interval and given.health_misses):

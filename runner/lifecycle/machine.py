@@ -22,7 +22,7 @@ from sandbox.speed.value import NamedTuple
 Hold = Literal["", "pending", "quarantined", "stopped"]
 StateName = Literal["idle", "starting", "ready", "backoff", "quarantined", "pending", "draining", "stopped"]
 STATE_NAMES: tuple[StateName, ...] = get_args(StateName)
-# "leaving": it finishes its calls and gets no further one. "ending": CloseCell was commanded.
+# "leaving": it finishes its calls and gets no further one. "ending": CloseCell was commanded, or it is over.
 Stage = Literal["starting", "ready", "leaving", "ending"]
 
 
@@ -38,6 +38,7 @@ class LiveCell(NamedTuple):
     checking: bool = False  # a health check is under way
     misses: int = 0  # health checks in a row without an answer
     fault: str = ""  # why it is ended, if that counts as a failure
+    failed: bool = False  # it ended by itself
 
 
 class LifecycleState(NamedTuple):
@@ -107,6 +108,12 @@ class CellEnded(NamedTuple):
     chance: float = 0.0  # from 0 to 1, for the jitter
 
 
+class CellOver(NamedTuple):
+    """A plugin has ended, or can be called no more. Its cell ends soon, and CellEnded says why."""
+
+    cell: int
+
+
 class Woke(NamedTuple):
     """The time of `wake_at` has come."""
 
@@ -148,6 +155,7 @@ LifecycleEvent = (
     | Finished
     | CellOpened
     | CellEnded
+    | CellOver
     | Woke
     | HealthAnswered
     | HealthMissed
@@ -241,6 +249,11 @@ def _check_at(cell: LiveCell, numbers: Supervision) -> float:
     return cell.seen_at + numbers.health_interval
 
 
+def can_serve(state: LifecycleState) -> bool:
+    """Whether the next call would begin at once."""
+    return not state.hold and not state.waiting and _free_cell(state) is not None
+
+
 def _take(state: LifecycleState, event: LifecycleEvent, now: float) -> tuple[LifecycleState, Commands]:
     match event:
         case Called():
@@ -274,6 +287,8 @@ def _take(state: LifecycleState, event: LifecycleEvent, now: float) -> tuple[Lif
             return _with(state, freed), ()
         case CellOpened():
             return _opened(state, cell, now)
+        case CellOver():
+            return _with(state, cell._replace(stage="ending", failed=cell.stage in ("starting", "ready"))), ()
         case CellEnded(_, reason, chance):
             return _ended(state, cell, reason, chance, now)
         case HealthAnswered():
@@ -365,7 +380,7 @@ def _ended(
     state: LifecycleState, cell: LiveCell, reason: str, chance: float, now: float
 ) -> tuple[LifecycleState, Commands]:
     state = state._replace(cells=tuple(each for each in state.cells if each.number != cell.number))
-    if cell.stage == "leaving" or (cell.stage == "ending" and not cell.fault):
+    if cell.stage == "leaving" or (cell.stage == "ending" and not (cell.fault or cell.failed)):
         return state, ()
     numbers, reason = state.numbers, cell.fault or reason
     before = 0 if cell.ready_at + numbers.healthy <= now else state.attempts
