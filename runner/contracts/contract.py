@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call, CallEnd
     from runner.protocol.host_services import Delegation, DelegationRequest, HostMethods, Services
+    from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
     from sandbox.paths.guarded import GuardedName
@@ -169,6 +170,22 @@ class Contract(Protocol):
         """What the plugin may ask of its host by its manifest, for `explain`: name and description of each
         right."""
         return ()
+
+    # --- its supervision ----------------------------------------------------------------------------------
+
+    def supervision(self, plugin: Plugin) -> Supervision:
+        """When a supervisor starts, restarts and ends the plugin."""
+        from runner.supervision import Supervision
+
+        return Supervision()
+
+    def lifecycle_notice(
+        self, plugin: Plugin, what: str, facts: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]] | None:
+        """What plugins of this contract are told about the life of this one: method and params of a
+        notification. `what`: "crashed", "respawning", "respawned", "gave_up" or "restarted"; `facts`: see
+        runner/lifecycle/events.py. None: they are told nothing."""
+        return None
 
     # --- its command line ---------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class Terms(NamedTuple):
 
 class Launched(NamedTuple):
     timings: Mapping[str, float]  # seconds by phase
+    pid: int = 0  # of the cell's first process
 
 
 class Audited(NamedTuple):

@@ -61,6 +61,7 @@ class RemoteCell:
         self._passed: int | None = None  # of the monitor that has
         self._terms: Terms | None = None
         self._launched: Mapping[str, float] | None = None
+        self.plugin_pid: int | None = None  # of the cell's first process, once it runs
         self._ended: MonitorEnd | None = None
         self.on_audit: Callable[[Audited], None] | None = None  # for each connection, as it ends
         self._was_heard = trio.Event()
@@ -162,7 +163,7 @@ class RemoteCell:
                 self._terms = message
                 self._was_prepared.set()
             case Launched():
-                self._launched = message.timings
+                self._launched, self.plugin_pid = message.timings, message.pid or None
                 self._was_launched.set()
             case Audited():
                 if self.on_audit is not None:
