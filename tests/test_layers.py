@@ -29,9 +29,8 @@ from tests.tables import one_case
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.__main__",),
     ("runner.cli.*",),
-    ("runner.ledger.*",),
-    ("runner.aio",),
-    ("runner.aio", "runner.lifecycle.*"),
+    ("runner.serve.*",),
+    ("runner.aio", "runner.lifecycle.*", "runner.ledger.*"),
     ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop"),
     ("runner.launch.*", "runner.exceptions"),
@@ -96,6 +95,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.protocol.bus",
             "runner.protocol.host_services",
             "runner.protocol.https.fetch",
+            "runner.serve.*",
             "runner.session.*",
             "runner.trio_thread",
         )
@@ -104,8 +104,12 @@ MAY_IMPORT: Mapping[str, Use] = {
     "h11": Use(("runner.protocol.https.request", "runner.protocol.https.response")),
     "idna": Use(("sandbox.network.hosts",), lazily=True),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
-    "psutil": Use(("sandbox.doctor.limits",)),
+    "psutil": Use(("runner.serve.metrics", "sandbox.doctor.limits")),
     "prctl": Use(("sandbox.process",), lazily=True),
+    # The extra [serve].
+    "hypercorn": Use(("runner.serve.connections",)),
+    "prometheus_client": Use(("runner.serve.metrics",)),
+    "starlette": Use(("runner.serve.event_stream", "runner.serve.routes")),
     "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
 

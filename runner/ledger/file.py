@@ -23,6 +23,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from runner.ledger.retry import Schedule, next_try
 from runner.ledger.rows import (
+    NEVER_RAN,
     REPEATABLE,
     UNKNOWN,
     Accepted,
@@ -180,13 +181,14 @@ class LedgerFile:
     def accept(self, call: Accepted) -> Acceptance:
         """Write a call before it runs. Raises KeyReused if its key belongs to another call.
 
-        The same call with the same key is not run again, with one exception: its outcome was lost, and its
+        The same call with the same key is not run again, unless it never ran, or its outcome was lost and its
         effect class says that it may be repeated."""
         known = None if call.key is None else self._by_key(call)
         if known is not None:
             if (known.tool, known.kind, known.input_digest) != (call.tool, call.kind, call.input.digest):
                 raise KeyReused(f"the idempotency key {call.key!a} was used for another call")
-            if known.code != UNKNOWN or call.effect not in REPEATABLE:
+            lost = known.code == UNKNOWN and call.effect in REPEATABLE
+            if not lost and known.code not in NEVER_RAN:
                 return Acceptance(known, False)
             self._connection.execute(
                 "UPDATE invocations SET repeated_by = ? WHERE id = ?", (call.id, known.id)

@@ -72,6 +72,9 @@ class Ledger:
     async def claim(self, most: int, name: Callable[[], str], busy: tuple[str, ...] = ()) -> list[Attempt]:
         return await self.do(LedgerFile.claim, most, name, busy)
 
+    async def next_due(self, busy: tuple[str, ...] = ()) -> float | None:
+        return await self.do(LedgerFile.next_due, busy)
+
     async def settle(self, attempt: Attempt, verdict: Verdict, ended: EndOfCall, reason: str = "") -> None:
         """End an attempt, as `end` ends a call."""
         await self._finish(lambda file: file.settle(attempt, verdict, ended, reason))

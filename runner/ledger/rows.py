@@ -15,6 +15,9 @@ Effect = Literal["read_only", "idempotent_write", "non_idempotent_write", "unkno
 # A call with one of these effects may run again with the same key after its outcome was lost.
 REPEATABLE: tuple[Effect, ...] = ("read_only", "idempotent_write")
 
+# Outcomes of calls about which the plugin was not asked.
+NEVER_RAN = ("overloaded", "quarantined")
+
 DeliveryState = Literal["queued", "running", "acked", "dead"]
 Verdict = Literal["acked", "retry", "dead"]
 
