@@ -45,6 +45,7 @@ class _Connection(TCPServer):
                 )
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
+                await self.idle_task.stop()  # else a closed connection counts until it would have been idle
         except* (OSError, H2CProtocolRequiredError, H2ProtocolAssumedError):
             pass
         finally:

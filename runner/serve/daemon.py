@@ -11,7 +11,7 @@ import json
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 
 import trio
@@ -23,7 +23,7 @@ from runner.serve.connections import Connections
 from runner.serve.deliveries import Deliveries
 from runner.serve.desk import Desk
 from runner.serve.door import Door
-from runner.serve.metrics import Metrics, memory_below
+from runner.serve.metrics import Metrics
 from runner.serve.peer import Peer, Rules
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
@@ -71,7 +71,7 @@ class Daemon:
         self._drain_seconds = options.drain_seconds
         self._notes = _NOTES_PER_SECOND
         self._noted_at = 0.0
-        self._metrics = Metrics(self._gauges)
+        self._metrics = Metrics()
         self._roster = Roster(supervisor, ledger, options.config, options.policy, environ, say)
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
         self._deliveries = Deliveries(supervisor, ledger, self._metrics)
@@ -80,7 +80,7 @@ class Daemon:
         """Serve until a signal or a request says to end."""
         routes = Routes(
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
-            self._drain,
+            *(self._drain, self._say),
         )
         door = Door(
             routes.application(),
@@ -186,17 +186,6 @@ class Daemon:
         if self._notes >= 0:
             with suppress(LedgerUnusable):
                 await self._ledger.note(what, caller, "", json.dumps(detail))
-
-    def _gauges(self) -> Iterable[tuple[str, str, Mapping[str, float]]]:
-        found = self._supervisor.plugins()
-        yield "runner_restarts", "restarts since the plugin was added", {e.name: e.restarts for e in found}
-        yield "runner_sessions", "cells that live", {each.name: each.sessions for each in found}
-        yield "runner_calls_in_flight", "calls in flight", {each.name: each.in_flight for each in found}
-        yield "runner_calls_queued", "calls that wait", {each.name: each.queued for each in found}
-        memory = memory_below({each.name: each.pids for each in found})
-        yield "runner_memory_bytes", "resident memory of the plugin's processes", memory
-        owed = {"": float(self._ledger.owed)}
-        yield "runner_ledger_owed", "outcomes that the ledger could not write yet", owed
 
 
 async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+
+from runner.lifecycle.spec import Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -15,24 +17,34 @@ _OTHER = "other"
 _MOST_NAMES = 1000  # names of plugins; beyond them, all count under one
 
 
-class Gauges:
-    """Values that are asked for when somebody reads the metrics."""
+class _Gauges:
+    """Values of the moment in which somebody reads the metrics."""
 
-    def __init__(self, ask: Callable[[], Iterable[tuple[str, str, Mapping[str, float]]]]) -> None:
-        self._ask = ask
+    def __init__(self, statuses: Iterable[Status], owed: int) -> None:
+        self._statuses, self._owed = list(statuses), owed
 
     def collect(self) -> Iterable[Metric]:
-        for name, text, values in self._ask():
+        for name, text, values in self._values():
             family = GaugeMetricFamily(name, text, labels=["plugin"])
             for plugin, value in values.items():
                 family.add_metric([plugin], value)
             yield family
+        yield GaugeMetricFamily("runner_ledger_owed", "outcomes that are not written yet", self._owed)
+
+    def _values(self) -> Iterable[tuple[str, str, dict[str, float]]]:
+        found = self._statuses
+        yield "runner_restarts", "restarts since the plugin was added", {e.name: e.restarts for e in found}
+        yield "runner_sessions", "cells that live", {each.name: each.sessions for each in found}
+        yield "runner_calls_in_flight", "calls in flight", {each.name: each.in_flight for each in found}
+        yield "runner_calls_queued", "calls that wait", {each.name: each.queued for each in found}
+        memory = memory_below({each.name: each.pids for each in found})
+        yield "runner_memory_bytes", "resident memory of the plugin's processes", memory
 
 
 class Metrics:
     """The counters of one daemon. A plugin's name is the operator's word, so that labels are bounded."""
 
-    def __init__(self, ask: Callable[[], Iterable[tuple[str, str, Mapping[str, float]]]]) -> None:
+    def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._names: set[str] = set()
         make: Any = {"registry": self._registry}
@@ -51,7 +63,6 @@ class Metrics:
         self._deliveries = Counter(
             "runner_deliveries", "attempts of deliveries, by verdict", ["verdict"], **make
         )
-        self._registry.register(Gauges(ask))
 
     def call(self, plugin: str, code: str, cause: str, seconds: float) -> None:
         name = self._known(plugin)
@@ -66,8 +77,11 @@ class Metrics:
     def delivery(self, verdict: str) -> None:
         self._deliveries.labels(verdict).inc()
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    def text(self, statuses: Iterable[Status], owed: int) -> bytes:
+        """All metrics. Reads /proc, so it must not run in an event loop."""
+        now = CollectorRegistry()
+        now.register(_Gauges(statuses, owed))
+        return generate_latest(self._registry) + generate_latest(now)
 
     def _known(self, plugin: str) -> str:
         if len(self._names) < _MOST_NAMES:

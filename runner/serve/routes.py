@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import DeliveryConflict, DeliveryState
@@ -26,7 +27,7 @@ from runner.serve.desk import CallAnswer, Desk, DoorCall
 from runner.serve.event_stream import Emit, EventStream, call_when_gone
 from runner.serve.metrics import CONTENT_TYPE, Metrics
 from runner.serve.openapi import OPERATIONS, document
-from runner.serve.refusal import Refused
+from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 
 _MOST_KEY = 255
@@ -44,6 +45,7 @@ class Routes:
         roster: Roster,
         metrics: Metrics,
         drain: Callable[[float | None], None],
+        say: Callable[[str], None],
     ) -> None:
         self._supervisor = supervisor
         self._ledger = ledger
@@ -52,6 +54,7 @@ class Routes:
         self._roster = roster
         self._metrics = metrics
         self._drain = drain
+        self._say = say
 
     def application(self) -> Starlette:
         routes = [
@@ -72,6 +75,13 @@ class Routes:
                 refused = Refused(503, "ledger", str(unusable), unusable.hint, retry_after=5)
             except Refused as given:
                 refused = given
+            except PluginFailure as failure:  # of a start, a list or a reload
+                return JSONResponse(outcome_error(failure.outcome), STATUS[failure.outcome.code])
+            except PluginError as error:
+                return JSONResponse(outcome_error(error.outcome), STATUS[error.outcome.code])
+            except Exception as error:  # noqa: BLE001 -- our bug: one line here, none for strangers
+                self._say(f"internal: {request.method} {request.url.path}: {type(error).__name__}: {error}")
+                refused = Refused(500, "internal", "a bug of the daemon; its stderr says which")
             self._metrics.refusal(refused.code)
             return JSONResponse(refused.document(), refused.status, headers=refused.headers())
 
@@ -93,7 +103,9 @@ class Routes:
         )
 
     async def metrics(self, request: Request) -> Response:
-        text = await trio.to_thread.run_sync(self._metrics.text)
+        text = await trio.to_thread.run_sync(
+            self._metrics.text, self._supervisor.plugins(), self._ledger.owed
+        )
         return Response(text, media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
@@ -209,6 +221,7 @@ class Routes:
             async for value in receive:
                 await emit("progress", dict(value))
 
+        await emit("accepted", {"id": row.id})
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pass_on)
             with send:
