@@ -44,6 +44,8 @@ class Supervisor:
         self._plugins: dict[str, SupervisedPlugin] = {}
         self._timers: dict[str, trio.CancelScope] = {}
         self._news: FeedSource[LifecycleNews] = FeedSource(_MOST_NEWS)
+        self._notices: FeedSource[tuple[OpenPlugin, str, Mapping[str, Any]]] = FeedSource(_MOST_NEWS)
+        self._delivery = self._notices.subscribe()
         self._draining = ""
 
     # --- which plugins there are ----------------------------------------------------------------------------
@@ -171,6 +173,7 @@ class Supervisor:
             plugin.step(StopAsked(self._draining, 0.0))
             plugin.step_if_due()
             self._timers[name].cancel()
+        self._notices.close()
 
     def end_feeds(self) -> None:
         self._news.close()
@@ -216,14 +219,13 @@ class Supervisor:
             hearers = [each for each in self._plugins.values() if each is not plugin]
             sessions = [session for each in hearers for session in each.sessions]
             sessions = [each for each in sessions if each.plugin.contract == contract.name]
-            if sessions:
-                self._nursery.start_soon(_notify, sessions, *notice)
+            for session in sessions:
+                self._notices.tell((session, *notice))
 
-
-async def _notify(sessions: list[OpenPlugin], method: str, params: Mapping[str, Any]) -> None:
-    for session in sessions:
-        with suppress(PluginError, PluginFailure):  # it has not subscribed, or has ended
-            await session.notify(method, params)
+    async def deliver_notices(self) -> None:
+        async for session, method, params in self._delivery:
+            with suppress(PluginError, PluginFailure):  # it has not subscribed, or has ended
+                await session.notify(method, params)
 
 
 @asynccontextmanager
@@ -238,6 +240,7 @@ async def open_supervisor(
     try:
         async with trio.open_nursery() as nursery:
             supervisor = Supervisor(nursery, jitter, clock)
+            nursery.start_soon(supervisor.deliver_notices)
             try:
                 yield supervisor
             except BaseException as error:  # noqa: BLE001 -- raised again below
