@@ -87,7 +87,7 @@ class Supervisor:
             plugin.log.close()
 
     def plugins(self) -> list[Status]:
-        return [plugin.status() for plugin in self._plugins.values()]
+        return [each.status() for each in self._plugins.values()]
 
     # --- calls ----------------------------------------------------------------------------------------------
 
