@@ -23,7 +23,7 @@ from runner.event_loop import require_trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.library import OpenPlugin, Result
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
-from runner.lifecycle.feed import Feed, FeedSource
+from runner.lifecycle.feed import BoundedFeed, FeedSource
 from runner.lifecycle.machine import ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.lifecycle.supervised import CallRequest, SupervisedPlugin
@@ -154,7 +154,7 @@ class Supervisor:
 
     # --- what is told ---------------------------------------------------------------------------------------
 
-    def subscribe(self) -> Feed[LifecycleNews]:
+    def subscribe(self) -> BoundedFeed[LifecycleNews]:
         """What happens to all plugins, from now on. Close it when it is no longer read."""
         return self._news.subscribe()
 
@@ -162,7 +162,7 @@ class Supervisor:
         """The end of the plugin's stderr, in all its cells so far: 64 KiB at most."""
         return self._plugin(name).log.text
 
-    def follow(self, name: str) -> Feed[str]:
+    def follow(self, name: str) -> BoundedFeed[str]:
         """What the plugin writes to its stderr, from now on. Close it when it is no longer read."""
         return self._plugin(name).log.follow()
 

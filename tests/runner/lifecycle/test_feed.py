@@ -49,6 +49,8 @@ def test_a_log_keeps_its_end() -> None:
     for number in range(100_000):
         log.add(f"{number:06}\n".encode())
     assert len(log.text) == LOG_BYTES and log.text.endswith("099998\n099999\n")
+    mark = log.written
+    assert log.since(mark) == "" and log.since(mark - 7) == "099999\n"
     log.add(b"\xff")
     assert log.text.endswith("\n�")
 

@@ -29,7 +29,7 @@ from runner.lifecycle import (
     UnknownPlugin,
     open_supervisor,
 )
-from runner.lifecycle.feed import Feed
+from runner.lifecycle.feed import BoundedFeed
 from sandbox.cell.cell import descendants
 from tests.conftest import ROOT, SYSTEM_PATH
 
@@ -121,7 +121,7 @@ def status(supervisor: Supervisor, name: str) -> Status:
     return next(each for each in supervisor.plugins() if each.name == name)
 
 
-async def news_of(feed: Feed[LifecycleNews], name: str, what: str) -> LifecycleNews:
+async def news_of(feed: BoundedFeed[LifecycleNews], name: str, what: str) -> LifecycleNews:
     """Read on until a plugin has this state, or this has happened to it."""
     async for news in feed:
         if news.name == name and what in ((news.state,) if news.what == "state" else (news.what,)):
@@ -211,7 +211,7 @@ async def test_a_plugin_that_ends_with_calls_in_flight(steer: Path) -> None:
             failure = await failure_of(supervisor, "steer", "steer_exit")
         assert (failure.outcome.code, failure.outcome.cause) == ("crashed", "exit:3")
         crashed = await news_of(feed, "steer", "crashed")
-        assert crashed.facts["exit_code"] == 3 and crashed.facts["stderr"].endswith("started\n")
+        assert crashed.facts["exit_code"] == 3 and crashed.facts["stderr"] == "started\n"
         assert (await news_of(feed, "steer", "respawning")).facts["seconds"] == 0.1
         assert (await news_of(feed, "steer", "respawned")).facts["attempt"] == 1
         assert (await supervisor.call("steer", "steer_note", {"text": "new"})).value == {"seen": ["new"]}
