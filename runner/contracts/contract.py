@@ -179,14 +179,6 @@ class Contract(Protocol):
 
         return Supervision()
 
-    def lifecycle_notice(
-        self, plugin: Plugin, what: str, facts: Mapping[str, Any]
-    ) -> tuple[str, Mapping[str, Any]] | None:
-        """What plugins of this contract are told about the life of this one: method and params of a
-        notification. `what`: "crashed", "respawning", "respawned", "gave_up" or "restarted"; `facts`: see
-        runner/lifecycle/events.py. None: they are told nothing."""
-        return None
-
     # --- its command line ---------------------------------------------------------------------------------
 
     verbs: tuple[ContractVerb, ...] = ()
@@ -201,6 +193,14 @@ class Contract(Protocol):
     def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
         """What else the manifest declares, for `explain`: tables with a title and rows."""
         return ()
+
+    def lifecycle_notice(
+        self, plugin: Plugin, what: str, facts: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]] | None:
+        """What plugins of this contract are told about the life of this one: method and params of a
+        notification. `what`: "crashed", "respawning", "respawned", "gave_up" or "restarted"; `facts`: of
+        LifecycleNews, in runner/lifecycle/spec.py. None: they are told nothing."""
+        return None
 
     @property
     def configurations(self) -> HostConfigurations | None:

@@ -223,21 +223,16 @@ class LedgerFile:
         self._connection.execute(f"INSERT INTO invocations VALUES ({marks})", row)
         return row
 
-    def start(self, invocation: str) -> None:
-        """Note that the plugin is asked now."""
-        self._connection.execute(
-            "UPDATE invocations SET started = ? WHERE id = ? AND started IS NULL", (self.clock(), invocation)
-        )
-
     def end(self, invocation: str, ended: EndOfCall) -> bool:
         """Write the outcome of a call. Returns False if it has one, which stays."""
         answer = ended.answer
         if answer is not None and len(answer) > _MOST_ANSWER_BYTES:
             answer = None
         changed = self._connection.execute(
-            "UPDATE invocations SET ended = ?, code = ?, output_digest = ?, output_bytes = ?, record = ?,"
-            " answer = CASE WHEN key IS NULL THEN NULL ELSE ? END WHERE id = ? AND ended IS NULL",
+            "UPDATE invocations SET started = ?, ended = ?, code = ?, output_digest = ?, output_bytes = ?,"
+            " record = ?, answer = CASE WHEN key IS NULL THEN NULL ELSE ? END WHERE id = ? AND ended IS NULL",
             (
+                ended.started,
                 self.clock(),
                 ended.code,
                 ended.output.digest,
@@ -254,13 +249,13 @@ class LedgerFile:
         return None if found is None else InvocationRow(*found)
 
     def invocations(
-        self, plugin: str | None = None, code: str | None = None, most: int = 100
+        self, plugin: str | None = None, code: str | None = None, caller: str | None = None, most: int = 100
     ) -> list[InvocationRow]:
         """The newest calls first."""
         rows = self._connection.execute(
             "SELECT * FROM invocations WHERE (?1 IS NULL OR plugin = ?1) AND (?2 IS NULL OR code = ?2)"
-            " ORDER BY accepted DESC, id LIMIT ?3",
-            (plugin, code, min(most, _MOST_ROWS)),
+            " AND (?3 IS NULL OR caller = ?3) ORDER BY accepted DESC, id LIMIT ?4",
+            (plugin, code, caller, min(most, _MOST_ROWS)),
         )
         return [InvocationRow(*row) for row in rows]
 

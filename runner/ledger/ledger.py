@@ -55,9 +55,6 @@ class Ledger:
         """Write a call before it runs. Raises KeyReused."""
         return await self.do(LedgerFile.accept, call)
 
-    async def start(self, invocation: str) -> None:
-        await self.do(LedgerFile.start, invocation)
-
     async def end(self, invocation: str, ended: EndOfCall) -> None:
         """Write the outcome of a call. If that cannot be done now, it is done before the next transaction;
         if this process dies before, the outcome is `unknown`."""

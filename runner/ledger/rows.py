@@ -54,6 +54,7 @@ class EndOfCall(NamedTuple):
     output: Digest = Digest()
     record: str = "{}"  # JSON
     answer: str | None = None  # JSON, for a caller that repeats its key
+    started: float | None = None  # when the plugin was asked; None: it was not
 
 
 class InvocationRow(NamedTuple):

@@ -9,13 +9,14 @@ from typing import Generic, TypeVar
 import trio
 
 _T = TypeVar("_T")
-LOG_BYTES = 64 << 10
+LOG_BYTES = 64 << 10  # of a plugin's stderr
+_MOST_PIECES = 256  # of a plugin's stderr, that wait for a reader
 
 
-class Feed(AsyncIterator[_T], Generic[_T]):
+class BoundedFeed(AsyncIterator[_T], Generic[_T]):
     """For one reader. Ends when it is closed and empty."""
 
-    def __init__(self, most: int, forget: Callable[[Feed[_T]], None]) -> None:
+    def __init__(self, most: int, forget: Callable[[BoundedFeed[_T]], None]) -> None:
         """`most`: items that wait for the reader. `forget`: called when it is closed."""
         self.dropped = 0  # items that the reader has missed
         self._items: deque[_T] = deque()
@@ -51,10 +52,10 @@ class FeedSource(Generic[_T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._feeds: list[Feed[_T]] = []
+        self._feeds: list[BoundedFeed[_T]] = []
 
-    def subscribe(self) -> Feed[_T]:
-        feed: Feed[_T] = Feed(self._most, self._forget)
+    def subscribe(self) -> BoundedFeed[_T]:
+        feed: BoundedFeed[_T] = BoundedFeed(self._most, self._forget)
         self._feeds.append(feed)
         return feed
 
@@ -66,7 +67,7 @@ class FeedSource(Generic[_T]):
         for feed in list(self._feeds):
             feed.close()
 
-    def _forget(self, feed: Feed[_T]) -> None:
+    def _forget(self, feed: BoundedFeed[_T]) -> None:
         if feed in self._feeds:
             self._feeds.remove(feed)
 
@@ -75,22 +76,29 @@ class StderrLog:
     """The end of what a plugin wrote to its stderr, in all its cells."""
 
     def __init__(self) -> None:
+        self.written = 0  # bytes so far
         self._tail = bytearray()
-        self._source: FeedSource[str] = FeedSource(256)
+        self._source: FeedSource[str] = FeedSource(_MOST_PIECES)
 
     @property
     def text(self) -> str:
-        return self._tail[-LOG_BYTES:].decode("utf-8", "replace")
+        return self.since(0)
+
+    def since(self, written: int) -> str:
+        """The end of what was added since there were so many bytes."""
+        new = min(self.written - written, LOG_BYTES)
+        return self._tail[len(self._tail) - new :].decode("utf-8", "replace")
 
     def add(self, data: bytes) -> None:
         if not data:
             return
+        self.written += len(data)
         self._tail += data
         if len(self._tail) > 2 * LOG_BYTES:  # it is not moved at each write
             del self._tail[:-LOG_BYTES]
         self._source.tell(data.decode("utf-8", "replace"))
 
-    def follow(self) -> Feed[str]:
+    def follow(self) -> BoundedFeed[str]:
         return self._source.subscribe()
 
     def close(self) -> None:

@@ -77,9 +77,10 @@ class QueuedCall:
 
 
 class SupervisedCell:
-    def __init__(self, number: int, spec: Spec) -> None:
+    def __init__(self, number: int, spec: Spec, log_start: int) -> None:
         self.number = number
         self.spec = spec
+        self.log_start = log_start  # where its stderr begins in the log
         self.scope = trio.CancelScope()  # of its opening
         self.leave = trio.Event()
         self.opened: OpenPlugin | None = None
@@ -132,7 +133,7 @@ class SupervisedPlugin:
                         call.decided.set()
                 case OpenCell(number):
                     self.last_failure = None
-                    cell = self._cells[number] = SupervisedCell(number, self.spec)
+                    cell = self._cells[number] = SupervisedCell(number, self.spec, self.log.written)
                     self._nursery.start_soon(self._run_cell, cell)
                 case CloseCell(number):
                     cell = self._cells[number]
@@ -198,7 +199,9 @@ class SupervisedPlugin:
             return await self._call_in(cell.opened, request, deadline)
         except PluginFailure as failure:
             if failure.outcome.code == "overloaded" and not isinstance(failure, Overloaded):
-                raise self._overloaded(failure.outcome) from None  # by the plugin's own limit
+                overloaded = self._overloaded(failure.outcome)  # by the plugin's own limit
+                overloaded.report, overloaded.invocation = failure.report, failure.invocation
+                raise overloaded from None
             raise
         finally:
             took = trio.current_time() - began
@@ -390,7 +393,7 @@ class SupervisedPlugin:
         )
         return {
             "exit_code": _exit_code(None if cell is None else cell.outcome),
-            "stderr": self.log.text[-_STDERR_CHARACTERS:],
+            "stderr": self.log.since(0 if cell is None else cell.log_start)[-_STDERR_CHARACTERS:],
             "total_uptime": self._uptime + living,
             "pid": next(iter(self.pids), None),
             "time": self._clock(),

@@ -23,7 +23,7 @@ from runner.event_loop import require_trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.library import OpenPlugin, Result
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
-from runner.lifecycle.feed import Feed, FeedSource
+from runner.lifecycle.feed import BoundedFeed, FeedSource
 from runner.lifecycle.machine import ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.lifecycle.supervised import CallRequest, SupervisedPlugin
@@ -44,6 +44,8 @@ class Supervisor:
         self._plugins: dict[str, SupervisedPlugin] = {}
         self._timers: dict[str, trio.CancelScope] = {}
         self._news: FeedSource[LifecycleNews] = FeedSource(_MOST_NEWS)
+        self._notices: FeedSource[tuple[OpenPlugin, str, Mapping[str, Any]]] = FeedSource(_MOST_NEWS)
+        self._delivery = self._notices.subscribe()
         self._draining = ""
 
     # --- which plugins there are ----------------------------------------------------------------------------
@@ -85,7 +87,7 @@ class Supervisor:
             plugin.log.close()
 
     def plugins(self) -> list[Status]:
-        return [plugin.status() for plugin in self._plugins.values()]
+        return [each.status() for each in self._plugins.values()]
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class Supervisor:
 
     # --- what is told ---------------------------------------------------------------------------------------
 
-    def subscribe(self) -> Feed[LifecycleNews]:
+    def subscribe(self) -> BoundedFeed[LifecycleNews]:
         """What happens to all plugins, from now on. Close it when it is no longer read."""
         return self._news.subscribe()
 
@@ -160,7 +162,7 @@ class Supervisor:
         """The end of the plugin's stderr, in all its cells so far: 64 KiB at most."""
         return self._plugin(name).log.text
 
-    def follow(self, name: str) -> Feed[str]:
+    def follow(self, name: str) -> BoundedFeed[str]:
         """What the plugin writes to its stderr, from now on. Close it when it is no longer read."""
         return self._plugin(name).log.follow()
 
@@ -171,6 +173,7 @@ class Supervisor:
             plugin.step(StopAsked(self._draining, 0.0))
             plugin.step_if_due()
             self._timers[name].cancel()
+        self._notices.close()
 
     def end_feeds(self) -> None:
         self._news.close()
@@ -216,14 +219,13 @@ class Supervisor:
             hearers = [each for each in self._plugins.values() if each is not plugin]
             sessions = [session for each in hearers for session in each.sessions]
             sessions = [each for each in sessions if each.plugin.contract == contract.name]
-            if sessions:
-                self._nursery.start_soon(_notify, sessions, *notice)
+            for session in sessions:
+                self._notices.tell((session, *notice))
 
-
-async def _notify(sessions: list[OpenPlugin], method: str, params: Mapping[str, Any]) -> None:
-    for session in sessions:
-        with suppress(PluginError, PluginFailure):  # it has not subscribed, or has ended
-            await session.notify(method, params)
+    async def deliver_notices(self) -> None:
+        async for session, method, params in self._delivery:
+            with suppress(PluginError, PluginFailure):  # it has not subscribed, or has ended
+                await session.notify(method, params)
 
 
 @asynccontextmanager
@@ -238,6 +240,7 @@ async def open_supervisor(
     try:
         async with trio.open_nursery() as nursery:
             supervisor = Supervisor(nursery, jitter, clock)
+            nursery.start_soon(supervisor.deliver_notices)
             try:
                 yield supervisor
             except BaseException as error:  # noqa: BLE001 -- raised again below

@@ -69,7 +69,7 @@ class Deliveries:
         verdict: Verdict = "retry"
         outcome = Outcome("cancelled", "call", "the daemon ends", "draining")
         invocation: dict[str, Any] | None = None
-        began = time.monotonic()
+        began, started = time.monotonic(), time.time()
         try:
             row = attempt.delivery
             result = await self._supervisor.call(
@@ -91,7 +91,7 @@ class Deliveries:
             record = json.dumps({"outcome": outcome_document(outcome), "invocation": invocation})
             with trio.CancelScope(shield=True):
                 await self._ledger.settle(
-                    attempt, verdict, EndOfCall(outcome.code, record=record), outcome.message
+                    attempt, verdict, EndOfCall(outcome.code, record=record, started=started), outcome.message
                 )
             self._metrics.delivery(verdict)
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)

@@ -11,9 +11,9 @@ from typing import Any
 import trio
 
 from runner.exceptions import PluginError, PluginFailure
-from runner.ledger.file import LedgerFile, LedgerUnusable
+from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import UNKNOWN, Accepted, EndOfCall, InvocationRow, KeyReused, digest
+from runner.ledger.rows import UNKNOWN, Accepted, Digest, EndOfCall, InvocationRow, KeyReused, digest
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome, outcome_document
 from runner.serve.metrics import Metrics
@@ -100,7 +100,7 @@ class Desk:
 
     async def make(self, row: InvocationRow, request: DoorCall, on_progress: OnProgress | None) -> CallAnswer:
         """Make an accepted call. Its outcome is in the ledger when this returns or raises."""
-        began = time.monotonic()
+        began, started = time.monotonic(), time.time()
         held = _InFlight(trio.CancelScope(), request.caller, [])
         self._in_flight[row.id] = held
         answer: CallAnswer | None = None
@@ -108,7 +108,6 @@ class Desk:
         invocation: dict[str, Any] | None = None
         value: Any = None
         try:
-            await self._ledger.do(LedgerFile.start, row.id)
             with held.scope:
                 result = await self._supervisor.call(
                     request.plugin,
@@ -128,17 +127,15 @@ class Desk:
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
             answer = _failed(row.id, error)
-        except LedgerUnusable as unusable:
-            message = f"the call cannot be recorded, so it is not made: {unusable}"
-            outcome = Outcome("internal", "call", message, "ledger", unusable.hint)
-            answer = CallAnswer(503, outcome_error(outcome, id=row.id), {"Retry-After": "5"})
         finally:
             del self._in_flight[row.id]
             record = {"outcome": outcome_document(outcome), "invocation": invocation}
             body = None if answer is None else json.dumps([answer.status, answer.document])
             with trio.CancelScope(shield=True):
-                output = digest(value) if outcome.code == "ok" else digest(None)._replace(digest="", size=0)
-                await self._ledger.end(row.id, EndOfCall(outcome.code, output, json.dumps(record), body))
+                output = digest(value) if outcome.code == "ok" else Digest()
+                await self._ledger.end(
+                    row.id, EndOfCall(outcome.code, output, json.dumps(record), body, started)
+                )
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
         return answer
 
@@ -147,10 +144,10 @@ class Desk:
         if (found := self._in_flight.get(call)) is not None:
             found.scope.cancel()
 
-    def cancel(self, call: str) -> bool:
-        """Cancel a call in flight. Returns False if there is none."""
+    def cancel(self, call: str, caller: str | None) -> bool:
+        """Cancel a call in flight, of this caller or (None) of anybody. Returns False if there is none."""
         found = self._in_flight.get(call)
-        if found is None:
+        if found is None or caller not in (None, found.caller):
             return False
         found.deleted.append(True)
         found.scope.cancel()

@@ -32,6 +32,7 @@ class Operation(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
     body: str = ""  # the name of a schema
     streams: bool = False  # it may answer with server-sent events
+    local: bool = False  # only for callers on the unix socket
 
 
 _MOST = Parameter("most", "query", "how many rows, 100 if it is missing, 1000 at most", {"type": "integer"})
@@ -44,8 +45,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         *("drain", "POST", "/drain", "End: finish calls in flight, then all plugins.", "Draining", 202),
         (Parameter("seconds", "query", "for calls in flight", _NUMBER),),
+        local=True,
     ),
-    Operation("reload_all", "POST", "/reload", "Read the configuration again.", "Health"),
+    Operation("reload_all", "POST", "/reload", "Read the configuration again.", "Health", local=True),
     Operation("plugins", "GET", "/plugins", "All plugins and their states.", "Plugins"),
     Operation("plugin", "GET", "/plugins/{name}", "One plugin and its state.", "Plugin"),
     Operation("explain", "GET", "/plugins/{name}/explain", "What its cage would be now.", "Document"),
@@ -53,7 +55,14 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("start", "POST", "/plugins/{name}/start", "Start it, and wait until it is ready.", "Plugin"),
     Operation("stop", "POST", "/plugins/{name}/stop", "End it until it is started again.", "Plugin"),
     Operation("reset", "POST", "/plugins/{name}/reset", "Forget its failures, end its quarantine.", "Plugin"),
-    Operation("reload", "POST", "/plugins/{name}/reload", "Read its manifest again, restart it.", "Plugin"),
+    Operation(
+        "reload",
+        "POST",
+        "/plugins/{name}/reload",
+        "Read its manifest again, restart it.",
+        "Plugin",
+        local=True,
+    ),
     Operation(
         *("logs", "GET", "/plugins/{name}/logs", "The end of its stderr.", "text/plain", 200),
         (Parameter("follow", "query", "1: go on with what it writes, as events"),),
@@ -100,6 +109,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),
         (Parameter("what", "query", "only grant, refusal or connection"), _MOST),
+        local=True,
     ),
 )
 
@@ -221,7 +231,7 @@ def _operation(each: Operation) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": _TEXT}
     made: dict[str, Any] = {
         "operationId": each.name,
-        "summary": each.text,
+        "summary": each.text + " Only on the unix socket." * each.local,
         "responses": {
             str(each.status): {"description": "as asked", "content": content},
             "default": {

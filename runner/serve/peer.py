@@ -26,6 +26,9 @@ class Peer(NamedTuple):
     pid: int = 0
 
 
+TOKEN = "token"  # the name of every caller by TCP
+
+
 class Rules(NamedTuple):
     """Who may use the door."""
 
@@ -62,7 +65,7 @@ def identify(peer: Peer, headers: dict[str, list[str]], rules: Rules) -> str:
     if not right or not rules.token:
         hint = "send the header Authorization: Bearer TOKEN, with the token in the daemon's token file"
         raise Refused(401, "wrong_token", "the request has no valid token", hint)
-    return "token"
+    return TOKEN
 
 
 def _require_no_browser(headers: dict[str, list[str]]) -> None:

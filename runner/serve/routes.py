@@ -27,6 +27,7 @@ from runner.serve.desk import CallAnswer, Desk, DoorCall
 from runner.serve.event_stream import Emit, EventStream, call_when_gone
 from runner.serve.metrics import CONTENT_TYPE, Metrics
 from runner.serve.openapi import OPERATIONS, document
+from runner.serve.peer import TOKEN
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 
@@ -58,16 +59,18 @@ class Routes:
 
     def application(self) -> Starlette:
         routes = [
-            Route(each.path, self._handler(getattr(self, each.name)), methods=[each.method])
+            Route(each.path, self._handler(getattr(self, each.name), each.local), methods=[each.method])
             for each in OPERATIONS
         ]
         return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
     def _handler(
-        self, handle: Callable[[Request], Awaitable[Response]]
+        self, handle: Callable[[Request], Awaitable[Response]], local: bool
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
+                if local and _only_own(request):
+                    raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
                 return await handle(request)
             except UnknownPlugin as unknown:
                 refused = Refused(404, "unknown_plugin", str(unknown), "GET /plugins lists the plugins")
@@ -233,7 +236,7 @@ class Routes:
 
     async def cancel(self, request: Request) -> Response:
         call = request.path_params["call"]
-        if self._desk.cancel(call):
+        if self._desk.cancel(call, _only_own(request)):
             return JSONResponse({"id": call, "cancelled": True}, 202)
         raise Refused(
             404, "no_such_call", f"the call {call!a} is not in flight", "GET /calls/ID has its record"
@@ -242,14 +245,15 @@ class Routes:
     async def calls(self, request: Request) -> Response:
         query = request.query_params
         rows = await self._ledger.do(
-            LedgerFile.invocations, query.get("plugin"), query.get("code"), _most(query.get("most"))
+            LedgerFile.invocations,
+            *(query.get("plugin"), query.get("code"), _only_own(request), _most(query.get("most"))),
         )
         return JSONResponse({"calls": [_row(row) for row in rows]})
 
     async def record(self, request: Request) -> Response:
         call = request.path_params["call"]
         row = await self._ledger.do(LedgerFile.invocation, call)
-        if row is None:
+        if row is None or _only_own(request) not in (None, row.caller):
             raise Refused(404, "no_such_call", f"there is no record of a call {call!a}")
         return JSONResponse(_row(row))
 
@@ -301,6 +305,12 @@ class Routes:
 
 
 # --- requests and answers -----------------------------------------------------------------------------------
+
+
+def _only_own(request: Request) -> str | None:
+    """The caller, if it may see and cancel its own calls only: a network caller has less than a local one."""
+    caller: str = request.scope["state"]["caller"]
+    return caller if caller == TOKEN else None
 
 
 async def _document(request: Request) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from runner.contracts.registry import all_contracts
 from runner.manifest.load import contract_at, load, servers_at
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
+from sandbox.policy.load import trust_fault
 from sandbox.speed.value import NamedTuple
 
 _ENDINGS = (".toml", ".json", ".jsonc", ".yaml", ".yml", ".tar", ".tgz", ".tar.gz")
@@ -92,6 +93,10 @@ def _has_manifest(folder: str) -> bool:
 
 
 def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
+    fault = trust_fault(path, "the configuration", private_groups=True)
+    if fault is not None:
+        faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}"))
+        return []
     contract = contract_at(path)
     servers: tuple[str | None, ...] = servers_at(path) if contract is not None else ()
     found = []

@@ -68,9 +68,8 @@ def test_a_call_is_written_before_it_runs_and_has_one_outcome(file: LedgerFile, 
     assert accepted.row.input_bytes == len('{"a":2,"b":1}')
     assert accepted.row.input_digest == digest({"a": 2, "b": 1}).digest  # whatever the order of keys
     clock.now += 1
-    file.do(LedgerFile.start, "one")
     clock.now += 1
-    ended = EndOfCall("ok", digest("answer"), '{"a":1}', '"answer"')
+    ended = EndOfCall("ok", digest("answer"), '{"a":1}', '"answer"', 1e9 + 1)
     assert file.do(LedgerFile.end, "one", ended)
     assert not file.do(LedgerFile.end, "one", EndOfCall("crashed"))  # the first outcome stays
     row = file.invocation("one")

@@ -74,7 +74,6 @@ def _act(
         say("accepted" if accepted.fresh else "known", accepted.row.id)
         if accepted.fresh:
             open_calls.append(accepted.row.id)
-            file.do(LedgerFile.start, name)
             say("ran", accepted.row.id)
     elif act == "end" and open_calls:
         call_id = open_calls.pop(argument % len(open_calls))

@@ -15,6 +15,7 @@ from runner.lifecycle.machine import (
     Called,
     CellEnded,
     CellOpened,
+    CellOver,
     CheckHealth,
     CloseCell,
     Command,
@@ -371,10 +372,31 @@ def test_sessions_grow_with_the_calls_that_wait_up_to_their_limit() -> None:
     assert life.commands[-1] == OpenCell(4)
 
 
+def test_a_plugin_that_is_over_gets_no_call_and_fails_when_its_cell_has_ended() -> None:
+    life = Life(LAZY)
+    life.take(StartAsked(), CellOpened(1))
+    assert life.take(CellOver(1)) == () and life.name == "draining"
+    assert life.take(Called()) == () and life.state.waiting == 1
+    life.take(CellEnded(1, "crashed: exit:1"))
+    assert (life.name, life.state.reason, life.state.waiting) == ("backoff", "crashed: exit:1", 1)
+    # One that leaves anyway, or was told to, has not failed.
+    for asked in (StopAsked("enough"), ReloadAsked(LAZY)):
+        life = Life(LAZY)
+        life.take(Called(), CellOpened(1), asked, CellOver(1), CellEnded(1, "exit:1"))
+        assert life.state.attempts == 0
+
+
 def test_events_about_a_cell_that_has_ended_change_nothing() -> None:
     life = life_in("backoff")
     before = life.state
-    stale = (Finished(1), CellOpened(1), CellEnded(1, "x"), HealthAnswered(1), HealthMissed(1, "x"))
+    stale = (
+        Finished(1),
+        CellOpened(1),
+        CellOver(1),
+        CellEnded(1, "x"),
+        HealthAnswered(1),
+        HealthMissed(1, "x"),
+    )
     assert life.take(*stale) == () and life.state == before
 
 

@@ -14,6 +14,7 @@ from runner.lifecycle.machine import (
     Called,
     CellEnded,
     CellOpened,
+    CellOver,
     CheckHealth,
     CloseCell,
     Finished,
@@ -142,6 +143,14 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), chance=st.floats(0, 1))
     def end_cell(self, data: st.DataObject, chance: float) -> None:
         self.end(data.draw(st.sampled_from(sorted(self.cells))), "exit:1", chance)
+
+    @precondition(lambda self: self.opened - self.closing)
+    @rule(data=st.data())
+    def be_over(self, data: st.DataObject) -> None:
+        """Its plugin has ended by itself, and the cell is being cleaned up."""
+        number = data.draw(st.sampled_from(sorted(self.opened - self.closing)))
+        self.closing.add(number)
+        self.take(CellOver(number))
 
     @precondition(lambda self: any(self.cells.values()))
     @rule(data=st.data())

@@ -19,6 +19,7 @@ from openapi_spec_validator import validate
 
 from runner.ledger.file import LedgerFile
 from runner.ledger.ledger import Ledger, open_ledger
+from runner.ledger.rows import Accepted, digest
 from runner.lifecycle.supervisor import open_supervisor
 from runner.outcome import EXIT
 from runner.serve import connections, listen
@@ -206,6 +207,17 @@ async def test_who_may_by_tcp(tmp_path: Path) -> None:
             headers: status(await door.ask(request("/health", *headers), tcp=True)) for headers, _ in rows
         }
         assert found == dict(rows)
+        # With a token one may less than on the unix socket.
+        for method, path in (("POST", "/drain"), ("POST", "/reload"), ("GET", "/audit")):
+            refused = await door.ask(request(path, "Host: localhost", bearer, method=method), tcp=True)
+            assert (status(refused), code(refused)) == (403, "local_only")
+        await door.ledger.accept(Accepted("call_1", "x", "y", "", "uid:0", digest(None)))
+        await door.ledger.accept(Accepted("call_2", "x", "y", "", "token", digest(None)))
+        for path, mine, local in (("/calls/call_1", 404, 200), ("/calls/call_2", 200, 200)):
+            assert status(await door.ask(request(path, "Host: localhost", bearer), tcp=True)) == mine
+            assert status(await door.ask(request(path, "Host: localhost"))) == local
+        listed = await door.ask(request("/calls", "Host: localhost", bearer), tcp=True)
+        assert b"call_2" in listed and b"call_1" not in listed
         # Never in a URL.
         url = request(f"/health?token={TOKEN.decode()}&access_token={TOKEN.decode()}", "Host: localhost")
         assert status(await door.ask(url, tcp=True)) == 401
