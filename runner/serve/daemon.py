@@ -74,7 +74,7 @@ class Daemon:
         self._metrics = Metrics()
         self._roster = Roster(supervisor, ledger, options.config, options.policy, environ, say)
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
-        self._deliveries = Deliveries(supervisor, ledger, self._metrics)
+        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys)
 
     async def run(self) -> None:
         """Serve until a signal or a request says to end."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
 
-from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
@@ -27,10 +27,18 @@ _HELD = ("pending", "stopped")  # by a person, who will start it again: its deli
 
 
 class Deliveries:
-    def __init__(self, supervisor: Supervisor, ledger: Ledger, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        ledger: Ledger,
+        metrics: Metrics,
+        context_keys: Callable[[str], Sequence[str]],
+    ) -> None:
+        """`context_keys`: what the contract of a plugin, by its name, sends along with a hook."""
         self._supervisor = supervisor
         self._ledger = ledger
         self._metrics = metrics
+        self._context_keys = context_keys
         self._running = 0
         self._news = trio.Event()
 
@@ -100,8 +108,7 @@ class Deliveries:
     def _context(self, attempt: Attempt) -> dict[str, Any] | None:
         row = attempt.delivery
         context: dict[str, Any] = json.loads(row.context)
-        status = next((each for each in self._supervisor.plugins() if each.name == row.plugin), None)
-        known = () if status is None or not status.contract else find_contract(status.contract).calls["hook"]
+        known = self._context_keys(row.plugin)
         own = {"delivery_id": row.id, "attempt": attempt.number, "invocation_id": attempt.invocation}
         return {**context, **{key: value for key, value in own.items() if key in known}} or None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -155,6 +155,11 @@ class Roster:
             raise UnknownPlugin(name)
         calls = find_contract(entry.source.plugin.contract).prepared_calls
         return "unknown" if calls is None else calls.effect(entry.source.plugin, tool)
+
+    def hook_keys(self, name: str) -> Sequence[str]:
+        """The keys of a hook's context, by the plugin's contract."""
+        entry = self._entries.get(name)
+        return () if entry is None else find_contract(entry.source.plugin.contract).calls.get("hook", ())
 
     async def explain(self, name: str) -> dict[str, Any]:
         """What the plugin would get now, and what it is refused: parts of the report of a launch."""
