@@ -98,7 +98,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             watch = stack.enter_context(open_watch())
             nursery = await stack.enter_async_context(trio.open_nursery())
-            nursery.start_soon(self._signals)
+            nursery.start_soon(self._signals, nursery)
             await self._roster.reload()
             for listener in self._options.listeners:
                 nursery.start_soon(connections.serve, listener)
@@ -124,6 +124,7 @@ class Daemon:
         delivering.cancel()
         self._say("draining")
         await self._supervisor.drain(self._drain_seconds)
+        self._supervisor.end_feeds()  # streams of news and logs end with it
         with trio.move_on_after(_ANSWER_SECONDS):
             await connections.until_idle()  # the answers of the last calls are sent
 
@@ -134,11 +135,11 @@ class Daemon:
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
-    async def _signals(self) -> None:
+    async def _signals(self, nursery: trio.Nursery) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    await self._reload()
+                    nursery.start_soon(self._reload)  # it may take as long as calls in flight do
                 else:
                     self._drain(None)
 

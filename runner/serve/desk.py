@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -16,16 +16,19 @@ from runner.ledger.ledger import Ledger
 from runner.ledger.rows import UNKNOWN, Accepted, Digest, EndOfCall, InvocationRow, KeyReused, digest
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome, outcome_document
+from runner.protocol.memory import size_of
 from runner.serve.metrics import Metrics
 from runner.serve.refusal import STATUS, Refused, error_document, outcome_error
 from runner.serve.roster import Roster
 from sandbox.speed.value import NamedTuple
 
 MOST_CALLS = 1024
+_LARGE_BYTES = 256 << 10  # in memory
 _GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up")
 _CANCELLED = Outcome("cancelled", "call", "the call was cancelled by DELETE", "deleted")
 _ENDING = Outcome("cancelled", "call", "the daemon ends", "draining")
 
+Value = TypeVar("Value")
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
@@ -79,13 +82,14 @@ class Desk:
         if len(self._in_flight) >= MOST_CALLS:
             message = f"{MOST_CALLS} calls are in flight, which is the most"
             raise Refused(429, "overloaded", message, "come back later", retry_after=1)
+        given = await off_loop_if_large(digest, [request.input, dict(request.context or {})])
         call = Accepted(
             id=f"call_{secrets.token_hex(12)}",
             plugin=request.plugin,
             tool=request.tool,
             kind=request.kind or "",
             caller=request.caller,
-            input=digest([request.input, dict(request.context or {})]),
+            input=given,
             effect=self._roster.effect(request.plugin, request.tool),
             key=request.key,
         )
@@ -96,13 +100,15 @@ class Desk:
         except LedgerUnusable as unusable:
             message = f"the call cannot be recorded, so it is not made: {unusable}"
             raise Refused(503, "ledger", message, unusable.hint, retry_after=5) from None
-        return accepted.row if accepted.fresh else _earlier(accepted.row)
+        if not accepted.fresh:
+            return _earlier(accepted.row)
+        self._in_flight[call.id] = _InFlight(trio.CancelScope(), request.caller, [])
+        return accepted.row
 
     async def make(self, row: InvocationRow, request: DoorCall, on_progress: OnProgress | None) -> CallAnswer:
         """Make an accepted call. Its outcome is in the ledger when this returns or raises."""
         began, started = time.monotonic(), time.time()
-        held = _InFlight(trio.CancelScope(), request.caller, [])
-        self._in_flight[row.id] = held
+        held = self._in_flight[row.id]
         answer: CallAnswer | None = None
         outcome = _ENDING
         invocation: dict[str, Any] | None = None
@@ -130,9 +136,11 @@ class Desk:
         finally:
             del self._in_flight[row.id]
             record = {"outcome": outcome_document(outcome), "invocation": invocation}
-            body = None if answer is None else json.dumps([answer.status, answer.document])
+            body: str | None = None
             with trio.CancelScope(shield=True):
-                output = digest(value) if outcome.code == "ok" else Digest()
+                output = await off_loop_if_large(digest, value) if outcome.code == "ok" else Digest()
+                if row.key is not None and answer is not None:
+                    body = await off_loop_if_large(json.dumps, [answer.status, answer.document])
                 await self._ledger.end(
                     row.id, EndOfCall(outcome.code, output, json.dumps(record), body, started)
                 )
@@ -152,6 +160,14 @@ class Desk:
         found.deleted.append(True)
         found.scope.cancel()
         return True
+
+
+async def off_loop_if_large(function: Callable[[Any], Value], value: Any) -> Value:
+    """Call a function that takes as long as the JSON value is large. A large one must not hold up others."""
+    size = size_of(value)
+    if size is not None and size < _LARGE_BYTES:
+        return function(value)
+    return await trio.to_thread.run_sync(function, value)
 
 
 def _earlier(row: InvocationRow) -> CallAnswer:

@@ -10,6 +10,8 @@ import trio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from runner.serve.desk import off_loop_if_large
+
 Emit = Callable[[str, Any], Awaitable[None]]
 
 
@@ -33,7 +35,8 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b": open\n\n", "more_body": True})
 
         async def emit(name: str, data: Any) -> None:
-            body = f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+            text = await off_loop_if_large(json.dumps, data)
+            body = f"event: {name}\ndata: {text}\n\n".encode()
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
         async with trio.open_nursery() as nursery:

@@ -23,7 +23,7 @@ from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol import wire
 from runner.serve.deliveries import Deliveries, delivery_of
-from runner.serve.desk import CallAnswer, Desk, DoorCall
+from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream, call_when_gone
 from runner.serve.metrics import CONTENT_TYPE, Metrics
 from runner.serve.openapi import OPERATIONS, document
@@ -33,6 +33,7 @@ from runner.serve.roster import Roster
 
 _MOST_KEY = 255
 _MOST_PROGRESS = 256  # events of one call that wait for a slow reader
+_SHORT_BYTES = 64 << 10  # a longer body is parsed in a thread
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
 
 
@@ -195,7 +196,7 @@ class Routes:
         self._described(request)  # an unknown plugin is not worth a row
         accepted = await self._desk.accept(asked)
         if isinstance(accepted, CallAnswer):
-            return _answer(accepted)
+            return await _answer(accepted)
         row = accepted
 
         def give_up() -> None:
@@ -207,7 +208,7 @@ class Routes:
             nursery.start_soon(call_when_gone, request.receive, give_up)
             answer = await self._desk.make(row, asked, None)
             nursery.cancel_scope.cancel()
-        return _answer(answer)
+        return await _answer(answer)
 
     async def _stream(self, row: Any, asked: DoorCall, emit: Emit) -> None:
         send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_PROGRESS)
@@ -314,8 +315,12 @@ def _only_own(request: Request) -> str | None:
 
 
 async def _document(request: Request) -> dict[str, Any]:
+    raw = await request.body()
     try:
-        found = wire.decode(await request.body())
+        if len(raw) <= _SHORT_BYTES:
+            found = wire.decode(raw)
+        else:
+            found = await trio.to_thread.run_sync(wire.decode, raw)
     except ValueError as error:
         raise Refused(400, "invalid_json", f"the body is not JSON that can be used: {error}") from None
     if not isinstance(found, dict):
@@ -367,8 +372,9 @@ def _most(word: str | None) -> int:
     return int(word)
 
 
-def _answer(answer: CallAnswer) -> Response:
-    return JSONResponse(answer.document, answer.status, headers=dict(answer.headers))
+async def _answer(answer: CallAnswer) -> Response:
+    text = await off_loop_if_large(json.dumps, answer.document)
+    return Response(text, answer.status, dict(answer.headers), "application/json")
 
 
 def _row(row: Any) -> dict[str, Any]:

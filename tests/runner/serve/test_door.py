@@ -178,6 +178,17 @@ async def test_a_thousand_idle_connections_are_bounded_and_told(tmp_path: Path) 
         await held[0].aclose()
 
 
+@pytest.mark.trio
+async def test_a_client_that_does_not_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_WRITE_SECONDS", 0.3)
+    async with house(tmp_path) as door:
+        async with await door.connect() as stream:
+            # More answers than the kernel holds for it. The door reads no further while it cannot write.
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.send_all(request("/openapi.json", "Host: localhost") * 5000)
+        assert status(await door.ask(GET)) == 200
+
+
 # --- who may ------------------------------------------------------------------------------------------------
 
 
