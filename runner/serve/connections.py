@@ -35,6 +35,8 @@ _FULL = (
 class _Connection(TCPServer):
     """One connection. HTTP/1.1 only: HTTP/2 and websockets have rules that this door does not bound."""
 
+    _head = b""  # of an answer, not sent yet
+
     async def run(self) -> None:
         try:
             async with TaskGroup() as task_group:
@@ -56,11 +58,19 @@ class _Connection(TCPServer):
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
+        # Head and body of an answer go out together: two writes wake the client twice. A head is always
+        # followed by more, if only by the empty end of its body.
+        data, self._head = self._head + event.data, b""
+        if event.data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            return
+        if not data:
+            return
         async with self.send_lock:
             # Hypercorn waits without a bound, also when it is told to end.
             with trio.move_on_after(_WRITE_SECONDS, shield=True):
                 try:
-                    await self.stream.send_all(event.data)
+                    await self.stream.send_all(data)
                     return
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     pass
