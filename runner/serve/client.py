@@ -20,7 +20,7 @@ class NoDaemon(Exception):
     """Nobody answers at the socket, or what answers is not a daemon of ours."""
 
 
-class Answer:
+class DoorAnswer:
     """The answer to one request. `lines` reads a body that arrives over time."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -112,7 +112,7 @@ class Client:
 
     def request(
         self, method: str, path: str, document: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Answer:
+    ) -> DoorAnswer:
         body = b"" if document is None else json.dumps(document).encode()
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
@@ -121,7 +121,7 @@ class Client:
             self._connection.sendall(head + body)
         except OSError as error:
             raise NoDaemon(f"the daemon does not take the request: {error.strerror}") from None
-        return Answer(self._connection)
+        return DoorAnswer(self._connection)
 
 
 def default_socket(environ: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 
-from runner.serve.peer import Peer, unix_peer
+from runner.serve.peer import DoorPeer, unix_peer
 
 HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
 _WRITE_SECONDS = 30.0  # for one part of an answer
@@ -129,11 +129,11 @@ class Connections:
                     self._on_full()
                     _refuse(accepted)
                     continue
-                peer = unix_peer(accepted._sock) if is_unix else Peer(None)  # type: ignore[attr-defined]
+                peer = unix_peer(accepted._sock) if is_unix else DoorPeer(None)  # type: ignore[attr-defined]
                 self.open += 1
                 nursery.start_soon(self._speak, trio.SocketStream(accepted), peer)
 
-    async def _speak(self, stream: trio.SocketStream, peer: Peer) -> None:
+    async def _speak(self, stream: trio.SocketStream, peer: DoorPeer) -> None:
         state = ConnectionState({"peer": peer, "greeted": []})
         try:
             await _Connection(self._application, self._config, self._context, state, stream).run()  # type: ignore[arg-type]

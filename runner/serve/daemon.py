@@ -24,7 +24,7 @@ from runner.serve.deliveries import Deliveries
 from runner.serve.desk import Desk
 from runner.serve.door import Door
 from runner.serve.metrics import Metrics
-from runner.serve.peer import Peer, Rules
+from runner.serve.peer import DoorPeer, Rules
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.routes import Routes
@@ -171,12 +171,12 @@ class Daemon:
 
     # --- audit and metrics ----------------------------------------------------------------------------------
 
-    async def _refused(self, peer: Peer, refused: Refused) -> None:
+    async def _refused(self, peer: DoorPeer, refused: Refused) -> None:
         self._metrics.refusal(refused.code)
         caller = "tcp" if peer.uid is None else f"uid:{peer.uid}"
         await self._note("refusal", caller, {"code": refused.code, "message": refused.message})
 
-    async def _connected(self, peer: Peer, caller: str) -> None:
+    async def _connected(self, peer: DoorPeer, caller: str) -> None:
         await self._note("connection", caller, {"pid": peer.pid})
 
     async def _note(self, what: str, caller: str, detail: Mapping[str, object]) -> None:
@@ -194,6 +194,11 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     _raise_descriptors()
     async with open_ledger(options.ledger) as ledger, open_supervisor() as supervisor:
         await Daemon(options, supervisor, ledger, environ, say).run()
+
+
+def run(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """`serve`, for a process that does nothing else."""
+    trio.run(serve, options, environ, say)
 
 
 def _raise_descriptors() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from runner.serve.peer import Peer, Rules, identify
+from runner.serve.peer import DoorPeer, Rules, identify
 from runner.serve.refusal import Refused
 
 MOST_BODY_BYTES = 16 << 20
@@ -44,8 +44,8 @@ class Door:
         application: Application,
         rules: Rules,
         *,
-        on_refused: Callable[[Peer, Refused], Awaitable[None]],
-        on_connected: Callable[[Peer, str], Awaitable[None]],
+        on_refused: Callable[[DoorPeer, Refused], Awaitable[None]],
+        on_connected: Callable[[DoorPeer, str], Awaitable[None]],
         most_bytes: int = MOST_BODY_BYTES,
         body_seconds: float = BODY_SECONDS,
     ) -> None:
@@ -63,7 +63,7 @@ class Door:
                 await receive()
                 await send({"type": "websocket.close", "code": 1008})
             return
-        peer: Peer = scope["state"]["peer"]
+        peer: DoorPeer = scope["state"]["peer"]
         body = _Body()
         try:
             headers = _headers(scope)

@@ -19,7 +19,7 @@ _MOST_TOKEN_BYTES = 4096
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
-class Peer(NamedTuple):
+class DoorPeer(NamedTuple):
     """The other end of a connection, before its requests are looked at."""
 
     uid: int | None  # by the kernel, for unix sockets; None: it has to show a token
@@ -37,13 +37,13 @@ class Rules(NamedTuple):
     names: tuple[str, ...] = LOCAL_NAMES  # that a Host header may have, without the port
 
 
-def unix_peer(connection: socket.socket) -> Peer:
+def unix_peer(connection: socket.socket) -> DoorPeer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
-    return Peer(uid, pid)
+    return DoorPeer(uid, pid)
 
 
-def identify(peer: Peer, headers: dict[str, list[str]], rules: Rules) -> str:
+def identify(peer: DoorPeer, headers: dict[str, list[str]], rules: Rules) -> str:
     """The caller's name, as it stands in the ledger. Raises Refused.
 
     `headers`: by their names in small letters."""

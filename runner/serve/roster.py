@@ -27,7 +27,7 @@ from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.spec import Spec, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
-from runner.serve.sources import PluginSource, Scan, SourceFault, scan
+from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
 from sandbox.identity.state import state_root
 from sandbox.speed.value import NamedTuple
 
@@ -81,7 +81,7 @@ class Roster:
                     if self._entries.get(each) != entry or each == name:
                         nursery.start_soon(self._put, entry)
 
-    def _kept(self, found: Scan) -> list[PluginSource]:
+    def _kept(self, found: SourceScan) -> list[PluginSource]:
         """What there is now, and the plugins of files that have a fault now, as they were."""
         faulty = {fault.path for fault in found.faults}
         present = {source.name for source in found.sources}

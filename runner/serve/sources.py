@@ -35,13 +35,13 @@ class SourceFault(NamedTuple):
     message: str
 
 
-class Scan(NamedTuple):
+class SourceScan(NamedTuple):
     sources: tuple[PluginSource, ...]
     faults: tuple[SourceFault, ...] = ()
     watched: tuple[str, ...] = ()  # folders in which a change may mean another result
 
 
-def scan(paths: tuple[str, ...]) -> Scan:
+def scan(paths: tuple[str, ...]) -> SourceScan:
     """Read every manifest. Never raises for what is in a file: such a file is a fault."""
     sources: dict[str, PluginSource] = {}
     faults: list[SourceFault] = []
@@ -53,7 +53,7 @@ def scan(paths: tuple[str, ...]) -> Scan:
                 faults.append(SourceFault(source.path, message))
             else:
                 sources[source.name] = source
-    return Scan(tuple(sources.values()), tuple(faults), tuple(watched))
+    return SourceScan(tuple(sources.values()), tuple(faults), tuple(watched))
 
 
 def _manifests(path: str, faults: list[SourceFault], watched: dict[str, None]) -> list[str]:

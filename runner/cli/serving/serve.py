@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "serve"
 HELP = "keep plugins alive and serve calls to them on a socket"
-EXAMPLE = "runner serve --config ./plugins --config ~/.cursor/mcp.json"
+EXAMPLE = "runner serve --config ./plugins --config ./my-plugin"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        import trio
-
         from runner.serve import daemon
         from runner.serve.listen import CannotListen
     except ModuleNotFoundError as error:
@@ -84,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         say(printable(f"runner serve: {text}"))
 
     try:
-        trio.run(daemon.serve, options, dict(os.environ), tell)
+        daemon.run(options, dict(os.environ), tell)
     except LedgerUnusable as unusable:
         tell(f"{unusable}; {unusable.hint}")
         return EXIT["launch_failed"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.serving.via import tell_error
 from runner.cli.shared.text import say
 from runner.outcome import EXIT
-from runner.serve.client import Answer, Client, NoDaemon, default_socket
+from runner.serve.client import Client, DoorAnswer, NoDaemon, default_socket
 from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def ask(args: argparse.Namespace, verb: str, method: str, path: str) -> Any:
         return client
     with client:
         try:
-            answer: Answer = client.request(method, path)
+            answer: DoorAnswer = client.request(method, path)
             found = answer.json()
         except NoDaemon as error:
             say(printable(f"runner {verb}: {error}"))

@@ -25,7 +25,7 @@ from runner.outcome import EXIT
 from runner.serve import connections, listen
 from runner.serve.daemon import Daemon, ServeOptions
 from runner.serve.openapi import OPERATIONS, document
-from runner.serve.peer import Peer, Rules, identify, read_token
+from runner.serve.peer import DoorPeer, Rules, identify, read_token
 from runner.serve.refusal import STATUS, Refused
 from runner.serve.routes import Routes
 from runner.serve.service_manager import Notifier, take_sockets, watchdog_seconds
@@ -273,15 +273,15 @@ async def test_who_may_by_the_unix_socket(tmp_path: Path, plugin_dir: Path) -> N
 
 def test_owner_and_root_may_and_nobody_else() -> None:
     rules = Rules(owner=1000, token=TOKEN)
-    assert identify(Peer(1000), {}, rules) == "uid:1000"
-    assert identify(Peer(0), {}, rules) == "uid:0"
+    assert identify(DoorPeer(1000), {}, rules) == "uid:1000"
+    assert identify(DoorPeer(0), {}, rules) == "uid:0"
     for uid in (1, 999, 1001, 65534):
         with pytest.raises(Refused, match="may not use this door"):
-            identify(Peer(uid), {}, rules)
+            identify(DoorPeer(uid), {}, rules)
     # Without a token in the daemon, nobody comes in by TCP, also not with an empty one.
     for shown in ({}, {"authorization": ["Bearer "]}, {"authorization": ["Bearer"]}):
         with pytest.raises(Refused, match="no valid token"):
-            identify(Peer(None), {"host": ["localhost"], **shown}, Rules(owner=1000))
+            identify(DoorPeer(None), {"host": ["localhost"], **shown}, Rules(owner=1000))
 
 
 def test_token_files_and_addresses(tmp_path: Path) -> None:
