@@ -70,12 +70,14 @@ def run(args: argparse.Namespace) -> int:
     from runner.ledger.file import LedgerUnusable
 
     listeners: list[socket.socket] = []
+    args.unlink = None
     try:
         options = _options(args, listeners)
     except (ValueError, CannotListen) as error:
         say(printable(f"runner serve: {error}"))
         for each in listeners:
             each.close()
+        _remove(args.unlink)
         return USAGE_ERROR
 
     def tell(text: str) -> None:
@@ -87,12 +89,15 @@ def run(args: argparse.Namespace) -> int:
         tell(f"{unusable}; {unusable.hint}")
         return EXIT["launch_failed"]
     finally:
-        if args.unlink is not None:
-            try:
-                os.unlink(args.unlink)
-            except OSError:
-                pass
+        _remove(args.unlink)
     return 0
+
+
+def _remove(path: str | None) -> None:
+    try:
+        os.unlink(path or "")
+    except OSError:
+        pass
 
 
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
@@ -104,10 +109,13 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     from runner.serve.service_manager import take_sockets
     from sandbox.units import parse_limit
 
-    args.unlink = None
     for name in ("socket", "http", "token_file", "ledger", "policy"):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
+    try:
+        drain = float(parse_limit("call", args.drain))
+    except ValueError as error:
+        raise ValueError(f"--drain {args.drain}: {error}") from None
     token = b"" if args.token_file is None else read_token(args.token_file)
     listeners += take_sockets(os.environ)
     if args.socket is not None or not listeners:
@@ -129,5 +137,5 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         listeners=tuple(listeners),
         rules=Rules(os.geteuid(), token, names),
         policy=args.policy,
-        drain_seconds=float(parse_limit("call", args.drain)),
+        drain_seconds=drain,
     )

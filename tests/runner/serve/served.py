@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,49 @@ class Served:
         return err.decode()
 
 
+# Starts a program as a service manager with socket activation does: with the socket as descriptor 3.
+_ACTIVATE = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", WATCHDOG_USEC="200000")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+@contextlib.contextmanager
+def activated(caller: Caller, folder: Path) -> Iterator[Served]:
+    """A daemon that gets its socket, and is watched, by a service manager."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        (folder / "run").mkdir(mode=0o700, exist_ok=True)
+        listener.bind(str(folder / "run/serve.sock"))
+        listener.listen()
+        fd = listener.fileno()
+
+        def start(*words: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+            argv = [*caller.python, "-c", _ACTIVATE, str(fd), *caller.command(*words)]
+            pipe = subprocess.PIPE
+            environ = {**caller.environ, **env}
+            return subprocess.Popen(argv, env=environ, pass_fds=[fd], stdout=pipe, stderr=pipe, cwd="/")
+
+        with _serving(caller, folder, start, ()) as served:
+            yield served
+
+
 @contextlib.contextmanager
 def serving(caller: Caller, folder: Path, *options: str) -> Iterator[Served]:
     """`folder`: has the plugins in `plugins`; gets the socket in `run` and the ledger in `ledger`."""
+    at = ("--socket", str(folder / "run/serve.sock"))
+    with _serving(caller, folder, caller.start, (*at, *options)) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def _serving(
+    caller: Caller,
+    folder: Path,
+    start: Callable[..., subprocess.Popen[bytes]],
+    options: tuple[str, ...],
+) -> Iterator[Served]:
     for name in ("run", "ledger"):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
         caller.give(folder / name)
@@ -91,9 +131,8 @@ def serving(caller: Caller, folder: Path, *options: str) -> Iterator[Served]:
         manager.bind(str(path))
         path.chmod(0o777)
         manager.settimeout(SECONDS)
-        words = ("serve", "--config", str(folder / "plugins"), "--socket", str(folder / "run/serve.sock"))
-        ledger = str(folder / "ledger/ledger.db")
-        process = caller.start(*words, "--ledger", ledger, *options, env={"NOTIFY_SOCKET": str(path)})
+        words = ("serve", "--config", str(folder / "plugins"), "--ledger", str(folder / "ledger/ledger.db"))
+        process = start(*words, *options, env={"NOTIFY_SOCKET": str(path)})
         served = Served(process, folder, manager)
         with process:
             try:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -94,7 +95,7 @@ async def house(folder: Path, **options: Any) -> AsyncIterator[House]:
         **options,
     )
     with unix, tcp:
-        async with open_ledger(given.ledger) as ledger, open_supervisor() as supervisor:
+        async with open_ledger(given.ledger, busy_seconds=0.0) as ledger, open_supervisor() as supervisor:
             daemon = Daemon(given, supervisor, ledger, {}, lambda text: None)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(daemon.run)
@@ -187,6 +188,24 @@ async def test_a_client_that_does_not_read_is_closed(tmp_path: Path, monkeypatch
             with pytest.raises(trio.BrokenResourceError):
                 await stream.send_all(request("/openapi.json", "Host: localhost") * 5000)
         assert status(await door.ask(GET)) == 200
+
+
+@pytest.mark.trio
+async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(tmp_path: Path) -> None:
+    async with house(tmp_path) as door:
+        other = sqlite3.connect(door.ledger.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        ask = request("/deliveries", "Host: localhost", method="POST", body=b'{"plugin": "x"}')
+        assert code(await door.ask(ask)) == "invalid_delivery"  # the control: such requests do not need it
+        refused = await door.ask(request("/calls", "Host: localhost"))
+        assert (status(refused), code(refused)) == (503, "ledger")
+        assert b"is locked by another program" in refused and b"retry-after: 5" in refused.lower()
+        told = json.loads((await door.ask(GET)).partition(b"\r\n\r\n")[2])
+        assert told["status"] == "degraded" and "is locked" in told["ledger"]["fault"]
+        other.execute("ROLLBACK")
+        other.close()
+        assert status(await door.ask(request("/calls", "Host: localhost"))) == 200
+        assert b'"status":"ok"' in await door.ask(GET)
 
 
 # --- who may ------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from runner.ledger.rows import UNKNOWN
 from runner.serve.client import Client, NoDaemon
 from tests.conftest import ROOT, Caller, descendants, vanished
-from tests.runner.serve.served import Served, put_plugins, serving
+from tests.runner.serve.served import Served, activated, put_plugins, serving
 from tests.tables import check_rows, wait_for
 
 pytestmark = pytest.mark.launches
@@ -291,7 +291,8 @@ def test_a_drain_cancels_calls_that_take_too_long_and_answers_them(runner_as: Ca
         assert (name, data["invocation"]["status"]) == ("error", "cancelled")
         _, err = served.process.communicate(timeout=60)
         assert served.process.returncode == 0, err
-    with serving(runner_as, shelf) as served:
+    with activated(runner_as, shelf) as served:  # by a service manager, which also watches it
+        served.wait_for("WATCHDOG=1")
         record = served.ask("GET", f"/calls/{accepted['id']}")[1]
         assert record["record"]["invocation"]["status"] == "cancelled"
         assert served.ask("POST", "/drain")[0] == 202
@@ -351,6 +352,41 @@ def test_a_changed_configuration_is_followed_and_a_bad_file_keeps_its_plugins(
         assert wait_for(lambda: served.plugin("greeter")["pids"] not in (before, []))
         said = served.end()
     assert f"{shelf / 'plugins/words'}: " in said and "greedy is pending" in said
+
+
+def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_file: Any) -> None:
+    token = write_file(shelf / "token", "t" * 40, 0o644)
+    open_folder = shelf / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    runner_as.give(open_folder)
+    (shelf / "run").mkdir(mode=0o700)
+    runner_as.give(shelf / "run")
+    start = ("serve", "--config", str(shelf / "plugins"))
+    at = (*start, "--socket", str(shelf / "run/serve.sock"))
+    rows: list[tuple[tuple[str, ...], tuple[int, str]]] = [
+        (("serve",), (2, "--config")),
+        (
+            (*start, "--socket", str(open_folder / "s.sock")),
+            (2, "can be written by its group or by everybody"),
+        ),
+        ((*start, "--socket", str(token)), (2, "")),
+        ((*at, "--http", "127.0.0.1:0"), (2, "need a token; give --token-file FILE")),
+        ((*at, "--http", "127.0.0.1:0", "--token-file", str(token)), (2, "is not used")),
+        ((*at, "--http", "0.0.0.0:0"), (2, "--http-anywhere")),
+        ((*at, "--http", "example.com"), (2, "write an address and a port")),
+        ((*at, "--drain", "soon"), (2, "--drain")),
+        ((*at, "--policy", ""), (2, "--policy: its value is empty")),
+        ((*at, "--ledger", str(open_folder / "ledger.db")), (10, "is not used")),
+    ]
+
+    def check(words: tuple[str, ...], wanted: tuple[int, str]) -> None:
+        done = runner_as(*words)
+        assert (done.returncode, done.stdout) == (wanted[0], "") and wanted[1] in done.stderr, done
+        assert "Traceback" not in done.stderr
+
+    check_rows(rows, check)
+    assert not (shelf / "run/serve.sock").exists()
 
 
 def test_the_extra_is_named_where_it_is_missing() -> None:
