@@ -263,7 +263,7 @@ class OpenPlugin:
         seconds: float | None,
         context: Mapping[str, Any] | None,
     ) -> Call:
-        _check_seconds(seconds)
+        check_seconds(seconds)
         given = NO_CONTEXT if context is None else _check_context(context)
         return Call._make((kind or self._kind, name, input, given))
 
@@ -528,7 +528,7 @@ def _check_context(given: Any) -> Mapping[str, Any]:
     return given
 
 
-def _check_seconds(given: Any) -> None:
+def check_seconds(given: Any) -> None:
     """Check the time limit of a call. None: the limit of its contract."""
     if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0):
         return

@@ -21,7 +21,7 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.event_loop import require_trio
 from runner.exceptions import PluginError, PluginFailure
-from runner.library import OpenPlugin, Result
+from runner.library import OpenPlugin, Result, check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.feed import BoundedFeed, FeedSource
 from runner.lifecycle.machine import ReloadAsked, ResetAsked, StartAsked, StopAsked
@@ -105,7 +105,9 @@ class Supervisor:
     ) -> Result:
         """Call a plugin, which is started if it does not run. `seconds` counts from now. `caller`: callers
         take turns where calls have to wait. Raises what `OpenPlugin.call` does, Overloaded, Unavailable and
-        UnknownPlugin. A call is made once: it is not repeated if the plugin fails."""
+        UnknownPlugin; ValueError if an argument is wrong. A call is made once: it is not repeated if the
+        plugin fails."""
+        check_seconds(seconds)
         request = CallRequest(tool, input, kind, seconds, context, on_progress, caller)
         return await self._plugin(name).call(request)
 

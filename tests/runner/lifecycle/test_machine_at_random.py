@@ -82,7 +82,7 @@ class World(RuleBasedStateMachine):
         for command in commands:
             match command:
                 case OpenCell(number):
-                    assert number not in self.cells
+                    assert number not in self.cells and not self.closing
                     self.cells[number] = 0
                     assert len(self.cells) <= self.state.numbers.sessions
                 case CloseCell(number):
@@ -165,9 +165,11 @@ class World(RuleBasedStateMachine):
         self.take(HealthAnswered(number) if lives else HealthMissed(number, "no answer"))
 
     @precondition(lambda self: wake_at(self.state) < math.inf)
-    @rule()
-    def pass_time(self) -> None:
-        self.wake()
+    @rule(times=st.integers(1, 3))
+    def pass_time(self, times: int) -> None:
+        for _ in range(times):
+            if wake_at(self.state) < math.inf:
+                self.wake()
 
     @rule(seconds=SECONDS)
     def pass_some_time(self, seconds: float) -> None:
@@ -220,5 +222,5 @@ class World(RuleBasedStateMachine):
         assert self.accepted == self.answered
 
 
-World.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+World.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestWorld = World.TestCase

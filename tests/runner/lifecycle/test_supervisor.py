@@ -232,6 +232,13 @@ async def test_what_people_ask_of_a_plugin(steer: Path) -> None:
         assert refused.outcome.code == "policy_denied" and "not approved" in str(refused)
         with pytest.raises(Unavailable, match="pending"):
             await supervisor.start("steer")
+        wrong: Any
+        for wrong in (-1, "2"):
+            with pytest.raises(ValueError, match="seconds"):
+                await supervisor.call("steer", "steer_note", {}, seconds=wrong)
+        for faulty in (Spec("", steer), spec("x", steer, numbers={"sesions": 2}), Spec("x", "")):
+            with pytest.raises(ValueError, match=r"^(name|numbers|path):"):
+                supervisor.add(faulty)
         with pytest.raises(ValueError, match="already"):
             supervisor.add(spec("steer", steer))
         numbers = {"drain": 0.1}
