@@ -94,6 +94,8 @@ class Deliveries:
             verdict = _verdict(error)
         except UnknownPlugin as unknown:
             outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
+        except Exception as error:  # noqa: BLE001 -- a bug, of this delivery only: the record has it
+            outcome = Outcome("internal", "call", f"{type(error).__name__}: {error}")
         finally:
             self._running -= 1
             record = json.dumps({"outcome": outcome_document(outcome), "invocation": invocation})

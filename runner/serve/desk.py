@@ -14,6 +14,7 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import UNKNOWN, Accepted, Digest, EndOfCall, InvocationRow, KeyReused, digest
+from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome, outcome_document
 from runner.protocol.memory import size_of
@@ -27,6 +28,7 @@ _LARGE_BYTES = 256 << 10  # in memory
 _GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up")
 _CANCELLED = Outcome("cancelled", "call", "the call was cancelled by DELETE", "deleted")
 _ENDING = Outcome("cancelled", "call", "the daemon ends", "draining")
+_BUG = Outcome("internal", "call", "a bug of the daemon; its stderr says which")
 
 Value = TypeVar("Value")
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -110,7 +112,7 @@ class Desk:
         began, started = time.monotonic(), time.time()
         held = self._in_flight[row.id]
         answer: CallAnswer | None = None
-        outcome = _ENDING
+        outcome = _BUG  # until something else is known
         invocation: dict[str, Any] | None = None
         value: Any = None
         try:
@@ -133,6 +135,12 @@ class Desk:
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
             answer = _failed(row.id, error)
+        except UnknownPlugin as unknown:  # it was removed meanwhile
+            outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
+            answer = CallAnswer(404, outcome_error(outcome, id=row.id))
+        except trio.Cancelled:
+            outcome = _ENDING
+            raise
         finally:
             del self._in_flight[row.id]
             record = {"outcome": outcome_document(outcome), "invocation": invocation}

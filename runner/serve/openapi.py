@@ -50,7 +50,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("reload_all", "POST", "/reload", "Read the configuration again.", "Health", local=True),
     Operation("plugins", "GET", "/plugins", "All plugins and their states.", "Plugins"),
     Operation("plugin", "GET", "/plugins/{name}", "One plugin and its state.", "Plugin"),
-    Operation("explain", "GET", "/plugins/{name}/explain", "What its cage would be now.", "Document"),
+    Operation(
+        "explain", "GET", "/plugins/{name}/explain", "What its cage would be now.", "Document", local=True
+    ),
     Operation("tools", "GET", "/plugins/{name}/tools", "What it exposes. Starts it.", "Tools"),
     Operation("start", "POST", "/plugins/{name}/start", "Start it, and wait until it is ready.", "Plugin"),
     Operation("stop", "POST", "/plugins/{name}/stop", "End it until it is started again.", "Plugin"),
@@ -101,10 +103,12 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         *("deliveries", "GET", "/deliveries", "Deliveries, the oldest first.", "Deliveries", 200),
         (Parameter("state", "query", "queued, running, acked or dead"), _MOST),
+        local=True,
     ),
     Operation("delivery", "GET", "/deliveries/{delivery}", "One delivery.", "Delivery"),
     Operation(
-        "repeat", "POST", "/deliveries/{delivery}/repeat", "Try a dead delivery again.", "Delivery", 202
+        *("repeat", "POST", "/deliveries/{delivery}/repeat", "Try a dead delivery again.", "Delivery", 202),
+        local=True,
     ),
     Operation(
         *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),

@@ -67,8 +67,9 @@ class Roster:
             if name is not None and name not in self._entries:
                 raise UnknownPlugin(name)
             found = await trio.to_thread.run_sync(scan, self._paths)
-            approvals = approvals_folder(self._environ)
-            self.watched = (*found.watched, *([approvals] if approvals else []))
+            # Where approvals come to be: the folder itself may not exist yet.
+            approvals = approvals_folder(self._environ) or ""
+            self.watched = (*found.watched, approvals, os.path.dirname(approvals))
             for fault in found.faults:
                 if fault not in self.faults:
                     self._say(f"{fault.path}: {fault.message}")

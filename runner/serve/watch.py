@@ -26,7 +26,7 @@ class Watch:
 
     def set(self, folders: Iterable[str]) -> None:
         """Watch these folders and no others. One that cannot be watched is left out: SIGHUP remains."""
-        wanted = set(folders)
+        wanted = {folder for folder in folders if folder}
         for folder in self._known.keys() - wanted:
             self._libc.inotify_rm_watch(self._fd, self._known.pop(folder))
         for folder in wanted:

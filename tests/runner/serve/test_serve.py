@@ -313,7 +313,7 @@ min_nexo_version = ">=0.1"
 command = "/bin/true"
 [plugin.sandbox]
 enabled = true
-network = "host"
+fs_read_paths = ["DATA"]
 """
 
 
@@ -338,12 +338,18 @@ def test_a_changed_configuration_is_followed_and_a_bad_file_keeps_its_plugins(
         assert set(served.states()) == {"greeter", "second", "acme.devkit"}
         assert served.call("greeter", "greet", {"name": "x"})[0] == 200
         # What no approval covers is known and does not start.
+        (shelf / "data").mkdir()
         (shelf / "plugins/greedy").mkdir()
-        (shelf / "plugins/greedy/nexo-plugin.toml").write_text(GREEDY)
+        (shelf / "plugins/greedy/nexo-plugin.toml").write_text(GREEDY.replace("DATA", str(shelf / "data")))
         served.process.send_signal(signal.SIGHUP)
         assert wait_for(lambda: served.states().get("greedy") == "pending")
         status, found = served.call("greedy", "anything")
         assert (status, found["error"]["code"]) == (403, "policy_denied")
+        # A person allows it.
+        allowed = runner_as("allow", "--yes", shelf / "plugins/greedy")
+        assert allowed.returncode == 0, allowed.stderr
+        assert runner_as("ctl", "--socket", served.socket, "reload").returncode == 1  # the file with a fault
+        assert served.states()["greedy"] != "pending"
         # A changed entry reloads its server, and a removed one ends it.
         del servers["mcpServers"]["second"]
         servers["mcpServers"]["greeter"]["args"] = ["--changed"]
