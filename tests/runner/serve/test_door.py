@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import socket
 import sqlite3
 import subprocess
@@ -19,13 +20,15 @@ import pytest
 import trio
 from openapi_spec_validator import validate
 
+from runner.cli import verb_parser
 from runner.ledger.file import LedgerFile
 from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import Accepted, AuditRow, digest
 from runner.lifecycle.supervisor import open_supervisor
 from runner.outcome import EXIT
 from runner.serve import connections, listen
-from runner.serve.daemon import Daemon, ServeOptions
+from runner.serve.client import default_socket
+from runner.serve.daemon import DRAIN_SECONDS, Daemon, ServeOptions
 from runner.serve.openapi import OPERATIONS, document
 from runner.serve.peer import DoorPeer, Rules, identify, read_token
 from runner.serve.refusal import STATUS, Refused
@@ -413,6 +416,24 @@ def test_a_public_validator_accepts_the_document_and_it_names_every_route() -> N
     assert {each.name for each in OPERATIONS} == methods
     # No caller can write an approval, a policy or a manifest.
     assert [each.path for each in OPERATIONS if each.body] == ["/plugins/{name}/calls", "/deliveries"]
+
+
+def test_units_start_the_daemon_as_it_is_and_set_nothing_that_stops_a_launch() -> None:
+    folder = ROOT / "policies/systemd"
+    host = (folder / "plugin-host.service").read_text()
+    stopping = re.findall(r"^# (\w+)=\w+ +\S", host, re.MULTILINE)
+    assert {"RestrictNamespaces", "ProtectControlGroups"} <= set(stopping)
+    for name in ("runner-serve.service", "runner-serve-user.service"):
+        unit = (folder / name).read_text()
+        settings = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"\w+=", line))
+        assert settings.keys().isdisjoint(stopping)
+        assert settings["Type"] == "notify" and "WatchdogSec" in settings and "Delegate" in settings
+        _, verb, *words = settings["ExecStart"].split()
+        assert verb_parser(verb).parse_args(words).config
+        assert float(settings["TimeoutStopSec"]) > DRAIN_SECONDS
+    assert (
+        f"ListenStream={default_socket({})}" in (folder / "runner-serve.socket").read_text() or os.geteuid()
+    )
 
 
 def test_every_outcome_has_a_status() -> None:
