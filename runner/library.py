@@ -134,6 +134,7 @@ class OpenPlugin:
         self._report: dict[str, Any] | None = None
         self._stderr = ""
         self._send_event, self._events = trio.open_memory_channel[Notice | Progress](0)
+        self._over = trio.Event()
 
     @property
     def plugin(self) -> Plugin:
@@ -172,6 +173,22 @@ class OpenPlugin:
         call."""
         return self._session.stderr if self._session is not None else self._stderr
 
+    @property
+    def over(self) -> trio.Event:
+        """Set when the plugin can be called no more. Where each call has a process, it is never set."""
+        return self._over if self._session is None else self._session.state.over
+
+    @property
+    def pid(self) -> int | None:
+        """The first process of its cell. None: each call has a process of its own."""
+        return None if self._session is None else self._session.state.cell.plugin_pid
+
+    def on_stderr(self, take: Callable[[bytes], None]) -> None:
+        """Call `take` with the end of its stderr so far, and with all that follows. Of a plugin with secrets
+        nothing follows: a secret may be cut there, and could not be recognised."""
+        if self._session is not None:
+            self._session.state.record.forward_stderr_to(take)
+
     async def call(
         self,
         name: str,
@@ -188,15 +205,40 @@ class OpenPlugin:
         call = self._checked(name, input, kind, seconds, context)
         if self._session is not None:
             return await self._session.call(call, seconds=seconds, on_progress=on_progress)
-        if self._pool is not None:
-            return await self._call_prepared(self._pool, call, seconds, on_progress)
+        return (await self._call_in_own_process(call, seconds, on_progress)).value
+
+    async def call_for_result(
+        self,
+        name: str,
+        input: Any = None,  # noqa: A002
+        *,
+        kind: Kind | None = None,
+        seconds: float | None = None,
+        context: Mapping[str, Any] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Result:
+        """`call`, with what is known about this very call: other calls may run at the same time. The report
+        is empty if the process lives on."""
+        call = self._checked(name, input, kind, seconds, context)
+        if self._session is None:
+            return await self._call_in_own_process(call, seconds, on_progress)
+        value = await self._session.call(call, seconds=seconds, on_progress=on_progress)
+        return Result(value, self.identity, {}, self._session.stderr)
+
+    async def _call_in_own_process(
+        self, call: Call, seconds: float | None, on_progress: OnProgress | None
+    ) -> Result:
         try:
-            result = await self._settings.once(call, seconds, on_progress)
+            if self._pool is not None:
+                result = await self._call_prepared(self._pool, call, seconds, on_progress)
+            else:
+                result = await self._settings.once(call, seconds, on_progress)
         except (PluginError, PluginFailure) as error:
             self._report, self._stderr = error.report, error.stderr
             raise
-        self._identity, self._report, self._stderr = result.identity, result.report, result.stderr
-        return result.value
+        self._identity, self._stderr = result.identity, result.stderr
+        self._report = result.report or None
+        return result
 
     def begin_call(
         self,
@@ -222,30 +264,27 @@ class OpenPlugin:
         seconds: float | None,
         context: Mapping[str, Any] | None,
     ) -> Call:
-        _check_seconds(seconds)
+        check_seconds(seconds)
         given = NO_CONTEXT if context is None else _check_context(context)
         return Call._make((kind or self._kind, name, input, given))
 
     async def _call_prepared(
         self, pool: Pool, call: Call, seconds: float | None, on_progress: OnProgress | None
-    ) -> Any:
+    ) -> Result:
         def given_up(record: dict[str, Any] | None) -> None:
             self._invocation = record
 
         try:
             prepared = await self._settings.prepare(call, seconds, given_up)
         except (PluginError, PluginFailure) as error:
-            self._invocation, self._report, self._stderr = error.invocation, error.report, error.stderr
+            self._invocation = error.invocation
             raise
         try:
             invoked = await pool.call(prepared, on_progress)
-        except (PluginError, PluginFailure) as error:
-            self._report, self._stderr = error.report, error.stderr
-            raise
         finally:
             self._invocation = pool.invocation
-        self._identity, self._report, self._stderr = invoked.identity, invoked.report, invoked.stderr
-        return invoked.value
+        report, record = invoked.report or {}, invoked.invocation
+        return Result(invoked.value, invoked.identity, report, invoked.stderr, record)
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
@@ -505,7 +544,7 @@ def _check_context(given: Any) -> Mapping[str, Any]:
     return given
 
 
-def _check_seconds(given: Any) -> None:
+def check_seconds(given: Any) -> None:
     """Check the time limit of a call. None: the limit of its contract."""
     if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given >= 0):
         return

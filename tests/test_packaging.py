@@ -165,7 +165,10 @@ def test_dependencies_are_those_that_layers_may_import() -> None:
     from tests.test_layers import MAY_IMPORT
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["prctl"]]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in ("prctl", "serve") for each in project["optional-dependencies"][extra]),
+    ]
     names = {
         requirement.partition(">=")[0]
         .replace("python-prctl", "prctl")

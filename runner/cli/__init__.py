@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Grouped by task; README.md has the same groups. Contracts may add verbs to these groups: see all_verbs().
 GROUPS = {
     "run": ("exec", "run", "call", "tools"),
+    "serve": ("serve", "ps", "logs", "ctl"),
     "look": ("check", "explain", "plan", "contracts"),
     "allow": ("allow", "learn"),
     "write": ("new", "schema", "package", "keygen"),
@@ -32,7 +33,13 @@ GROUPS = {
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 # Verbs whose module is in a folder below this one.
-_FOLDERS = {"allow": "approving", "learn": "learning", "package": "signing", "keygen": "signing"}
+_FOLDERS = {
+    "allow": "approving",
+    "learn": "learning",
+    "package": "signing",
+    "keygen": "signing",
+    **dict.fromkeys(("serve", "ps", "logs", "ctl"), "serving"),
+}
 
 
 def entry() -> NoReturn:
@@ -256,6 +263,10 @@ def _run(verb: str, words: list[str]) -> int:
             load("decide")
             return verb_module(verb).run(usual)
         return status
+    if verb == "call" and is_via(words):
+        from runner.cli.serving.via import call_via
+
+        return call_via(words)
     given = _drop_environment() if verb == "run" and is_wrapped(words) else None
     if verb in ("exec", "run", "learn"):
         load("decide")
@@ -285,6 +296,12 @@ def is_wrapped(words: Sequence[str]) -> bool:
     """Whether a command line of `runner run` has --wrapped, as `runner wrap` writes it into an entry."""
     options = words[: words.index("--")] if "--" in words else words
     return any(word == "--wrapped" or word.startswith("--wrapped=") for word in options)
+
+
+def is_via(words: Sequence[str]) -> bool:
+    """Whether a command line of `runner call` goes to a daemon."""
+    options = words[: words.index("--")] if "--" in words else words
+    return any(word == "--via" or word.startswith("--via=") for word in options)
 
 
 def drop_environment() -> dict[str, str]:

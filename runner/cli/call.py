@@ -82,6 +82,16 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         metavar="JSON|@FILE",
         help="an object with what the contract sends along: agent_id, workspace_id, …",
     )
+    parser.add_argument(
+        "--via",
+        metavar="SOCKET",
+        help="have the daemon at this socket (runner serve) make the call: MANIFEST is then the plugin's name"
+        " there, and policy and limits are the daemon's. Goes with --input, --kind, --timeout, --context,"
+        " --json and --key",
+    )
+    parser.add_argument(
+        "--key", metavar="KEY", help="with --via: the same key gets the same answer, and no second call"
+    )
     add_talking(parser)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call, CallEnd
     from runner.protocol.host_services import Delegation, DelegationRequest, HostMethods, Services
+    from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
     from sandbox.paths.guarded import GuardedName
@@ -170,6 +171,14 @@ class Contract(Protocol):
         right."""
         return ()
 
+    # --- its supervision ----------------------------------------------------------------------------------
+
+    def supervision(self, plugin: Plugin) -> Supervision:
+        """When a supervisor starts, restarts and ends the plugin."""
+        from runner.supervision import Supervision
+
+        return Supervision()
+
     # --- its command line ---------------------------------------------------------------------------------
 
     verbs: tuple[ContractVerb, ...] = ()
@@ -184,6 +193,14 @@ class Contract(Protocol):
     def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
         """What else the manifest declares, for `explain`: tables with a title and rows."""
         return ()
+
+    def lifecycle_notice(
+        self, plugin: Plugin, what: str, facts: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]] | None:
+        """What plugins of this contract are told about the life of this one: method and params of a
+        notification. `what`: "crashed", "respawning", "respawned", "gave_up" or "restarted"; `facts`: of
+        LifecycleNews, in runner/lifecycle/spec.py. None: they are told nothing."""
+        return None
 
     @property
     def configurations(self) -> HostConfigurations | None:
@@ -425,6 +442,13 @@ class PreparedCalls(Protocol):
         self, plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str]
     ) -> Mapping[str, Any]:
         """The contract's own record of a call, which becomes `invocation` in the report."""
+        ...
+
+    def effect(
+        self, plugin: Plugin, name: str
+    ) -> Literal["read_only", "idempotent_write", "non_idempotent_write", "unknown"]:
+        """What a call of the export with this name does to the world, by the manifest. `plugin`: by its
+        manifest alone. A call whose outcome was lost is repeated only if that is harmless."""
         ...
 
     def catalogue(self, plugin: Plugin) -> Mapping[str, list[dict[str, Any]]]:

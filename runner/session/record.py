@@ -6,7 +6,7 @@ the signal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from runner.outcome import Outcome, Phase
@@ -43,6 +43,7 @@ class SessionRecord:
         self.farewell_error = ""
         self.forced = False  # it was killed because it did not end when asked to
         self.secrets = Secrets()  # not to be shown, although the plugin may write them to its stderr
+        self._take_stderr: Callable[[bytes], None] | None = None
         self._tail = bytearray()  # up to twice as much as is needed: it is not moved at each write
 
     @property
@@ -51,6 +52,14 @@ class SessionRecord:
         tail = bytes(self._tail[-self._tail_bytes :])
         tail = self.secrets.hide_in_tail(tail, cut=len(tail) < self.bytes["stderr"])
         return tail[-_STDERR_TAIL_BYTES:].decode("utf-8", "replace")
+
+    def forward_stderr_to(self, take: Callable[[bytes], None]) -> None:
+        """Pass on what is held, and what follows: see OpenPlugin.on_stderr."""
+        if self.secrets:
+            return
+        if self._tail:
+            take(bytes(self._tail[-_STDERR_TAIL_BYTES:]))
+        self._take_stderr = take
 
     @property
     def _tail_bytes(self) -> int:
@@ -73,6 +82,8 @@ class SessionRecord:
         if _NEWLINE in data:  # ten times faster than counting; most of a long answer has none
             self.lines += data.count(b"\n")
         if stream == "stderr":
+            if self._take_stderr is not None:
+                self._take_stderr(bytes(data))
             self._tail += data
             if len(self._tail) > 2 * self._tail_bytes:
                 del self._tail[: -self._tail_bytes]

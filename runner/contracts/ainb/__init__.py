@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call
     from runner.protocol.host_services import HostMethods, Services
+    from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -74,6 +75,25 @@ class AinbContract(Contract):
         from runner.contracts.ainb.host.services import provide
 
         return provide(plugin, services, allowance)
+
+    def supervision(self, plugin: Plugin) -> Supervision:
+        from runner.supervision import Supervision
+
+        given, exports = dict(plugin.lifecycle), dict(plugin.exports)
+        # A plugin that is away would miss what is published. Of some topics it only needs the latest.
+        awaited = set(exports.get("subscribes", ())) - set(exports.get("latest_state", ()))
+        reap = given.get("idle_reap", "never")
+        first = float(given.get("backoff_first", 1.0))
+        return Supervision(
+            eager=given.get("spawn") == "eager",
+            backoff=first,
+            factor=float(given.get("backoff_second", 4.0)) / first,
+            backoff_most=float(given.get("backoff_most", 16.0)),
+            failures=int(given.get("quarantine_failures", 3)),
+            within=float(given.get("quarantine_within", 60.0)),
+            healthy=float(given.get("quarantine_within", 60.0)),
+            idle=0.0 if awaited or reap == "never" else float(reap),
+        )
 
 
 CONTRACT = AinbContract()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from runner.contracts.contract import Declarations, Takes
     from runner.plugin import Allowance, Plugin
     from runner.protocol.host_services import HostMethods, Services
+    from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -63,6 +64,25 @@ class KagedContract(Contract):
         from runner.contracts.kaged.services import provide
 
         return provide(plugin, services, allowance.state_dir)
+
+    def supervision(self, plugin: Plugin) -> Supervision:
+        from runner.supervision import Supervision
+
+        given = dict(plugin.lifecycle)
+        within = float(given.get("crashes_within", 600.0))
+        return Supervision(
+            eager=True,
+            backoff=float(given.get("restart_after_first", 1.0)),
+            backoff_most=float(given.get("restart_after_most", 60.0)),
+            failures=int(given.get("crashes_most", 5)),
+            within=within,
+            healthy=within,
+            health_interval=float(given.get("health_interval", 30.0)),  # its session asks, and ends it
+            health_answer=float(given.get("health_answer", 5.0)),
+            health_misses=int(given.get("health_misses", 1)),
+            drain=dict(plugin.timeouts).get("hook", 10.0),
+            calls=1,  # a plugin handles one line after the other
+        )
 
 
 CONTRACT = KagedContract()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from runner.contracts.contract import EntryFound, WrappedEntry
     from runner.plugin import Allowance, Plugin
     from runner.protocol.host_services import HostMethods
+    from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
     from sandbox.spec import KeyPath
@@ -219,6 +220,11 @@ class McpContract(Contract):
         from runner.contracts.mcp import services
 
         return services
+
+    def supervision(self, plugin: Plugin) -> Supervision:
+        from runner.supervision import Supervision
+
+        return Supervision(health_call="ping")
 
 
 CONTRACT = McpContract()

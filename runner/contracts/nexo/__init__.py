@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from runner.contracts.contract import Takes
     from runner.plugin import Allowance, Plugin
     from runner.protocol.host_services import HostMethods
+    from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -64,6 +65,18 @@ class NexoContract(Contract):
         from runner.contracts.nexo import services
 
         return services
+
+    def supervision(self, plugin: Plugin) -> Supervision:
+        from runner.contracts.nexo.supervisor import supervision
+
+        return supervision(plugin)
+
+    def lifecycle_notice(
+        self, plugin: Plugin, what: str, facts: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]] | None:
+        from runner.contracts.nexo.supervisor import lifecycle_notice
+
+        return lifecycle_notice(plugin, what, facts)
 
 
 CONTRACT = NexoContract()

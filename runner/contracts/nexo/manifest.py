@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from runner.contracts.nexo import exports, rules, tables, topics
+from runner.contracts.nexo.supervisor import lifecycle
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
 from runner.manifest.program import check_program
@@ -59,6 +60,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
         exports=_exports(plugin),
         capabilities=tuple(dict.fromkeys(item.text for item in capabilities)),
         timeouts=TIMEOUTS,
+        lifecycle=lifecycle(plugin.table("supervisor")),
     )
     return found, faults.diagnostics()
 

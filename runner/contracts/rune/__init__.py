@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Layout
     from runner.plugin import Plugin
+    from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -45,6 +46,11 @@ class RuneContract(Contract):
         from runner.contracts.rune.manifest import check_files
 
         return check_files(document, plugin)
+
+    def supervision(self, plugin: Plugin) -> Supervision:
+        from runner.supervision import Supervision
+
+        return Supervision(calls=16)  # each in a process of its own
 
 
 CONTRACT = RuneContract()

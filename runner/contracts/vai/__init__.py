@@ -31,7 +31,7 @@ class VaiContract(Contract):
     calls: Mapping[str, tuple[str, ...]] = {
         "export": (*IDENTITIES, "tool_execution_id", "attempt", "compaction_id"),
         "tool": (*IDENTITIES, "tool_execution_id"),
-        "hook": (*IDENTITIES, "attempt"),
+        "hook": (*IDENTITIES, "attempt", "delivery_id"),
         "compactor": (*IDENTITIES, "compaction_id"),
         "harness": IDENTITIES,
     }

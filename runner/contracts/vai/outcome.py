@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from runner.contracts.vai.binding import narrow_export, read_binding
 from runner.contracts.vai.call.context import is_attempt, is_id
-from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by
+from runner.contracts.vai.declared import Declared, DeclaredExport, EffectClass, Permissions, declared_by
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd
 from sandbox.spec import Limits
@@ -139,6 +139,15 @@ def _by_effect(code: str, written: bool, lost: bool) -> InvocationEnd:
     if not written and code.startswith("protocol."):
         return InvocationEnd("failed", code)
     return InvocationEnd("failed", code, True) if lost else InvocationEnd("retryable_failure", code)
+
+
+def effect(plugin: Plugin, name: str) -> EffectClass:
+    """`plugin`: by its manifest alone."""
+    export = declared_by(plugin).find(name)
+    if export is None or export.kind == "harness":
+        return "unknown"
+    # Deliveries and compactions have an id that stays the same when they are repeated.
+    return export.effect_class if export.kind == "tool" else "idempotent_write"
 
 
 def _is_repeatable(export: DeclaredExport | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.contracts.vai.call.prepare import prepare, with_delegation
-from runner.contracts.vai.outcome import concurrent, record, reuses
+from runner.contracts.vai.outcome import concurrent, effect, record, reuses
 from runner.contracts.vai.package.catalogue import catalogue
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "OPTIONS_OF_ONE_CALL",
     "catalogue",
     "concurrent",
+    "effect",
     "prepare",
     "record",
     "reuses",

@@ -82,6 +82,7 @@ class Parked(NamedTuple):
 
 class Launched(NamedTuple):
     timings: Mapping[str, float]  # seconds by phase
+    pid: int = 0  # of the cell's first process
 
 
 class Audited(NamedTuple):

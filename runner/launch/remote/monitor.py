@@ -354,7 +354,7 @@ class _SessionHost:
         return self._streams.connect(acquired.owner.uid, acquired.owner.gid)
 
     def see_started(self, started: Started) -> Started:
-        self._control.tell(Launched(dict(started.timings)))
+        self._control.tell(Launched(dict(started.timings), started.cell.pid))
         teller = HostTeller(started)
         started.cell.watch_network(lambda line: self._control.mention(Audited(line, teller.advice(line))))
         gc.enable()  # the fork server does without; a plugin may live for months

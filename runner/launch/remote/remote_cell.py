@@ -74,6 +74,7 @@ class RemoteCell:
         self.facts = b""  # of a parked cell: what it rests on
         self._is_released = False
         self._launched: Mapping[str, float] | None = None
+        self.plugin_pid: int | None = None  # of the cell's first process, once it runs
         self._ended: MonitorEnd | None = None
         self.on_audit: Callable[[Audited], None] | None = None  # for each connection, as it ends
         self._was_heard = trio.Event()
@@ -197,7 +198,7 @@ class RemoteCell:
             case Parked():
                 self._was_parked.set()
             case Launched():
-                self._launched = message.timings
+                self._launched, self.plugin_pid = message.timings, message.pid or None
                 self._was_launched.set()
             case Audited():
                 if self.on_audit is not None:

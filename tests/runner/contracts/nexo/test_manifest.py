@@ -47,6 +47,18 @@ def faults(text: str) -> list[tuple[str, int, int]]:
     return [(d.rule, d.line, d.column) for d in diagnostics if d.severity == "error"]
 
 
+def test_the_numbers_of_its_supervisor() -> None:
+    text = "[plugin.supervisor]\nrespawn = true\nmax_attempts = 7\nbackoff_ms = 250\nstderr_tail_lines = 0\n"
+    assert dict(plugin(text).lifecycle) == {
+        "respawn": "yes",
+        "stderr_tail_lines": 0.0,
+        "max_attempts": 7.0,
+        "backoff": 0.25,
+    }
+    numbers = nexo.CONTRACT.supervision(plugin(text))
+    assert (numbers.attempts, numbers.backoff, numbers.healthy) == (7, 0.25, 3.5)
+
+
 def test_the_smallest_manifest_is_a_plugin_with_nothing_to_start() -> None:
     found, diagnostics = read(HEAD)
     assert found == Plugin(
@@ -60,6 +72,7 @@ def test_the_smallest_manifest_is_a_plugin_with_nothing_to_start() -> None:
         entrypoint=None,
         spec=SandboxSpec(enabled=False),
         timeouts=manifest.TIMEOUTS,
+        lifecycle=(("respawn", "no"), ("stderr_tail_lines", 32.0)),
     )
     assert diagnostics == ()
     document = parse("/plugins/demo/plugin.toml", HEAD.encode(), "toml")

@@ -95,7 +95,7 @@ def test_a_host_that_does_not_listen(
     assert control.tell(Launched({"x" * 1000: 1.0}))
     assert not control.tell(Launched({"x" * (8 << 20): 1.0}))
     host.setblocking(False)
-    assert json.loads(host.recv(1 << 16).splitlines()[0]) == ["Launched", {"x" * 1000: 1.0}]
+    assert json.loads(host.recv(1 << 16).splitlines()[0]) == ["Launched", {"x" * 1000: 1.0}, 0]
 
 
 def test_a_word_of_the_host_interrupts_what_hangs(pair: tuple[Control, socket.socket]) -> None:

@@ -1,0 +1,54 @@
+"""`runner logs`: what a daemon's plugin wrote to its stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from runner.cli.serving.socket_option import add_socket, connect
+from runner.cli.serving.via import quote, tell_error
+from runner.cli.shared.text import say
+from runner.outcome import EXIT
+from runner.serve.client import NoDaemon
+from sandbox.document.diagnostic import printable
+
+if TYPE_CHECKING:
+    import argparse
+
+NAME = "logs"
+HELP = "show what a plugin of a daemon (runner serve) wrote to its stderr"
+EXAMPLE = "runner logs --follow notes"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the plugin; runner ps lists them")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what it writes")
+    add_socket(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    client = connect(args, NAME)
+    if isinstance(client, int):
+        return client
+    with client:
+        try:
+            answer = client.request("GET", f"/plugins/{quote(args.name)}/logs" + "?follow=1" * args.follow)
+            if answer.status != 200:
+                return tell_error(answer.status, answer.json())
+            if not args.follow:
+                _show(b"".join(answer.parts()).decode("utf-8", "replace"))
+                return 0
+            for _, data in answer.events():
+                _show(data["text"])
+        except NoDaemon as error:
+            say(printable(f"runner logs: {error}"))
+            return EXIT["launch_failed"]
+    return 0
+
+
+def _show(text: str) -> None:
+    """A terminal gets no control sequences of the plugin's."""
+    if sys.stdout.isatty():
+        text = "".join(line if line == "\n" else printable(line) for line in text.splitlines(keepends=True))
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,48 @@
+"""`runner ps`: the plugins of a daemon, and how they are."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.serving.socket_option import add_socket, ask
+from sandbox.document.diagnostic import printable
+from sandbox.units import format_duration
+
+if TYPE_CHECKING:
+    import argparse
+
+NAME = "ps"
+HELP = "list the plugins of a daemon (runner serve) and their states"
+EXAMPLE = "runner ps --json"
+_TITLES = ("NAME", "STATE", "FOR", "CONTRACT", "CELLS", "CALLS", "RESTARTS", "REASON")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_socket(parser)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = ask(args, NAME, "GET", "/plugins")
+    if isinstance(found, int):
+        return found
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    rows = [_TITLES, *(_row(each) for each in found["plugins"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    calls = str(each["in_flight"]) + (f"+{each['queued']}" if each["queued"] else "")
+    seconds = max(0, int(time.time() - each["since"]))
+    reason = "" if each["state"] == "ready" else each["reason"]
+    return (
+        *(printable(each["name"]), each["state"], format_duration(seconds), each["contract"] or "?"),
+        *(str(each["sessions"]), calls, str(each["restarts"]), printable(reason)),
+    )

@@ -1,0 +1,141 @@
+"""`runner serve`: keep plugins alive, and serve calls to them at a door."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from runner.cli.shared.text import say
+from runner.outcome import EXIT, USAGE_ERROR
+from runner.serve.client import default_socket
+from sandbox.document.diagnostic import printable
+
+if TYPE_CHECKING:
+    import argparse
+
+    from runner.serve.daemon import ServeOptions
+
+NAME = "serve"
+HELP = "keep plugins alive and serve calls to them on a socket"
+EXAMPLE = "runner serve --config ./plugins --config ./my-plugin"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        metavar="DIR|FILE",
+        action="append",
+        required=True,
+        help="a manifest, a host's configuration, or a folder of them; may be given several times",
+    )
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        help=f"where to listen, for this user and root (default: {default_socket(os.environ)}, or the sockets"
+        " of the service manager)",
+    )
+    parser.add_argument(
+        "--http", metavar="ADDRESS:PORT", help="listen on TCP too, for those who have the token"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="the token for --http; only its owner may read it"
+    )
+    parser.add_argument(
+        "--http-anywhere", action="store_true", help="allow an address that other machines can reach"
+    )
+    parser.add_argument(
+        "--http-name",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a further name that requests may use for this machine (Host header)",
+    )
+    parser.add_argument(
+        "--ledger", metavar="FILE", help="the database of calls and deliveries (default: in the state folder)"
+    )
+    parser.add_argument("--policy", metavar="NAME|FILE", help="the policy for all plugins")
+    parser.add_argument(
+        "--drain", metavar="TIME", default="30s", help="for calls in flight at the end (default: 30s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        from runner.serve import daemon
+        from runner.serve.listen import CannotListen
+    except ModuleNotFoundError as error:
+        say(f"runner serve: {error.name} is missing; install it with pip install 'plugin-runner[serve]'")
+        return EXIT["launch_failed"]
+    from runner.ledger.file import LedgerUnusable
+
+    listeners: list[socket.socket] = []
+    args.unlink = None
+    try:
+        options = _options(args, listeners)
+    except (ValueError, CannotListen) as error:
+        say(printable(f"runner serve: {error}"))
+        for each in listeners:
+            each.close()
+        _remove(args.unlink)
+        return USAGE_ERROR
+
+    def tell(text: str) -> None:
+        say(printable(f"runner serve: {text}"))
+
+    try:
+        daemon.run(options, dict(os.environ), tell)
+    except LedgerUnusable as unusable:
+        tell(f"{unusable}; {unusable.hint}")
+        return EXIT["launch_failed"]
+    finally:
+        _remove(args.unlink)
+    return 0
+
+
+def _remove(path: str | None) -> None:
+    try:
+        os.unlink(path or "")
+    except OSError:
+        pass
+
+
+def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
+    """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
+    from runner.serve.daemon import ServeOptions
+    from runner.serve.listen import listen_tcp, listen_unix
+    from runner.serve.peer import LOCAL_NAMES, Rules, read_token
+    from runner.serve.roster import default_ledger
+    from runner.serve.service_manager import take_sockets
+    from sandbox.units import parse_limit
+
+    for name in ("socket", "http", "token_file", "ledger", "policy"):
+        if getattr(args, name) == "":
+            raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
+    try:
+        drain = float(parse_limit("call", args.drain))
+    except ValueError as error:
+        raise ValueError(f"--drain {args.drain}: {error}") from None
+    token = b"" if args.token_file is None else read_token(args.token_file)
+    listeners += take_sockets(os.environ)
+    if args.socket is not None or not listeners:
+        path = args.socket or default_socket(os.environ)
+        listeners.append(listen_unix(path))
+        args.unlink = path
+    if args.http is not None:
+        listeners.append(listen_tcp(args.http, anywhere=args.http_anywhere))
+    if not token and any(each.family != socket.AF_UNIX for each in listeners):
+        raise ValueError("--http: requests by TCP need a token; give --token-file FILE")
+    names = (*LOCAL_NAMES, *(name.lower() for name in args.http_name))
+    for each in listeners:
+        if each.family != socket.AF_UNIX:
+            host = each.getsockname()[0]
+            names = (*names, f"[{host}]" if ":" in host else host)
+    return ServeOptions(
+        config=tuple(args.config),
+        ledger=args.ledger or default_ledger(os.environ),
+        listeners=tuple(listeners),
+        rules=Rules(os.geteuid(), token, names),
+        policy=args.policy,
+        drain_seconds=drain,
+    )

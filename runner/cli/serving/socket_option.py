@@ -1,0 +1,52 @@
+"""The option --socket of the verbs that ask a daemon, and a request to it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.serving.via import tell_error
+from runner.cli.shared.text import say
+from runner.outcome import EXIT
+from runner.serve.client import Client, DoorAnswer, NoDaemon, default_socket
+from sandbox.document.diagnostic import printable
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_socket(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        default=default_socket(os.environ),
+        help="where the daemon listens (default: %(default)s)",
+    )
+
+
+def connect(args: argparse.Namespace, verb: str) -> Client | int:
+    """The connection, or the exit status if nobody answers."""
+    try:
+        return Client(args.socket)
+    except NoDaemon as error:
+        say(
+            printable(
+                f"runner {verb}: {error}; start one with runner serve, or name its socket with --socket"
+            )
+        )
+        return EXIT["launch_failed"]
+
+
+def ask(args: argparse.Namespace, verb: str, method: str, path: str) -> Any:
+    """The answer as JSON, or the exit status of a failure, which was printed."""
+    client = connect(args, verb)
+    if isinstance(client, int):
+        return client
+    with client:
+        try:
+            answer: DoorAnswer = client.request(method, path)
+            found = answer.json()
+        except NoDaemon as error:
+            say(printable(f"runner {verb}: {error}"))
+            return EXIT["launch_failed"]
+    return found if answer.status < 300 else tell_error(answer.status, found)

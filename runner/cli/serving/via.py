@@ -1,0 +1,138 @@
+"""`runner call --via SOCKET`: a call that a daemon makes. Imports as little as it can."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from runner.outcome import EXIT, USAGE_ERROR
+from runner.serve.client import Client, NoDaemon
+from sandbox.speed.typed import Any, Sequence
+
+_OPTIONS = ("--via", "--input", "--kind", "--timeout", "--context", "--key")
+_SWITCHES = ("--json",)
+# Codes of the door for requests that it did not accept, beside those of runner/outcome.py.
+_BUSY = ("draining", "ledger", "busy")
+
+
+def call_via(words: Sequence[str]) -> int:
+    try:
+        given, names = _read(words)
+        seconds = _seconds(given.get("--timeout"))
+        document = {
+            "tool": names[1],
+            "input": _json("--input", given.get("--input")),
+            "kind": given.get("--kind"),
+            "context": _json("--context", given.get("--context")),
+        }
+    except ValueError as error:
+        return _fail(f"runner call: {error}", USAGE_ERROR)
+    headers = {"Content-Type": "application/json"}
+    if seconds is not None:
+        headers["Runner-Deadline"] = f"{seconds:g}"
+    if "--key" in given:
+        headers["Idempotency-Key"] = given["--key"]
+    try:
+        with Client(given["--via"]) as client:
+            answer = client.request("POST", f"/plugins/{quote(names[0])}/calls", _present(document), headers)
+            found = answer.json()
+    except NoDaemon as error:
+        message = f"runner call: {error}; start one with runner serve --socket {given['--via']}"
+        return _fail(message, EXIT["launch_failed"])
+    if answer.status == 200:
+        pretty = 2 if sys.stdout.isatty() and "--json" not in given else None
+        print(json.dumps(found["value"], ensure_ascii=False, indent=pretty))
+        return 0
+    return tell_error(answer.status, found, as_json="--json" in given)
+
+
+def tell_error(status: int, found: Any, *, as_json: bool = False) -> int:
+    """Print the error that the door answered with. Returns the exit status."""
+    error = found.get("error", {}) if isinstance(found, dict) else {}
+    code = str(error.get("code", status))
+    if as_json:
+        print(json.dumps(found), file=sys.stderr)
+    else:
+        from sandbox.document.diagnostic import printable
+
+        phase = f" in {error['phase']}" if error.get("phase") else ""
+        cause = f" ({error['cause']})" if error.get("cause") else ""
+        hint = f"; {error['hint']}" if error.get("hint") else ""
+        text = f"{code}{phase}{cause}: {error.get('message', '')}{hint}"
+        print(f"runner: {printable(text)}", file=sys.stderr)
+    if code in EXIT:
+        return next(number for name, number in EXIT.items() if name == code)
+    if code in _BUSY or status == 429:
+        return EXIT["overloaded"]
+    if status in (401, 403):
+        return EXIT["policy_denied"]
+    return USAGE_ERROR if status < 500 else EXIT["internal"]
+
+
+def quote(name: str) -> str:
+    """A plugin's name as part of a path."""
+    safe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-~@"
+    return "".join(
+        char if char in safe else "".join(f"%{byte:02X}" for byte in os.fsencode(char)) for char in name
+    )
+
+
+def _read(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The options and the two names. Raises ValueError."""
+    given: dict[str, str] = {}
+    names: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        if word in _SWITCHES:
+            given[word] = ""
+        elif name in _OPTIONS:
+            if not equals and not left:
+                raise ValueError(f"{name} takes a value")
+            given[name] = value if equals else left.pop(0)
+        elif word.startswith("-") and word != "-":
+            raise ValueError(
+                f"{name} does not go with --via: policy and limits are the daemon's; leave one of them out"
+            )
+        else:
+            names.append(word)
+    if len(names) != 2 or not all(names):
+        raise ValueError("write runner call --via SOCKET PLUGIN NAME; runner ps lists the plugins")
+    return given, names
+
+
+def _json(option: str, word: str | None) -> Any:
+    if word is None:
+        return None
+    try:
+        return json.loads(word)  # the daemon reads it again, by stricter rules
+    except (ValueError, RecursionError):
+        pass
+    # A file, stdin, or a fault that this names.
+    from runner.cli.shared.json_option import read_json_option
+
+    return read_json_option(option, word)
+
+
+def _seconds(word: str | None) -> float | None:
+    if word is None:
+        return None
+    from sandbox.units import parse_limit
+
+    try:
+        return float(parse_limit("call", word))
+    except ValueError as error:
+        raise ValueError(f"--timeout {word}: {error}") from None
+
+
+def _present(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if value is not None}
+
+
+def _fail(message: str, status: int) -> int:
+    from sandbox.document.diagnostic import printable
+
+    print(printable(message), file=sys.stderr)
+    return status

@@ -1,0 +1,105 @@
+"""What a supervisor tells those who watch: bounded, and the oldest is dropped for a reader that is slow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+import trio
+
+_T = TypeVar("_T")
+LOG_BYTES = 64 << 10  # of a plugin's stderr
+_MOST_PIECES = 256  # of a plugin's stderr, that wait for a reader
+
+
+class BoundedFeed(AsyncIterator[_T], Generic[_T]):
+    """For one reader. Ends when it is closed and empty."""
+
+    def __init__(self, most: int, forget: Callable[[BoundedFeed[_T]], None]) -> None:
+        """`most`: items that wait for the reader. `forget`: called when it is closed."""
+        self.dropped = 0  # items that the reader has missed
+        self._items: deque[_T] = deque()
+        self._most = most
+        self._forget = forget
+        self._news = trio.Event()
+        self._closed = False
+
+    def tell(self, item: _T) -> None:
+        if len(self._items) >= self._most:
+            self._items.popleft()
+            self.dropped += 1
+        self._items.append(item)
+        self._news.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._news.set()
+        self._forget(self)
+
+    async def __anext__(self) -> _T:
+        await trio.lowlevel.checkpoint()
+        while not self._items:
+            if self._closed:
+                raise StopAsyncIteration
+            self._news = trio.Event()
+            await self._news.wait()
+        return self._items.popleft()
+
+
+class FeedSource(Generic[_T]):
+    """All feeds of one thing."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._feeds: list[BoundedFeed[_T]] = []
+
+    def subscribe(self) -> BoundedFeed[_T]:
+        feed: BoundedFeed[_T] = BoundedFeed(self._most, self._forget)
+        self._feeds.append(feed)
+        return feed
+
+    def tell(self, item: _T) -> None:
+        for feed in self._feeds:
+            feed.tell(item)
+
+    def close(self) -> None:
+        for feed in list(self._feeds):
+            feed.close()
+
+    def _forget(self, feed: BoundedFeed[_T]) -> None:
+        if feed in self._feeds:
+            self._feeds.remove(feed)
+
+
+class StderrLog:
+    """The end of what a plugin wrote to its stderr, in all its cells."""
+
+    def __init__(self) -> None:
+        self.written = 0  # bytes so far
+        self._tail = bytearray()
+        self._source: FeedSource[str] = FeedSource(_MOST_PIECES)
+
+    @property
+    def text(self) -> str:
+        return self.since(0)
+
+    def since(self, written: int) -> str:
+        """The end of what was added since there were so many bytes."""
+        new = min(self.written - written, LOG_BYTES)
+        return self._tail[len(self._tail) - new :].decode("utf-8", "replace")
+
+    def add(self, data: bytes) -> None:
+        if not data:
+            return
+        self.written += len(data)
+        self._tail += data
+        if len(self._tail) > 2 * LOG_BYTES:  # it is not moved at each write
+            del self._tail[:-LOG_BYTES]
+        self._source.tell(data.decode("utf-8", "replace"))
+
+    def follow(self) -> BoundedFeed[str]:
+        return self._source.subscribe()
+
+    def close(self) -> None:
+        self._source.close()

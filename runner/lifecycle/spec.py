@@ -1,0 +1,100 @@
+"""What a supervisor is given about a plugin, and what it tells about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.library import OpenArguments, Path, hide_secrets
+from runner.lifecycle.machine import StateName
+from runner.protocol.dialect import Identity
+from runner.protocol.host_services import Services
+from runner.supervision import Supervision, fault_of
+from sandbox.speed.value import NamedTuple
+
+
+class Spec(NamedTuple):
+    """A plugin to supervise. The fields from `server` to `state_dir` are those of `runner.open_plugin`."""
+
+    name: str  # unique in its supervisor
+    path: Path
+    server: str | None = None
+    contract: str | None = None
+    policy: Path | None = None
+    config: Any = None
+    limits: Mapping[str, str | float] | None = None
+    services: Services | None = None
+    environ: Mapping[str, str] | None = None
+    secrets: Mapping[str, Any] | None = None
+    options: Mapping[str, str] | None = None
+    env: Mapping[str, str] | None = None
+    args: Sequence[str] = ()
+    state_dir: Path | None = None
+    pending: str = ""  # why it may not start, such as an approval that is missing
+    numbers: Mapping[str, Any] = {}  # in place of the contract's: fields of runner.supervision.Supervision
+
+    def checked(self) -> Spec:
+        """The same with its secrets hidden. Raises ValueError."""
+        if not self.name or not self.name.isprintable():
+            raise ValueError(f"name: {self.name!r} is not a name: a text that can be printed")
+        if not os.fspath(self.path):
+            raise ValueError("path: its value is empty")
+        self.adjust(Supervision())
+        return self._replace(secrets=hide_secrets(self.secrets))
+
+    def adjust(self, given: Supervision) -> Supervision:
+        """The contract's numbers, with the operator's in their place. Raises ValueError."""
+        unknown = [name for name in self.numbers if name not in Supervision._fields]
+        if unknown:
+            raise ValueError(f"numbers: there is no {unknown[0]!r}; there are {', '.join(given._fields)}")
+        adjusted = given._replace(**self.numbers)
+        if fault := fault_of(adjusted):
+            raise ValueError(f"numbers: {fault}")
+        return adjusted
+
+    def opening(self) -> OpenArguments:
+        return OpenArguments(
+            server=self.server,
+            contract=self.contract,
+            policy=self.policy,
+            config=self.config,
+            limits=self.limits,
+            services=self.services,
+            environ=self.environ,
+            secrets=self.secrets,
+            options=self.options,
+            env=self.env,
+            args=self.args,
+            state_dir=self.state_dir,
+        )
+
+
+class Status(NamedTuple):
+    name: str
+    contract: str  # empty: its manifest could not be read
+    state: StateName
+    reason: str  # why it is held, or why it failed last
+    since: float  # seconds since 1970
+    attempts: int  # failures in a row
+    restarts: int  # since it was added
+    sessions: int  # cells that live
+    in_flight: int  # calls
+    queued: int  # calls
+    pids: tuple[int, ...]  # the first process of each cell; none where each call has a process of its own
+    identity: Identity | None  # None: it has not come up yet
+
+
+class LifecycleNews(NamedTuple):
+    """A change in the life of a plugin."""
+
+    name: str
+    state: StateName
+    reason: str
+    time: float  # seconds since 1970
+    # "state": it got another one. Otherwise what happened: "crashed", "respawning", "respawned", "gave_up",
+    # "restarted".
+    what: str = "state"
+    # attempt, seconds (of the pause), exit_code (-1: a signal, or it never ran), stderr (its end),
+    # total_uptime, uptime (of the cell that ended), pid and time.
+    facts: Mapping[str, Any] = {}

@@ -1,0 +1,165 @@
+"""The door's connections: accepted here, so that the kernel's word about each peer reaches its requests, and
+then spoken with by Hypercorn.
+
+Every wait is bounded. A connection that sends no whole request header in time is closed, as is one that does
+not read its answer. Beyond a number of connections, further ones are told to come back.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, ConnectionState
+
+from runner.serve.peer import DoorPeer, unix_peer
+
+HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
+_WRITE_SECONDS = 30.0  # for one part of an answer
+_MOST_HEADER_BYTES = 16 << 10
+_MOST_REQUESTS = 1_000_000  # of one connection
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+)
+
+
+class _Connection(TCPServer):
+    """One connection. HTTP/1.1 only: HTTP/2 and websockets have rules that this door does not bound."""
+
+    _head = b""  # of an answer, not sent yet
+
+    async def run(self) -> None:
+        try:
+            async with TaskGroup() as task_group:
+                self._task_group = task_group
+                self.protocol = H11Protocol(  # type: ignore[assignment]  # the part of the wrapper that is used
+                    *(self.app, self.config, self.context, task_group, ConnectionState(self.state)),
+                    *(False, None, None, self.protocol_send),
+                )
+                await self.idle_task.restart(task_group, self._idle_timeout)
+                await self._read_data()
+                await self.idle_task.stop()  # else a closed connection counts until it would have been idle
+        except* (OSError, H2CProtocolRequiredError, H2ProtocolAssumedError):
+            pass
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._close()
+
+    async def protocol_send(self, event: Event) -> None:
+        if not isinstance(event, RawData):
+            await super().protocol_send(event)
+            return
+        # Head and body of an answer go out together: two writes wake the client twice. A head is always
+        # followed by more, if only by the empty end of its body.
+        data, self._head = self._head + event.data, b""
+        if event.data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            return
+        if not data:
+            return
+        async with self.send_lock:
+            # Hypercorn waits without a bound, also when it is told to end.
+            with trio.move_on_after(_WRITE_SECONDS, shield=True):
+                try:
+                    await self.stream.send_all(data)
+                    return
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    pass
+        await self.stream.aclose()
+        await self.protocol.handle(Closed())
+
+
+class Connections:
+    """Serves an ASGI application on listening sockets."""
+
+    def __init__(
+        self,
+        application: ASGIFramework,
+        most: int,
+        on_full: Callable[[], None],
+        on_bug: Callable[[Exception], None],
+    ) -> None:
+        """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter."""
+        config = Config()
+        config.keep_alive_timeout = HEADER_SECONDS
+        config.keep_alive_max_requests = _MOST_REQUESTS
+        config.h11_max_incomplete_size = _MOST_HEADER_BYTES
+        config.include_server_header = config.include_date_header = False
+        config.accesslog = config.errorlog = None
+        self._config = config
+        self._door = application
+        self._application = ASGIWrapper(self._serve_request)
+        self._context = WorkerContext(None)
+        self._most = most
+        self._on_full = on_full
+        self._on_bug = on_bug
+        self._speaking = 0  # requests that are served
+        self._idle = trio.Event()
+
+    async def _serve_request(self, scope: Any, receive: Any, send: Any) -> None:
+        self._speaking += 1
+        try:
+            await self._door(scope, receive, send)
+        finally:
+            self._speaking -= 1
+            self._idle.set()
+
+    async def until_idle(self) -> None:
+        """Wait until no request is served. Further ones may come."""
+        while self._speaking:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept connections until this task is cancelled."""
+        listener.setblocking(False)
+        accepting = trio.socket.from_stdlib_socket(listener)
+        is_unix = listener.family == socket.AF_UNIX
+        room = trio.CapacityLimiter(self._most if is_unix else max(1, self._most // 4))
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    accepted, _ = await accepting.accept()
+                except OSError:
+                    # The peer has gone, or there is no descriptor left. Connections that end free some.
+                    await trio.sleep(0.05)
+                    continue
+                if room.available_tokens < 1:
+                    self._on_full()
+                    _refuse(accepted)
+                    continue
+                peer = unix_peer(accepted._sock) if is_unix else DoorPeer(None)  # type: ignore[attr-defined]
+                held = object()
+                room.acquire_on_behalf_of_nowait(held)
+                nursery.start_soon(self._speak, trio.SocketStream(accepted), peer, room, held)
+
+    async def _speak(
+        self, stream: trio.SocketStream, peer: DoorPeer, room: trio.CapacityLimiter, held: object
+    ) -> None:
+        state = ConnectionState({"peer": peer, "greeted": []})
+        speaking = _Connection(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
+        try:
+            await speaking.run()
+        except* Exception as group:  # noqa: BLE001 -- a bug ends this connection, not the daemon
+            for error in group.exceptions:
+                self._on_bug(error)
+        finally:
+            room.release_on_behalf_of(held)
+
+
+def _refuse(accepted: trio.socket.SocketType) -> None:
+    raw: socket.socket = accepted._sock  # type: ignore[attr-defined]
+    try:
+        raw.send(_FULL)
+    except OSError:
+        pass
+    accepted.close()

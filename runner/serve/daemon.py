@@ -1,0 +1,217 @@
+"""The daemon: opens ledger and supervisor, keeps the plugins in step with the configuration, serves the door.
+
+SIGTERM and SIGINT drain: no further calls, those in flight finish or are cancelled at the deadline, then all
+plugins end. SIGHUP reads the configuration again. SIGKILL leaves no process of a plugin; the ledger tells the
+next daemon which calls were in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+
+import trio
+
+from runner.ledger.file import LedgerUnusable
+from runner.ledger.ledger import Ledger, open_ledger
+from runner.lifecycle.supervisor import Supervisor, open_supervisor
+from runner.serve.connections import Connections
+from runner.serve.deliveries import Deliveries
+from runner.serve.desk import Desk
+from runner.serve.door import Door
+from runner.serve.metrics import Metrics
+from runner.serve.peer import DoorPeer, Rules
+from runner.serve.refusal import Refused
+from runner.serve.roster import Roster
+from runner.serve.routes import Routes
+from runner.serve.service_manager import Notifier, watchdog_seconds
+from runner.serve.watch import Watch, open_watch
+from sandbox.speed.value import NamedTuple
+
+MOST_CONNECTIONS = 512
+DRAIN_SECONDS = 30.0
+_MOST_DESCRIPTORS = 1 << 16
+_ANSWER_SECONDS = 5.0  # for answers to be sent after the last call has ended
+_OWED_SECONDS = 1.0  # between attempts to write outcomes that the ledger owes
+_NOTES_PER_SECOND = 20  # of the audit; more are counted in the metrics only
+
+
+class ServeOptions(NamedTuple):
+    config: tuple[str, ...]
+    ledger: str
+    listeners: tuple[socket.socket, ...]
+    rules: Rules
+    policy: str | None = None
+    drain_seconds: float = DRAIN_SECONDS
+    most_connections: int = MOST_CONNECTIONS
+    body_seconds: float = 30.0
+    most_body_bytes: int = 16 << 20
+
+
+class Daemon:
+    def __init__(
+        self,
+        options: ServeOptions,
+        supervisor: Supervisor,
+        ledger: Ledger,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._supervisor = supervisor
+        self._ledger = ledger
+        self._environ = environ
+        self._say = say
+        self._notifier = Notifier(environ)
+        self._end = trio.Event()
+        self._drain_seconds = options.drain_seconds
+        self._notes = _NOTES_PER_SECOND
+        self._noted_at = 0.0
+        self._metrics = Metrics()
+        self._roster = Roster(supervisor, ledger, options.config, options.policy, environ, say)
+        self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
+        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys)
+
+    async def run(self) -> None:
+        """Serve until a signal or a request says to end."""
+        routes = Routes(
+            *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
+            *(self._drain, self._say),
+        )
+        door = Door(
+            routes.application(),
+            self._options.rules,
+            on_refused=self._refused,
+            on_connected=self._connected,
+            most_bytes=self._options.most_body_bytes,
+            body_seconds=self._options.body_seconds,
+        )
+        connections = Connections(
+            door,  # type: ignore[arg-type]
+            self._options.most_connections,
+            lambda: self._metrics.refusal("too_many_connections"),
+            lambda error: self._say(f"internal: a connection: {type(error).__name__}: {error}"),
+        )
+        async with AsyncExitStack() as stack:
+            watch = stack.enter_context(open_watch())
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            self._nursery = nursery
+            nursery.start_soon(self._signals, nursery)
+            await self._roster.reload()
+            for listener in self._options.listeners:
+                nursery.start_soon(connections.serve, listener)
+            delivering = trio.CancelScope()
+            nursery.start_soon(self._deliver, delivering)
+            nursery.start_soon(self._pay_what_is_owed)
+            if watch is None:
+                self._say(
+                    "the kernel gives no inotify instance: send SIGHUP after changes of the configuration"
+                )
+            else:
+                nursery.start_soon(self._follow_changes, watch)
+            if (seconds := watchdog_seconds(self._environ)) is not None:
+                nursery.start_soon(self._feed_watchdog, seconds)
+            self._notifier.send("READY=1", f"STATUS={len(self._supervisor.plugins())} plugins")
+            await self._end.wait()
+            self._notifier.send("STOPPING=1")
+            await self._finish(delivering, connections)
+            nursery.cancel_scope.cancel()
+
+    async def _finish(self, delivering: trio.CancelScope, connections: Connections) -> None:
+        self._desk.draining = True
+        delivering.cancel()
+        self._say("draining")
+        await self._supervisor.drain(self._drain_seconds)
+        self._supervisor.end_feeds()  # streams of news and logs end with it
+        with trio.move_on_after(_ANSWER_SECONDS):
+            await connections.until_idle()  # the answers of the last calls are sent
+
+    def _drain(self, seconds: float | None) -> None:
+        if seconds is not None:
+            self._drain_seconds = min(seconds, self._options.drain_seconds)
+        self._end.set()
+
+    # --- tasks ----------------------------------------------------------------------------------------------
+
+    async def _signals(self, nursery: trio.Nursery) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    nursery.start_soon(self._reload)  # it may take as long as calls in flight do
+                else:
+                    self._drain(None)
+
+    async def _deliver(self, scope: trio.CancelScope) -> None:
+        with scope:
+            await self._deliveries.run()
+
+    async def _pay_what_is_owed(self) -> None:
+        while True:
+            await trio.sleep(_OWED_SECONDS)
+            await self._ledger.flush()
+
+    async def _follow_changes(self, watch: Watch) -> None:
+        watch.set(self._roster.watched)
+        async for _ in watch.changes():
+            await self._reload()
+            watch.set(self._roster.watched)
+
+    async def _reload(self) -> None:
+        self._notifier.send("RELOADING=1")
+        try:
+            await self._roster.reload()
+        except Exception as error:  # noqa: BLE001 -- a bug; the plugins stay as they are
+            self._say(f"internal: the configuration was not read: {type(error).__name__}: {error}")
+        self._deliveries.wake()
+        self._notifier.send("READY=1", f"STATUS={len(self._supervisor.plugins())} plugins")
+
+    async def _feed_watchdog(self, seconds: float) -> None:
+        while True:
+            self._notifier.send("WATCHDOG=1")
+            await trio.sleep(seconds)
+
+    # --- audit and metrics ----------------------------------------------------------------------------------
+
+    def _refused(self, peer: DoorPeer, refused: Refused) -> None:
+        self._metrics.refusal(refused.code)
+        caller = "tcp" if peer.uid is None else f"uid:{peer.uid}"
+        self._note("refusal", caller, {"code": refused.code, "message": refused.message})
+
+    def _connected(self, peer: DoorPeer, caller: str) -> None:
+        self._note("connection", caller, {"pid": peer.pid})
+
+    def _note(self, what: str, caller: str, detail: Mapping[str, object]) -> None:
+        """A row of the audit, for which nobody waits. Strangers must not fill the ledger, so that there is a
+        most per second."""
+        if trio.current_time() - self._noted_at >= 1.0:
+            self._noted_at, self._notes = trio.current_time(), _NOTES_PER_SECOND
+        self._notes -= 1
+        if self._notes >= 0:
+            self._nursery.start_soon(self._write_note, what, caller, json.dumps(detail))
+
+    async def _write_note(self, what: str, caller: str, detail: str) -> None:
+        with suppress(LedgerUnusable):
+            await self._ledger.note(what, caller, "", detail)
+
+
+async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
+    _raise_descriptors()
+    async with open_ledger(options.ledger) as ledger, open_supervisor() as supervisor:
+        await Daemon(options, supervisor, ledger, environ, say).run()
+
+
+def run(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """`serve`, for a process that does nothing else."""
+    trio.run(serve, options, environ, say)
+
+
+def _raise_descriptors() -> None:
+    """Each connection and each cell takes some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_DESCRIPTORS)), hard))

@@ -1,0 +1,138 @@
+"""Delivers events to hooks: at least once, retried by the schedule, and never one delivery twice at once."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from runner.exceptions import PluginError, PluginFailure
+from runner.ledger.file import Attempt, LedgerUnusable
+from runner.ledger.ledger import Ledger
+from runner.ledger.rows import Delivery, EndOfCall, Verdict
+from runner.lifecycle.exceptions import UnknownPlugin
+from runner.lifecycle.supervisor import Supervisor
+from runner.outcome import Outcome, outcome_document
+from runner.serve.metrics import Metrics
+
+_MOST_AT_ONCE = 16
+_MOST_SLEEP_SECONDS = 60.0  # the clock of the machine may be set meanwhile
+_LEDGER_SECONDS = 1.0
+_MOST_ID = 256
+_HELD = ("pending", "stopped")  # by a person, who will start it again: its deliveries wait
+
+
+class Deliveries:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        ledger: Ledger,
+        metrics: Metrics,
+        context_keys: Callable[[str], Sequence[str]],
+    ) -> None:
+        """`context_keys`: what the contract of a plugin, by its name, sends along with a hook."""
+        self._supervisor = supervisor
+        self._ledger = ledger
+        self._metrics = metrics
+        self._context_keys = context_keys
+        self._running = 0
+        self._news = trio.Event()
+
+    def wake(self) -> None:
+        """A delivery may be due."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Deliver until this task is cancelled. Attempts that run then are retried after the next start."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._news = trio.Event()
+                try:
+                    seconds = await self._begin(nursery)
+                except LedgerUnusable:
+                    seconds = _LEDGER_SECONDS  # /health tells it
+                with trio.move_on_after(seconds):
+                    await self._news.wait()
+
+    async def _begin(self, nursery: trio.Nursery) -> float:
+        """Begin what is due. Returns how long nothing else is."""
+        held = tuple(each.name for each in self._supervisor.plugins() if each.state in _HELD)
+        free = _MOST_AT_ONCE - self._running
+        if free <= 0:
+            return _MOST_SLEEP_SECONDS  # the end of an attempt wakes it
+        begun = await self._ledger.claim(free, lambda: f"call_{secrets.token_hex(12)}", held)
+        for attempt in begun:
+            self._running += 1
+            nursery.start_soon(self._attempt, attempt)
+        if len(begun) == free:
+            return _MOST_SLEEP_SECONDS
+        due = await self._ledger.next_due(held)
+        return _MOST_SLEEP_SECONDS if due is None else max(0.0, min(due - time.time(), _MOST_SLEEP_SECONDS))
+
+    async def _attempt(self, attempt: Attempt) -> None:
+        verdict: Verdict = "retry"
+        outcome = Outcome("cancelled", "call", "the daemon ends", "draining")
+        invocation: dict[str, Any] | None = None
+        began, started = time.monotonic(), time.time()
+        try:
+            row = attempt.delivery
+            result = await self._supervisor.call(
+                row.plugin,
+                row.hook,
+                json.loads(row.event),
+                kind="hook",
+                context=self._context(attempt),
+                caller="deliveries",
+            )
+            verdict, outcome, invocation = "acked", Outcome("ok", "call", ""), result.invocation
+        except (PluginError, PluginFailure) as error:
+            outcome, invocation = error.outcome, error.invocation
+            verdict = _verdict(error)
+        except UnknownPlugin as unknown:
+            outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
+        except Exception as error:  # noqa: BLE001 -- a bug, of this delivery only: the record has it
+            outcome = Outcome("internal", "call", f"{type(error).__name__}: {error}")
+        finally:
+            self._running -= 1
+            record = json.dumps({"outcome": outcome_document(outcome), "invocation": invocation})
+            with trio.CancelScope(shield=True):
+                await self._ledger.settle(
+                    attempt, verdict, EndOfCall(outcome.code, record=record, started=started), outcome.message
+                )
+            self._metrics.delivery(verdict)
+            self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
+            self.wake()
+
+    def _context(self, attempt: Attempt) -> dict[str, Any] | None:
+        row = attempt.delivery
+        context: dict[str, Any] = json.loads(row.context)
+        known = self._context_keys(row.plugin)
+        own = {"delivery_id": row.id, "attempt": attempt.number, "invocation_id": attempt.invocation}
+        return {**context, **{key: value for key, value in own.items() if key in known}} or None
+
+
+def _verdict(error: PluginError | PluginFailure) -> Verdict:
+    """By the contract's own record, if it has one: a failure that repeating does not heal is dead at once."""
+    status = (error.invocation or {}).get("status")
+    if status is not None:
+        return "dead" if status == "failed" else "retry"
+    return "dead" if isinstance(error, PluginError) else "retry"
+
+
+def delivery_of(document: dict[str, Any]) -> Delivery:
+    """The delivery in the body of a request. Raises ValueError."""
+    if strays := sorted(document.keys() - {"id", "plugin", "hook", "event", "context"}):
+        raise ValueError(f"the body has the unknown key {strays[0][:60]!a}")
+    name = document.get("id", f"del_{secrets.token_hex(12)}")
+    for key, value in (("id", name), ("plugin", document.get("plugin")), ("hook", document.get("hook"))):
+        if not isinstance(value, str) or not 0 < len(value) <= _MOST_ID or not value.isprintable():
+            raise ValueError(f"{key}: it has to be a text of 1 to {_MOST_ID} printable characters")
+    event, context = document.get("event"), document.get("context", {})
+    if not isinstance(event, dict) or not isinstance(context, dict):
+        raise ValueError("event, and context if there is one, have to be objects")
+    texts = (json.dumps(each, sort_keys=True) for each in (event, context))
+    return Delivery(name, document["plugin"], document["hook"], *texts)

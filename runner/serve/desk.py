@@ -1,0 +1,210 @@
+"""The desk: every call goes through the ledger and then to the supervisor, and each has one outcome."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import trio
+
+from runner.exceptions import PluginError, PluginFailure
+from runner.ledger.file import LedgerUnusable
+from runner.ledger.ledger import Ledger
+from runner.ledger.rows import UNKNOWN, Accepted, Digest, EndOfCall, InvocationRow, KeyReused, digest
+from runner.lifecycle.exceptions import UnknownPlugin
+from runner.lifecycle.supervisor import Supervisor
+from runner.outcome import Outcome, outcome_document
+from runner.protocol.memory import size_of
+from runner.serve.metrics import Metrics
+from runner.serve.refusal import STATUS, Refused, error_document, outcome_error
+from runner.serve.roster import Roster
+from sandbox.speed.value import NamedTuple
+
+MOST_CALLS = 1024
+_LARGE_BYTES = 256 << 10  # in memory
+_GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up")
+_CANCELLED = Outcome("cancelled", "call", "the call was cancelled by DELETE", "deleted")
+_ENDING = Outcome("cancelled", "call", "the daemon ends", "draining")
+_BUG = Outcome("internal", "call", "a bug of the daemon; its stderr says which")
+
+Value = TypeVar("Value")
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class DoorCall(NamedTuple):
+    plugin: str
+    tool: str
+    input: Any
+    kind: str | None = None
+    seconds: float | None = None
+    context: Mapping[str, Any] | None = None
+    key: str | None = None
+    caller: str = ""
+
+
+class CallAnswer(NamedTuple):
+    """What the caller gets: the status and the document, with the headers."""
+
+    status: int
+    document: dict[str, Any]
+    headers: Mapping[str, str] = {}
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status == 200
+
+
+class _InFlight(NamedTuple):
+    scope: trio.CancelScope
+    caller: str
+    deleted: list[bool]
+
+
+class Desk:
+    def __init__(self, supervisor: Supervisor, ledger: Ledger, roster: Roster, metrics: Metrics) -> None:
+        self._supervisor = supervisor
+        self._roster = roster
+        self._ledger = ledger
+        self._metrics = metrics
+        self._in_flight: dict[str, _InFlight] = {}
+        self.draining = False
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    async def accept(self, request: DoorCall) -> InvocationRow | CallAnswer:
+        """Write the call to the ledger: then it has to be made with `make`. Or the answer of an earlier call
+        with its key. Raises Refused; then nothing was accepted."""
+        if self.draining:
+            raise Refused(503, "draining", "the daemon ends and takes no calls", retry_after=5)
+        if len(self._in_flight) >= MOST_CALLS:
+            message = f"{MOST_CALLS} calls are in flight, which is the most"
+            raise Refused(429, "overloaded", message, "come back later", retry_after=1)
+        given = await off_loop_if_large(digest, [request.input, dict(request.context or {})])
+        call = Accepted(
+            id=f"call_{secrets.token_hex(12)}",
+            plugin=request.plugin,
+            tool=request.tool,
+            kind=request.kind or "",
+            caller=request.caller,
+            input=given,
+            effect=self._roster.effect(request.plugin, request.tool),
+            key=request.key,
+        )
+        try:
+            accepted = await self._ledger.accept(call)
+        except KeyReused as reused:
+            raise Refused(409, "key_reused", str(reused), "use a new key for each call") from None
+        except LedgerUnusable as unusable:
+            message = f"the call cannot be recorded, so it is not made: {unusable}"
+            raise Refused(503, "ledger", message, unusable.hint, retry_after=5) from None
+        if not accepted.fresh:
+            return _earlier(accepted.row)
+        self._in_flight[call.id] = _InFlight(trio.CancelScope(), request.caller, [])
+        return accepted.row
+
+    async def make(self, row: InvocationRow, request: DoorCall, on_progress: OnProgress | None) -> CallAnswer:
+        """Make an accepted call. Its outcome is in the ledger when this returns or raises."""
+        began, started = time.monotonic(), time.time()
+        held = self._in_flight[row.id]
+        answer: CallAnswer | None = None
+        outcome = _BUG  # until something else is known
+        invocation: dict[str, Any] | None = None
+        value: Any = None
+        try:
+            with held.scope:
+                result = await self._supervisor.call(
+                    request.plugin,
+                    request.tool,
+                    request.input,
+                    kind=request.kind,
+                    seconds=request.seconds,
+                    context=request.context,
+                    on_progress=on_progress,
+                    caller=request.caller,
+                )
+                outcome, value, invocation = Outcome("ok", "call", ""), result.value, result.invocation
+                answer = CallAnswer(200, {"id": row.id, "value": value, "invocation": invocation})
+            if answer is None:
+                outcome = _CANCELLED if held.deleted else _GIVEN_UP
+                answer = CallAnswer(STATUS["cancelled"], outcome_error(outcome, id=row.id))
+        except (PluginError, PluginFailure) as error:
+            outcome, invocation = error.outcome, error.invocation
+            answer = _failed(row.id, error)
+        except UnknownPlugin as unknown:  # it was removed meanwhile
+            outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
+            answer = CallAnswer(404, outcome_error(outcome, id=row.id))
+        except trio.Cancelled:
+            outcome = _ENDING
+            raise
+        finally:
+            del self._in_flight[row.id]
+            record = {"outcome": outcome_document(outcome), "invocation": invocation}
+            body: str | None = None
+            with trio.CancelScope(shield=True):
+                output = await off_loop_if_large(digest, value) if outcome.code == "ok" else Digest()
+                if row.key is not None and answer is not None:
+                    body = await off_loop_if_large(json.dumps, [answer.status, answer.document])
+                await self._ledger.end(
+                    row.id, EndOfCall(outcome.code, output, json.dumps(record), body, started)
+                )
+            self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
+        return answer
+
+    def give_up(self, call: str) -> None:
+        """The caller of a call has gone."""
+        if (found := self._in_flight.get(call)) is not None:
+            found.scope.cancel()
+
+    def cancel(self, call: str, caller: str | None) -> bool:
+        """Cancel a call in flight, of this caller or (None) of anybody. Returns False if there is none."""
+        found = self._in_flight.get(call)
+        if found is None or caller not in (None, found.caller):
+            return False
+        found.deleted.append(True)
+        found.scope.cancel()
+        return True
+
+
+async def off_loop_if_large(function: Callable[[Any], Value], value: Any) -> Value:
+    """Call a function that takes as long as the JSON value is large. A large one must not hold up others."""
+    size = size_of(value)
+    if size is not None and size < _LARGE_BYTES:
+        return function(value)
+    return await trio.to_thread.run_sync(function, value)
+
+
+def _earlier(row: InvocationRow) -> CallAnswer:
+    """The answer to a call whose key is known."""
+    if row.ended is None:
+        hint = "wait for its answer; then the same key gets it too"
+        refused = error_document(
+            "in_flight", f"the call {row.id} with this key is in flight", hint, id=row.id
+        )
+        return CallAnswer(409, refused, {"Retry-After": "1"})
+    replayed = {"Idempotency-Replayed": "true"}
+    if row.code == UNKNOWN:
+        message = f"the daemon ended while the call {row.id} with this key ran, and nobody knows what it did"
+        hint = f"its effect class is {row.effect}, so it is not repeated; find out, and call with a new key"
+        return CallAnswer(409, error_document(UNKNOWN, message, hint, id=row.id), replayed)
+    if row.answer is None:
+        message = (
+            f"the call {row.id} with this key ended with {row.code}, and its answer was too large to keep"
+        )
+        return CallAnswer(410, error_document("answer_not_kept", message, id=row.id), replayed)
+    status, document = json.loads(row.answer)
+    return CallAnswer(status, document, replayed)
+
+
+def _failed(call: str, error: PluginError | PluginFailure) -> CallAnswer:
+    more: dict[str, Any] = {"id": call, "invocation": error.invocation}
+    if isinstance(error, PluginError):
+        more["data"] = error.data
+    document = outcome_error(error.outcome, **more)
+    after = getattr(error, "retry_after", None)
+    headers = {} if after is None else {"Retry-After": str(max(1, round(after)))}
+    return CallAnswer(STATUS[error.outcome.code], document, headers)

@@ -1,0 +1,143 @@
+"""The door: every request passes here before a route sees it. Who calls, and a whole body within bounds.
+
+A refused request is answered at once. What its caller still sends is read and dropped until the connection is
+closed, because Hypercorn waits for room in the application's queue before it closes one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import trio
+
+from runner.serve.peer import DoorPeer, Rules, identify
+from runner.serve.refusal import Refused
+
+MOST_BODY_BYTES = 16 << 20
+BODY_SECONDS = 30.0
+_MOST_HELD_BYTES = 256 << 20  # bodies of all requests
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class _Body:
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = 0
+
+    def take(self) -> bytes:
+        whole = b"".join(self.parts)
+        self.parts.clear()
+        return whole
+
+
+class Door:
+    """An ASGI application around another one, which finds the caller in scope["state"]["caller"]."""
+
+    def __init__(
+        self,
+        application: Application,
+        rules: Rules,
+        *,
+        on_refused: Callable[[DoorPeer, Refused], None],
+        on_connected: Callable[[DoorPeer, str], None],
+        most_bytes: int = MOST_BODY_BYTES,
+        body_seconds: float = BODY_SECONDS,
+    ) -> None:
+        self._application = application
+        self._rules = rules
+        self._on_refused = on_refused
+        self._on_connected = on_connected
+        self._held = 0  # bytes of bodies in memory
+        self._most_bytes = most_bytes
+        self._body_seconds = body_seconds
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        peer: DoorPeer = scope["state"]["peer"]
+        body = _Body()
+        try:
+            headers = _headers(scope)
+            scope["state"]["caller"] = caller = identify(peer, headers, self._rules)
+            if not scope["state"]["greeted"]:
+                scope["state"]["greeted"].append(True)  # the list belongs to the connection
+                self._on_connected(peer, caller)
+            if not await self._read(body, headers, receive):
+                return  # the caller has gone
+            given = [{"type": "http.request", "body": body.take(), "more_body": False}]
+
+            async def replay() -> Message:
+                return given.pop() if given else await receive()
+
+            await self._application(scope, replay, send)
+        except Refused as refused:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_drop, receive)
+                self._on_refused(peer, refused)
+                await _answer(refused, send)
+        finally:
+            self._held -= body.size
+
+    async def _read(self, body: _Body, headers: dict[str, list[str]], receive: Receive) -> bool:
+        """Read a whole body. Returns False if the caller has gone. Raises Refused."""
+        told = headers.get("content-length", ["0"])[0]
+        if told.isascii() and told.isdigit() and int(told) > self._most_bytes:
+            raise self._too_large()
+        with trio.move_on_after(self._body_seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return False
+                part = message.get("body", b"")
+                body.parts.append(part)
+                body.size += len(part)
+                self._held += len(part)
+                if body.size > self._most_bytes:
+                    raise self._too_large()
+                if self._held > _MOST_HELD_BYTES:
+                    hint = "send smaller bodies, or fewer at once"
+                    raise Refused(503, "busy", "all room for bodies is in use", hint, retry_after=1)
+                if not message.get("more_body"):
+                    return True
+        message_text = f"the body did not arrive within {self._body_seconds:g} seconds"
+        raise Refused(408, "slow_body", message_text, "send it faster, or in smaller calls")
+
+    def _too_large(self) -> Refused:
+        message = f"the body is larger than {self._most_bytes} bytes"
+        return Refused(413, "body_too_large", message, "send less, or pass a file to the plugin another way")
+
+
+def _headers(scope: Message) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return found
+
+
+async def _drop(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer(refused: Refused, send: Send) -> None:
+    raw = json.dumps(refused.document()).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(raw)),
+        "Connection": "close",
+        **refused.headers(),
+    }
+    if refused.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refused.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": raw, "more_body": False})

@@ -1,0 +1,109 @@
+"""What the daemon counts, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psutil
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from runner.lifecycle.spec import Status
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_OTHER = "other"
+_MOST_NAMES = 1000  # names of plugins; beyond them, all count under one
+
+
+class _Gauges:
+    """Values of the moment in which somebody reads the metrics."""
+
+    def __init__(self, statuses: Iterable[Status], owed: int) -> None:
+        self._statuses, self._owed = list(statuses), owed
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, values in self._values():
+            family = GaugeMetricFamily(name, text, labels=["plugin"])
+            for plugin, value in values.items():
+                family.add_metric([plugin], value)
+            yield family
+        yield GaugeMetricFamily("runner_ledger_owed", "outcomes that are not written yet", self._owed)
+
+    def _values(self) -> Iterable[tuple[str, str, dict[str, float]]]:
+        found = self._statuses
+        yield "runner_restarts", "restarts since the plugin was added", {e.name: e.restarts for e in found}
+        yield "runner_sessions", "cells that live", {each.name: each.sessions for each in found}
+        yield "runner_calls_in_flight", "calls in flight", {each.name: each.in_flight for each in found}
+        yield "runner_calls_queued", "calls that wait", {each.name: each.queued for each in found}
+        memory = memory_below({each.name: each.pids for each in found})
+        yield "runner_memory_bytes", "resident memory of the plugin's processes", memory
+
+
+class Metrics:
+    """The counters of one daemon. A plugin's name is the operator's word, so that labels are bounded."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._names: set[str] = set()
+        make: Any = {"registry": self._registry}
+        self._calls = Counter("runner_calls", "calls that have ended, by outcome", ["plugin", "code"], **make)
+        self._seconds = Histogram(
+            "runner_call_seconds",
+            "time from the acceptance of a call to its outcome",
+            ["plugin"],
+            buckets=_LATENCIES,
+            **make,
+        )
+        self._limits = Counter(
+            "runner_limits_hit", "calls that ended by a limit", ["plugin", "limit"], **make
+        )
+        self._refusals = Counter("runner_refusals", "requests that the door refused", ["reason"], **make)
+        self._deliveries = Counter(
+            "runner_deliveries", "attempts of deliveries, by verdict", ["verdict"], **make
+        )
+
+    def call(self, plugin: str, code: str, cause: str, seconds: float) -> None:
+        name = self._known(plugin)
+        self._calls.labels(name, code).inc()
+        self._seconds.labels(name).observe(seconds)
+        if code == "crashed" and cause and not cause.startswith(("exit", "signal")):
+            self._limits.labels(name, cause).inc()
+
+    def refusal(self, reason: str) -> None:
+        self._refusals.labels(reason).inc()
+
+    def delivery(self, verdict: str) -> None:
+        self._deliveries.labels(verdict).inc()
+
+    def text(self, statuses: Iterable[Status], owed: int) -> bytes:
+        """All metrics. Reads /proc, so it must not run in an event loop."""
+        now = CollectorRegistry()
+        now.register(_Gauges(statuses, owed))
+        return generate_latest(self._registry) + generate_latest(now)
+
+    def _known(self, plugin: str) -> str:
+        if len(self._names) < _MOST_NAMES:
+            self._names.add(plugin)
+        return plugin if plugin in self._names else _OTHER
+
+
+def memory_below(roots: Mapping[str, Iterable[int]]) -> dict[str, float]:
+    """The resident memory, in bytes, of these processes and all below them, by name. Reads /proc once."""
+    children: dict[int, list[int]] = {}
+    memory: dict[int, int] = {}
+    for process in psutil.process_iter(["ppid", "memory_info"]):
+        found = process.info
+        if found["memory_info"] is not None:
+            memory[process.pid] = found["memory_info"].rss
+            children.setdefault(found["ppid"], []).append(process.pid)
+    total = {}
+    for name, pids in roots.items():
+        left, size = list(pids), 0
+        while left:
+            pid = left.pop()
+            size += memory.get(pid, 0)
+            left += children.pop(pid, [])
+        total[name] = float(size)
+    return total

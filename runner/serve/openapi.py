@@ -1,0 +1,258 @@
+"""The routes of the door, as one table. The application and the OpenAPI document are made of it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from runner import __version__
+from sandbox.speed.value import NamedTuple
+
+Schema = dict[str, Any]
+Place = Literal["query", "header"]
+_TEXT: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "number"}
+_ANY: Schema = {}
+
+
+class Parameter(NamedTuple):
+    name: str
+    place: Place
+    text: str
+    schema: Schema = _TEXT
+
+
+class Operation(NamedTuple):
+    name: str  # of the method of runner/serve/routes.py
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    text: str
+    answer: str  # the name of a schema, or a media type for what is not JSON
+    status: int = 200
+    parameters: tuple[Parameter, ...] = ()
+    body: str = ""  # the name of a schema
+    streams: bool = False  # it may answer with server-sent events
+    local: bool = False  # only for callers on the unix socket
+
+
+_MOST = Parameter("most", "query", "how many rows, 100 if it is missing, 1000 at most", {"type": "integer"})
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation("health", "GET", "/health", "Whether the daemon takes calls. 503 while it drains.", "Health"),
+    Operation("metrics", "GET", "/metrics", "Counters for Prometheus.", "text/plain"),
+    Operation("openapi", "GET", "/openapi.json", "This document.", "Document"),
+    Operation("events", "GET", "/events", "Changes in the lives of plugins.", "text/event-stream"),
+    Operation(
+        *("drain", "POST", "/drain", "End: finish calls in flight, then all plugins.", "Draining", 202),
+        (Parameter("seconds", "query", "for calls in flight", _NUMBER),),
+        local=True,
+    ),
+    Operation("reload_all", "POST", "/reload", "Read the configuration again.", "Health", local=True),
+    Operation("plugins", "GET", "/plugins", "All plugins and their states.", "Plugins"),
+    Operation("plugin", "GET", "/plugins/{name}", "One plugin and its state.", "Plugin"),
+    Operation(
+        "explain", "GET", "/plugins/{name}/explain", "What its cage would be now.", "Document", local=True
+    ),
+    Operation("tools", "GET", "/plugins/{name}/tools", "What it exposes. Starts it.", "Tools"),
+    Operation("start", "POST", "/plugins/{name}/start", "Start it, and wait until it is ready.", "Plugin"),
+    Operation("stop", "POST", "/plugins/{name}/stop", "End it until it is started again.", "Plugin"),
+    Operation("reset", "POST", "/plugins/{name}/reset", "Forget its failures, end its quarantine.", "Plugin"),
+    Operation(
+        "reload",
+        "POST",
+        "/plugins/{name}/reload",
+        "Read its manifest again, restart it.",
+        "Plugin",
+        local=True,
+    ),
+    Operation(
+        *("logs", "GET", "/plugins/{name}/logs", "The end of its stderr.", "text/plain", 200),
+        (Parameter("follow", "query", "1: go on with what it writes, as events"),),
+        streams=True,
+    ),
+    Operation(
+        "call",
+        "POST",
+        "/plugins/{name}/calls",
+        "Call it. Closing the connection cancels the call. With `Accept: text/event-stream` the answer is a"
+        " stream of `accepted`, `progress`, and `result` or `error`.",
+        "Answer",
+        200,
+        (
+            Parameter("Idempotency-Key", "header", "the same key gets the same answer, and no second call"),
+            Parameter("Runner-Deadline", "header", "seconds for the call", _NUMBER),
+        ),
+        "Call",
+        True,
+    ),
+    Operation(
+        *("calls", "GET", "/calls", "Records of calls, the newest first.", "Calls", 200),
+        (
+            Parameter("plugin", "query", "only of this plugin"),
+            Parameter("code", "query", "only with this outcome"),
+            _MOST,
+        ),
+    ),
+    Operation("record", "GET", "/calls/{call}", "The record of one call.", "Record"),
+    Operation("cancel", "DELETE", "/calls/{call}", "Cancel a call in flight.", "Cancelled", 202),
+    Operation(
+        *("deliver", "POST", "/deliveries", "Store an event for a hook. It is delivered at least once."),
+        *("Delivery", 202),
+        body="Event",
+    ),
+    Operation(
+        *("deliveries", "GET", "/deliveries", "Deliveries, the oldest first.", "Deliveries", 200),
+        (Parameter("state", "query", "queued, running, acked or dead"), _MOST),
+        local=True,
+    ),
+    Operation("delivery", "GET", "/deliveries/{delivery}", "One delivery.", "Delivery"),
+    Operation(
+        *("repeat", "POST", "/deliveries/{delivery}/repeat", "Try a dead delivery again.", "Delivery", 202),
+        local=True,
+    ),
+    Operation(
+        *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),
+        (Parameter("what", "query", "only grant, refusal or connection"), _MOST),
+        local=True,
+    ),
+)
+
+
+def _object(required: str = "", **properties: Schema) -> Schema:
+    found: Schema = {"type": "object", "properties": properties}
+    return {**found, "required": required.split()} if required else found
+
+
+def _list(of: str) -> Schema:
+    return {"type": "array", "items": {"$ref": f"#/components/schemas/{of}"}}
+
+
+def _or_null(kind: str) -> Schema:
+    return {"type": [kind, "null"]}
+
+
+_DIGESTED = {
+    f"{side}_{what}": _or_null(kind)
+    for side in ("input", "output")
+    for what, kind in (("digest", "string"), ("bytes", "integer"))
+}
+_SCHEMAS: dict[str, Schema] = {
+    "Document": {"type": "object"},
+    "Error": _object(
+        "error",
+        error=_object("code message", code=_TEXT, phase=_TEXT, cause=_TEXT, message=_TEXT, hint=_TEXT),
+        id=_TEXT,
+        data=_ANY,
+        invocation=_or_null("object"),
+    ),
+    "Health": _object("status", status={"type": "string", "enum": ["ok", "degraded", "draining"]}),
+    "Draining": _object("draining", draining={"type": "boolean"}),
+    "Cancelled": _object("id cancelled", id=_TEXT, cancelled={"type": "boolean"}),
+    "Plugin": _object(
+        "name state",
+        name=_TEXT,
+        contract=_TEXT,
+        state=_TEXT,
+        reason=_TEXT,
+        restarts={"type": "integer"},
+        in_flight={"type": "integer"},
+        queued={"type": "integer"},
+        manifest=_TEXT,
+        version=_TEXT,
+    ),
+    "Plugins": _object("plugins", plugins=_list("Plugin")),
+    "Tools": _object("tools", tools={"type": "array", "items": {"type": "object"}}),
+    "Call": {
+        **_object("tool", tool=_TEXT, input=_ANY, kind=_TEXT, context={"type": "object"}),
+        "additionalProperties": False,
+    },
+    "Answer": _object("id value", id=_TEXT, value=_ANY, invocation=_or_null("object")),
+    "Record": _object(
+        "id plugin tool accepted code",
+        **dict.fromkeys(("id", "plugin", "tool", "kind", "caller", "effect"), _TEXT),
+        **dict.fromkeys(("key", "delivery", "code", "repeated_by"), _or_null("string")),
+        **dict.fromkeys(("started", "ended"), _or_null("number")),
+        **_DIGESTED,
+        accepted=_NUMBER,
+        attempt=_or_null("integer"),
+        record=_or_null("object"),
+    ),
+    "Calls": _object("calls", calls=_list("Record")),
+    "Event": {
+        **_object(
+            "plugin hook event",
+            **dict.fromkeys(("id", "plugin", "hook"), _TEXT),
+            event={"type": "object"},
+            context={"type": "object"},
+        ),
+        "additionalProperties": False,
+    },
+    "Delivery": _object(
+        "id plugin hook state attempt",
+        **dict.fromkeys(("id", "plugin", "hook", "event", "context"), _TEXT),
+        state={"type": "string", "enum": ["queued", "running", "acked", "dead"]},
+        attempt={"type": "integer"},
+    ),
+    "Deliveries": _object("deliveries", deliveries=_list("Delivery")),
+    "Audit": _object("audit", audit={"type": "array", "items": {"type": "object"}}),
+}
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document (3.1)."""
+    paths: dict[str, dict[str, Any]] = {}
+    for each in OPERATIONS:
+        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "plugin-runner",
+            "version": __version__,
+            "description": "The door of `runner serve`. On its unix socket the kernel tells who calls; on TCP"
+            " every request needs the token.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _SCHEMAS,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}, {}],
+    }
+
+
+def _operation(each: Operation) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": _TEXT}
+        for name in re.findall(r"{(\w+)}", each.path)
+    ]
+    parameters += [
+        {"name": given.name, "in": given.place, "description": given.text, "schema": given.schema}
+        for given in each.parameters
+    ]
+    media = each.answer if "/" in each.answer else "application/json"
+    content: dict[str, Any] = {media: {"schema": _TEXT if "/" in each.answer else _named(each.answer)}}
+    if each.streams:
+        content["text/event-stream"] = {"schema": _TEXT}
+    made: dict[str, Any] = {
+        "operationId": each.name,
+        "summary": each.text + " Only on the unix socket." * each.local,
+        "responses": {
+            str(each.status): {"description": "as asked", "content": content},
+            "default": {
+                "description": "it was refused, or there is no answer",
+                "content": {"application/json": {"schema": _named("Error")}},
+            },
+        },
+    }
+    if parameters:
+        made["parameters"] = parameters
+    if each.body:
+        made["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _named(each.body)}},
+        }
+    return made
+
+
+def _named(schema: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{schema}"}

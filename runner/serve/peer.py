@@ -1,0 +1,121 @@
+"""Who is at the other end of a connection, and whether they may use the door."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import stat
+import struct
+
+from runner.serve.refusal import Refused
+from sandbox.policy.load import trust_fault
+from sandbox.speed.value import NamedTuple
+
+_LEAST_TOKEN = 32
+_MOST_TOKEN_BYTES = 4096
+# What a browser sends as Host and Origin for a server on this machine. A page of a stranger's site whose name
+# resolves to 127.0.0.1 sends that name.
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+class DoorPeer(NamedTuple):
+    """The other end of a connection, before its requests are looked at."""
+
+    uid: int | None  # by the kernel, for unix sockets; None: it has to show a token
+    pid: int = 0
+
+
+TOKEN = "token"  # the name of every caller by TCP
+
+
+class Rules(NamedTuple):
+    """Who may use the door."""
+
+    owner: int  # the uid of the daemon
+    token: bytes = b""  # for TCP
+    names: tuple[str, ...] = LOCAL_NAMES  # that a Host header may have, without the port
+
+
+def unix_peer(connection: socket.socket) -> DoorPeer:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", raw)
+    return DoorPeer(uid, pid)
+
+
+def identify(peer: DoorPeer, headers: dict[str, list[str]], rules: Rules) -> str:
+    """The caller's name, as it stands in the ledger. Raises Refused.
+
+    `headers`: by their names in small letters."""
+    if peer.uid is not None:
+        if peer.uid not in (rules.owner, 0):
+            raise Refused(
+                *(403, "not_owner", f"uid {peer.uid} may not use this door: it belongs to uid {rules.owner}"),
+                "run the command as the user of the daemon, or as root",
+            )
+        _require_no_browser(headers)
+        return f"uid:{peer.uid}"
+    _require_name(headers, rules)
+    _require_own_origin(headers, rules)
+    given = headers.get("authorization", [])
+    scheme, _, word = (given[0] if len(given) == 1 else "").partition(" ")
+    shown = word.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
+    # Compared even if it is missing: the time must not tell one from the other.
+    right = hmac.compare_digest(shown, rules.token)
+    if not right or not rules.token:
+        hint = "send the header Authorization: Bearer TOKEN, with the token in the daemon's token file"
+        raise Refused(401, "wrong_token", "the request has no valid token", hint)
+    return TOKEN
+
+
+def _require_no_browser(headers: dict[str, list[str]]) -> None:
+    """A browser can be led to a unix socket only by a proxy of the user's own; its pages must not call."""
+    if headers.get("origin"):
+        raise Refused(403, "origin", "requests of web pages are refused", "send no Origin header")
+
+
+def _require_name(headers: dict[str, list[str]], rules: Rules) -> None:
+    hosts = headers.get("host", [])
+    name = _without_port(hosts[0]) if len(hosts) == 1 else ""
+    if name.lower() not in rules.names:
+        raise Refused(
+            *(421, "host", f"the Host header names {name!a}, which is not this door"),
+            f"use one of {', '.join(rules.names)}; --http-name allows another",
+        )
+
+
+def _require_own_origin(headers: dict[str, list[str]], rules: Rules) -> None:
+    for origin in headers.get("origin", []):
+        scheme, _, host = origin.partition("://")
+        if scheme not in ("http", "https") or _without_port(host).lower() not in rules.names:
+            raise Refused(
+                403, "origin", f"pages of {origin!a} may not call this door", "send no Origin header"
+            )
+
+
+def _without_port(host: str) -> str:
+    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and ":" in host else host
+
+
+def read_token(path: str) -> bytes:
+    """The token in a file that only this user can read. Raises ValueError."""
+    fault = trust_fault(path, "the token file")
+    if fault is not None:
+        raise ValueError(f"{path} is not used: {fault[0]}; {fault[1]}")
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+            raise ValueError(f"{path} is not used: others than its owner can read it; chmod 600 {path}")
+        token = os.read(fd, _MOST_TOKEN_BYTES + 1).strip()
+    finally:
+        os.close(fd)
+    if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN_BYTES or not token.isascii() or b" " in token:
+        raise ValueError(
+            f"{path}: a token has {_LEAST_TOKEN} or more ASCII characters and no space; make one with"
+            f" python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path}"
+        )
+    return token

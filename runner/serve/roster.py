@@ -1,0 +1,186 @@
+"""The daemon's plugins, kept in step with the configuration.
+
+A file with a fault keeps the plugins that it had. A plugin that asks for more than policy and approvals give
+is pending: it is known, and does not start. Only local files decide that; no request to the door does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import trio
+
+from runner.approvals.record import approvals_folder
+from runner.contracts.registry import find_contract
+from runner.launch.prepare import decide
+from runner.launch.read import load
+from runner.launch.report import report
+from runner.launch.run import rehearse
+from runner.launch.stages import Invocation, Stage, Stopwatch
+from runner.ledger.file import LedgerUnusable
+from runner.ledger.ledger import Ledger
+from runner.ledger.rows import Effect
+from runner.lifecycle.exceptions import UnknownPlugin
+from runner.lifecycle.spec import Spec, Status
+from runner.lifecycle.supervisor import Supervisor
+from runner.outcome import EXIT, Failure, Outcome
+from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
+from sandbox.identity.state import state_root
+from sandbox.speed.value import NamedTuple
+
+_MOST_DENIALS = 5  # that a reason names
+
+
+class _Entry(NamedTuple):
+    source: PluginSource
+    pending: str
+
+
+class Roster:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        ledger: Ledger,
+        paths: tuple[str, ...],
+        policy: str | None,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._supervisor = supervisor
+        self._ledger = ledger
+        self._paths = paths
+        self._policy = policy
+        self._environ = environ
+        self._say = say
+        self._turn = trio.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self.faults: tuple[SourceFault, ...] = ()
+        self.watched: tuple[str, ...] = ()
+
+    async def reload(self, name: str | None = None) -> None:
+        """Read the configuration again, and add, replace and remove what has changed. `name`: a plugin that
+        is replaced even if nothing has. Raises UnknownPlugin."""
+        async with self._turn:
+            if name is not None and name not in self._entries:
+                raise UnknownPlugin(name)
+            found = await trio.to_thread.run_sync(scan, self._paths)
+            # Where approvals come to be: the folder itself may not exist yet.
+            approvals = approvals_folder(self._environ) or ""
+            self.watched = (*found.watched, approvals, os.path.dirname(approvals))
+            for fault in found.faults:
+                if fault not in self.faults:
+                    self._say(f"{fault.path}: {fault.message}")
+            self.faults = found.faults
+            wanted = await trio.to_thread.run_sync(self._judge, self._kept(found))
+            for gone in self._entries.keys() - wanted.keys():
+                await self._remove(gone)
+            async with trio.open_nursery() as nursery:
+                for each, entry in wanted.items():
+                    if self._entries.get(each) != entry or each == name:
+                        nursery.start_soon(self._put, entry)
+
+    def _kept(self, found: SourceScan) -> list[PluginSource]:
+        """What there is now, and the plugins of files that have a fault now, as they were."""
+        faulty = {fault.path for fault in found.faults}
+        present = {source.name for source in found.sources}
+        old = [entry.source for name, entry in self._entries.items() if name not in present]
+        return [*found.sources, *(source for source in old if source.path in faulty)]
+
+    def _judge(self, sources: list[PluginSource]) -> dict[str, _Entry]:
+        return {source.name: _Entry(source, self._pending(source)) for source in sources}
+
+    def _pending(self, source: PluginSource) -> str:
+        """Why nothing of the plugin may start, or ''."""
+        if find_contract(source.plugin.contract).prepared_calls is not None:
+            return ""  # its cage depends on the call, so each call is judged
+        watch = Stopwatch()
+        try:
+            decide(load(self._invocation(source), watch), self._environ, watch)
+        except Failure as failure:
+            if failure.outcome.code != "policy_denied":
+                return ""  # its start reports it
+            denials = [f"{each.asked}: {each.reason}" for each in failure.outcome.denials if each.required]
+            return "; ".join([failure.outcome.message, *denials[:_MOST_DENIALS]])
+        return ""
+
+    def _invocation(self, source: PluginSource) -> Invocation:
+        return Invocation(manifest=source.path, server=source.server, policy=self._policy)
+
+    async def _put(self, entry: _Entry) -> None:
+        source = entry.source
+        word = "replaced" if source.name in self._entries else "added"
+        self._entries[source.name] = entry
+        await self._note(source.name, {"change": word, "digest": source.digest, "pending": entry.pending})
+        if entry.pending:
+            self._say(f"{source.name} is pending: {entry.pending}")
+        await self._supervisor.replace(
+            Spec(
+                source.name,
+                source.path,
+                server=source.server,
+                policy=self._policy,
+                environ=self._environ,
+                pending=entry.pending,
+            )
+        )
+
+    async def _remove(self, name: str) -> None:
+        del self._entries[name]
+        await self._note(name, {"change": "removed"})
+        await self._supervisor.remove(name)
+
+    async def _note(self, name: str, detail: dict[str, Any]) -> None:
+        try:
+            what = "refusal" if detail.get("pending") else "grant"
+            await self._ledger.note(what, "configuration", name, json.dumps(detail))
+        except LedgerUnusable as unusable:
+            self._say(f"{unusable}; {unusable.hint}")
+
+    # --- what is told ---------------------------------------------------------------------------------------
+
+    def describe(self, status: Status) -> dict[str, Any]:
+        found = {**status._asdict(), "identity": status.identity and status.identity._asdict()}
+        entry = self._entries.get(status.name)
+        if entry is not None:
+            plugin = entry.source.plugin
+            found |= {"manifest": entry.source.path, "id": plugin.id, "version": plugin.version}
+        return found
+
+    def effect(self, name: str, tool: str) -> Effect:
+        """The effect class of a tool, by the manifest. Where the contract has none, it is unknown."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise UnknownPlugin(name)
+        calls = find_contract(entry.source.plugin.contract).prepared_calls
+        return "unknown" if calls is None else calls.effect(entry.source.plugin, tool)
+
+    def hook_keys(self, name: str) -> Sequence[str]:
+        """The keys of a hook's context, by the plugin's contract."""
+        entry = self._entries.get(name)
+        return () if entry is None else find_contract(entry.source.plugin.contract).calls.get("hook", ())
+
+    async def explain(self, name: str) -> dict[str, Any]:
+        """What the plugin would get now, and what it is refused: parts of the report of a launch."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise UnknownPlugin(name)
+        return await trio.to_thread.run_sync(self._explain, entry.source)
+
+    def _explain(self, source: PluginSource) -> dict[str, Any]:
+        outcome = Outcome("ok", "plan", "the plugin may be launched")
+        stage: Stage | None
+        try:
+            stage = rehearse(self._invocation(source), self._environ)
+        except Failure as failure:
+            stage, outcome = failure.stage, failure.outcome
+        full = report(stage, outcome, EXIT[outcome.code])
+        kept = ("plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
+        return {key: full[key] for key in kept if key in full}
+
+
+def default_ledger(environ: Mapping[str, str]) -> str:
+    """Where the ledger of this user is: beside the state of plugins."""
+    return os.path.join(os.path.dirname(state_root(environ)), "serve/ledger.db")

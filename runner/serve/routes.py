@@ -1,0 +1,390 @@
+"""What the door offers: one method for each route of runner/serve/openapi.py.
+
+No route writes an approval, a policy or a manifest. Who may call decides runner/serve/door.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from runner.exceptions import PluginError, PluginFailure
+from runner.ledger.file import LedgerFile, LedgerUnusable
+from runner.ledger.ledger import Ledger
+from runner.ledger.rows import DeliveryConflict, DeliveryState
+from runner.lifecycle.exceptions import UnknownPlugin
+from runner.lifecycle.supervisor import Supervisor
+from runner.protocol import wire
+from runner.serve.deliveries import Deliveries, delivery_of
+from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
+from runner.serve.event_stream import Emit, EventStream, call_when_gone
+from runner.serve.metrics import CONTENT_TYPE, Metrics
+from runner.serve.openapi import OPERATIONS, document
+from runner.serve.peer import TOKEN
+from runner.serve.refusal import STATUS, Refused, outcome_error
+from runner.serve.roster import Roster
+
+_MOST_KEY = 255
+_MOST_PROGRESS = 256  # events of one call that wait for a slow reader
+_SHORT_BYTES = 64 << 10  # a longer body is parsed in a thread
+_STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
+
+
+class Routes:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        ledger: Ledger,
+        desk: Desk,
+        deliveries: Deliveries,
+        roster: Roster,
+        metrics: Metrics,
+        drain: Callable[[float | None], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._supervisor = supervisor
+        self._ledger = ledger
+        self._desk = desk
+        self._deliveries = deliveries
+        self._roster = roster
+        self._metrics = metrics
+        self._drain = drain
+        self._say = say
+
+    def application(self) -> Starlette:
+        routes = [
+            Route(each.path, self._handler(getattr(self, each.name), each.local), methods=[each.method])
+            for each in OPERATIONS
+        ]
+        return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+
+    def _handler(
+        self, handle: Callable[[Request], Awaitable[Response]], local: bool
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                if local and _only_own(request):
+                    raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
+                return await handle(request)
+            except UnknownPlugin as unknown:
+                refused = Refused(404, "unknown_plugin", str(unknown), "GET /plugins lists the plugins")
+            except LedgerUnusable as unusable:
+                refused = Refused(503, "ledger", str(unusable), unusable.hint, retry_after=5)
+            except Refused as given:
+                refused = given
+            except PluginFailure as failure:  # of a start, a list or a reload
+                return JSONResponse(outcome_error(failure.outcome), STATUS[failure.outcome.code])
+            except PluginError as error:
+                return JSONResponse(outcome_error(error.outcome), STATUS[error.outcome.code])
+            except Exception as error:  # noqa: BLE001 -- our bug: one line here, none for strangers
+                self._say(f"internal: {request.method} {request.url.path}: {type(error).__name__}: {error}")
+                refused = Refused(500, "internal", "a bug of the daemon; its stderr says which")
+            self._metrics.refusal(refused.code)
+            return JSONResponse(refused.document(), refused.status, headers=refused.headers())
+
+        return answer
+
+    # --- the daemon -----------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        faults = [{"path": each.path, "message": each.message} for each in self._roster.faults]
+        word = "draining" if self._desk.draining else "degraded" if self._ledger.fault else "ok"
+        return JSONResponse(
+            {
+                "status": word,
+                "ledger": {"fault": self._ledger.fault, "owed": self._ledger.owed},
+                "calls": self._desk.in_flight,
+                "configuration": faults,
+            },
+            503 if word == "draining" else 200,
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        text = await trio.to_thread.run_sync(
+            self._metrics.text, self._supervisor.plugins(), self._ledger.owed
+        )
+        return Response(text, media_type=CONTENT_TYPE)
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(document())
+
+    async def drain(self, request: Request) -> Response:
+        self._drain(_seconds(request.query_params.get("seconds"), "seconds"))
+        return JSONResponse({"draining": True}, 202)
+
+    async def reload_all(self, request: Request) -> Response:
+        await self._roster.reload()
+        return await self.health(request)
+
+    async def events(self, request: Request) -> Response:
+        feed = self._supervisor.subscribe()
+
+        async def produce(emit: Emit) -> None:
+            try:
+                async for event in feed:
+                    await emit("lifecycle", event._asdict())
+            finally:
+                feed.close()
+
+        return EventStream(produce)
+
+    # --- plugins --------------------------------------------------------------------------------------------
+
+    async def plugins(self, request: Request) -> Response:
+        return JSONResponse({"plugins": [self._roster.describe(each) for each in self._supervisor.plugins()]})
+
+    async def plugin(self, request: Request) -> Response:
+        return JSONResponse(self._described(request))
+
+    def _described(self, request: Request) -> dict[str, Any]:
+        name = request.path_params["name"]
+        for each in self._supervisor.plugins():
+            if each.name == name:
+                return self._roster.describe(each)
+        raise UnknownPlugin(name)
+
+    async def explain(self, request: Request) -> Response:
+        return JSONResponse(await self._roster.explain(request.path_params["name"]))
+
+    async def tools(self, request: Request) -> Response:
+        return JSONResponse({"tools": await self._supervisor.tools(request.path_params["name"])})
+
+    async def start(self, request: Request) -> Response:
+        await self._supervisor.start(request.path_params["name"])
+        return JSONResponse(self._described(request))
+
+    async def stop(self, request: Request) -> Response:
+        await self._supervisor.stop(request.path_params["name"])
+        return JSONResponse(self._described(request))
+
+    async def reset(self, request: Request) -> Response:
+        await self._supervisor.reset(request.path_params["name"])
+        return JSONResponse(self._described(request))
+
+    async def reload(self, request: Request) -> Response:
+        await self._roster.reload(request.path_params["name"])
+        return JSONResponse(self._described(request))
+
+    async def logs(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        text = self._supervisor.logs(name)
+        if request.query_params.get("follow") not in ("1", "true"):
+            return Response(text, media_type="text/plain; charset=utf-8")
+        feed = self._supervisor.follow(name)
+
+        async def produce(emit: Emit) -> None:
+            try:
+                await emit("log", {"text": text})
+                async for more in feed:
+                    await emit("log", {"text": more})
+            finally:
+                feed.close()
+
+        return EventStream(produce)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    async def call(self, request: Request) -> Response:
+        asked = await _call_request(request)
+        self._described(request)  # an unknown plugin is not worth a row
+        accepted = await self._desk.accept(asked)
+        if isinstance(accepted, CallAnswer):
+            return await _answer(accepted)
+        row = accepted
+
+        def give_up() -> None:
+            self._desk.give_up(row.id)
+
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return EventStream(lambda emit: self._stream(row, asked, emit), give_up)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call_when_gone, request.receive, give_up)
+            answer = await self._desk.make(row, asked, None)
+            nursery.cancel_scope.cancel()
+        return await _answer(answer)
+
+    async def _stream(self, row: Any, asked: DoorCall, emit: Emit) -> None:
+        send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_PROGRESS)
+        dropped = 0
+
+        def on_progress(value: Mapping[str, Any]) -> None:
+            nonlocal dropped
+            try:
+                send.send_nowait(value)
+            except trio.WouldBlock:
+                dropped += 1
+
+        async def pass_on() -> None:
+            async for value in receive:
+                await emit("progress", dict(value))
+
+        await emit("accepted", {"id": row.id})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pass_on)
+            with send:
+                answer = await self._desk.make(row, asked, on_progress)
+        await emit(
+            "result" if answer.is_ok else "error",
+            {"status": answer.status, "dropped_progress": dropped, **answer.document},
+        )
+
+    async def cancel(self, request: Request) -> Response:
+        call = request.path_params["call"]
+        if self._desk.cancel(call, _only_own(request)):
+            return JSONResponse({"id": call, "cancelled": True}, 202)
+        raise Refused(
+            404, "no_such_call", f"the call {call!a} is not in flight", "GET /calls/ID has its record"
+        )
+
+    async def calls(self, request: Request) -> Response:
+        query = request.query_params
+        rows = await self._ledger.do(
+            LedgerFile.invocations,
+            *(query.get("plugin"), query.get("code"), _only_own(request), _most(query.get("most"))),
+        )
+        return JSONResponse({"calls": [_row(row) for row in rows]})
+
+    async def record(self, request: Request) -> Response:
+        call = request.path_params["call"]
+        row = await self._ledger.do(LedgerFile.invocation, call)
+        if row is None or _only_own(request) not in (None, row.caller):
+            raise Refused(404, "no_such_call", f"there is no record of a call {call!a}")
+        return JSONResponse(_row(row))
+
+    # --- deliveries and audit -------------------------------------------------------------------------------
+
+    async def deliver(self, request: Request) -> Response:
+        try:
+            delivery = delivery_of(await _document(request))
+        except ValueError as error:
+            raise Refused(400, "invalid_delivery", str(error)) from None
+        if delivery.plugin not in {each.name for each in self._supervisor.plugins()}:
+            raise UnknownPlugin(delivery.plugin)
+        try:
+            row = await self._ledger.enqueue(delivery)
+        except DeliveryConflict as conflict:
+            raise Refused(
+                409, "delivery_conflict", str(conflict), "give each event an id of its own"
+            ) from None
+        self._deliveries.wake()
+        return JSONResponse(row._asdict(), 202)
+
+    async def deliveries(self, request: Request) -> Response:
+        word = request.query_params.get("state")
+        state = next((each for each in _STATES if each == word), None)
+        if word is not None and state is None:
+            raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
+        rows = await self._ledger.do(LedgerFile.deliveries, state, _most(request.query_params.get("most")))
+        return JSONResponse({"deliveries": [row._asdict() for row in rows]})
+
+    async def delivery(self, request: Request) -> Response:
+        name = request.path_params["delivery"]
+        row = await self._ledger.do(LedgerFile.delivery, name)
+        if row is None:
+            raise Refused(404, "no_such_delivery", f"there is no delivery {name!a}")
+        return JSONResponse(row._asdict())
+
+    async def repeat(self, request: Request) -> Response:
+        try:
+            row = await self._ledger.do(LedgerFile.repeat, request.path_params["delivery"])
+        except DeliveryConflict as conflict:
+            raise Refused(409, "delivery_conflict", str(conflict)) from None
+        self._deliveries.wake()
+        return JSONResponse(row._asdict(), 202)
+
+    async def audit(self, request: Request) -> Response:
+        query = request.query_params
+        rows = await self._ledger.do(LedgerFile.audit, query.get("what"), _most(query.get("most")))
+        return JSONResponse({"audit": [{**row._asdict(), "detail": json.loads(row.detail)} for row in rows]})
+
+
+# --- requests and answers -----------------------------------------------------------------------------------
+
+
+def _only_own(request: Request) -> str | None:
+    """The caller, if it may see and cancel its own calls only: a network caller has less than a local one."""
+    caller: str = request.scope["state"]["caller"]
+    return caller if caller == TOKEN else None
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    raw = await request.body()
+    try:
+        if len(raw) <= _SHORT_BYTES:
+            found = wire.decode(raw)
+        else:
+            found = await trio.to_thread.run_sync(wire.decode, raw)
+    except ValueError as error:
+        raise Refused(400, "invalid_json", f"the body is not JSON that can be used: {error}") from None
+    if not isinstance(found, dict):
+        raise Refused(400, "invalid_body", "the body has to be a JSON object")
+    return found
+
+
+async def _call_request(request: Request) -> DoorCall:
+    given = await _document(request)
+    if strays := sorted(given.keys() - {"tool", "input", "kind", "context"}):
+        raise Refused(400, "invalid_body", f"the body has the unknown key {strays[0][:60]!a}")
+    tool, kind, context = given.get("tool"), given.get("kind"), given.get("context")
+    if not isinstance(tool, str) or not tool:
+        raise Refused(400, "invalid_body", "tool: it has to be the name of what is called")
+    if not isinstance(kind, str | None) or not isinstance(context, dict | None):
+        raise Refused(400, "invalid_body", "kind has to be a text, and context an object")
+    key = request.headers.get("idempotency-key")
+    if key is not None and not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
+        raise Refused(400, "invalid_key", f"Idempotency-Key: 1 to {_MOST_KEY} printable ASCII characters")
+    return DoorCall(
+        plugin=request.path_params["name"],
+        tool=tool,
+        input=given.get("input"),
+        kind=kind,
+        seconds=_seconds(request.headers.get("runner-deadline"), "Runner-Deadline"),
+        context=context,
+        key=key,
+        caller=request.scope["state"]["caller"],
+    )
+
+
+def _seconds(word: str | None, name: str) -> float | None:
+    if word is None:
+        return None
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise Refused(400, "invalid_deadline", f"{name}: it has to be a number of seconds")
+    return seconds
+
+
+def _most(word: str | None) -> int:
+    if word is None:
+        return 100
+    if not word.isascii() or not word.isdigit() or len(word) > 6:
+        raise Refused(400, "invalid_query", "most: it has to be a number of rows")
+    return int(word)
+
+
+async def _answer(answer: CallAnswer) -> Response:
+    text = await off_loop_if_large(json.dumps, answer.document)
+    return Response(text, answer.status, dict(answer.headers), "application/json")
+
+
+def _row(row: Any) -> dict[str, Any]:
+    found: dict[str, Any] = row._asdict()
+    found.pop("answer")
+    return {**found, "record": json.loads(found["record"] or "null")}
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    refused = Refused(
+        404, "no_route", f"there is no {request.method} {request.url.path}", "see /openapi.json"
+    )
+    return JSONResponse(refused.document(), refused.status)

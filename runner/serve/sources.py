@@ -1,0 +1,120 @@
+"""Which plugins the daemon has: those of the manifests and host configurations that --config names.
+
+A folder counts with its own manifest, or with those of the folders and files right below it. A configuration
+that lists several servers is one plugin each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from runner.contracts.registry import all_contracts
+from runner.manifest.load import contract_at, load, servers_at
+from runner.plugin import Plugin
+from sandbox.document.diagnostic import printable
+from sandbox.policy.load import trust_fault
+from sandbox.speed.value import NamedTuple
+
+_ENDINGS = (".toml", ".json", ".jsonc", ".yaml", ".yml", ".tar", ".tgz", ".tar.gz")
+_MOST_ENTRIES = 1000  # of one folder
+
+
+class PluginSource(NamedTuple):
+    """One plugin of the configuration."""
+
+    name: str  # what the door and the ledger call it
+    path: str  # of the manifest
+    server: str | None  # of a configuration that lists several
+    plugin: Plugin
+    digest: str  # another one: it has to be reloaded
+
+
+class SourceFault(NamedTuple):
+    path: str
+    message: str
+
+
+class SourceScan(NamedTuple):
+    sources: tuple[PluginSource, ...]
+    faults: tuple[SourceFault, ...] = ()
+    watched: tuple[str, ...] = ()  # folders in which a change may mean another result
+
+
+def scan(paths: tuple[str, ...]) -> SourceScan:
+    """Read every manifest. Never raises for what is in a file: such a file is a fault."""
+    sources: dict[str, PluginSource] = {}
+    faults: list[SourceFault] = []
+    watched: dict[str, None] = {}
+    for manifest in (each for path in paths for each in _manifests(os.path.abspath(path), faults, watched)):
+        for source in _read(manifest, faults):
+            if (known := sources.get(source.name)) is not None:
+                message = f"the name {source.name} is taken by {known.path}; give one of them another id"
+                faults.append(SourceFault(source.path, message))
+            else:
+                sources[source.name] = source
+    return SourceScan(tuple(sources.values()), tuple(faults), tuple(watched))
+
+
+def _manifests(path: str, faults: list[SourceFault], watched: dict[str, None]) -> list[str]:
+    """The paths of manifests, or of folders that have one."""
+    if not os.path.isdir(path):
+        watched[os.path.dirname(path)] = None
+        if not os.path.exists(path):
+            faults.append(SourceFault(path, "there is no such file or folder"))
+            return []
+        return [path]
+    watched[path] = None
+    if _has_manifest(path):
+        return [path]
+    found = []
+    try:
+        entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+    except OSError as error:
+        faults.append(SourceFault(path, f"it cannot be read: {error.strerror}"))
+        return []
+    if len(entries) > _MOST_ENTRIES:
+        faults.append(SourceFault(path, f"only the first {_MOST_ENTRIES} entries are looked at"))
+    for entry in entries[:_MOST_ENTRIES]:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            watched[entry.path] = None
+            if _has_manifest(entry.path):
+                found.append(entry.path)
+        elif entry.name.endswith(_ENDINGS):
+            found.append(entry.path)
+    return found
+
+
+def _has_manifest(folder: str) -> bool:
+    names = [name for contract in all_contracts() for name in contract.file_names]
+    return any(os.path.lexists(os.path.join(folder, name)) for name in names)
+
+
+def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
+    fault = trust_fault(path, "the configuration", private_groups=True)
+    if fault is not None:
+        faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}"))
+        return []
+    contract = contract_at(path)
+    servers: tuple[str | None, ...] = servers_at(path) if contract is not None else ()
+    found = []
+    for server in servers or (None,):
+        read = load(path, server=server)
+        if read.plugin is None:
+            errors = [each for each in read.diagnostics if each.severity == "error"] or read.diagnostics
+            where = f"line {errors[0].line}: " if errors and errors[0].line else ""
+            message = f"{where}{errors[0].message}" if errors else "it has a fault"
+            faults.append(SourceFault(path, printable(f"{server}: {message}" if server else message)))
+            continue
+        name = _name(server or read.plugin.id)
+        digest = hashlib.sha256(repr(read.plugin).encode("utf-8", "replace")).hexdigest()
+        found.append(PluginSource(name, path, server, read.plugin, digest))
+    return found
+
+
+def _name(word: str) -> str:
+    """A plugin's name, as it can stand between two slashes of an address."""
+    kept = "".join(char if char.isalnum() or char in "._-@" else "." for char in word)
+    return kept.strip(".") or "plugin"

@@ -1,0 +1,496 @@
+"""The door against bad input and strangers. Real sockets; no plugin is needed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from openapi_spec_validator import validate
+
+from runner.cli import verb_parser
+from runner.ledger.file import LedgerFile
+from runner.ledger.ledger import Ledger, open_ledger
+from runner.ledger.rows import Accepted, AuditRow, digest
+from runner.lifecycle.supervisor import open_supervisor
+from runner.outcome import EXIT
+from runner.serve import connections, listen
+from runner.serve.client import default_socket
+from runner.serve.daemon import DRAIN_SECONDS, Daemon, ServeOptions
+from runner.serve.openapi import OPERATIONS, document
+from runner.serve.peer import DoorPeer, Rules, identify, read_token
+from runner.serve.refusal import STATUS, Refused
+from runner.serve.routes import Routes
+from runner.serve.service_manager import Notifier, take_sockets, watchdog_seconds
+from tests.conftest import ROOT, SPARE_UID
+from tests.tables import check_rows
+
+TOKEN = b"t" * 43
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class House:
+    """A daemon in this process, and its doors."""
+
+    def __init__(self, ledger: Ledger, unix: str, tcp: int) -> None:
+        self.ledger, self.unix, self.tcp = ledger, unix, tcp
+
+    async def connect(self, *, tcp: bool = False) -> trio.SocketStream:
+        if tcp:
+            return await trio.open_tcp_stream("127.0.0.1", self.tcp)
+        return await trio.open_unix_socket(self.unix)
+
+    async def ask(self, raw: bytes, *, tcp: bool = False) -> bytes:
+        """Send bytes, and return the answer when the door has closed or its body is complete."""
+        async with await self.connect(tcp=tcp) as stream:
+            with suppress(trio.BrokenResourceError):  # it may be refused before all is sent
+                await stream.send_all(raw)
+            return await answer(stream)
+
+
+async def answer(stream: trio.SocketStream) -> bytes:
+    found = b""
+    with trio.fail_after(60):
+        while b"\r\n\r\n" not in found or len(found.partition(b"\r\n\r\n")[2]) < _length(found):
+            data = await stream.receive_some(1 << 16)
+            if not data:
+                break
+            found += data
+    return found
+
+
+def _length(found: bytes) -> float:
+    for line in found.partition(b"\r\n\r\n")[0].lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return math.inf
+
+
+async def audited(ledger: Ledger, codes: int) -> list[AuditRow]:
+    """The refusals in the audit, when there are so many different ones: no request waits for them."""
+    while True:
+        noted = await ledger.do(LedgerFile.audit, "refusal")
+        if len({row.detail for row in noted}) >= codes:
+            return noted
+
+
+def status(raw: bytes) -> int:
+    return int(raw.split(b" ")[1])
+
+
+def code(raw: bytes) -> str:
+    found: str = json.loads(raw.partition(b"\r\n\r\n")[2])["error"]["code"]
+    return found
+
+
+@asynccontextmanager
+async def house(folder: Path, told: list[str] | None = None, **options: Any) -> AsyncIterator[House]:
+    """`told`: gets what the daemon says about bugs."""
+
+    def say(text: str) -> None:
+        if told is not None and text.startswith("internal"):
+            told.append(text)
+
+    unix = listen.listen_unix(str(folder / "run/serve.sock"))
+    tcp = listen.listen_tcp("127.0.0.1:0", anywhere=False)
+    given = ServeOptions(
+        config=(str(folder / "none"),),
+        ledger=str(folder / "ledger/ledger.db"),
+        listeners=(unix, tcp),
+        rules=Rules(os.geteuid(), TOKEN),
+        **options,
+    )
+    with unix, tcp:
+        async with open_ledger(given.ledger, busy_seconds=0.0) as ledger, open_supervisor() as supervisor:
+            daemon = Daemon(given, supervisor, ledger, {}, say)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(daemon.run)
+                yield House(ledger, unix.getsockname(), tcp.getsockname()[1])
+                daemon._drain(0.0)
+
+
+def request(path: str = "/health", *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+# --- bad input ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_bodies_and_headers_are_bounded_in_size_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    async with house(tmp_path, most_body_bytes=1000, body_seconds=0.5) as door:
+        post = {"method": "POST"}
+        host = "Host: localhost"
+        # One byte too long, by its header or by its bytes; the control is one byte shorter.
+        assert code(await door.ask(request("/deliveries", host, body=b"x" * 1000, **post))) == "invalid_json"
+        assert status(await door.ask(request("/deliveries", host, body=b"x" * 1001, **post))) == 413
+        chunked = b"POST /deliveries HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        long = chunked + b"3e8\r\n" + b"x" * 1000 + b"\r\n" + b"1\r\nx\r\n"
+        assert status(await door.ask(long)) == 413
+        # Much more than Hypercorn's queue holds, to somebody who has refused it already.
+        async with await door.connect() as stream:
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.send_all(chunked + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 400)
+        # A body that does not come, a header that does not end, a header that is too long.
+        slow = b"POST /deliveries HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
+        assert (status(found := await door.ask(slow)), code(found)) == (408, "slow_body")
+        assert await door.ask(b"GET /health HTT") == b""
+        assert status(await door.ask(b"GET /health HTTP/1.1\r\nX: " + b"x" * 20_000)) == 431
+        # What is not HTTP/1.1, and what this door does not speak.
+        for raw in (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
+            b"GET /\r\n\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ):
+            assert b" 200 " not in await door.ask(raw + b"\r\n\r\n")
+        upgrade = request(
+            "/events",
+            host,
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        )
+        assert status(await door.ask(upgrade)) == 403
+        # The daemon still answers.
+        assert status(await door.ask(GET)) == 200
+
+
+@pytest.mark.trio
+async def test_a_thousand_idle_connections_are_bounded_and_told(tmp_path: Path) -> None:
+    async with house(tmp_path, most_connections=50) as door:
+        held = [await door.connect() for _ in range(50)]
+        refused = 0
+        for _ in range(950):
+            async with await door.connect() as stream:
+                found = await answer(stream)
+                assert found.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1" in found
+                refused += 1
+        assert refused == 950
+        # One that was open is still served, and one that closes makes room.
+        await held[0].send_all(GET)
+        assert status(await answer(held[0])) == 200
+        for stream in held[1:]:
+            await stream.aclose()
+        for _ in range(100):  # the door hears of the closed ones one by one
+            if (found := await door.ask(GET)) and status(found) == 200:
+                break
+        assert status(found) == 200
+        text = await door.ask(request("/metrics", "Host: localhost"))
+        assert b'runner_refusals_total{reason="too_many_connections"} 9' in text
+        await held[0].aclose()
+
+
+@pytest.mark.trio
+async def test_garbage_ends_its_connection_and_not_the_daemon(tmp_path: Path) -> None:
+    chance = random.Random(29)
+    told: list[str] = []
+    async with house(tmp_path, told=told, body_seconds=0.05) as door:
+        good = request(
+            "/deliveries", "Host: localhost", "Connection: close", method="POST", body=b'{"id": 1}'
+        )
+        for _ in range(300):
+            raw = bytearray(good * chance.choice((1, 1, 2)))
+            for _ in range(chance.randrange(1, 6)):
+                at = chance.randrange(len(raw))
+                raw[at : at + chance.randrange(3)] = chance.choice(
+                    (b"\r\n", b"\0", b":", b"\xff", b" ", b"Transfer-Encoding: chunked\r\n", b"1", b"")
+                )
+            async with await door.connect() as stream:
+                with suppress(trio.BrokenResourceError):
+                    await stream.send_all(raw)
+                    await stream.send_eof()
+                    await answer(stream)
+        assert status(await door.ask(GET)) == 200
+    assert told == []  # no bug was met
+
+
+@pytest.mark.trio
+async def test_a_client_that_does_not_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_WRITE_SECONDS", 0.3)
+    async with house(tmp_path) as door:
+        async with await door.connect() as stream:
+            # More answers than the kernel holds for it. The door reads no further while it cannot write.
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.send_all(request("/openapi.json", "Host: localhost") * 5000)
+        assert status(await door.ask(GET)) == 200
+
+
+@pytest.mark.trio
+async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(tmp_path: Path) -> None:
+    async with house(tmp_path) as door:
+        other = sqlite3.connect(door.ledger.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        ask = request("/deliveries", "Host: localhost", method="POST", body=b'{"plugin": "x"}')
+        assert code(await door.ask(ask)) == "invalid_delivery"  # the control: such requests do not need it
+        refused = await door.ask(request("/calls", "Host: localhost"))
+        assert (status(refused), code(refused)) == (503, "ledger")
+        assert b"is locked by another program" in refused and b"retry-after: 5" in refused.lower()
+        told = json.loads((await door.ask(GET)).partition(b"\r\n\r\n")[2])
+        assert told["status"] == "degraded" and "is locked" in told["ledger"]["fault"]
+        other.execute("ROLLBACK")
+        other.close()
+        assert status(await door.ask(request("/calls", "Host: localhost"))) == 200
+        assert b'"status":"ok"' in await door.ask(GET)
+
+
+# --- who may ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.trio
+async def test_who_may_by_tcp(tmp_path: Path) -> None:
+    bearer = f"Authorization: Bearer {TOKEN.decode()}"
+    rows: list[tuple[tuple[str, ...], int]] = [
+        (("Host: localhost", bearer), 200),
+        (("Host: 127.0.0.1:8700", bearer), 200),
+        (("Host: [::1]:8700", bearer), 200),
+        (("Host: LOCALHOST", bearer), 200),
+        (("Host: localhost", bearer, "Origin: http://localhost:3000"), 200),
+        (("Host: localhost",), 401),
+        (("Host: localhost", bearer[:-1]), 401),
+        (("Host: localhost", bearer + "x"), 401),
+        (("Host: localhost", bearer, bearer), 401),
+        (("Host: localhost", f"Authorization: Basic {TOKEN.decode()}"), 401),
+        (("Host: localhost", "Authorization: Bearer"), 401),
+        (("Host: evil.example", bearer), 421),  # a name that resolves to this machine
+        (("Host: localhost.evil.example", bearer), 421),
+        (("Host: localhost", bearer, "Origin: http://evil.example"), 403),
+        (("Host: localhost", bearer, "Origin: null"), 403),
+        (("Host: localhost", bearer, "Origin: http://localhost.evil.example"), 403),
+    ]
+    async with house(tmp_path) as door:
+        found = {
+            headers: status(await door.ask(request("/health", *headers), tcp=True)) for headers, _ in rows
+        }
+        assert found == dict(rows)
+        # With a token one may less than on the unix socket.
+        local = [each for each in OPERATIONS if each.local]
+        assert {each.name for each in local} >= {
+            "drain",
+            "reload",
+            "reload_all",
+            "audit",
+            "explain",
+            "repeat",
+        }
+        for each in local:
+            path = each.path.replace("{", "").replace("}", "")
+            refused = await door.ask(request(path, "Host: localhost", bearer, method=each.method), tcp=True)
+            assert (status(refused), code(refused)) == (403, "local_only")
+        await door.ledger.accept(Accepted("call_1", "x", "y", "", "uid:0", digest(None)))
+        await door.ledger.accept(Accepted("call_2", "x", "y", "", "token", digest(None)))
+        for path, wanted in (("/calls/call_1", 404), ("/calls/call_2", 200)):
+            assert status(await door.ask(request(path, "Host: localhost", bearer), tcp=True)) == wanted
+            assert status(await door.ask(request(path, "Host: localhost"))) == 200
+        listed = await door.ask(request("/calls", "Host: localhost", bearer), tcp=True)
+        assert b"call_2" in listed and b"call_1" not in listed
+        # Never in a URL.
+        url = request(f"/health?token={TOKEN.decode()}&access_token={TOKEN.decode()}", "Host: localhost")
+        assert status(await door.ask(url, tcp=True)) == 401
+        noted = await audited(door.ledger, 3)
+        assert {json.loads(row.detail)["code"] for row in noted} == {"wrong_token", "host", "origin"}
+        assert not [row for row in noted if TOKEN.decode() in row.detail]
+        # Of very many refusals, the audit keeps some.
+        for _ in range(200):
+            await door.ask(request("/health", "Host: localhost"), tcp=True)
+        text = await door.ask(request("/metrics", "Host: localhost"))
+        assert b'runner_refusals_total{reason="wrong_token"} 2' in text
+        assert len(await door.ledger.do(LedgerFile.audit, "refusal", 1000)) < 150
+
+
+@pytest.mark.trio
+@pytest.mark.needs("root")
+async def test_who_may_by_the_unix_socket(tmp_path: Path, plugin_dir: Path) -> None:
+    program = (
+        "import os, socket, sys; os.setgroups([]); ids = [int(sys.argv[2])] * 3\n"
+        "os.setresgid(*ids); os.setresuid(*ids)\n"
+        "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+        "s.sendall(b'GET /health HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n')\n"
+        "print(s.makefile().read())"
+    )
+
+    async def ask_as(uid: int, path: str) -> subprocess.CompletedProcess[bytes]:
+        argv = [sys.executable, "-I", "-S", "-c", program, path, str(uid)]
+        return await trio.run_process(argv, capture_stdout=True, capture_stderr=True, check=False)
+
+    async with house(plugin_dir) as door:
+        assert b"200" in (await ask_as(0, door.unix)).stdout  # the control
+        assert b"PermissionError" in (await ask_as(SPARE_UID, door.unix)).stderr
+        # Somebody opens folder and socket to everybody: the kernel still tells who it is.
+        os.chmod(os.path.dirname(door.unix), 0o755)
+        os.chmod(door.unix, 0o666)
+        found = (await ask_as(SPARE_UID, door.unix)).stdout
+        assert b"HTTP/1.1 403" in found and b"not_owner" in found
+        # A page in a browser, behind somebody's proxy.
+        page = request("/health", "Host: localhost", "Origin: http://localhost")
+        assert status(await door.ask(page)) == 403
+
+
+def test_owner_and_root_may_and_nobody_else() -> None:
+    rules = Rules(owner=1000, token=TOKEN)
+    assert identify(DoorPeer(1000), {}, rules) == "uid:1000"
+    assert identify(DoorPeer(0), {}, rules) == "uid:0"
+    for uid in (1, 999, 1001, 65534):
+        with pytest.raises(Refused, match="may not use this door"):
+            identify(DoorPeer(uid), {}, rules)
+    # Without a token in the daemon, nobody comes in by TCP, also not with an empty one.
+    for shown in ({}, {"authorization": ["Bearer "]}, {"authorization": ["Bearer"]}):
+        with pytest.raises(Refused, match="no valid token"):
+            identify(DoorPeer(None), {"host": ["localhost"], **shown}, Rules(owner=1000))
+
+
+def test_token_files_and_addresses(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    rows: list[tuple[tuple[bytes, int], str]] = [
+        ((TOKEN + b"\n", 0o600), ""),
+        ((TOKEN, 0o640), "others than its owner can read it"),
+        ((TOKEN, 0o622), "can be written by"),
+        ((b"short", 0o600), "32 or more"),
+        ((b"", 0o600), "32 or more"),
+        ((b"x" * 5000, 0o600), "32 or more"),
+        ((b"x " * 30, 0o600), "no space"),
+    ]
+
+    def check(given: tuple[bytes, int], fault: str) -> None:
+        path.write_bytes(given[0])
+        path.chmod(given[1])
+        if not fault:
+            assert read_token(str(path)) == TOKEN
+        else:
+            with pytest.raises(ValueError, match=fault):
+                read_token(str(path))
+
+    check_rows(rows, check)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_token(str(tmp_path / "none"))
+    for address in ("0.0.0.0:0", "[::]:0", "192.0.2.1:0"):
+        with pytest.raises(listen.CannotListen, match="--http-anywhere"):
+            listen.listen_tcp(address, anywhere=False)
+    for address in ("localhost:1", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", ""):
+        with pytest.raises(listen.CannotListen):
+            listen.listen_tcp(address, anywhere=False)
+    listen.listen_tcp("0.0.0.0:0", anywhere=True).close()
+
+
+def test_a_socket_is_private_replaces_a_dead_one_and_no_other_file(tmp_path: Path) -> None:
+    path = tmp_path / "run/serve.sock"
+    first = listen.listen_unix(str(path))
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(listen.CannotListen, match="another daemon listens there"):
+        listen.listen_unix(str(path))
+    first.close()
+    listen.listen_unix(str(path)).close()
+    path.unlink()
+    path.write_text("a file")
+    with pytest.raises(listen.CannotListen, match="not a socket"):
+        listen.listen_unix(str(path))
+    path.parent.chmod(0o777)
+    with pytest.raises(listen.CannotListen, match="can be written by its group or by everybody"):
+        listen.listen_unix(str(path))
+
+
+# --- the document and the tables ----------------------------------------------------------------------------
+
+
+def test_a_public_validator_accepts_the_document_and_it_names_every_route() -> None:
+    found = document()
+    validate(found)  # raises
+    assert sum(len(each) for each in found["paths"].values()) == len(OPERATIONS)
+    methods = {name for name in vars(Routes) if not name.startswith("_")} - {"application"}
+    assert {each.name for each in OPERATIONS} == methods
+    # No caller can write an approval, a policy or a manifest.
+    assert [each.path for each in OPERATIONS if each.body] == ["/plugins/{name}/calls", "/deliveries"]
+
+
+def test_units_start_the_daemon_as_it_is_and_set_nothing_that_stops_a_launch() -> None:
+    folder = ROOT / "policies/systemd"
+    host = (folder / "plugin-host.service").read_text()
+    stopping = re.findall(r"^# (\w+)=\w+ +\S", host, re.MULTILINE)
+    assert {"RestrictNamespaces", "ProtectControlGroups"} <= set(stopping)
+    for name in ("runner-serve.service", "runner-serve-user.service"):
+        unit = (folder / name).read_text()
+        settings = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"\w+=", line))
+        assert settings.keys().isdisjoint(stopping)
+        assert settings["Type"] == "notify" and "WatchdogSec" in settings and "Delegate" in settings
+        _, verb, *words = settings["ExecStart"].split()
+        assert verb_parser(verb).parse_args(words).config
+        assert float(settings["TimeoutStopSec"]) > DRAIN_SECONDS
+    assert (
+        f"ListenStream={default_socket({})}" in (folder / "runner-serve.socket").read_text() or os.geteuid()
+    )
+
+
+def test_every_outcome_has_a_status() -> None:
+    assert {*STATUS, "ok"} == set(EXIT)
+
+
+# --- the service manager ------------------------------------------------------------------------------------
+
+
+def test_states_are_sent_to_the_service_manager(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        name = f"\0runner-test-{os.getpid()}"
+        for address in (str(tmp_path / "notify"), name):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+                manager.bind(address)
+                manager.settimeout(10)
+                Notifier({"NOTIFY_SOCKET": address.replace("\0", "@")}).send("READY=1", "STATUS=x")
+                assert manager.recv(100) == b"READY=1\nSTATUS=x"
+    for wrong in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "/nowhere"}, {"NOTIFY_SOCKET": "relative"}):
+        Notifier(wrong).send("READY=1")  # nobody listens
+    mine = str(os.getpid())
+    assert watchdog_seconds({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": mine}) == 1.5
+    for other in (
+        {},
+        {"WATCHDOG_USEC": "0"},
+        {"WATCHDOG_USEC": "x"},
+        {"WATCHDOG_USEC": "5", "WATCHDOG_PID": "1"},
+    ):
+        assert watchdog_seconds(other) is None
+
+
+def test_sockets_of_the_service_manager_are_taken_and_not_passed_on(tmp_path: Path) -> None:
+    """In a process of its own: the descriptors are 3 and 4."""
+    program = (
+        "import os, sys; sys.path[:0] = [sys.argv[1]]\n"
+        "from runner.serve.service_manager import take_sockets\n"
+        "spare = [os.dup(int(word)) for word in sys.argv[2:]]\n"
+        "for number, fd in enumerate(spare): os.dup2(fd, 3 + number)\n"
+        "os.environ['LISTEN_PID'] = str(os.getpid())\n"
+        "found = take_sockets(os.environ)\n"
+        "print([each.getsockname() for each in found], [os.get_inheritable(n) for n in (3, 4)],\n"
+        "      [name for name in os.environ if name.startswith('LISTEN_')])"
+    )
+    paths = [str(tmp_path / name) for name in ("one", "two")]
+    listeners = [socket.socket(socket.AF_UNIX) for _ in paths]
+    for each, path in zip(listeners, paths, strict=True):
+        each.bind(path)
+        each.listen()
+    passed = [each.fileno() for each in listeners]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(ROOT), *map(str, passed)],
+        pass_fds=passed,
+        env={"LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"},
+        capture_output=True,
+        text=True,
+    )
+    for each in listeners:
+        each.close()
+    assert done.stdout == f"{paths} [False, False] []\n", done.stderr
+    assert take_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "2"}) == []

@@ -1,0 +1,442 @@
+"""`runner serve` with real plugins: a daemon is asked everything that its door offers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.contracts.registry import all_contracts
+from runner.ledger.rows import UNKNOWN
+from runner.serve.client import Client, NoDaemon
+from tests.conftest import ROOT, Caller, descendants, vanished
+from tests.runner.serve.served import SECONDS, Served, activated, put_plugins, serving
+from tests.tables import check_rows, wait_for
+
+pytestmark = pytest.mark.launches
+DEVKIT = "/plugins/acme.devkit/calls"
+
+
+@pytest.fixture
+def shelf(plugin_dir: Path, nothing_left: None) -> Path:
+    (plugin_dir / "plugins").mkdir()
+    put_plugins(plugin_dir / "plugins")
+    return plugin_dir
+
+
+def events(
+    served: Served, tool: str, given: Any, key: str | None = None
+) -> Generator[tuple[str, Any], None, None]:
+    """A call of the devkit, as a stream."""
+    headers = {"Accept": "text/event-stream", **({} if key is None else {"Idempotency-Key": key})}
+    with Client(served.socket, SECONDS) as client:
+        yield from client.request("POST", DEVKIT, {"tool": tool, "input": given}, headers).events()
+
+
+def event(summary: dict[str, Any]) -> dict[str, Any]:
+    subject = {"kind": "run", "id": "run_1"}
+    when = "2026-01-01T00:00:00Z"
+    return {"type": "run.completed", "occurred_at": when, "subject": subject, "summary": summary}
+
+
+# --- one daemon, many questions -----------------------------------------------------------------------------
+
+
+def test_what_the_door_and_the_verbs_offer(runner_as: Caller, shelf: Path) -> None:
+    with serving(runner_as, shelf) as served:
+        check_calls(served)
+        check_keys(served)
+        check_cancellation(served)
+        check_refusals(served)
+        check_plugins(served)
+        check_verbs(runner_as, served)
+        check_imports(runner_as, served)
+        check_records(served, runner_as)
+        assert "draining" in served.end()
+    assert not os.path.exists(served.socket)
+
+
+def check_calls(served: Served) -> None:
+    status, found = served.call("greeter", "greet", {"name": "you"})
+    assert (status, found["value"]["content"][0]["text"]) == (200, "Hello, you!")
+    status, found = served.call("acme.devkit", "reader", {"do": "fail"})
+    assert (status, found["error"]["code"], found["error"]["cause"]) == (422, "plugin_error", "devkit.asked")
+    assert found["invocation"]["status"] == "failed"
+    status, found = served.call("acme.devkit", "reader", {"do": "exit"})
+    assert (status, found["error"]["code"], found["error"]["cause"]) == (502, "crashed", "exit:3")
+    status, found = served.call("acme.devkit", "reader", {"do": "wait"}, Runner_Deadline="0.2")
+    assert (status, found["error"]["code"]) == (504, "timeout")
+    told = list(events(served, "reader", {"do": "progress", "count": 3}))
+    assert [name for name, _ in told] == ["accepted", "progress", "progress", "progress", "result"]
+    assert [data["message"] for name, data in told if name == "progress"] == ["step 0", "step 1", "step 2"]
+    assert told[-1][1]["id"] == told[0][1]["id"] and told[-1][1]["status"] == 200
+
+
+def check_keys(served: Served) -> None:
+    first = served.call("greeter", "greet", {"name": "you"}, Idempotency_Key="k1")
+    again = served.call("greeter", "greet", {"name": "you"}, Idempotency_Key="k1")
+    assert first[0] == 200 and again == first  # the same id: it ran once
+    status, found = served.call("greeter", "greet", {"name": "other"}, Idempotency_Key="k1")
+    assert (status, found["error"]["code"]) == (409, "key_reused")
+    # A failure is an answer, too.
+    wrong = served.call("acme.devkit", "reader", {"do": "fail"}, Idempotency_Key="k2")
+    assert wrong[0] == 422
+    assert served.call("acme.devkit", "reader", {"do": "fail"}, Idempotency_Key="k2") == wrong
+    # While it runs, the same key gets no second call.
+    running = events(served, "reader", {"do": "wait"}, "k3")
+    _, accepted = next(running)
+    status, found = served.call("acme.devkit", "reader", {"do": "wait"}, Idempotency_Key="k3")
+    assert (status, found["error"]["code"], found["id"]) == (409, "in_flight", accepted["id"])
+    assert served.ask("DELETE", f"/calls/{accepted['id']}")[0] == 202
+    assert [(name, data["error"]["code"]) for name, data in running] == [("error", "cancelled")]
+
+
+def check_cancellation(served: Served) -> None:
+    # By closing the connection.
+    running = events(served, "reader", {"do": "wait", "count": 1})
+    _, accepted = next(running)
+    assert next(running)[0] == "progress"
+    running.close()
+    path = f"/calls/{accepted['id']}"
+    assert wait_for(lambda: served.ask("GET", path)[1]["code"] is not None)
+    record = served.ask("GET", path)[1]
+    assert (record["code"], record["record"]["outcome"]["cause"]) == ("cancelled", "given_up")
+    # By a client that waits for one document, too.
+    with Client(served.socket, SECONDS) as client:
+        body = json.dumps({"tool": "reader", "input": {"do": "wait"}}).encode()
+        head = f"POST {DEVKIT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        client._connection.sendall(head.encode() + body)
+        assert wait_for(lambda: served.plugin("acme.devkit")["in_flight"] == 1)
+    assert wait_for(lambda: served.plugin("acme.devkit")["in_flight"] == 0)
+    assert served.ask("DELETE", path)[0] == 404
+
+
+def check_refusals(served: Served) -> None:
+    call = "/plugins/greeter/calls"
+    rows: list[tuple[tuple[str, str, Any], tuple[int, str]]] = [
+        (("GET", "/nowhere", None), (404, "no_route")),
+        (("PUT", "/plugins", None), (404, "no_route")),
+        (("GET", "/plugins/nobody", None), (404, "unknown_plugin")),
+        (("GET", "/plugins/nobody/logs", None), (404, "unknown_plugin")),
+        (("POST", "/plugins/nobody/calls", {"tool": "x"}), (404, "unknown_plugin")),
+        (("POST", "/plugins/nobody/start", None), (404, "unknown_plugin")),
+        (("POST", call, None), (400, "invalid_json")),
+        (("POST", call, ["tool"]), (400, "invalid_body")),
+        (("POST", call, {"input": 1}), (400, "invalid_body")),
+        (("POST", call, {"tool": "greet", "policy": "open"}), (400, "invalid_body")),
+        (("POST", call, {"tool": "greet", "context": 5}), (400, "invalid_body")),
+        (("POST", call, {"tool": "nothing"}), (422, "plugin_error")),
+        (("POST", call, {"tool": "greet", "kind": "hook"}), (400, "invalid_call")),
+        (("GET", "/calls?most=x", None), (400, "invalid_query")),
+        (("GET", "/calls/none", None), (404, "no_such_call")),
+        (("GET", "/deliveries?state=lost", None), (400, "invalid_query")),
+        (("GET", "/deliveries/none", None), (404, "no_such_delivery")),
+        (("POST", "/deliveries/none/repeat", None), (409, "delivery_conflict")),
+        (("POST", "/deliveries", {"plugin": "greeter"}), (400, "invalid_delivery")),
+        (("POST", "/deliveries", {"plugin": "x", "hook": "y", "event": {}}), (404, "unknown_plugin")),
+    ]
+
+    def check(asked: str, wanted: tuple[int, str]) -> None:
+        status, found = served.ask(*json.loads(asked))
+        assert (status, found["error"]["code"]) == wanted, found
+        assert found["error"]["message"]
+
+    check_rows([(json.dumps(asked), wanted) for asked, wanted in rows], check)
+    for deadline in ("soon", "-1", "nan"):
+        assert served.call("greeter", "greet", {"name": "x"}, Runner_Deadline=deadline)[0] == 400
+    assert served.call("greeter", "greet", {"name": "x"}, Idempotency_Key="x" * 256)[0] == 400
+
+
+def check_plugins(served: Served) -> None:
+    found = {each["name"]: each for each in served.ask("GET", "/plugins")[1]["plugins"]}
+    assert (found["greeter"]["state"], found["greeter"]["contract"]) == ("ready", "mcp")
+    assert found["acme.devkit"]["contract"] == "vai"
+    tools = served.ask("GET", "/plugins/greeter/tools")[1]["tools"]
+    assert [each["name"] for each in tools] == ["greet", "count"]
+    explained = served.ask("GET", "/plugins/greeter/explain")[1]
+    assert explained["outcome"]["code"] == "ok" and "grant" in explained
+    with Client(served.socket, SECONDS) as client:
+        news = client.request("GET", "/events").events()
+        assert served.ask("POST", "/plugins/greeter/stop")[1]["state"] == "stopped"
+        assert any((data["name"], data["state"]) == ("greeter", "stopped") for _, data in news)
+    told = served.call("greeter", "greet", {"name": "x"})[1]
+    assert told["error"]["cause"] == "stopped" and "start it" in told["error"]["hint"]
+    assert served.ask("POST", "/plugins/greeter/start")[1]["state"] == "ready"
+    assert served.ask("POST", "/plugins/greeter/reset")[0] == 200
+    assert served.plugin("greeter")["pids"] not in (found["greeter"]["pids"], [])
+
+
+def check_verbs(caller: Caller, served: Served) -> None:
+    via, at = ("call", "--via", served.socket), ("--socket", served.socket)
+    reader = (*via, "acme.devkit", "reader", "--input")
+    rows: list[tuple[tuple[str, ...], tuple[int, str]]] = [
+        (("ps", *at), (0, "greeter")),
+        (("ps", "--json", *at), (0, '"contract": "vai"')),
+        ((*via, "greeter", "greet", "--input", '{"name": "you"}'), (0, "Hello, you!")),
+        ((*reader, '{"do": "fail"}'), (1, "plugin_error in call")),
+        ((*reader, '{"do": "wait"}', "--timeout", "100ms"), (12, "timeout")),
+        ((*reader, '{"do": "exit"}', "--json"), (13, '"code": "crashed"')),
+        ((*via, "greeter", "nothing"), (1, "Unknown tool: nothing")),
+        ((*via, "nobody", "greet"), (2, "there is no plugin 'nobody' here")),
+        ((*via, "greeter"), (2, "runner call --via SOCKET PLUGIN NAME")),
+        ((*via, "--policy", "open", "greeter", "greet"), (2, "--policy does not go with --via")),
+        (("call", "--via", "/nowhere", "greeter", "greet"), (10, "no daemon answers at /nowhere")),
+        (("ctl", *at, "stop", "greeter"), (0, "greeter: stopped")),
+        (("ctl", *at, "start", "greeter"), (0, "greeter: ready")),
+        (("ctl", *at, "reload"), (0, "")),
+        (("ctl", *at, "start"), (2, "runner ctl start NAME")),
+        (("ctl", *at, "drain", "greeter"), (2, "leave NAME out")),
+        (("logs", *at, "nobody"), (2, "there is no plugin")),
+        (("logs", *at, "acme.devkit"), (0, "")),
+    ]
+
+    def check(words: tuple[str, ...], wanted: tuple[int, str]) -> None:
+        done = caller(*words)
+        assert done.returncode == wanted[0] and wanted[1] in done.stdout + done.stderr, done
+        assert "Traceback" not in done.stderr
+
+    check_rows(rows, check)
+    following = caller.start("logs", "--follow", "--socket", served.socket, "acme.devkit")
+    with following, bounded(following):
+        assert following.stdout is not None
+        hook = {"plugin": "acme.devkit", "hook": "notify", "event": event({})}
+        assert served.ask("POST", "/deliveries", hook)[0] == 202
+        assert any(b'"delivery_id"' in line for line in following.stdout)
+        following.send_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def bounded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Who reads a line of a process that never writes one is freed by its end."""
+    timer = threading.Timer(SECONDS, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def check_imports(caller: Caller, served: Served) -> None:
+    """A warm call from the shell imports no HTTP library, no trio, and nothing that reads manifests."""
+    words = ("call", "--via", served.socket, "greeter", "greet", "--input", '{"name": "you"}')
+    program = "import sys; from runner.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    argv = [*caller.prefix, *caller.python, "-S", "-c", program, *words]
+    done = subprocess.run(argv, env=dict(caller.environ), capture_output=True, text=True, cwd="/")
+    assert "Hello, you!" in done.stdout, done.stderr
+    loaded = set(done.stdout.split())
+    assert "runner.serve.client" in loaded
+    slow = {"trio", "http", "http.client", "asyncio", "ssl", "email", "urllib", "argparse", "pydantic"}
+    assert loaded & (slow | {"starlette", "hypercorn", "h11", "runner.contracts.registry"}) == set()
+
+
+def check_records(served: Served, caller: Caller) -> None:
+    calls = served.ask("GET", "/calls?plugin=greeter&most=1000")[1]["calls"]
+    assert {each["caller"] for each in calls} <= {f"uid:{os.geteuid()}", f"uid:{caller.uid}"}
+    assert all(each["ended"] >= each["started"] >= each["accepted"] for each in calls)
+    assert all("answer" not in each and len(each["input_digest"]) == 64 for each in calls)
+    codes = [each["code"] for each in served.ask("GET", "/calls?most=1000")[1]["calls"]]
+    assert {"ok", "plugin_error", "timeout", "cancelled", "crashed"} <= set(codes)
+    assert {"grant", "connection"} <= {each["what"] for each in served.ask("GET", "/audit")[1]["audit"]}
+    status, text = served.ask("GET", "/metrics")
+    crashed = f'runner_calls_total{{code="crashed",plugin="acme.devkit"}} {codes.count("crashed")}.0'
+    assert status == 200 and crashed in text
+    memory = [line for line in text.splitlines() if line.startswith('runner_memory_bytes{plugin="greeter"}')]
+    assert float(memory[0].split()[1]) > 1e6
+    assert served.ask("GET", "/health")[1]["status"] == "ok"
+
+
+def test_plugins_of_every_contract_are_served(
+    runner_as: Caller, plugin_dir: Path, nothing_left: None
+) -> None:
+    (plugin_dir / "plugins").mkdir(mode=0o755)
+    runner_as.give(plugin_dir / "plugins")
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for contract in all_contracts():
+        name = f"my{contract.name}"
+        done = runner_as("new", contract.name, name, cwd=plugin_dir / "plugins")
+        assert done.returncode == 0, done.stderr
+        call = contract.example.call.replace("greeter", name)
+        called = contract.example.namespace.replace("/", ".") + name
+        rows.append((called, {"tool": call, "input": json.loads(contract.example.input)}))
+    with serving(runner_as, plugin_dir) as served:
+
+        def check(name: str, call: dict[str, Any]) -> None:
+            status, found = served.ask("POST", f"/plugins/{name}/calls", call)
+            assert status == 200 and "world" in json.dumps(found["value"]), found
+
+        check_rows(rows, check)
+        assert set(served.states().values()) == {"ready"} and len(rows) >= 6
+        served.end()
+
+
+# --- the end of a daemon ------------------------------------------------------------------------------------
+
+
+def test_a_killed_daemon_leaves_no_process_and_no_call_without_an_outcome(
+    runner_as: Caller, shelf: Path
+) -> None:
+    others = descendants()
+    with serving(runner_as, shelf) as served:
+        assert served.call("greeter", "greet", {"name": "x"})[0] == 200
+        running = {tool: events(served, tool, {"do": "wait"}, tool) for tool in ("reader", "peek")}
+        ids = {tool: next(told)[1]["id"] for tool, told in running.items()}
+        hook = {"id": "d1", "plugin": "acme.devkit", "hook": "notify", "event": event({"do": "wait"})}
+        assert served.ask("POST", "/deliveries", hook)[0] == 202
+        assert wait_for(lambda: served.plugin("acme.devkit")["in_flight"] == 3)
+        below = descendants() - others
+        served.process.kill()
+        for told in running.values():
+            with pytest.raises(NoDaemon):
+                list(told)
+        served.process.wait()
+        assert len(below) > 5 and vanished(below)
+    with serving(runner_as, shelf) as served:
+        for tool, name in ids.items():
+            record = served.ask("GET", f"/calls/{name}")[1]
+            effect = "read_only" if tool == "peek" else "unknown"
+            assert (record["code"], record["effect"]) == (UNKNOWN, effect)
+        # The same key: the one whose effect is harmless runs again, the other never does.
+        status, found = served.call("acme.devkit", "reader", {"do": "wait"}, Idempotency_Key="reader")
+        assert (status, found["error"]["code"]) == (409, UNKNOWN)
+        again = events(served, "peek", {"do": "wait"}, "peek")
+        name, accepted = next(again)
+        assert name == "accepted" and accepted["id"] != ids["peek"]
+        served.ask("DELETE", f"/calls/{accepted['id']}")
+        list(again)
+        delivery = served.ask("GET", "/deliveries/d1")[1]
+        assert (delivery["state"], delivery["attempt"], delivery["code"]) == ("queued", 1, UNKNOWN)
+        assert delivery["due"] > delivery["created"]
+        served.end()
+
+
+def test_a_drain_cancels_calls_that_take_too_long_and_answers_them(runner_as: Caller, shelf: Path) -> None:
+    with serving(runner_as, shelf, "--drain", "1s") as served:
+        running = events(served, "reader", {"do": "wait", "count": 1})
+        _, accepted = next(running)
+        next(running)
+        served.process.terminate()
+        served.wait_for("STOPPING=1")
+        name, data = list(running)[-1]
+        assert (name, data["invocation"]["status"]) == ("error", "cancelled")
+        _, err = served.process.communicate(timeout=60)
+        assert served.process.returncode == 0, err
+    with activated(runner_as, shelf) as served:  # by a service manager, which also watches it
+        served.wait_for("WATCHDOG=1")
+        record = served.ask("GET", f"/calls/{accepted['id']}")[1]
+        assert record["record"]["invocation"]["status"] == "cancelled"
+        assert served.ask("POST", "/drain")[0] == 202
+        served.process.communicate(timeout=60)
+        assert served.process.returncode == 0
+
+
+# --- the configuration --------------------------------------------------------------------------------------
+
+GREEDY = """
+[plugin]
+id = "greedy"
+version = "1.0.0"
+name = "Greedy"
+description = "asks for too much"
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "/bin/true"
+[plugin.sandbox]
+enabled = true
+fs_read_paths = ["DATA"]
+"""
+
+
+def test_a_changed_configuration_is_followed_and_a_bad_file_keeps_its_plugins(
+    runner_as: Caller, shelf: Path
+) -> None:
+    config = shelf / "plugins/words/mcp.json"
+    with serving(runner_as, shelf) as served:
+        assert served.call("greeter", "greet", {"name": "x"})[0] == 200
+        before = served.plugin("greeter")["pids"]
+        # Another server beside it: the one that runs is left alone.
+        servers = json.loads(config.read_text())
+        servers["mcpServers"]["second"] = servers["mcpServers"]["greeter"]
+        config.write_text(json.dumps(servers))
+        assert wait_for(lambda: set(served.states()) == {"greeter", "second", "acme.devkit"})
+        assert served.plugin("greeter")["pids"] == before
+        # A file with a fault.
+        config.write_text("{")
+        assert wait_for(lambda: served.ask("GET", "/health")[1]["configuration"])
+        (fault,) = served.ask("GET", "/health")[1]["configuration"]
+        assert fault["path"] == str(shelf / "plugins/words") and fault["message"]
+        assert set(served.states()) == {"greeter", "second", "acme.devkit"}
+        assert served.call("greeter", "greet", {"name": "x"})[0] == 200
+        # What no approval covers is known and does not start.
+        (shelf / "data").mkdir()
+        (shelf / "plugins/greedy").mkdir()
+        (shelf / "plugins/greedy/nexo-plugin.toml").write_text(GREEDY.replace("DATA", str(shelf / "data")))
+        served.process.send_signal(signal.SIGHUP)
+        assert wait_for(lambda: served.states().get("greedy") == "pending")
+        status, found = served.call("greedy", "anything")
+        assert (status, found["error"]["code"]) == (403, "policy_denied")
+        # A person allows it.
+        allowed = runner_as("allow", "--yes", shelf / "plugins/greedy")
+        assert allowed.returncode == 0, allowed.stderr
+        assert runner_as("ctl", "--socket", served.socket, "reload").returncode == 1  # the file with a fault
+        assert served.states()["greedy"] != "pending"
+        # A changed entry reloads its server, and a removed one ends it.
+        del servers["mcpServers"]["second"]
+        servers["mcpServers"]["greeter"]["args"] = ["--changed"]
+        config.write_text(json.dumps(servers))
+        assert wait_for(lambda: "second" not in served.states())
+        assert wait_for(lambda: served.plugin("greeter")["pids"] not in (before, []))
+        said = served.end()
+    assert f"{shelf / 'plugins/words'}: " in said and "greedy is pending" in said
+
+
+def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_file: Any) -> None:
+    token = write_file(shelf / "token", "t" * 40, 0o644)
+    open_folder = shelf / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    runner_as.give(open_folder)
+    (shelf / "run").mkdir(mode=0o700)
+    runner_as.give(shelf / "run")
+    start = ("serve", "--config", str(shelf / "plugins"))
+    at = (*start, "--socket", str(shelf / "run/serve.sock"))
+    rows: list[tuple[tuple[str, ...], tuple[int, str]]] = [
+        (("serve",), (2, "--config")),
+        (
+            (*start, "--socket", str(open_folder / "s.sock")),
+            (2, "can be written by its group or by everybody"),
+        ),
+        ((*start, "--socket", str(token)), (2, "")),
+        ((*at, "--http", "127.0.0.1:0"), (2, "need a token; give --token-file FILE")),
+        ((*at, "--http", "127.0.0.1:0", "--token-file", str(token)), (2, "is not used")),
+        ((*at, "--http", "0.0.0.0:0"), (2, "--http-anywhere")),
+        ((*at, "--http", "example.com"), (2, "write an address and a port")),
+        ((*at, "--drain", "soon"), (2, "--drain")),
+        ((*at, "--policy", ""), (2, "--policy: its value is empty")),
+        ((*at, "--ledger", str(open_folder / "ledger.db")), (10, "is not used")),
+    ]
+
+    def check(words: tuple[str, ...], wanted: tuple[int, str]) -> None:
+        done = runner_as(*words)
+        assert (done.returncode, done.stdout) == (wanted[0], "") and wanted[1] in done.stderr, done
+        assert "Traceback" not in done.stderr
+
+    check_rows(rows, check)
+    assert not (shelf / "run/serve.sock").exists()
+
+
+def test_the_extra_is_named_where_it_is_missing() -> None:
+    program = (
+        "import sys; sys.path[:0] = [sys.argv[1]]; sys.modules['starlette'] = None\n"
+        "from runner.cli import main; sys.exit(main(['serve', '--config', '/']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True)
+    assert done.returncode == 10 and "pip install 'plugin-runner[serve]'" in done.stderr
