@@ -14,7 +14,7 @@ import signal
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,8 +92,8 @@ class Day:
             killer = pool.submit(self._kill_plugins)
             try:
                 clients = self._clients(pool, calls // 2)
-                for number in range(self._plan.daemon_kills):
-                    self._until(lambda at=number + 1: self._done >= calls // 2 * at // (self._plan.daemon_kills + 1), clients)  # type: ignore[misc]
+                for number in range(1, self._plan.daemon_kills + 1):
+                    self._until(calls // 2 * number // (self._plan.daemon_kills + 1), clients)
                     self._kill_daemon(others)
                     self._start()
                 _raise(clients)
@@ -236,12 +236,14 @@ class Day:
         assert (answer.status, answer.json()["id"]) == (202, name)
         self.deliveries.add(name)
 
-    def _until(self, condition: Callable[[], bool], clients: list[Future[None]]) -> None:
-        """Wait until the clients have got so far."""
-        with self._changed:
-            while not condition():
+    def _until(self, done: int, clients: list[Future[None]]) -> None:
+        """Wait until so many calls are made."""
+        while True:
+            with self._changed:
+                if self._done >= done:
+                    return
                 self._changed.wait(1.0)
-                _raise([each for each in clients if each.done()])
+            _raise([each for each in clients if each.done()])
 
     # --- kills of plugins -----------------------------------------------------------------------------------
 
@@ -326,7 +328,9 @@ class Day:
             assert attempts == list(range(1, row.attempt + 1)), row
         said = [line for text in self.said for line in text.splitlines() if line != "runner serve: draining"]
         assert said == []
-        return Counter(row.code or "" for row in calls) + Counter(f"delivery {row.state}" for row in deliveries)
+        return Counter(row.code or "" for row in calls) + Counter(
+            f"delivery {row.state}" for row in deliveries
+        )
 
     def _check_keys(self, calls: list[InvocationRow]) -> None:
         by_key: dict[str, list[InvocationRow]] = {key: [] for key in self.seen}

@@ -1,4 +1,4 @@
-"""20 plugins of six contracts, many clients, kills of plugins and of the daemon: no outcome is lost or doubled."""
+"""20 plugins of six contracts, many clients, kills of plugins and daemons: each call has one outcome."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def live_through(caller: Caller, folder: Path, plan: DayPlan) -> tuple[Resources
     return before, after
 
 
-def test_an_hour_of_a_daemon_that_is_killed_and_whose_plugins_are(runner_as: Caller, plugin_dir: Path) -> None:
+def test_an_hour_of_a_daemon_that_is_killed_and_whose_plugins_are(
+    runner_as: Caller, plugin_dir: Path
+) -> None:
     live_through(runner_as, plugin_dir, DayPlan(calls=600, clients=8, plugin_kills=10, daemon_kills=2))
 
 
