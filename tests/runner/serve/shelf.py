@@ -30,10 +30,18 @@ def fill_shelf(folder: Path) -> list[Shelved]:
     for contract, (count, weight) in SHARES.items():
         for number in range(count):
             name = f"{contract}{number}"
-            found.append(_put(contract, name, folder / name, weight))
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755)
+            found.append(put_example(contract, name, folder, weight))
     return found
+
+
+def put_example(contract: str, name: str, shelf: Path, weight: int = 1) -> Shelved:
+    """Copy the example of a contract to a folder, under another name."""
+    folder = shelf / name
+    try:
+        return _put(contract, name, folder, weight)
+    finally:
+        for path in (shelf, folder, *folder.rglob("*")):
+            path.chmod(0o755)
 
 
 def _put(contract: str, name: str, folder: Path, weight: int) -> Shelved:
