@@ -6,12 +6,14 @@ and a body with a length or in chunks. An HTTP library would cost a warm call mo
 
 from __future__ import annotations
 
+import _socket as socket  # the module itself makes enumerations of all its constants: a third of a warm call
 import json
 import os
-import socket
-from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any
+
+from sandbox.speed.typed import TYPE_CHECKING, Any, Iterator, Mapping
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _MOST_HEADER_BYTES = 64 << 10
 

@@ -81,7 +81,14 @@ class _Connection(TCPServer):
 class Connections:
     """Serves an ASGI application on listening sockets."""
 
-    def __init__(self, application: ASGIFramework, most: int, on_full: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        application: ASGIFramework,
+        most: int,
+        on_full: Callable[[], None],
+        on_bug: Callable[[Exception], None],
+    ) -> None:
+        """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter."""
         config = Config()
         config.keep_alive_timeout = HEADER_SECONDS
         config.keep_alive_max_requests = _MOST_REQUESTS
@@ -94,7 +101,7 @@ class Connections:
         self._context = WorkerContext(None)
         self._most = most
         self._on_full = on_full
-        self.open = 0
+        self._on_bug = on_bug
         self._speaking = 0  # requests that are served
         self._idle = trio.Event()
 
@@ -117,6 +124,7 @@ class Connections:
         listener.setblocking(False)
         accepting = trio.socket.from_stdlib_socket(listener)
         is_unix = listener.family == socket.AF_UNIX
+        room = trio.CapacityLimiter(self._most if is_unix else max(1, self._most // 4))
         async with trio.open_nursery() as nursery:
             while True:
                 try:
@@ -125,20 +133,27 @@ class Connections:
                     # The peer has gone, or there is no descriptor left. Connections that end free some.
                     await trio.sleep(0.05)
                     continue
-                if self.open >= self._most:
+                if room.available_tokens < 1:
                     self._on_full()
                     _refuse(accepted)
                     continue
                 peer = unix_peer(accepted._sock) if is_unix else DoorPeer(None)  # type: ignore[attr-defined]
-                self.open += 1
-                nursery.start_soon(self._speak, trio.SocketStream(accepted), peer)
+                held = object()
+                room.acquire_on_behalf_of_nowait(held)
+                nursery.start_soon(self._speak, trio.SocketStream(accepted), peer, room, held)
 
-    async def _speak(self, stream: trio.SocketStream, peer: DoorPeer) -> None:
+    async def _speak(
+        self, stream: trio.SocketStream, peer: DoorPeer, room: trio.CapacityLimiter, held: object
+    ) -> None:
         state = ConnectionState({"peer": peer, "greeted": []})
+        speaking = _Connection(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
         try:
-            await _Connection(self._application, self._config, self._context, state, stream).run()  # type: ignore[arg-type]
+            await speaking.run()
+        except* Exception as group:  # noqa: BLE001 -- a bug ends this connection, not the daemon
+            for error in group.exceptions:
+                self._on_bug(error)
         finally:
-            self.open -= 1
+            room.release_on_behalf_of(held)
 
 
 def _refuse(accepted: trio.socket.SocketType) -> None:

@@ -94,10 +94,12 @@ class Daemon:
             door,  # type: ignore[arg-type]
             self._options.most_connections,
             lambda: self._metrics.refusal("too_many_connections"),
+            lambda error: self._say(f"internal: a connection: {type(error).__name__}: {error}"),
         )
         async with AsyncExitStack() as stack:
             watch = stack.enter_context(open_watch())
             nursery = await stack.enter_async_context(trio.open_nursery())
+            self._nursery = nursery
             nursery.start_soon(self._signals, nursery)
             await self._roster.reload()
             for listener in self._options.listeners:
@@ -160,7 +162,10 @@ class Daemon:
 
     async def _reload(self) -> None:
         self._notifier.send("RELOADING=1")
-        await self._roster.reload()
+        try:
+            await self._roster.reload()
+        except Exception as error:  # noqa: BLE001 -- a bug; the plugins stay as they are
+            self._say(f"internal: the configuration was not read: {type(error).__name__}: {error}")
         self._deliveries.wake()
         self._notifier.send("READY=1", f"STATUS={len(self._supervisor.plugins())} plugins")
 
@@ -171,22 +176,26 @@ class Daemon:
 
     # --- audit and metrics ----------------------------------------------------------------------------------
 
-    async def _refused(self, peer: DoorPeer, refused: Refused) -> None:
+    def _refused(self, peer: DoorPeer, refused: Refused) -> None:
         self._metrics.refusal(refused.code)
         caller = "tcp" if peer.uid is None else f"uid:{peer.uid}"
-        await self._note("refusal", caller, {"code": refused.code, "message": refused.message})
+        self._note("refusal", caller, {"code": refused.code, "message": refused.message})
 
-    async def _connected(self, peer: DoorPeer, caller: str) -> None:
-        await self._note("connection", caller, {"pid": peer.pid})
+    def _connected(self, peer: DoorPeer, caller: str) -> None:
+        self._note("connection", caller, {"pid": peer.pid})
 
-    async def _note(self, what: str, caller: str, detail: Mapping[str, object]) -> None:
-        """A row of the audit. Strangers must not fill the ledger, so that there is a most per second."""
+    def _note(self, what: str, caller: str, detail: Mapping[str, object]) -> None:
+        """A row of the audit, for which nobody waits. Strangers must not fill the ledger, so that there is a
+        most per second."""
         if trio.current_time() - self._noted_at >= 1.0:
             self._noted_at, self._notes = trio.current_time(), _NOTES_PER_SECOND
         self._notes -= 1
         if self._notes >= 0:
-            with suppress(LedgerUnusable):
-                await self._ledger.note(what, caller, "", json.dumps(detail))
+            self._nursery.start_soon(self._write_note, what, caller, json.dumps(detail))
+
+    async def _write_note(self, what: str, caller: str, detail: str) -> None:
+        with suppress(LedgerUnusable):
+            await self._ledger.note(what, caller, "", detail)
 
 
 async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:

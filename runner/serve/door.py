@@ -44,8 +44,8 @@ class Door:
         application: Application,
         rules: Rules,
         *,
-        on_refused: Callable[[DoorPeer, Refused], Awaitable[None]],
-        on_connected: Callable[[DoorPeer, str], Awaitable[None]],
+        on_refused: Callable[[DoorPeer, Refused], None],
+        on_connected: Callable[[DoorPeer, str], None],
         most_bytes: int = MOST_BODY_BYTES,
         body_seconds: float = BODY_SECONDS,
     ) -> None:
@@ -70,7 +70,7 @@ class Door:
             scope["state"]["caller"] = caller = identify(peer, headers, self._rules)
             if not scope["state"]["greeted"]:
                 scope["state"]["greeted"].append(True)  # the list belongs to the connection
-                await self._on_connected(peer, caller)
+                self._on_connected(peer, caller)
             if not await self._read(body, headers, receive):
                 return  # the caller has gone
             given = [{"type": "http.request", "body": body.take(), "more_body": False}]
@@ -82,7 +82,7 @@ class Door:
         except Refused as refused:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_drop, receive)
-                await self._on_refused(peer, refused)
+                self._on_refused(peer, refused)
                 await _answer(refused, send)
         finally:
             self._held -= body.size

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
 
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import Client, NoDaemon
+from sandbox.speed.typed import Any, Sequence
 
 _OPTIONS = ("--via", "--input", "--kind", "--timeout", "--context", "--key")
 _SWITCHES = ("--json",)
@@ -107,6 +106,11 @@ def _read(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def _json(option: str, word: str | None) -> Any:
     if word is None:
         return None
+    try:
+        return json.loads(word)  # the daemon reads it again, by stricter rules
+    except (ValueError, RecursionError):
+        pass
+    # A file, stdin, or a fault that this names.
     from runner.cli.shared.json_option import read_json_option
 
     return read_json_option(option, word)

@@ -56,7 +56,7 @@ async def test_deliveries_end_in_ack_or_dead_letter(plugin_dir: Path, tmp_path: 
     shutil.copytree(ROOT / "tests/plugins/vai_devkit", plugin_dir / "devkit")
     for path in (plugin_dir / "devkit").rglob("*"):
         path.chmod(0o755)
-    schedule = Schedule(attempts=3, first_seconds=0.0)
+    schedule = Schedule(attempts=2, first_seconds=0.0)
     try:
         async with (
             open_ledger(str(tmp_path / "ledger.db"), schedule=schedule) as ledger,
@@ -90,16 +90,16 @@ async def check(ledger: Ledger, supervisor: Supervisor, deliveries: Deliveries) 
         ("again", {"do": "fail", "status": "retryable_failure"}),
     ):
         row = await post(name, **summary)
-        assert (row.state, row.attempt) == ("dead", 3)
+        assert (row.state, row.attempt) == ("dead", 2)
         code = "crashed" if name == "crash" else "plugin_error"
-        assert await attempts(ledger, name) == [(1, code), (2, code), (3, code)]
+        assert await attempts(ledger, name) == [(1, code), (2, code)]
     # What repeating does not heal is dead at once: the hook says so, or there is none.
     row = await post("never", do="fail")
     assert (row.state, row.attempt, row.code) == ("dead", 1, "plugin_error")
     row = await post("nowhere", hook="nothing")
     assert (row.state, row.attempt) == ("dead", 1)
     row = await post("unknown", plugin="nobody")
-    assert (row.state, row.attempt) == ("dead", 3)
+    assert (row.state, row.attempt) == ("dead", 2)
     # A person repeats a dead one: the attempts go on counting.
     await ledger.do(LedgerFile.repeat, "never")
     deliveries.wake()

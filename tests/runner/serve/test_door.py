@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
+import re
 import socket
 import sqlite3
 import subprocess
@@ -18,13 +20,15 @@ import pytest
 import trio
 from openapi_spec_validator import validate
 
+from runner.cli import verb_parser
 from runner.ledger.file import LedgerFile
 from runner.ledger.ledger import Ledger, open_ledger
-from runner.ledger.rows import Accepted, digest
+from runner.ledger.rows import Accepted, AuditRow, digest
 from runner.lifecycle.supervisor import open_supervisor
 from runner.outcome import EXIT
 from runner.serve import connections, listen
-from runner.serve.daemon import Daemon, ServeOptions
+from runner.serve.client import default_socket
+from runner.serve.daemon import DRAIN_SECONDS, Daemon, ServeOptions
 from runner.serve.openapi import OPERATIONS, document
 from runner.serve.peer import DoorPeer, Rules, identify, read_token
 from runner.serve.refusal import STATUS, Refused
@@ -74,6 +78,14 @@ def _length(found: bytes) -> float:
     return math.inf
 
 
+async def audited(ledger: Ledger, codes: int) -> list[AuditRow]:
+    """The refusals in the audit, when there are so many different ones: no request waits for them."""
+    while True:
+        noted = await ledger.do(LedgerFile.audit, "refusal")
+        if len({row.detail for row in noted}) >= codes:
+            return noted
+
+
 def status(raw: bytes) -> int:
     return int(raw.split(b" ")[1])
 
@@ -84,7 +96,13 @@ def code(raw: bytes) -> str:
 
 
 @asynccontextmanager
-async def house(folder: Path, **options: Any) -> AsyncIterator[House]:
+async def house(folder: Path, told: list[str] | None = None, **options: Any) -> AsyncIterator[House]:
+    """`told`: gets what the daemon says about bugs."""
+
+    def say(text: str) -> None:
+        if told is not None and text.startswith("internal"):
+            told.append(text)
+
     unix = listen.listen_unix(str(folder / "run/serve.sock"))
     tcp = listen.listen_tcp("127.0.0.1:0", anywhere=False)
     given = ServeOptions(
@@ -96,7 +114,7 @@ async def house(folder: Path, **options: Any) -> AsyncIterator[House]:
     )
     with unix, tcp:
         async with open_ledger(given.ledger, busy_seconds=0.0) as ledger, open_supervisor() as supervisor:
-            daemon = Daemon(given, supervisor, ledger, {}, lambda text: None)
+            daemon = Daemon(given, supervisor, ledger, {}, say)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(daemon.run)
                 yield House(ledger, unix.getsockname(), tcp.getsockname()[1])
@@ -177,6 +195,30 @@ async def test_a_thousand_idle_connections_are_bounded_and_told(tmp_path: Path) 
         text = await door.ask(request("/metrics", "Host: localhost"))
         assert b'runner_refusals_total{reason="too_many_connections"} 9' in text
         await held[0].aclose()
+
+
+@pytest.mark.trio
+async def test_garbage_ends_its_connection_and_not_the_daemon(tmp_path: Path) -> None:
+    chance = random.Random(29)
+    told: list[str] = []
+    async with house(tmp_path, told=told, body_seconds=0.05) as door:
+        good = request(
+            "/deliveries", "Host: localhost", "Connection: close", method="POST", body=b'{"id": 1}'
+        )
+        for _ in range(300):
+            raw = bytearray(good * chance.choice((1, 1, 2)))
+            for _ in range(chance.randrange(1, 6)):
+                at = chance.randrange(len(raw))
+                raw[at : at + chance.randrange(3)] = chance.choice(
+                    (b"\r\n", b"\0", b":", b"\xff", b" ", b"Transfer-Encoding: chunked\r\n", b"1", b"")
+                )
+            async with await door.connect() as stream:
+                with suppress(trio.BrokenResourceError):
+                    await stream.send_all(raw)
+                    await stream.send_eof()
+                    await answer(stream)
+        assert status(await door.ask(GET)) == 200
+    assert told == []  # no bug was met
 
 
 @pytest.mark.trio
@@ -261,7 +303,7 @@ async def test_who_may_by_tcp(tmp_path: Path) -> None:
         # Never in a URL.
         url = request(f"/health?token={TOKEN.decode()}&access_token={TOKEN.decode()}", "Host: localhost")
         assert status(await door.ask(url, tcp=True)) == 401
-        noted = await door.ledger.do(LedgerFile.audit, "refusal")
+        noted = await audited(door.ledger, 3)
         assert {json.loads(row.detail)["code"] for row in noted} == {"wrong_token", "host", "origin"}
         assert not [row for row in noted if TOKEN.decode() in row.detail]
         # Of very many refusals, the audit keeps some.
@@ -374,6 +416,24 @@ def test_a_public_validator_accepts_the_document_and_it_names_every_route() -> N
     assert {each.name for each in OPERATIONS} == methods
     # No caller can write an approval, a policy or a manifest.
     assert [each.path for each in OPERATIONS if each.body] == ["/plugins/{name}/calls", "/deliveries"]
+
+
+def test_units_start_the_daemon_as_it_is_and_set_nothing_that_stops_a_launch() -> None:
+    folder = ROOT / "policies/systemd"
+    host = (folder / "plugin-host.service").read_text()
+    stopping = re.findall(r"^# (\w+)=\w+ +\S", host, re.MULTILINE)
+    assert {"RestrictNamespaces", "ProtectControlGroups"} <= set(stopping)
+    for name in ("runner-serve.service", "runner-serve-user.service"):
+        unit = (folder / name).read_text()
+        settings = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"\w+=", line))
+        assert settings.keys().isdisjoint(stopping)
+        assert settings["Type"] == "notify" and "WatchdogSec" in settings and "Delegate" in settings
+        _, verb, *words = settings["ExecStart"].split()
+        assert verb_parser(verb).parse_args(words).config
+        assert float(settings["TimeoutStopSec"]) > DRAIN_SECONDS
+    assert (
+        f"ListenStream={default_socket({})}" in (folder / "runner-serve.socket").read_text() or os.geteuid()
+    )
 
 
 def test_every_outcome_has_a_status() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runner.contracts.registry import all_contracts
 from runner.ledger.rows import UNKNOWN
 from runner.serve.client import Client, NoDaemon
 from tests.conftest import ROOT, Caller, descendants, vanished
@@ -238,6 +239,30 @@ def check_records(served: Served, caller: Caller) -> None:
     memory = [line for line in text.splitlines() if line.startswith('runner_memory_bytes{plugin="greeter"}')]
     assert float(memory[0].split()[1]) > 1e6
     assert served.ask("GET", "/health")[1]["status"] == "ok"
+
+
+def test_plugins_of_every_contract_are_served(
+    runner_as: Caller, plugin_dir: Path, nothing_left: None
+) -> None:
+    (plugin_dir / "plugins").mkdir(mode=0o755)
+    runner_as.give(plugin_dir / "plugins")
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for contract in all_contracts():
+        name = f"my{contract.name}"
+        done = runner_as("new", contract.name, name, cwd=plugin_dir / "plugins")
+        assert done.returncode == 0, done.stderr
+        call = contract.example.call.replace("greeter", name)
+        called = contract.example.namespace.replace("/", ".") + name
+        rows.append((called, {"tool": call, "input": json.loads(contract.example.input)}))
+    with serving(runner_as, plugin_dir) as served:
+
+        def check(name: str, call: dict[str, Any]) -> None:
+            status, found = served.ask("POST", f"/plugins/{name}/calls", call)
+            assert status == 200 and "world" in json.dumps(found["value"]), found
+
+        check_rows(rows, check)
+        assert set(served.states().values()) == {"ready"} and len(rows) >= 6
+        served.end()
 
 
 # --- the end of a daemon ------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_ids_are_taken_from_the_context_the_options_and_the_input() -> None:
         ("hook", {"attempt": "2"}, "attempt is not an integer"),
         ("hook", {"attempt": 2**31}, "from 1 to 2147483647: correct it in --context"),
         ("hook", {"trace_id": ""}, "correct it in --context"),
-        ("hook", {"delivery_id": "del_1"}, "which is an option of its own: give --delivery-id"),
+        ("tool", {"delivery_id": "del_1"}, "which is an option of its own: give --delivery-id"),
     ],
 )
 def test_a_wrong_context(kind: Kind, context: dict[str, Any], said: str) -> None:
@@ -95,6 +95,7 @@ def test_a_right_invocation_id(name: str) -> None:
 
 
 def test_a_delivery_is_a_hooks() -> None:
+    assert ids("hook", {"delivery_id": "del_1"})["delivery_id"] == "del_1"
     with pytest.raises(CallRefused) as refused:
         ids("tool", delivery_id="del_1")
     assert "--delivery-id is for hooks" in refused.value.event.message
