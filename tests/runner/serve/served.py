@@ -149,7 +149,8 @@ def _serving(
                 yield served
             except BaseException as error:
                 process.kill()
-                error.add_note((process.stderr.read() if process.stderr else b"").decode())
+                if process.stderr is not None and not process.stderr.closed:
+                    error.add_note(process.stderr.read().decode())
                 raise
             finally:
                 if process.poll() is None:
