@@ -6,7 +6,7 @@ Everything here blocks; runner/ledger/ledger.py is the same for trio. Rules:
 - Who opens the file knows that the last daemon is dead, because each holds a lock while it lives. Calls
   without an outcome get `unknown` then. Deliveries that were running are due again, with the next attempt.
 - An error of the disk or of a lock undoes the whole transaction, and is told.
-- SQLite goes on writing to a file that was removed. So each transaction first looks whether it is still there.
+- SQLite goes on writing to a file that was removed, so each transaction first looks whether it is there.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_outcomes_that_cannot_be_written_at_the_end_are_told_and_unknown(
     runner_as: Caller, shelf: Path
 ) -> None:
     ledger = shelf / "ledger/ledger.db"
-    with serving(runner_as, shelf, "--drain", "0s") as served, call_in_flight(served) as call:
+    with serving(runner_as, shelf, "--drain", "100ms") as served, call_in_flight(served) as call:
         ledger.rename(ledger.with_suffix(".away"))
         served.process.terminate()
         _, err = served.process.communicate(timeout=60)
