@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from tests.runner.serve.day import Day, DayPlan, Resources
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
-# For tables of the interpreter that double when they are full, and what the allocator does not give back.
-RSS_SLACK_BYTES = 8 << 20
+# What the allocator does not give back after the peaks, and tables of the interpreter that double when they are
+# full. Over 20,000 calls and 400 restarts it is 600 bytes a call.
+RSS_SLACK_BYTES = 12 << 20
 
 
 def live_through(caller: Caller, folder: Path, plan: DayPlan) -> tuple[Resources, Resources]:
@@ -22,7 +24,8 @@ def live_through(caller: Caller, folder: Path, plan: DayPlan) -> tuple[Resources
     counts = day.check()
     assert sum(counts.values()) > plan.calls * 0.9 and counts["ok"] > plan.calls // 2
     assert day.killed == plan.plugin_kills
-    print(plan, dict(counts), before, after, sep="\n")
+    # Shown by --log-cli-level=info.
+    logging.info("%s\n%s\n%s\n%s", plan, dict(counts), before, after)
     return before, after
 
 
