@@ -12,8 +12,8 @@ from tests.runner.serve.day import Day, DayPlan, Resources
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
-# What the allocator does not give back after the peaks, and tables of the interpreter that double when they are
-# full. Over 20,000 calls and 400 restarts it is 600 bytes a call.
+# What the allocator does not give back after the peaks. A leak of 600 bytes at each of the last 20,000 calls
+# would be as much.
 RSS_SLACK_BYTES = 12 << 20
 
 
