@@ -18,6 +18,7 @@ from runner.serve.client import Client, NoDaemon
 from tests.conftest import Caller
 from tests.runner.serve.served import Served, put_plugins, serving, serving_by
 from tests.runner.serve.shelf import put_example
+from tests.runner.serve.test_serve import event
 from tests.tables import check_rows, wait_for
 
 pytestmark = pytest.mark.launches
@@ -279,9 +280,7 @@ def test_a_daemon_killed_at_any_step_of_a_delivery_ends_it_and_counts_every_atte
     }
 
     def check(step: str, wanted: tuple[str, int] | None) -> None:
-        event = {"type": "run.completed", "occurred_at": "2026-01-01T00:00:00Z"}
-        event |= {"subject": {"kind": "run", "id": "run_1"}, "summary": {}}
-        given = {"id": step, "plugin": "acme.devkit", "hook": "notify", "event": event}
+        given = {"id": step, "plugin": "acme.devkit", "hook": "notify", "event": event({})}
         with killed_at(step, runner_as, shelf) as served:
             try:
                 served.ask("POST", "/deliveries", given)
