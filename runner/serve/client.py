@@ -42,7 +42,7 @@ class DoorAnswer:
         try:
             data = self._connection.recv(1 << 16)
         except OSError as error:
-            raise NoDaemon(f"the connection to the daemon broke: {error.strerror}") from None
+            raise NoDaemon(f"the connection to the daemon broke: {error.strerror or error}") from None
         if not data:
             raise NoDaemon("the daemon closed the connection before its answer was complete")
         return data
@@ -96,8 +96,10 @@ class DoorAnswer:
 class Client:
     """One connection to the daemon. A context manager."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, seconds: float | None = None) -> None:
+        """`seconds`: for each wait; None: a call may take any time."""
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._connection.settimeout(seconds)
         try:
             self._connection.connect(path)
         except OSError as error:

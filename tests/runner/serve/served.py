@@ -54,7 +54,7 @@ class Served:
     def ask(
         self, method: str, path: str, document: Any = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
-        with Client(self.socket) as client:
+        with Client(self.socket, SECONDS) as client:
             answer = client.request(method, path, document, headers)
             if "json" in answer.headers.get("content-type", ""):
                 return answer.status, answer.json()

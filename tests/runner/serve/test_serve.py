@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from runner.contracts.registry import all_contracts
 from runner.ledger.rows import UNKNOWN
 from runner.serve.client import Client, NoDaemon
 from tests.conftest import ROOT, Caller, descendants, vanished
-from tests.runner.serve.served import Served, activated, put_plugins, serving
+from tests.runner.serve.served import SECONDS, Served, activated, put_plugins, serving
 from tests.tables import check_rows, wait_for
 
 pytestmark = pytest.mark.launches
@@ -36,7 +38,7 @@ def events(
 ) -> Generator[tuple[str, Any], None, None]:
     """A call of the devkit, as a stream."""
     headers = {"Accept": "text/event-stream", **({} if key is None else {"Idempotency-Key": key})}
-    with Client(served.socket) as client:
+    with Client(served.socket, SECONDS) as client:
         yield from client.request("POST", DEVKIT, {"tool": tool, "input": given}, headers).events()
 
 
@@ -109,7 +111,7 @@ def check_cancellation(served: Served) -> None:
     record = served.ask("GET", path)[1]
     assert (record["code"], record["record"]["outcome"]["cause"]) == ("cancelled", "given_up")
     # By a client that waits for one document, too.
-    with Client(served.socket) as client:
+    with Client(served.socket, SECONDS) as client:
         body = json.dumps({"tool": "reader", "input": {"do": "wait"}}).encode()
         head = f"POST {DEVKIT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client._connection.sendall(head.encode() + body)
@@ -162,7 +164,7 @@ def check_plugins(served: Served) -> None:
     assert [each["name"] for each in tools] == ["greet", "count"]
     explained = served.ask("GET", "/plugins/greeter/explain")[1]
     assert explained["outcome"]["code"] == "ok" and "grant" in explained
-    with Client(served.socket) as client:
+    with Client(served.socket, SECONDS) as client:
         news = client.request("GET", "/events").events()
         assert served.ask("POST", "/plugins/greeter/stop")[1]["state"] == "stopped"
         assert any((data["name"], data["state"]) == ("greeter", "stopped") for _, data in news)
@@ -204,12 +206,23 @@ def check_verbs(caller: Caller, served: Served) -> None:
 
     check_rows(rows, check)
     following = caller.start("logs", "--follow", "--socket", served.socket, "acme.devkit")
-    with following:
+    with following, bounded(following):
         assert following.stdout is not None
         hook = {"plugin": "acme.devkit", "hook": "notify", "event": event({})}
         assert served.ask("POST", "/deliveries", hook)[0] == 202
         assert any(b'"delivery_id"' in line for line in following.stdout)
         following.send_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def bounded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Who reads a line of a process that never writes one is freed by its end."""
+    timer = threading.Timer(SECONDS, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def check_imports(caller: Caller, served: Served) -> None:

@@ -16,7 +16,7 @@ import pytest
 from runner.ledger.rows import UNKNOWN
 from runner.serve.client import Client, NoDaemon
 from tests.conftest import Caller, descendants, vanished
-from tests.runner.serve.served import Served, put_plugins, serving
+from tests.runner.serve.served import SECONDS, Served, put_plugins, serving
 from tests.runner.serve.test_serve import event
 from tests.tables import wait_for
 
@@ -44,7 +44,7 @@ class Day:
         left = REQUESTS
         while left:
             self.up.wait()
-            with contextlib.suppress(NoDaemon), Client(self.socket) as client:
+            with contextlib.suppress(NoDaemon), Client(self.socket, SECONDS) as client:
                 while left:
                     left -= 1
                     self.requests += 1
@@ -88,7 +88,7 @@ def test_every_accepted_call_has_the_outcome_that_its_caller_was_told(
     put_plugins(plugin_dir / "plugins")
     others = descendants()
     day = Day()
-    clients = [threading.Thread(target=day.client, args=(number,)) for number in range(CLIENTS)]
+    clients = [threading.Thread(target=day.client, args=(number,), daemon=True) for number in range(CLIENTS)]
     for client in clients:
         client.start()
     for number in range(1, DAEMONS + 1):
