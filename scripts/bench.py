@@ -1,4 +1,4 @@
-"""Measure what the runner costs: launches, ends, calls, sessions, networks and waiting.
+"""Measure what the runner costs: launches, ends, calls, sessions, daemons, networks and waiting.
 
 Alternatives that are compared are interleaved in one run, because a machine's speed changes over minutes.
 Started by root, each part is measured as root and as an ordinary user.
@@ -30,6 +30,7 @@ from scripts.benches import (
     parked,
     peers,
     plots,
+    serve,
     talks,
     waiting,
 )
@@ -65,6 +66,7 @@ FULL = Counts(60, 100, 20, 2000, 30, 30, 64, 1000, 20, 20, 10, 10, 500)
 QUICK = Counts(4, 5, 2, 100, 3, 3, 8, 100, 2, 3, 3, 2, 10)
 BINDS = (1, 10, 100)
 SESSIONS = (1, 10, 100, 500)
+IDLE = 200  # plugins of a daemon
 
 _MEANINGS = {
     "launches": "launches of each kind",
@@ -129,6 +131,10 @@ def _growth(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Tab
     return growth.bench(caller, wanted, max(2, counts.calls // 10), counts.starts)
 
 
+def _serve(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return serve.bench(caller, counts.calls, min(counts.most, IDLE))
+
+
 def _network(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return network.bench(caller, max(2, counts.launches // 2), counts.connections, counts.downloads)
 
@@ -150,6 +156,7 @@ PARTS: Mapping[str, Part] = {
     "answers": _answers,
     "sessions": _sessions,
     "growth": _growth,
+    "serve": _serve,
     "network": _network,
     "waiting": _waiting,
 }

@@ -6,6 +6,7 @@ Everything here blocks; runner/ledger/ledger.py is the same for trio. Rules:
 - Who opens the file knows that the last daemon is dead, because each holds a lock while it lives. Calls
   without an outcome get `unknown` then. Deliveries that were running are due again, with the next attempt.
 - An error of the disk or of a lock undoes the whole transaction, and is told.
+- SQLite goes on writing to a file that was removed, so each transaction first looks whether it is there.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ class LedgerFile:
         self.clock = clock
         self._chance = chance
         self._until_pruning = _ORDERS_BETWEEN_PRUNINGS
+        self._inodes = _inodes(path)
 
     def close(self) -> None:
         self._connection.close()
@@ -121,6 +123,9 @@ class LedgerFile:
     def write(self, orders: Sequence[Order], *, durable: bool = False) -> list[Any]:
         """Carry out all orders in one transaction. Returns the result of each, or its LedgerRefusal. Raises
         LedgerUnusable; then nothing was written. `durable`: it also survives the end of the machine."""
+        if _inodes(self.path) != self._inodes:
+            message = f"the ledger {self.path} was removed or replaced while it was in use"
+            raise LedgerUnusable(message, "put it back as it was; or end the daemon and start it again")
         with explain_errors(self.path):
             if durable:
                 self._connection.execute("PRAGMA synchronous = FULL")
@@ -514,6 +519,18 @@ def _make_private(path: str) -> None:
     if status.st_mode & 0o077:
         message = f"the ledger {path} is not used: others than its owner can read or write it"
         raise LedgerUnusable(message, f"chmod 600 {path}")
+
+
+def _inodes(path: str) -> list[tuple[int, int] | None]:
+    """Which files there are: the database and its log."""
+    found: list[tuple[int, int] | None] = []
+    for name in (path, path + "-wal"):
+        try:
+            status = os.stat(name)
+            found.append((status.st_dev, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _take_lock(path: str) -> int:

@@ -117,6 +117,13 @@ class Client:
     def request(
         self, method: str, path: str, document: Any = None, headers: Mapping[str, str] | None = None
     ) -> DoorAnswer:
+        self.send(method, path, document, headers)
+        return DoorAnswer(self._connection)
+
+    def send(
+        self, method: str, path: str, document: Any = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """A request whose answer is not read."""
         body = b"" if document is None else json.dumps(document).encode()
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
@@ -125,7 +132,6 @@ class Client:
             self._connection.sendall(head + body)
         except OSError as error:
             raise NoDaemon(f"the daemon does not take the request: {error.strerror}") from None
-        return DoorAnswer(self._connection)
 
 
 def default_socket(environ: Mapping[str, str]) -> str:

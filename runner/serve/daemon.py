@@ -201,8 +201,12 @@ class Daemon:
 async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
     _raise_descriptors()
-    async with open_ledger(options.ledger) as ledger, open_supervisor() as supervisor:
-        await Daemon(options, supervisor, ledger, environ, say).run()
+    async with open_ledger(options.ledger) as ledger:
+        async with open_supervisor() as supervisor:
+            await Daemon(options, supervisor, ledger, environ, say).run()
+        if not await ledger.flush():
+            count = f"{ledger.owed} outcome{'s' * (ledger.owed > 1)}"
+            say(f"{count} could not be written: {ledger.fault}. In the ledger they will be unknown")
 
 
 def run(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:

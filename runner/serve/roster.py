@@ -87,7 +87,9 @@ class Roster:
         faulty = {fault.path for fault in found.faults}
         present = {source.name for source in found.sources}
         old = [entry.source for name, entry in self._entries.items() if name not in present]
-        return [*found.sources, *(source for source in old if source.path in faulty)]
+        hidden = tuple(os.path.join(fault.path, "") for fault in found.faults if fault.hides)
+        kept = (source for source in old if source.path in faulty or source.path.startswith(hidden))
+        return [*found.sources, *kept]
 
     def _judge(self, sources: list[PluginSource]) -> dict[str, _Entry]:
         return {source.name: _Entry(source, self._pending(source)) for source in sources}

@@ -33,6 +33,7 @@ class PluginSource(NamedTuple):
 class SourceFault(NamedTuple):
     path: str
     message: str
+    hides: bool = False  # what is below the path could not be looked at
 
 
 class SourceScan(NamedTuple):
@@ -61,7 +62,7 @@ def _manifests(path: str, faults: list[SourceFault], watched: dict[str, None]) -
     if not os.path.isdir(path):
         watched[os.path.dirname(path)] = None
         if not os.path.exists(path):
-            faults.append(SourceFault(path, "there is no such file or folder"))
+            faults.append(SourceFault(path, "there is no such file or folder", hides=True))
             return []
         return [path]
     watched[path] = None
@@ -71,7 +72,7 @@ def _manifests(path: str, faults: list[SourceFault], watched: dict[str, None]) -
     try:
         entries = sorted(os.scandir(path), key=lambda entry: entry.name)
     except OSError as error:
-        faults.append(SourceFault(path, f"it cannot be read: {error.strerror}"))
+        faults.append(SourceFault(path, f"it cannot be read: {error.strerror}", hides=True))
         return []
     if len(entries) > _MOST_ENTRIES:
         faults.append(SourceFault(path, f"only the first {_MOST_ENTRIES} entries are looked at"))

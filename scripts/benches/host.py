@@ -1,7 +1,7 @@
 """A host with sessions and, for comparison, the same plugin behind plain pipes. Prints samples, not figures.
 
-Started by the user that is measured: `host.py talk|faces|many MANIFEST COUNT COUNT -- PLUGIN`. Each line of
-stdout is one JSON document. It imports only installed packages: that user may not be able to read the
+Started by the user that is measured: `host.py talk|faces|many|door MANIFEST COUNT COUNT -- PLUGIN`. Each line
+of stdout is one JSON document. It imports only installed packages: that user may not be able to read the
 checkout.
 """
 
@@ -274,6 +274,53 @@ async def compare(plugins: list[runner.OpenPlugin], frames: Frames, calls: int, 
         each.close()
 
 
+# --- a daemon -----------------------------------------------------------------------------------------------
+
+
+class Door:
+    """A connection to the door of a daemon, with one request that is sent again and again."""
+
+    def __init__(self, stream: trio.SocketStream, name: str) -> None:
+        self._stream = stream
+        body = json.dumps({"tool": "echo", "input": GIVEN}).encode()
+        head = (
+            f"POST /plugins/{name}/calls HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._request = head.encode() + body
+
+    async def ask(self) -> bytes:
+        await self._stream.send_all(self._request)
+        data = bytearray()
+        while (at := data.find(b"\r\n\r\n")) < 0 or len(data) < at + 4 + _length(data[:at]):
+            more = await self._stream.receive_some(READ_BYTES)
+            if not more:
+                raise EOFError("the daemon has ended")
+            data += more
+        if not data.startswith(b"HTTP/1.1 200 "):
+            raise RuntimeError(data.decode())
+        return bytes(data)
+
+
+def _length(head: bytearray) -> int:
+    (found,) = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    return int(found.partition(b":")[2])
+
+
+async def door(manifest: str, calls: int, _: int, where: list[str]) -> None:
+    """Calls by the library, and by the door of a daemon that has the same plugin."""
+    path, name = where
+    async with runner.open_plugin(manifest) as plugin:
+        doors = [Door(await trio.open_unix_socket(path), name) for _ in range(IN_FLIGHT)]
+        lone: dict[str, Ask] = {"library": partial(plugin.call, "echo", GIVEN), "door": doors[0].ask}
+        block = min(BLOCK, calls)
+        tell(await in_turns(lone, -(-calls // block), block))
+        many: dict[str, Ask] = {
+            "library": partial(all_at_once, [partial(repeat, lone["library"], IN_A_ROW)] * IN_FLIGHT),
+            "door": partial(all_at_once, [partial(repeat, each.ask, IN_A_ROW) for each in doors]),
+        }
+        tell(await in_flight(many, -(-calls // (IN_FLIGHT * IN_A_ROW))))
+
+
 async def repeat(ask: Ask, count: int) -> None:
     for _ in range(count):
         await ask()
@@ -301,4 +348,4 @@ if __name__ == "__main__":
     if kind == "faces":
         asyncio.run(faces(path, int(one)))
     else:
-        trio.run({"talk": talk, "many": many}[kind], path, int(one), int(other), plugin)
+        trio.run({"talk": talk, "many": many, "door": door}[kind], path, int(one), int(other), plugin)

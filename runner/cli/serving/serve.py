@@ -93,9 +93,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _remove(path: str | None) -> None:
+def _remove(made: tuple[str, os.stat_result] | None) -> None:
+    """Remove the socket that this process has made, and not that of a daemon that came after it."""
     try:
-        os.unlink(path or "")
+        if made is not None and os.path.samestat(os.lstat(made[0]), made[1]):
+            os.unlink(made[0])
     except OSError:
         pass
 
@@ -121,7 +123,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     if args.socket is not None or not listeners:
         path = args.socket or default_socket(os.environ)
         listeners.append(listen_unix(path))
-        args.unlink = path
+        args.unlink = path, os.lstat(path)
     if args.http is not None:
         listeners.append(listen_tcp(args.http, anywhere=args.http_anywhere))
     if not token and any(each.family != socket.AF_UNIX for each in listeners):

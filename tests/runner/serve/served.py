@@ -108,6 +108,15 @@ def activated(caller: Caller, folder: Path) -> Iterator[Served]:
 
 
 @contextlib.contextmanager
+def serving_by(
+    start: Callable[..., subprocess.Popen[bytes]], caller: Caller, folder: Path
+) -> Iterator[Served]:
+    """As `serving`, with a process that `start` starts from the arguments of the command line."""
+    with _serving(caller, folder, start, ("--socket", str(folder / "run/serve.sock"))) as served:
+        yield served
+
+
+@contextlib.contextmanager
 def serving(caller: Caller, folder: Path, *options: str) -> Iterator[Served]:
     """`folder`: has the plugins in `plugins`; gets the socket in `run` and the ledger in `ledger`."""
     at = ("--socket", str(folder / "run/serve.sock"))
@@ -140,7 +149,8 @@ def _serving(
                 yield served
             except BaseException as error:
                 process.kill()
-                error.add_note((process.stderr.read() if process.stderr else b"").decode())
+                if process.stderr is not None and not process.stderr.closed:
+                    error.add_note(process.stderr.read().decode())
                 raise
             finally:
                 if process.poll() is None:
