@@ -226,6 +226,7 @@ def killed_at(step: str, caller: Caller, folder: Path) -> Iterator[Served]:
         assert served.process.returncode == -9
 
 
+@pytest.mark.broad  # some 25 s: the ledger's own crash test is in the ordinary suite
 def test_a_daemon_killed_at_any_step_of_a_call_neither_loses_nor_doubles_it(
     runner_as: Caller, plugin_dir: Path, nothing_left: None
 ) -> None:
@@ -266,6 +267,7 @@ def test_a_daemon_killed_at_any_step_of_a_call_neither_loses_nor_doubles_it(
     check_rows(rows, check)
 
 
+@pytest.mark.broad  # some 25 s: the ledger's own crash test is in the ordinary suite
 def test_a_daemon_killed_at_any_step_of_a_delivery_ends_it_and_counts_every_attempt(
     runner_as: Caller, shelf: Path
 ) -> None:
