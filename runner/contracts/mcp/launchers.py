@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from runner.contracts.contract import LaunchFault
 from runner.install.request import Request, UnusableSpec, npm_request, pypi_request
@@ -83,7 +83,7 @@ _NPM_FLAGS = (
         "--no-color",
     ),
     *("-q", "--quiet", "-s", "--silent", "-d", "--verbose", "--no-progress", "--no-audit", "--no-fund"),
-    *("--ignore-scripts", "--no-update-notifier", "--legacy-peer-deps", "--shell-mode"),
+    *("--ignore-scripts", "--no-update-notifier", "--legacy-peer-deps", "--shell-mode", "--no-color"),
 )
 _NPM = _Fetcher(("-p", "--package"), _NPM_VALUES, _NPM_FLAGS)
 _UV_VALUES = (
@@ -107,6 +107,13 @@ _REGISTRY_OPTIONS = (
     *("--registry", "--userconfig", "--index-url", "-i", "--extra-index-url", "--index", "--default-index"),
     *("-f", "--find-links", "--config-file", "--pip-args"),
 )
+# Variables that do the same; npm takes its own in any case.
+_REGISTRY_VARIABLES = re.compile(
+    r"npm_config_(?:registry|userconfig|globalconfig|@.*|//.*)|bun_config_registry|yarn_npm_registry_server"
+    r"|uv_(?:default_index|index|index_url|extra_index_url|find_links|config_file|override|constraint)"
+    r"|(?:pip|uv)_(?:index_url|extra_index_url|find_links|config_file)",
+    re.IGNORECASE,
+)
 
 # The words that begin a command line, without options between them -> how the rest is written.
 _FETCHERS: dict[tuple[str, ...], _Fetcher] = {
@@ -129,10 +136,13 @@ _MANAGERS = frozenset(words[0] for words in _FETCHERS)
 NAMES = _MANAGERS | _SHELLS | _WINDOWS_SHELLS | set(_CONTAINERS) | {"env"} | set(_PREFIXES)
 
 
-def launcher_fault(argv: Sequence[str], network: Network | None = None) -> LaunchFault | None:
+def launcher_fault(
+    argv: Sequence[str], network: Network | None = None, variables: Iterable[str] = ()
+) -> LaunchFault | None:
     """Returns why a command that starts a server through a launcher is refused, or None.
 
     `network`: what is asked for the command. A launcher that can reach its registry is not refused.
+    `variables`: the names of those that its entry sets.
     """
     found = _fault(tuple(argv), 0)
     if found is None or found.cause != FETCHES:
@@ -141,6 +151,10 @@ def launcher_fault(argv: Sequence[str], network: Network | None = None) -> Launc
         asked = {host.rpartition(":")[0] for host in network.hosts}
         if network.mode == "host" or not asked.isdisjoint(_REGISTRIES):
             return None
+    try:
+        require_no_registry(variables)
+    except UnusableSpec as fault:
+        return found._replace(hint=_by_hand(fault, _name(argv)))
     try:
         is_direct = launch_of(argv) is not None
     except UnusableSpec:
@@ -177,6 +191,13 @@ def launch_of(argv: Sequence[str]) -> Launch | None:
     if found is None:
         return None
     return _understand(*found)
+
+
+def require_no_registry(variables: Iterable[str]) -> None:
+    """Raises UnusableSpec if a variable that an entry sets names a registry. Packages of the same names from
+    the person's own registries may be a stranger's."""
+    if name := next(filter(_REGISTRY_VARIABLES.fullmatch, variables), ""):
+        raise UnusableSpec(f"names a registry (the variable {name}), which only your own configuration may")
 
 
 def _understand(written: str, fetcher: _Fetcher, rest: Sequence[str]) -> Launch:
@@ -290,10 +311,13 @@ def _fetching(written: str, fetcher: _Fetcher, rest: tuple[str, ...]) -> LaunchF
     try:
         request = _understand(written, fetcher, rest).request
     except UnusableSpec as fault:
-        hint = f"it {fault}: install it by hand, and give the program's own path in place of {written}"
-        return LaunchFault(FETCHES, message, hint)
+        return LaunchFault(FETCHES, message, _by_hand(fault, written))
     hint = f"fetch it once: {join(('runner', 'install', '--', *request.command))}; it starts from there then"
     return LaunchFault(FETCHES, message, hint)
+
+
+def _by_hand(fault: UnusableSpec, written: str) -> str:
+    return f"it {fault}: install it by hand, and give the program's own path in place of {written}"
 
 
 def _read_words(fetcher: _Fetcher, rest: Sequence[str]) -> _Words:

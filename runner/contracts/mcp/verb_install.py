@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.shared.text import print_diagnostics, say
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.speed.value import NamedTuple
 
@@ -165,9 +166,9 @@ def wanted_of(file: str, names: Sequence[str], *, tells: bool = True) -> list[Wa
     """The servers of a configuration that a launcher starts. `tells`: say which cannot be installed, and
     raise ValueError for one of `names`. Raises DocumentError."""
     from runner.contracts.mcp.hosts.wrapping import split_wrapped
-    from runner.contracts.mcp.launchers import launch_of
+    from runner.contracts.mcp.launchers import launch_of, require_no_registry
     from runner.contracts.mcp.wrap.config_file import open_config
-    from runner.contracts.mcp.wrap.configuration import read_configuration
+    from runner.contracts.mcp.wrap.configuration import read_configuration, table_names
     from runner.contracts.mcp.wrap.steps import chosen
     from runner.install.request import UnusableSpec
 
@@ -180,6 +181,9 @@ def wanted_of(file: str, names: Sequence[str], *, tells: bool = True) -> list[Wa
         argv = server.argv if inner is None else inner.argv
         try:
             launch = None if server.remote or not argv else launch_of(argv)
+            if launch is not None:
+                names_set = table_names(config, server)  # those of a wrapped entry begin otherwise
+                require_no_registry(name.removeprefix(PLUGIN_PREFIX) for name in names_set)
         except UnusableSpec as fault:
             if names and tells:
                 raise ValueError(f"{server.label} {fault}") from None

@@ -194,6 +194,31 @@ def test_from_a_configuration_to_a_called_server(
     assert not list(store.glob("sets/*/tree/node_modules"))
 
 
+def test_an_entry_that_names_its_own_registry_is_not_fetched_from_another(
+    person: Caller,
+    internet: Internet,  # noqa: F811
+) -> None:
+    """The person's registry has a package of the same name, which may be a stranger's."""
+    publish_npm(internet.registry, "@demo/server", GOOD)
+    file = configure(person, {"own": "npx -y @demo/server"})
+    document = json.loads(file.read_text())
+    for name in ("npm_config_registry", "NPM_CONFIG_REGISTRY", "npm_config_userconfig"):
+        document["mcpServers"]["own"]["env"] = {name: "https://npm.example.net/"}
+        file.write_text(json.dumps(document))
+        for words in (("install", file, "--yes"), ("wrap", file, "--install", "--yes"), ("check", file)):
+            done = person(*words)
+            assert f"names a registry (the variable {name})" in done.stdout + done.stderr, words
+            assert "runner install -- npx" not in done.stdout + done.stderr
+    called = person("call", file, "--server", "own", "who")
+    assert called.returncode != 0 and "runner install -- npx" not in called.stderr
+    assert internet.requests() == [] and installed(person) == []
+    # Control: another variable does not keep it from being fetched.
+    document["mcpServers"]["own"]["env"] = {"DEMO": "1"}
+    file.write_text(json.dumps(document))
+    done = person("install", file, "--yes", timeout=280)
+    assert done.returncode == 0 and "installed @demo/server 1.0.0" in done.stdout, done.stderr
+
+
 def test_an_update_asks_and_what_was_allowed_is_asked_again(
     internet: Internet,  # noqa: F811
     account_user: Caller,
