@@ -219,6 +219,17 @@ def test_an_entry_that_names_its_own_registry_is_not_fetched_from_another(
     assert done.returncode == 0 and "installed @demo/server 1.0.0" in done.stdout, done.stderr
 
 
+def test_a_server_that_cannot_be_fetched_does_not_hold_up_the_others(
+    person: Caller,
+    internet: Internet,  # noqa: F811
+) -> None:
+    publish_npm(internet.registry, "@demo/server", GOOD)
+    file = configure(person, {"odd": "uvx --python 3.99 demo-wheel", "node": "npx -y @demo/server"})
+    done = person("install", file, "--yes", timeout=280)
+    assert done.returncode == 1 and "odd (demo-wheel): it asks for Python 3.99" in done.stderr
+    assert "installed @demo/server 1.0.0" in done.stdout and len(installed(person)) == 1
+
+
 def test_an_update_asks_and_what_was_allowed_is_asked_again(
     internet: Internet,  # noqa: F811
     account_user: Caller,
@@ -385,8 +396,13 @@ def test_what_is_wrong_with_the_command(person: Caller) -> None:
         (("--", "ls"), "no launcher"),
         (("--list", "--verify"), "exclude each other"),
         (("--remove", "nothing"), "not installed"),
+        (("--", "npx"), "this command cannot be installed: it names no program"),
+        (("--", "npx", "./here"), "this command cannot be installed: it asks for './here'"),
     ):
         done = person("install", *words)
         assert done.returncode == 2 and text in done.stderr, done.stderr
+    for path, text in ((person.home / "none.json", "No such file"), (person.home, "it is a folder")):
+        done = person("install", path)
+        assert done.returncode == 20 and text in done.stderr, done.stderr
     shutil.rmtree(person.home / ".local", ignore_errors=True)
     assert "Nothing is installed" in person("install", "--list").stdout
