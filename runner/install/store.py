@@ -418,13 +418,17 @@ def _make_read_only(tree: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree, its read-only folders too, however deep it is. It is no error if there is none."""
+    """Remove a file or a tree, its read-only folders too, however deep it is. It is no error if there is
+    none."""
     folder, name = os.path.split(path)
     with suppress(OSError):
         parent = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            owner = os.stat(name, dir_fd=parent, follow_symlinks=False).st_uid
-            removal.remove_tree(name, parent, owner)
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                removal.remove_tree(name, parent, status.st_uid)
+            else:
+                os.unlink(name, dir_fd=parent)
         finally:
             os.close(parent)
 

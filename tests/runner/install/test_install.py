@@ -230,6 +230,36 @@ def test_a_server_that_cannot_be_fetched_does_not_hold_up_the_others(
     assert "installed @demo/server 1.0.0" in done.stdout and len(installed(person)) == 1
 
 
+def test_commands_of_wheels_with_odd_names(
+    person: Caller,
+    internet: Internet,  # noqa: F811
+) -> None:
+    files = {
+        "odd_wheel.py": PYTHON_SERVER,
+        "pyvenv.cfg": "home = /nowhere\n",
+        "bin/python": "#!/bin/false\n",
+    }
+    script = "python = odd_wheel:main\nodd-wheel = odd_wheel:main"
+    publish_wheel(internet.registry, "odd-wheel", "1.0", files, script)
+    publish_wheel(internet.registry, "bad-wheel", "1.0", {"x.py": ""}, "bad-wheel = x:m\n.. = x:m")
+    publish_wheel(internet.registry, "up-wheel", "1.0", {"x.py": ""}, "up-wheel = x:m\n../../x = x:m")
+    # What is added to it has a command of its name, and does not replace it.
+    files = {"zz_added.py": "def main(): raise SystemExit('another program')"}
+    publish_wheel(internet.registry, "zz-added", "1.0", files, "odd-wheel = zz_added:main")
+    servers = {"bad": "uvx bad-wheel", "odd": "uvx --with zz-added odd-wheel", "alone": "uvx odd-wheel"}
+    file = configure(person, {"up": "uvx up-wheel", **servers})
+    done = person("install", file, "--yes", timeout=280)
+    assert "bad (bad-wheel): pip could not fetch it" in done.stderr, done.stderr
+    rows = installed(person)
+    assert len(rows) == 3, done.stderr
+    for row in rows:
+        tree = Path(row["program"][0]).parents[1]
+        assert sorted(os.listdir(tree)) == ["bin", "lib", "pyvenv.cfg"]
+        assert sorted(os.listdir(tree / "bin")) == sorted((row["request"]["packages"][0], "python"))
+        assert os.path.isabs(os.readlink(tree / "bin/python"))
+    assert said(person, file, "odd") == said(person, file, "alone") == "wheel "
+
+
 def test_an_update_asks_and_what_was_allowed_is_asked_again(
     internet: Internet,  # noqa: F811
     account_user: Caller,
