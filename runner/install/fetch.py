@@ -42,6 +42,7 @@ from sandbox.speed.value import NamedTuple
 _LONGEST_SAID = 64 << 10
 _LONGEST_LIST = 64 << 20
 _LINES_SHOWN = 12
+_LONGEST_NAME = 200  # bytes, of a command
 _TICK_SECONDS = 0.25
 _NAME = "runner-install"
 # Files for the client come on stdin: they may have tokens, which must not be arguments or stay on a disk.
@@ -125,8 +126,14 @@ def fetching(
             keeps = not scripts
             yield fetched
     finally:
-        for gone in ("tree", _REPORT) if keeps else ("",):
+        # Some versions of pip let a wheel name a command "../../x", and make it beside these folders.
+        for gone in _names_in(state) if keeps else ("",):
             remove_tree(os.path.join(state, gone).rstrip("/"))
+
+
+def _names_in(state: str) -> list[str]:
+    """All but the client's cache."""
+    return [name for name in os.listdir(state) if name != "cache"]
 
 
 def _temporary_folder(environ: Mapping[str, str]) -> str:
@@ -321,10 +328,12 @@ def _entry_points(lib: str, names: Sequence[str]) -> dict[str, str]:
     from configparser import Error as ParserError
 
     found: dict[str, str] = {}
-    for entry in sorted(os.listdir(lib)):
+    entries: list[tuple[int, str]] = []
+    for entry in os.listdir(lib):
         package, _, rest = entry.partition("-")
-        if not rest.endswith(".dist-info") or _plain(package) not in names:
-            continue
+        if rest.endswith(".dist-info") and _plain(package) in names:
+            entries.append((names.index(_plain(package)), entry))
+    for _, entry in sorted(entries):
         parser = ConfigParser(delimiters=("=",), interpolation=None)
         parser.optionxform = str  # type: ignore[assignment,method-assign]  # names have capitals
         try:
@@ -333,14 +342,17 @@ def _entry_points(lib: str, names: Sequence[str]) -> dict[str, str]:
         except (OSError, ParserError, ValueError):
             continue
         if parser.has_section("console_scripts"):
-            found |= {name: text for name, text in parser.items("console_scripts") if _is_entry(name, text)}
+            # The package that is named first has the program: one that is added to it does not replace it.
+            own = {name: text for name, text in parser.items("console_scripts") if _is_entry(name, text)}
+            found = own | found
     return found
 
 
 def _is_entry(name: str, text: str) -> bool:
     module, _, function = text.partition("[")[0].strip().partition(":")
     parts = (*module.split("."), *function.split("."))
-    return bool(function) and all(map(str.isidentifier, parts)) and "/" not in name and name.isprintable()
+    is_file_name = "/" not in name and name not in (".", "..") and len(name.encode()) <= _LONGEST_NAME
+    return bool(function) and all(map(str.isidentifier, parts)) and name.isprintable() and is_file_name
 
 
 def _make_environment(
@@ -360,7 +372,7 @@ def _make_environment(
         if name == "python":
             continue
         module, _, function = text.partition("[")[0].strip().partition(":")
-        with open(os.path.join(tree, "bin", name), "w") as file:
+        with open(os.path.join(tree, "bin", name), "w", encoding="utf-8") as file:
             begin = function.partition(".")[0]
             file.write(f"import sys\nfrom {module} import {begin}\n\nsys.exit({function}())\n")
 

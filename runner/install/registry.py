@@ -26,6 +26,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(\?)?\}")
 _SCOPE = re.compile(r"@[A-Za-z0-9._~-]+:registry")
 _TOKENS = ("_authtoken", "_auth", "_password")
 _ACCOUNT = ("username", "email")
+_INDEX_OF_UV = re.compile(r"^\s*(?:\[\[index\]\]|(?:extra-)?index(?:-url)?\s*=|find-links\s*=)", re.MULTILINE)
 _CA = "registry-ca.pem"
 # The index names these files' host in its answers.
 _COMPANIONS = {"pypi.org": ("files.pythonhosted.org:443",)}
@@ -94,8 +95,10 @@ def pip_registries(python: str, environ: Mapping[str, str]) -> Registries:
                 config[key] = str(ast.literal_eval(value))
             except (ValueError, SyntaxError):
                 continue
-    index = environ.get("UV_DEFAULT_INDEX") or config.get("index-url") or "https://pypi.org/simple"
-    extra = (config.get("extra-index-url", "") + " " + environ.get("UV_INDEX", "")).split()
+    of_uv = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL")
+    _require_no_other_index(environ, is_named=bool(of_uv or config.get("index-url")))
+    index = of_uv or config.get("index-url") or "https://pypi.org/simple"
+    extra = config.get("extra-index-url", "").split()
     links = config.get("find-links", "").split()
     # uv writes NAME=ADDRESS.
     urls = [
@@ -124,6 +127,24 @@ def pip_registries(python: str, environ: Mapping[str, str]) -> Registries:
     if netrc:
         files[".netrc"] = netrc
     return _registries(_reached(hosts, proxy, ""), local, files, [*secrets, *passwords])
+
+
+def _require_no_other_index(environ: Mapping[str, str], *, is_named: bool) -> None:
+    """uv takes a package from the first index that has it, pip the newest version of all indexes: with pip, a
+    stranger's package of the same name could take the place of a private one. Raises RegistryFault.
+
+    `is_named`: the person's variables or pip's configuration name the main index.
+    """
+    mend = "name one index that has all packages, in UV_DEFAULT_INDEX or as pip's index-url"
+    for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"):
+        if environ.get(name):
+            raise RegistryFault(
+                f"{name} names a second place of packages, whose order pip does not keep: {mend}"
+            )
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or "/", ".config")
+    for path in (environ.get("UV_CONFIG_FILE") or os.path.join(home, "uv/uv.toml"), "/etc/uv/uv.toml"):
+        if not is_named and _INDEX_OF_UV.search(text_at(path, _LONGEST_FILE)):
+            raise RegistryFault(f"{printable(path)} names an index, and pip does not read this file: {mend}")
 
 
 def _registries(

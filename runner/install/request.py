@@ -102,6 +102,8 @@ def pypi_request(packages: tuple[str, ...], program: str, python: str = "") -> R
         plain = spec if not at else name if version == LATEST else f"{name}=={version}"
         if not _PYPI.fullmatch(plain):
             raise UnusableSpec(f"asks for {spec!r}, which is not a package of an index")
+        if package_name("pypi", plain).lower() == "python":  # an index may have a package of this name
+            raise UnusableSpec("starts Python itself, which is not a package of an index")
         found.append(plain.replace(" ", ""))
     asked = _PYTHON.fullmatch(python)
     if python and asked is None:

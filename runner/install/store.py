@@ -19,20 +19,21 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from runner.install.request import Request
 from sandbox import look
 from sandbox.document.diagnostic import printable
 from sandbox.files import write_all
+from sandbox.identity import removal
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.speed.value import NamedTuple
 
 MOST_FILES = 300_000
 MOST_BYTES = 4 << 30
+DEEPEST = 200  # folders; of each, a descriptor is open while it is copied
 _LONGEST_RECORD = 1 << 20
 _NEW = "new-"  # begins the name of what is not complete
 _TREE = "tree"
@@ -360,6 +361,8 @@ def _copy_folder(fd: int, target: str, below: str, budget: list[int], links: lis
             os.symlink(os.readlink(entry.name, dir_fd=fd), to)
             links.append(path)
         elif entry.is_dir(follow_symlinks=False):
+            if path.count("/") >= DEEPEST:
+                raise BadContent(f"its folders are more than {DEEPEST} deep")
             inner = os.open(
                 entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd
             )
@@ -415,13 +418,19 @@ def _make_read_only(tree: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree, its read-only folders too. It is no error if there is none."""
-    for folder, names, _ in os.walk(path):
-        for name in names:
-            inner = os.path.join(folder, name)
-            if not os.path.islink(inner):
-                os.chmod(inner, 0o700)
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a file or a tree, its read-only folders too, however deep it is. It is no error if there is
+    none."""
+    folder, name = os.path.split(path)
+    with suppress(OSError):
+        parent = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                removal.remove_tree(name, parent, status.st_uid)
+            else:
+                os.unlink(name, dir_fd=parent)
+        finally:
+            os.close(parent)
 
 
 def _write(path: str, data: bytes) -> None:

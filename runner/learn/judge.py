@@ -12,6 +12,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from ipaddress import ip_address, ip_network
 from shutil import which
 from typing import Any
 
@@ -21,7 +22,7 @@ from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Scene
 from runner.learn.grouping import MissedPath, PathGroup, group_paths, uncovered
 from runner.learn.proposal import Proposal, ProposedItem, UnproposedItem, can_be_shown, shown
-from sandbox.network.egress import NO_NETWORK, NOT_LISTED
+from sandbox.network.egress import NO_NETWORK, NOT_LISTED, SYNTHETIC_IPV4, SYNTHETIC_IPV6
 from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import HOST_WRITE_PATHS, lexical_fault, normal
 from sandbox.paths.mounts import Mounts, contains, join
@@ -36,6 +37,7 @@ _MOST_PROPOSED = 40  # paths and folders, and as many hosts
 _WRITES = {"write", "make"}
 _DNS_PORT = 53
 _HTTPS_PORT = 443
+_GIVEN = (ip_network(SYNTHETIC_IPV4), ip_network(SYNTHETIC_IPV6))
 _LOOPBACK = ("127.", "::1")
 # Every home has these, and programs keep something of their own in them. One of them is a large part of it.
 _SHARED_IN_HOMES = (".config", ".local", ".local/share", ".local/state", ".local/bin", ".cache", ".var")
@@ -300,6 +302,8 @@ class _Judge(CagePlaces):
         """A connection to an address that no name stands for."""
         if port in (0, _DNS_PORT):
             return  # how libraries compare addresses, and ask for names
+        if _is_given(address):
+            return  # by the gate, for a name: its own record of connections says what became of it
         what = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         if address.startswith(_LOOPBACK):
             why = "this is the cage's own loopback; only --net host gives a plugin the one of this machine"
@@ -337,6 +341,13 @@ class _Judge(CagePlaces):
             if can_be_shown(path)
         ]
         yield from _bounded(home, "paths of its home")
+
+
+def _is_given(address: str) -> bool:
+    try:
+        return any(ip_address(address) in network for network in _GIVEN)
+    except ValueError:  # a name that the log has no room for
+        return False
 
 
 def _bounded(lines: list[str], what: str) -> list[str]:

@@ -203,7 +203,7 @@ class McpContract(Contract):
         from runner.contracts.mcp.launchers import FETCHES, launcher_fault
 
         words = (plugin.entrypoint.command, *plugin.entrypoint.args)
-        fault = launcher_fault(words, plugin.spec.network)
+        fault = launcher_fault(words, plugin.spec.network, (each.name for each in plugin.spec.env))
         if fault is None or fault.cause != FETCHES:
             return fault
         return store_fault(words, look.environment(os.environ)) or fault

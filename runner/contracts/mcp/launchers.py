@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from runner.contracts.contract import LaunchFault
 from runner.install.request import Request, UnusableSpec, npm_request, pypi_request
@@ -56,6 +56,7 @@ class _Words(NamedTuple):
     rest: tuple[str, ...] = ()  # the words behind it: the program's own
     script: bool = False  # a line of shell takes the place of the program
     registry: str = ""  # the option that names one, if there is one
+    unknown: str = ""  # an option whose meaning is not known here
 
 
 class _Fetcher(NamedTuple):
@@ -63,24 +64,55 @@ class _Fetcher(NamedTuple):
 
     package: tuple[str, ...]
     values: tuple[str, ...]  # other options that are followed by a value
+    # Options without a value. One that is neither here nor there may change what is fetched, or the word
+    # behind it may be its value and not the package: npx --tag next server.
+    flags: tuple[str, ...]
+    before: tuple[str, ...] = ()  # such options with a value that may stand before `tool run`
 
 
-_NPM_VALUES = ("-c", "--call", "--prefix", "--cache", "--registry", "--userconfig", "-w", "--workspace")
-_NPM = _Fetcher(("-p", "--package"), _NPM_VALUES)
+_NPM_VALUES = ("-c", "--call", "--prefix", "--cache", "--registry", "--userconfig", "--loglevel")
+_NPM_FLAGS = (
+    *(
+        "-y",
+        "--yes",
+        "--no",
+        "--no-install",
+        "--offline",
+        "--prefer-offline",
+        "--prefer-online",
+        "--no-color",
+    ),
+    *("-q", "--quiet", "-s", "--silent", "-d", "--verbose", "--no-progress", "--no-audit", "--no-fund"),
+    *("--ignore-scripts", "--no-update-notifier", "--legacy-peer-deps", "--shell-mode", "--no-color"),
+)
+_NPM = _Fetcher(("-p", "--package"), _NPM_VALUES, _NPM_FLAGS)
 _UV_VALUES = (
     *("--index-url", "-i", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
-    *("--with-editable", "--with-requirements", "-c", "--constraints", "--overrides", "--env-file"),
-    *("--cache-dir", "--config-file", "--directory", "--project", "--refresh-package", "-P"),
-    *("--upgrade-package", "--prerelease", "--resolution", "--exclude-newer", "--link-mode", "-b"),
-    *("--index-strategy", "--keyring-provider", "--python-platform", "--color", "--allow-insecure-host"),
-    *("--reinstall-package", "--no-binary-package", "--no-build-package", "-C", "--config-setting"),
+    *("--cache-dir", "--config-file", "--refresh-package", "-P", "--upgrade-package", "--link-mode", "-b"),
+    *("--keyring-provider", "--color", "--reinstall-package"),
 )
-_UV = _Fetcher(("--from",), _UV_VALUES)
-_PIPX = _Fetcher(("--spec",), ("--index-url", "-i", "--pip-args"))
-_BUN = _Fetcher(("-p", "--package"), ("--cwd", "-c", "--config"))
+_UV_FLAGS = (
+    *("-q", "--quiet", "-v", "--verbose", "--offline", "--no-progress", "-n", "--no-cache", "--no-config"),
+    *("--isolated", "--no-project", "--no-sync", "--frozen", "--locked", "--refresh", "-U", "--upgrade"),
+    *("--reinstall", "--compile-bytecode", "--no-build", "--no-env-file", "--native-tls", "--system-certs"),
+    *("--managed-python", "--no-managed-python", "--no-python-downloads", "--preview", "--no-color"),
+)
+_UV_BEFORE = ("--directory", "--project", "--allow-insecure-host")
+_UV = _Fetcher(("--from",), _UV_VALUES, _UV_FLAGS, _UV_BEFORE)
+_PIPX_FLAGS = ("--no-cache", "-q", "--quiet", "-v", "--verbose", "--fetch-missing-python")
+_PIPX = _Fetcher(("--spec",), ("--index-url", "-i", "--pip-args"), _PIPX_FLAGS)
+_BUN_FLAGS = ("--bun", "-b", "-y", "--yes", "--no-install", "--offline", "--silent", "--verbose")
+_BUN = _Fetcher(("-p", "--package"), (), _BUN_FLAGS)
 _REGISTRY_OPTIONS = (
     *("--registry", "--userconfig", "--index-url", "-i", "--extra-index-url", "--index", "--default-index"),
     *("-f", "--find-links", "--config-file", "--pip-args"),
+)
+# Variables that do the same; npm takes its own in any case.
+_REGISTRY_VARIABLES = re.compile(
+    r"npm_config_(?:registry|userconfig|globalconfig|@.*|//.*)|bun_config_registry|yarn_npm_registry_server"
+    r"|uv_(?:default_index|index|index_url|extra_index_url|find_links|config_file|override|constraint)"
+    r"|(?:pip|uv)_(?:index_url|extra_index_url|find_links|config_file)",
+    re.IGNORECASE,
 )
 
 # The words that begin a command line, without options between them -> how the rest is written.
@@ -104,10 +136,13 @@ _MANAGERS = frozenset(words[0] for words in _FETCHERS)
 NAMES = _MANAGERS | _SHELLS | _WINDOWS_SHELLS | set(_CONTAINERS) | {"env"} | set(_PREFIXES)
 
 
-def launcher_fault(argv: Sequence[str], network: Network | None = None) -> LaunchFault | None:
+def launcher_fault(
+    argv: Sequence[str], network: Network | None = None, variables: Iterable[str] = ()
+) -> LaunchFault | None:
     """Returns why a command that starts a server through a launcher is refused, or None.
 
     `network`: what is asked for the command. A launcher that can reach its registry is not refused.
+    `variables`: the names of those that its entry sets.
     """
     found = _fault(tuple(argv), 0)
     if found is None or found.cause != FETCHES:
@@ -116,6 +151,10 @@ def launcher_fault(argv: Sequence[str], network: Network | None = None) -> Launc
         asked = {host.rpartition(":")[0] for host in network.hosts}
         if network.mode == "host" or not asked.isdisjoint(_REGISTRIES):
             return None
+    try:
+        require_no_registry(variables)
+    except UnusableSpec as fault:
+        return found._replace(hint=_by_hand(fault, _name(argv)))
     try:
         is_direct = launch_of(argv) is not None
     except UnusableSpec:
@@ -154,9 +193,19 @@ def launch_of(argv: Sequence[str]) -> Launch | None:
     return _understand(*found)
 
 
+def require_no_registry(variables: Iterable[str]) -> None:
+    """Raises UnusableSpec if a variable that an entry sets names a registry. Packages of the same names from
+    the person's own registries may be a stranger's."""
+    if name := next(filter(_REGISTRY_VARIABLES.fullmatch, variables), ""):
+        raise UnusableSpec(f"names a registry (the variable {name}), which only your own configuration may")
+
+
 def _understand(written: str, fetcher: _Fetcher, rest: Sequence[str]) -> Launch:
     """Raises UnusableSpec."""
     words = _read_words(fetcher, rest)
+    if words.unknown:
+        shown = words.unknown if _is_shown(words.unknown.lstrip("-")) else "of unusual characters"
+        raise UnusableSpec(f"has an option ({shown}) that may change which package it means")
     if not words.first:
         raise UnusableSpec("names no program")
     if words.registry:
@@ -223,7 +272,7 @@ def _fetcher(argv: Sequence[str]) -> tuple[str, _Fetcher, tuple[str, ...]] | Non
         rest = list(argv[1:])
         before: list[str] = []  # options of the program itself: `uv --offline tool run`
         for word in key[1:]:
-            before += _options(rest, (*fetcher.values, *fetcher.package))
+            before += _options(rest, (*fetcher.values, *fetcher.before, *fetcher.package))
             if not rest or rest.pop(0) != word:
                 break
         else:
@@ -231,10 +280,11 @@ def _fetcher(argv: Sequence[str]) -> tuple[str, _Fetcher, tuple[str, ...]] | Non
     # `uv run` works in a project that is installed. What it adds to the project is fetched.
     if argv[0] == "uv" and "run" in argv[1:]:
         rest = list(argv[1:])
-        _options(rest, _UV_VALUES)
-        added = [word for word in _options(rest[1:], _UV_VALUES) if word.partition("=")[0] == "--with"]
+        valued = (*_UV_VALUES, *_UV_BEFORE)
+        before = _options(rest, valued)
+        added = [word for word in _options(rest[1:], valued) if word.partition("=")[0] == "--with"]
         if rest[:1] == ["run"] and added:
-            return _UV_RUN, _UV, tuple(rest[1:])
+            return _UV_RUN, _UV, (*before, *rest[1:])
     return None
 
 
@@ -261,42 +311,51 @@ def _fetching(written: str, fetcher: _Fetcher, rest: tuple[str, ...]) -> LaunchF
     try:
         request = _understand(written, fetcher, rest).request
     except UnusableSpec as fault:
-        hint = f"it {fault}: install it by hand, and give the program's own path in place of {written}"
-        return LaunchFault(FETCHES, message, hint)
+        return LaunchFault(FETCHES, message, _by_hand(fault, written))
     hint = f"fetch it once: {join(('runner', 'install', '--', *request.command))}; it starts from there then"
     return LaunchFault(FETCHES, message, hint)
+
+
+def _by_hand(fault: UnusableSpec, written: str) -> str:
+    return f"it {fault}: install it by hand, and give the program's own path in place of {written}"
 
 
 def _read_words(fetcher: _Fetcher, rest: Sequence[str]) -> _Words:
     packages: list[str] = []
     extra: list[str] = []
     python = first = ""
-    registry = ""
+    registry = unknown = ""
     offline = script = False
     words = list(rest)
     while words:
         word = words.pop(0)
-        if word == "--" and fetcher is _NPM and not first:
+        if word == "--":
             continue
         if not word.startswith("-") or word == "-":
             first = word
             break
         option, equals, value = word.partition("=")
         option_of_package = option in fetcher.package
-        takes = option_of_package or option in (*fetcher.values, "--with")
-        takes = takes or (fetcher in (_UV, _PIPX) and option in ("--python", "-p", "-w"))
+        is_python = fetcher in (_UV, _PIPX)
+        adds = option in ("--with", "-w") and is_python
+        takes = option_of_package or adds or option in fetcher.values
+        takes = takes or (is_python and option in ("--python", "-p"))
         if takes and not equals:
             value = words.pop(0) if words else ""
         if option_of_package and value:
             packages.append(value)
-        elif option in ("--with", "-w") and fetcher is _UV and value:
+        elif adds and value:
             extra += value.split(",")
-        elif option in ("--python", "-p") and fetcher in (_UV, _PIPX):
+        elif option in ("--python", "-p") and is_python:
             python = value
         offline = offline or option in ("--offline", "--no-install", "--no")
         script = script or (fetcher is _NPM and option in ("-c", "--call"))
         registry = option if option in _REGISTRY_OPTIONS else registry
-    return _Words(tuple(packages), tuple(extra), python, first, offline, tuple(words), script, registry)
+        is_known = takes or option in fetcher.flags or option in _REGISTRY_OPTIONS
+        unknown = unknown if is_known or unknown else option
+    return _Words(
+        tuple(packages), tuple(extra), python, first, offline, tuple(words), script, registry, unknown
+    )
 
 
 def _is_shown(word: str) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.shared.text import print_diagnostics, say
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.speed.value import NamedTuple
 
@@ -109,8 +110,10 @@ def _act(args: argparse.Namespace) -> int:
 
 def _told(act: Callable[[], int]) -> int:
     """Do something, and say what is wrong if it fails."""
+    from runner.contracts.mcp.wrap.config_file import FileRefused
     from runner.install.fetch import InstallFailed
     from runner.install.registry import RegistryFault
+    from runner.install.request import UnusableSpec
     from runner.install.store import BadContent, StoreRefused
 
     try:
@@ -118,9 +121,15 @@ def _told(act: Callable[[], int]) -> int:
     except DocumentError as error:
         print_diagnostics(error.diagnostics)
         return EXIT["manifest_invalid"]
+    except UnusableSpec as fault:
+        say(f"runner install: this command cannot be installed: it {printable(str(fault))}")
+        return USAGE_ERROR
     except ValueError as error:
         say(f"runner install: {printable(str(error))}")
         return USAGE_ERROR
+    except FileRefused as refused:
+        say(f"runner install: the configuration is not used: {printable(str(refused))}")
+        return EXIT["manifest_invalid"]
     except StoreRefused as error:
         _fail(f"{error}{error.hint and '; ' + error.hint}")
     except (InstallFailed, BadContent, RegistryFault) as error:
@@ -165,9 +174,9 @@ def wanted_of(file: str, names: Sequence[str], *, tells: bool = True) -> list[Wa
     """The servers of a configuration that a launcher starts. `tells`: say which cannot be installed, and
     raise ValueError for one of `names`. Raises DocumentError."""
     from runner.contracts.mcp.hosts.wrapping import split_wrapped
-    from runner.contracts.mcp.launchers import launch_of
+    from runner.contracts.mcp.launchers import launch_of, require_no_registry
     from runner.contracts.mcp.wrap.config_file import open_config
-    from runner.contracts.mcp.wrap.configuration import read_configuration
+    from runner.contracts.mcp.wrap.configuration import read_configuration, table_names
     from runner.contracts.mcp.wrap.steps import chosen
     from runner.install.request import UnusableSpec
 
@@ -180,6 +189,9 @@ def wanted_of(file: str, names: Sequence[str], *, tells: bool = True) -> list[Wa
         argv = server.argv if inner is None else inner.argv
         try:
             launch = None if server.remote or not argv else launch_of(argv)
+            if launch is not None:
+                names_set = table_names(config, server)  # those of a wrapped entry begin otherwise
+                require_no_registry(name.removeprefix(PLUGIN_PREFIX) for name in names_set)
         except UnusableSpec as fault:
             if names and tells:
                 raise ValueError(f"{server.label} {fault}") from None
@@ -218,6 +230,8 @@ def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
     def act() -> int:
         nonlocal refused
         sources = _tell_sources(wanted)
+        if not sources:
+            return _FAILED
         if not yes and not required and not _has_terminal():
             say("Without a terminal they are not fetched: add --install --yes to do that first.", sys.stdout)
             return EXIT["ok"]
@@ -244,6 +258,8 @@ def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -
     if not todo:
         return EXIT["ok"]
     sources = _tell_sources(tuple(todo.values()))
+    if not sources:
+        return _FAILED
     if not args.yes and (refusal := _confirm("Fetch and install?")) is not None:
         return refusal
     limits = FetchLimits(args.deadline, args.disk)
@@ -251,9 +267,18 @@ def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -
 
 
 def _tell_sources(wanted: Sequence[Wanted]) -> Mapping[Request, Registries]:
-    """Where the packages come from, told to the person."""
-    sources = _sources([each.request for each in wanted])
+    """Where the packages come from, told to the person. One whose registries are not known is left out, and
+    does not keep the others from being installed."""
+    from runner.install.fetch import InstallFailed
+    from runner.install.registry import RegistryFault
+
+    sources: dict[Request, Registries] = {}
     for each in wanted:
+        try:
+            sources |= _sources([each.request], sources)
+        except (InstallFailed, RegistryFault) as fault:
+            _fail(f"{_label(each)}: {fault}")
+            continue
         places = (*sources[each.request].hosts, *sources[each.request].folders)
         say(f"{_label(each)} will be fetched from {', '.join(places)}", sys.stdout)
     return sources
@@ -271,7 +296,8 @@ def _install_all(
     from runner.install.fetch import USUAL_LIMITS, InstallFailed, fetch_place, fetching
     from runner.install.store import BadContent
 
-    status = EXIT["ok"]
+    status = EXIT["ok"] if all(each.request in sources for each in wanted) else _FAILED
+    wanted = [each for each in wanted if each.request in sources]
     with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
         for number, each in enumerate(wanted, 1):
             if store.find(each.request) is not None:  # by another installation, meanwhile
@@ -334,10 +360,13 @@ class Progress:
             sys.stderr.flush()
 
 
-def _sources(requests: Sequence[Request]) -> dict[Request, Registries]:
+def _sources(
+    requests: Sequence[Request], before: Mapping[Request, Registries] | None = None
+) -> dict[Request, Registries]:
+    """`before`: what is known already. Raises InstallFailed and RegistryFault."""
     from runner.install.fetch import registries_of
 
-    known: dict[tuple[str, str], Registries] = {}
+    known = {(request.registry, request.python): found for request, found in (before or {}).items()}
     found: dict[Request, Registries] = {}
     for request in requests:
         key = request.registry, request.python

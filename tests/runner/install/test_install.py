@@ -194,6 +194,72 @@ def test_from_a_configuration_to_a_called_server(
     assert not list(store.glob("sets/*/tree/node_modules"))
 
 
+def test_an_entry_that_names_its_own_registry_is_not_fetched_from_another(
+    person: Caller,
+    internet: Internet,  # noqa: F811
+) -> None:
+    """The person's registry has a package of the same name, which may be a stranger's."""
+    publish_npm(internet.registry, "@demo/server", GOOD)
+    file = configure(person, {"own": "npx -y @demo/server"})
+    document = json.loads(file.read_text())
+    for name in ("npm_config_registry", "NPM_CONFIG_REGISTRY", "npm_config_userconfig"):
+        document["mcpServers"]["own"]["env"] = {name: "https://npm.example.net/"}
+        file.write_text(json.dumps(document))
+        for words in (("install", file, "--yes"), ("wrap", file, "--install", "--yes"), ("check", file)):
+            done = person(*words)
+            assert f"names a registry (the variable {name})" in done.stdout + done.stderr, words
+            assert "runner install -- npx" not in done.stdout + done.stderr
+    called = person("call", file, "--server", "own", "who")
+    assert called.returncode != 0 and "runner install -- npx" not in called.stderr
+    assert internet.requests() == [] and installed(person) == []
+    # Control: another variable does not keep it from being fetched.
+    document["mcpServers"]["own"]["env"] = {"DEMO": "1"}
+    file.write_text(json.dumps(document))
+    done = person("install", file, "--yes", timeout=280)
+    assert done.returncode == 0 and "installed @demo/server 1.0.0" in done.stdout, done.stderr
+
+
+def test_a_server_that_cannot_be_fetched_does_not_hold_up_the_others(
+    person: Caller,
+    internet: Internet,  # noqa: F811
+) -> None:
+    publish_npm(internet.registry, "@demo/server", GOOD)
+    file = configure(person, {"odd": "uvx --python 3.99 demo-wheel", "node": "npx -y @demo/server"})
+    done = person("install", file, "--yes", timeout=280)
+    assert done.returncode == 1 and "odd (demo-wheel): it asks for Python 3.99" in done.stderr
+    assert "installed @demo/server 1.0.0" in done.stdout and len(installed(person)) == 1
+
+
+def test_commands_of_wheels_with_odd_names(
+    person: Caller,
+    internet: Internet,  # noqa: F811
+) -> None:
+    files = {
+        "odd_wheel.py": PYTHON_SERVER,
+        "pyvenv.cfg": "home = /nowhere\n",
+        "bin/python": "#!/bin/false\n",
+    }
+    script = "python = odd_wheel:main\nodd-wheel = odd_wheel:main"
+    publish_wheel(internet.registry, "odd-wheel", "1.0", files, script)
+    publish_wheel(internet.registry, "bad-wheel", "1.0", {"x.py": ""}, "bad-wheel = x:m\n.. = x:m")
+    publish_wheel(internet.registry, "up-wheel", "1.0", {"x.py": ""}, "up-wheel = x:m\n../../x = x:m")
+    # What is added to it has a command of its name, and does not replace it.
+    files = {"zz_added.py": "def main(): raise SystemExit('another program')"}
+    publish_wheel(internet.registry, "zz-added", "1.0", files, "odd-wheel = zz_added:main")
+    servers = {"bad": "uvx bad-wheel", "odd": "uvx --with zz-added odd-wheel", "alone": "uvx odd-wheel"}
+    file = configure(person, {"up": "uvx up-wheel", **servers})
+    done = person("install", file, "--yes", timeout=280)
+    assert "bad (bad-wheel): pip could not fetch it" in done.stderr, done.stderr
+    rows = installed(person)
+    assert len(rows) == 3, done.stderr
+    for row in rows:
+        tree = Path(row["program"][0]).parents[1]
+        assert sorted(os.listdir(tree)) == ["bin", "lib", "pyvenv.cfg"]
+        assert sorted(os.listdir(tree / "bin")) == sorted((row["request"]["packages"][0], "python"))
+        assert os.path.isabs(os.readlink(tree / "bin/python"))
+    assert said(person, file, "odd") == said(person, file, "alone") == "wheel "
+
+
 def test_an_update_asks_and_what_was_allowed_is_asked_again(
     internet: Internet,  # noqa: F811
     account_user: Caller,
@@ -360,8 +426,13 @@ def test_what_is_wrong_with_the_command(person: Caller) -> None:
         (("--", "ls"), "no launcher"),
         (("--list", "--verify"), "exclude each other"),
         (("--remove", "nothing"), "not installed"),
+        (("--", "npx"), "this command cannot be installed: it names no program"),
+        (("--", "npx", "./here"), "this command cannot be installed: it asks for './here'"),
     ):
         done = person("install", *words)
         assert done.returncode == 2 and text in done.stderr, done.stderr
+    for path, text in ((person.home / "none.json", "No such file"), (person.home, "it is a folder")):
+        done = person("install", path)
+        assert done.returncode == 20 and text in done.stderr, done.stderr
     shutil.rmtree(person.home / ".local", ignore_errors=True)
     assert "Nothing is installed" in person("install", "--list").stdout

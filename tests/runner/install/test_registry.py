@@ -75,3 +75,18 @@ def test_pip(tmp_path: Path) -> None:
     (tmp_path / ".config/pip/pip.conf").write_text("[global]\nindex-url = https://pypi.org/simple\n")
     found = pip_registries(PYTHON, environ(tmp_path, PIP_CONFIG_FILE=str(tmp_path / ".config/pip/pip.conf")))
     assert found.hosts[:2] == ("pypi.org:443", "files.pythonhosted.org:443")
+
+
+def test_a_second_index_of_uv_is_refused(tmp_path: Path) -> None:
+    """uv would ask it first. pip takes the newest version of all, which may be a stranger's."""
+    for name in ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"):
+        with pytest.raises(RegistryFault, match=name):
+            pip_registries(PYTHON, environ(tmp_path, **{name: "https://pip.example.com/simple"}))
+    (tmp_path / ".config/uv").mkdir(parents=True)
+    (tmp_path / ".config/uv/uv.toml").write_text('[[index]]\nurl = "https://pip.example.com/simple"\n')
+    with pytest.raises(RegistryFault, match=r"uv\.toml names an index"):
+        pip_registries(PYTHON, environ(tmp_path, PIP_CONFIG_FILE="/dev/null"))
+    # Control: one index that the person names.
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        found = pip_registries(PYTHON, environ(tmp_path, **{name: "https://pip.example.com/simple"}))
+        assert found.hosts[0] == "pip.example.com:443"

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from runner.install.request import npm_request
-from runner.install.store import BadContent, Installed, Lock, Locked, Store, StoreRefused, copy_tree
+from runner.install.store import (
+    DEEPEST,
+    BadContent,
+    Installed,
+    Lock,
+    Locked,
+    Store,
+    StoreRefused,
+    copy_tree,
+    remove_tree,
+)
 from tests.conftest import ROOT
 
 REQUEST = npm_request(("demo",), "")
@@ -213,3 +223,20 @@ def test_a_full_disk_leaves_nothing(plugin_dir: Path) -> None:
         argv += [sys.executable, "-c", _FULL, *words]
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (0, said), done.stderr
+
+
+@pytest.mark.parametrize("depth", [DEEPEST, 3000])
+def test_deep_folders_are_refused_and_removed(plugin_dir: Path, depth: int) -> None:
+    """3000 are more than a function may call itself, and longer than a path may be."""
+    made = plugin_dir / "runner-install-1"
+    made.mkdir()
+    program = f"import os; [(os.mkdir('a'), os.chdir('a')) for _ in range({depth})]"
+    subprocess.run([sys.executable, "-c", program], cwd=made, check=True)
+    if depth > DEEPEST:
+        with pytest.raises(BadContent, match="deep"):
+            copy_tree(str(made), str(plugin_dir / "copy"))
+    else:
+        copy_tree(str(made), str(plugin_dir / "copy"))
+    remove_tree(str(made))
+    remove_tree(str(plugin_dir / "copy"))
+    assert os.listdir(plugin_dir) == []

@@ -215,6 +215,13 @@ def test_hosts_have_the_ports_that_were_dialled() -> None:
     assert "no name\n" in refused
 
 
+def test_an_address_that_the_gate_gave_was_asked_for_by_a_name() -> None:
+    """In a run with hosts that are allowed, the log of the gate says what became of each."""
+    given = (("198.18.128.1", 443), ("fd6e:a9c1:52e7:b04d::1", 443), ("not-in-the-log.example", 443))
+    found = propose(connections=(*given, ("198.51.100.1", 443)), scene=SCENE._replace(network="allowlist"))
+    assert [each.what for each in found.refused] == ["not-in-the-log.example:443", "198.51.100.1:443"]
+
+
 def test_variables_that_its_output_names() -> None:
     found = propose(output="Error: API_TOKEN is not set\nERROR: NOT_HERE is required\n")
     assert named(found) == [("variable", "API_TOKEN")]

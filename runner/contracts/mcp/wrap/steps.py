@@ -219,7 +219,7 @@ def _no_cage_reason(config: Configuration, server: HostServer) -> str:
     if not server.argv:
         return "has no command"
     command = server.argv[0]
-    fault = launcher_fault(server.argv)
+    fault = launcher_fault(server.argv, variables=table_names(config, server))
     if fault is not None and not (fault.cause == FETCHES and is_stored(server.argv, os.environ)):
         return f"cannot run in a cage: {fault.message}; {fault.hint}"
     if any(c in " \t\n" for c in command) and not os.path.isfile(os.path.expanduser(command)):

@@ -135,11 +135,50 @@ def test_what_the_program_gets(line: str, args: list[str]) -> None:
         ("uvx --index-url https://x.example/simple server", "only your pip configuration may"),
         ("uvx --python /opt/python server", "asks for the Python"),
         ("uvx --from a ../b", "is not the name of a command"),
+        ("uvx python -m server", "starts Python itself"),
+        ("uvx python@3.12 -m server", "starts Python itself"),
     ],
 )
 def test_what_cannot_be_installed(line: str, why: str) -> None:
     found = fault(line)
     assert found is not None and why in found[2] and "install it by hand" in found[2]
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        # The real launcher takes the word behind these for their value: `next` is not the package.
+        ("npx --tag next server", "--tag"),
+        ("npx -n --inspect server", "-n"),
+        ("npx -yp server program", "-yp"),
+        ("pnpm dlx --reporter silent server", "--reporter"),
+        ("uvx --torch-backend cpu server", "--torch-backend"),
+        ("uv run --with server -m module", "-m"),
+        ("pipx run --path server", "--path"),
+        ("bunx --cwd x server", "--cwd"),
+        # These change what the packages are, or where they come from.
+        ("npx --@scope:registry=https://npm.example @scope/server", "--@scope:registry"),
+        ("npx --before=2020-01-01 server", "--before"),
+        ("npx --workspace=x server", "--workspace"),
+        ("uvx --with-editable ./x server", "--with-editable"),
+        ("uvx --with-requirements x.txt server", "--with-requirements"),
+        ("uvx --constraints x.txt server", "--constraints"),
+        ("uvx --overrides=x.txt server", "--overrides"),
+        ("uvx --exclude-newer 2024-01-01 server", "--exclude-newer"),
+        ("uvx --prerelease allow server", "--prerelease"),
+        ("uv --directory /x tool run server", "--directory"),
+        ("uv --directory /x run --with server program", "--directory"),
+    ],
+)
+def test_an_option_that_may_change_the_package(line: str, option: str) -> None:
+    found = fault(line)
+    assert found is not None and f"has an option ({option}) that may change which package" in found[2]
+
+
+@pytest.mark.parametrize("line", ["npx --loglevel error server", "uvx -- server", "pipx run -q -- server"])
+def test_an_option_that_changes_nothing(line: str) -> None:
+    launch = launch_of(shlex.split(line))
+    assert launch is not None and launch.request.packages == ("server",)
 
 
 @pytest.mark.parametrize(
