@@ -133,6 +133,7 @@ def test_a_plugin_cannot_blind_fill_or_deceive_it(runner_as: Caller, place: Path
 
 BUSY = """
 import os, time
+os.path.exists("/var/tmp")
 print("runs", flush=True)
 while True:
     try:
