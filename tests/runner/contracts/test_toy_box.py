@@ -214,7 +214,10 @@ def opened(path: str, letters: list[int], places: list[str]) -> list[Any]:
 def test_the_library_delivers_it_and_leaves_nothing(toy_as: Caller, box: Path) -> None:
     toy_as.give(box.parent)
     places = [str(box.parent), str(toy_as.home), "/dev/shm", "/var/lib/runner", "/run/runner"]
-    letters = [ord(letter) for letter in SECRET]  # it would be on the command line of the process
+    # Its own: other tests have SECRET on command lines. As letters, or it would be on that of the process.
+    secret = SECRET[::-1]
+    (box.parent / "key").write_text(secret)
+    letters = [ord(letter) for letter in secret]
     done = elsewhere.run(toy_as, opened, str(box), letters, places, using=(places_of,))
     control = [f"{box.parent}/key"]
     assert done[:7] == [DID, control, False, DID, control, False, control]
