@@ -58,10 +58,11 @@ class _Connection(TCPServer):
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
-        # Head and body of an answer go out together: two writes wake the client twice. A head is always
-        # followed by more, if only by the empty end of its body.
+        # Head and body of an answer go out together: two writes wake the client twice. The head of an answer
+        # is always followed by more, if only by the empty end of its body. "100 Continue" is not: the client
+        # waits for it before it sends more.
         data, self._head = self._head + event.data, b""
-        if event.data.startswith(b"HTTP/1.1 "):
+        if event.data.startswith(b"HTTP/1.1 ") and not event.data.startswith(b"HTTP/1.1 1"):
             self._head = data
             return
         if not data:

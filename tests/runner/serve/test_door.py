@@ -173,6 +173,44 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
 
 
 @pytest.mark.trio
+async def test_a_client_that_waits_before_it_sends_its_body_is_told_to_go_on(tmp_path: Path) -> None:
+    async with house(tmp_path) as door, await door.connect() as stream:
+        head = request("/deliveries", "Host: localhost", "Expect: 100-continue", method="POST", body=b"[]")
+        await stream.send_all(head.removesuffix(b"[]"))
+        with trio.fail_after(20):
+            assert await stream.receive_some() == b"HTTP/1.1 100 \r\n\r\n"
+        await stream.send_all(b"[]")
+        assert code(await answer(stream)) == "invalid_body"
+
+
+@pytest.mark.trio
+async def test_names_of_calls_are_bounded(tmp_path: Path) -> None:
+    """The ledger keeps them, and a body in place of a name would push out what it holds."""
+    async with house(tmp_path) as door:
+
+        async def ask(**given: str) -> str:
+            body = json.dumps(given).encode()
+            return code(
+                await door.ask(request("/plugins/none/calls", "Host: localhost", method="POST", body=body))
+            )
+
+        assert await ask(tool="t" * 4096, kind="k" * 64) == "unknown_plugin"
+        assert await ask(tool="t" * 4097) == "invalid_body"
+        assert await ask(tool="t", kind="k" * 65) == "invalid_body"
+
+
+@pytest.mark.trio
+async def test_a_file_name_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / os.fsdecode(b"none/odd\xff.json")).write_text("{")
+    told: list[str] = []
+    async with house(tmp_path, told) as door:
+        found = await door.ask(GET)
+        assert status(found) == 200 and b"odd\\udcff.json" in found
+    assert not told
+
+
+@pytest.mark.trio
 async def test_a_thousand_idle_connections_are_bounded_and_told(tmp_path: Path) -> None:
     async with house(tmp_path, most_connections=50) as door:
         held = [await door.connect() for _ in range(50)]
