@@ -18,7 +18,7 @@ from starlette.routing import Route
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import DeliveryConflict, DeliveryState
+from runner.ledger.rows import DeliveriesFull, DeliveryConflict, DeliveryState
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol import wire
@@ -85,6 +85,9 @@ class Routes:
                 return await handle(request)
             except UnknownPlugin as unknown:
                 refused = Refused(404, "unknown_plugin", str(unknown), "GET /plugins lists the plugins")
+            except DeliveriesFull as full:
+                hint = "deliver again later; runner ps shows what their plugins wait for"
+                refused = Refused(429, "overloaded", str(full), hint, retry_after=60)
             except LedgerUnusable as unusable:
                 refused = Refused(503, "ledger", str(unusable), unusable.hint, retry_after=5)
             except Refused as given:
