@@ -55,6 +55,7 @@ _LOWERED_TO = 0.9  # of the size at which rows are removed
 _PRUNED_AT_ONCE = 500
 _MOST_ANSWER_BYTES = 256 << 10
 _MOST_WAITING = 0.25  # of the size, for deliveries that have not ended: only what has ended is removed
+_MOST_AUDITED = 100_000  # rows of one kind: strangers who are refused must not push out calls and grants
 _LOST = "the daemon ended before the call did"
 
 
@@ -407,6 +408,12 @@ class LedgerFile:
     def prune(self) -> None:
         """Remove what has ended and is too old, and the oldest of it if the file is too large."""
         self._remove_before(self.clock() - self._bounds.days * _DAY_SECONDS, -1)
+        for (what,) in self._connection.execute("SELECT DISTINCT what FROM audit").fetchall():
+            self._connection.execute(
+                "DELETE FROM audit WHERE what = ?1 AND id <="
+                " (SELECT id FROM audit WHERE what = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+                (what, _MOST_AUDITED),
+            )
         if self._used_bytes() <= self._bounds.size * _LOWERED_TO:
             return
         while self._used_bytes() > self._bounds.size * _LOWERED_TO**2:

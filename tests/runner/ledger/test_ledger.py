@@ -224,6 +224,18 @@ def test_a_full_ledger_drops_its_oldest_rows_and_stays_below_its_size(path: str,
     assert os.stat(path).st_size <= size
 
 
+def test_many_refusals_push_out_nothing_else(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.ledger.file._MOST_AUDITED", 10)
+    file = open_file(path)
+    file.do(LedgerFile.note, "grant", "configuration")
+    for number in range(30):
+        file.do(LedgerFile.note, "refusal", str(number))
+    file.do(LedgerFile.prune)
+    assert [row.caller for row in file.audit("refusal")] == [str(number) for number in range(29, 19, -1)]
+    assert len(file.audit("grant")) == 1
+    file.close()
+
+
 def test_deliveries_that_wait_leave_room_for_calls(path: str) -> None:
     file = open_file(path, bounds=LedgerBounds(size=400_000))
     file.do(LedgerFile.accept, call("early"))
