@@ -21,11 +21,12 @@ import trio
 from openapi_spec_validator import validate
 
 from runner.cli import verb_parser
+from runner.cli.serving.via import call_via
 from runner.ledger.file import LedgerFile
 from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import Accepted, AuditRow, digest
 from runner.lifecycle.supervisor import open_supervisor
-from runner.outcome import EXIT
+from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve import connections, listen
 from runner.serve.client import default_socket
 from runner.serve.daemon import DRAIN_SECONDS, Daemon, ServeOptions
@@ -217,6 +218,17 @@ async def test_what_strangers_send_takes_little_room_in_the_audit(tmp_path: Path
         assert code(await door.ask(long, tcp=True)) == "host"
         (row,) = await audited(door.ledger, 1)
         assert "the Host header names" in row.detail and len(row.detail) < 400
+
+
+def test_a_key_of_the_command_line_begins_no_other_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--via", str(tmp_path / "none.sock"), "plugin", "tool", "--key"]
+    smuggled = "k\r\nContent-Length: 0\r\n\r\nPOST /drain HTTP/1.1\r\nHost: x"
+    for key in (smuggled, "k\n", "ключ", "", "k" * 256):
+        assert call_via([*words, key]) == USAGE_ERROR
+        assert "--key takes 1 to 255 printable ASCII characters" in capsys.readouterr().err
+    assert call_via([*words, "k" * 255]) == EXIT["launch_failed"]  # it went to ask the daemon
 
 
 @pytest.mark.trio
