@@ -29,6 +29,7 @@ from runner.ledger.rows import (
     UNKNOWN,
     Accepted,
     AuditRow,
+    DeliveriesFull,
     Delivery,
     DeliveryConflict,
     DeliveryRow,
@@ -54,6 +55,8 @@ _ORDERS_BETWEEN_PRUNINGS = 1000
 _LOWERED_TO = 0.9  # of the size at which rows are removed
 _PRUNED_AT_ONCE = 500
 _MOST_ANSWER_BYTES = 256 << 10
+_MOST_WAITING = 0.25  # of the size, for deliveries that have not ended: only what has ended is removed
+_MOST_AUDITED = 100_000  # rows of one kind: strangers who are refused must not push out calls and grants
 _LOST = "the daemon ended before the call did"
 
 
@@ -113,6 +116,7 @@ class LedgerFile:
         self._chance = chance
         self._until_pruning = _ORDERS_BETWEEN_PRUNINGS
         self._inodes = _inodes(path)
+        self._waiting_bytes: int | None = None  # of deliveries that have not ended; None: not counted yet
 
     def close(self) -> None:
         self._connection.close()
@@ -176,6 +180,7 @@ class LedgerFile:
                 connection.execute("RELEASE one")
             connection.execute("COMMIT")
         except BaseException:
+            self._waiting_bytes = None
             if connection.in_transaction:  # after some errors SQLite has undone it already
                 connection.execute("ROLLBACK")
             raise
@@ -268,16 +273,29 @@ class LedgerFile:
 
     def enqueue(self, delivery: Delivery) -> DeliveryRow:
         """Store a delivery, due at once. The same delivery again changes nothing. Raises DeliveryConflict if
-        another one has its id."""
+        another one has its id, and DeliveriesFull."""
         known = self.delivery(delivery.id)
         if known is not None:
             if tuple(known[: len(delivery)]) != tuple(delivery):
                 raise DeliveryConflict(f"the delivery {delivery.id!a} exists with another event or hook")
             return known
+        self._make_room(delivery)
         now = self.clock()
         row = DeliveryRow(*delivery, "queued", 0, 0, now, now, None, None, None)
         self._connection.execute(f"INSERT INTO deliveries VALUES ({', '.join('?' * len(row))})", row)
         return row
+
+    def _make_room(self, delivery: Delivery | DeliveryRow) -> None:
+        """Count a delivery among those that wait. Raises DeliveriesFull."""
+        if self._waiting_bytes is None:
+            (self._waiting_bytes,) = self._connection.execute(
+                "SELECT COALESCE(SUM(LENGTH(event) + LENGTH(context)), 0) FROM deliveries"
+                " WHERE state IN ('queued', 'running')"
+            ).fetchone()
+        waiting, size = self._waiting_bytes or 0, len(delivery.event) + len(delivery.context)
+        if waiting + size > self._bounds.size * _MOST_WAITING:
+            raise DeliveriesFull(f"deliveries of {waiting} bytes wait, and there is no room for {size} more")
+        self._waiting_bytes = waiting + size
 
     def claim(self, most: int, name: Callable[[], str], busy: Sequence[str] = ()) -> list[Attempt]:
         """Begin the next attempt of deliveries that are due, at most `most`. Each attempt is also a call,
@@ -317,6 +335,8 @@ class LedgerFile:
         if verdict == "retry":
             due = next_try(self._schedule, row.attempt - row.round, now, self._chance())
         state: DeliveryState = "queued" if due is not None else "acked" if verdict == "acked" else "dead"
+        if state != "queued" and self._waiting_bytes is not None:
+            self._waiting_bytes -= len(row.event) + len(row.context)
         self._connection.execute(
             "UPDATE deliveries SET state = ?, due = ?, ended = ?, code = ?, reason = ? WHERE id = ?",
             (state, due, None if due is not None else now, code, reason, row.id),
@@ -325,7 +345,7 @@ class LedgerFile:
 
     def repeat(self, delivery: str) -> DeliveryRow:
         """Begin another round for a dead delivery: it is due now, with the next attempt. Raises
-        DeliveryConflict if it is not dead."""
+        DeliveryConflict if it is not dead, and DeliveriesFull."""
         row = self.delivery(delivery)
         if row is None:
             raise DeliveryConflict(f"there is no delivery {delivery!a}")
@@ -333,6 +353,7 @@ class LedgerFile:
             raise DeliveryConflict(
                 f"the delivery {delivery!a} is {row.state}; only a dead one can be repeated"
             )
+        self._make_room(row)
         changed = row._replace(state="queued", round=row.attempt, due=self.clock(), ended=None)
         self._connection.execute(
             "UPDATE deliveries SET state = 'queued', round = ?, due = ?, ended = NULL WHERE id = ?",
@@ -392,6 +413,12 @@ class LedgerFile:
     def prune(self) -> None:
         """Remove what has ended and is too old, and the oldest of it if the file is too large."""
         self._remove_before(self.clock() - self._bounds.days * _DAY_SECONDS, -1)
+        for (what,) in self._connection.execute("SELECT DISTINCT what FROM audit").fetchall():
+            self._connection.execute(
+                "DELETE FROM audit WHERE what = ?1 AND id <="
+                " (SELECT id FROM audit WHERE what = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+                (what, _MOST_AUDITED),
+            )
         if self._used_bytes() <= self._bounds.size * _LOWERED_TO:
             return
         while self._used_bytes() > self._bounds.size * _LOWERED_TO**2:

@@ -127,5 +127,9 @@ class KeyReused(LedgerRefusal):
     """The idempotency key belongs to another call of the same caller."""
 
 
+class DeliveriesFull(LedgerRefusal):
+    """So much waits for delivery that it would take the room of other rows."""
+
+
 class DeliveryConflict(LedgerRefusal):
     """There is another delivery with this id, or it is not in a state in which this can be done."""

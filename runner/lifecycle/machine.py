@@ -48,6 +48,7 @@ class LifecycleState(NamedTuple):
     waiting: int = 0  # calls in the queue
     hold: Hold = ""
     reason: str = ""  # of the hold, or of the last failure
+    pending: str = ""  # why it may not start, also after somebody has stopped it
     wanted: bool = False  # a cell is to be opened although no call waits
     backoff_until: float | None = None
     drain_until: float | None = None  # cells that leave are ended then
@@ -76,7 +77,7 @@ class LifecycleState(NamedTuple):
 def new_state(numbers: Supervision, now: float, pending: str = "") -> LifecycleState:
     """A plugin that was just added. `step` with Woke starts an eager one. `pending`: why it may not start."""
     hold: Hold = "pending" if pending else ""
-    return LifecycleState(numbers, now, hold=hold, reason=pending, wanted=numbers.eager)
+    return LifecycleState(numbers, now, hold=hold, reason=pending, pending=pending, wanted=numbers.eager)
 
 
 # --- events -------------------------------------------------------------------------------------------------
@@ -265,6 +266,8 @@ def _take(state: LifecycleState, event: LifecycleEvent, now: float) -> tuple[Lif
         case StartAsked():
             if state.hold in ("pending", "quarantined"):
                 return state, ()
+            if state.pending:  # it was stopped since
+                return state._replace(hold="pending", reason=state.pending), ()
             reason = "" if state.hold else state.reason
             wanted = not _is_serving(state)
             return state._replace(hold="", reason=reason, backoff_until=None, wanted=wanted), ()
@@ -362,7 +365,7 @@ def _leave(state: LifecycleState, until: float) -> LifecycleState:
 def _reloaded(state: LifecycleState, event: ReloadAsked, now: float) -> LifecycleState:
     again = event.numbers.eager or _is_serving(state)
     fresh = state._replace(numbers=event.numbers, attempts=0, failures=(), backoff_until=None)
-    fresh = fresh._replace(was_ready=False, wanted=again)
+    fresh = fresh._replace(was_ready=False, wanted=again, pending=event.pending)
     if state.hold != "stopped":
         fresh = fresh._replace(hold="pending" if event.pending else "", reason=event.pending)
     return _leave(fresh, now + state.numbers.drain)

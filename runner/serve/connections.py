@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -22,14 +23,43 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 
 from runner.serve.peer import DoorPeer, unix_peer
+from runner.session.pending import first_of
 
 HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _MOST_HEADER_BYTES = 16 << 10
+_PART_BYTES = 64 << 10
 _MOST_REQUESTS = 1_000_000  # of one connection
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
+
+
+class _Gone(Exception):
+    """The client has closed the connection while the answer to its request is made."""
+
+
+class _Pause:
+    """What Hypercorn waits for before it looks at the next request of a connection. Alone it would not notice
+    that the client has gone if that has sent a byte too much."""
+
+    def __init__(self) -> None:
+        self.gone = trio.Event()
+        self._over = trio.Event()
+
+    async def clear(self) -> None:
+        self._over = trio.Event()
+
+    async def set(self) -> None:
+        self._over.set()
+
+    def is_set(self) -> bool:
+        return self._over.is_set()
+
+    async def wait(self) -> None:
+        await first_of(self._over, self.gone)
+        if not self._over.is_set():
+            raise _Gone
 
 
 class _Connection(TCPServer):
@@ -38,6 +68,7 @@ class _Connection(TCPServer):
     _head = b""  # of an answer, not sent yet
 
     async def run(self) -> None:
+        self._pause = _Pause()
         try:
             async with TaskGroup() as task_group:
                 self._task_group = task_group
@@ -45,6 +76,7 @@ class _Connection(TCPServer):
                     *(self.app, self.config, self.context, task_group, ConnectionState(self.state)),
                     *(False, None, None, self.protocol_send),
                 )
+                self.protocol.can_read = self._pause  # type: ignore[attr-defined]
                 await self.idle_task.restart(task_group, self._idle_timeout)
                 await self._read_data()
                 await self.idle_task.stop()  # else a closed connection counts until it would have been idle
@@ -54,14 +86,32 @@ class _Connection(TCPServer):
             with trio.CancelScope(shield=True):
                 await self._close()
 
+    async def _read_data(self) -> None:
+        """Read one part ahead of what is handled, so that the end is noticed while a call runs."""
+        give, take = trio.open_memory_channel[bytes](1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._receive, give)
+            with suppress(_Gone):
+                async for data in take:
+                    await self.protocol.handle(RawData(data))
+            nursery.cancel_scope.cancel()
+        await self.protocol.handle(Closed())
+
+    async def _receive(self, give: trio.MemorySendChannel[bytes]) -> None:
+        with give, suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+            while data := await self.stream.receive_some(_PART_BYTES):
+                await give.send(bytes(data))
+        self._pause.gone.set()
+
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
-        # Head and body of an answer go out together: two writes wake the client twice. A head is always
-        # followed by more, if only by the empty end of its body.
+        # Head and body of an answer go out together: two writes wake the client twice. The head of an answer
+        # is always followed by more, if only by the empty end of its body. "100 Continue" is not: the client
+        # waits for it before it sends more.
         data, self._head = self._head + event.data, b""
-        if event.data.startswith(b"HTTP/1.1 "):
+        if event.data.startswith(b"HTTP/1.1 ") and not event.data.startswith(b"HTTP/1.1 1"):
             self._head = data
             return
         if not data:
@@ -74,8 +124,12 @@ class _Connection(TCPServer):
                     return
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     pass
-        await self.stream.aclose()
+        await self._close()
         await self.protocol.handle(Closed())
+
+    async def _close(self) -> None:
+        self._pause.gone.set()  # else requests that were sent ahead keep the place of a closed connection
+        await super()._close()
 
 
 class Connections:

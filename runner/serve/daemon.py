@@ -37,6 +37,7 @@ DRAIN_SECONDS = 30.0
 _MOST_DESCRIPTORS = 1 << 16
 _ANSWER_SECONDS = 5.0  # for answers to be sent after the last call has ended
 _OWED_SECONDS = 1.0  # between attempts to write outcomes that the ledger owes
+_MOST_TOLD = 300  # characters of a message in the audit: parts of it may be a stranger's
 _NOTES_PER_SECOND = 20  # of the audit; more are counted in the metrics only
 
 
@@ -179,7 +180,7 @@ class Daemon:
     def _refused(self, peer: DoorPeer, refused: Refused) -> None:
         self._metrics.refusal(refused.code)
         caller = "tcp" if peer.uid is None else f"uid:{peer.uid}"
-        self._note("refusal", caller, {"code": refused.code, "message": refused.message})
+        self._note("refusal", caller, {"code": refused.code, "message": refused.message[:_MOST_TOLD]})
 
     def _connected(self, peer: DoorPeer, caller: str) -> None:
         self._note("connection", caller, {"pid": peer.pid})

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import DeliveryConflict, DeliveryState
+from runner.ledger.rows import DeliveriesFull, DeliveryConflict, DeliveryState
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol import wire
@@ -32,9 +32,19 @@ from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 
 _MOST_KEY = 255
+# The ledger keeps names whole. Without a bound they could hold what a body holds, and push out other rows.
+_MOST_NAME = 4096  # characters: it may be the address of a resource
+_MOST_KIND = 64
 _MOST_PROGRESS = 256  # events of one call that wait for a slow reader
 _SHORT_BYTES = 64 << 10  # a longer body is parsed in a thread
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
+
+
+class _Json(JSONResponse):
+    """In ASCII: the name of a file may have bytes that are not UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 class Routes:
@@ -75,19 +85,22 @@ class Routes:
                 return await handle(request)
             except UnknownPlugin as unknown:
                 refused = Refused(404, "unknown_plugin", str(unknown), "GET /plugins lists the plugins")
+            except DeliveriesFull as full:
+                hint = "deliver again later; runner ps shows what their plugins wait for"
+                refused = Refused(429, "overloaded", str(full), hint, retry_after=60)
             except LedgerUnusable as unusable:
                 refused = Refused(503, "ledger", str(unusable), unusable.hint, retry_after=5)
             except Refused as given:
                 refused = given
             except PluginFailure as failure:  # of a start, a list or a reload
-                return JSONResponse(outcome_error(failure.outcome), STATUS[failure.outcome.code])
+                return _Json(outcome_error(failure.outcome), STATUS[failure.outcome.code])
             except PluginError as error:
-                return JSONResponse(outcome_error(error.outcome), STATUS[error.outcome.code])
+                return _Json(outcome_error(error.outcome), STATUS[error.outcome.code])
             except Exception as error:  # noqa: BLE001 -- our bug: one line here, none for strangers
                 self._say(f"internal: {request.method} {request.url.path}: {type(error).__name__}: {error}")
                 refused = Refused(500, "internal", "a bug of the daemon; its stderr says which")
             self._metrics.refusal(refused.code)
-            return JSONResponse(refused.document(), refused.status, headers=refused.headers())
+            return _Json(refused.document(), refused.status, headers=refused.headers())
 
         return answer
 
@@ -96,7 +109,7 @@ class Routes:
     async def health(self, request: Request) -> Response:
         faults = [{"path": each.path, "message": each.message} for each in self._roster.faults]
         word = "draining" if self._desk.draining else "degraded" if self._ledger.fault else "ok"
-        return JSONResponse(
+        return _Json(
             {
                 "status": word,
                 "ledger": {"fault": self._ledger.fault, "owed": self._ledger.owed},
@@ -113,11 +126,11 @@ class Routes:
         return Response(text, media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(document())
+        return _Json(document())
 
     async def drain(self, request: Request) -> Response:
         self._drain(_seconds(request.query_params.get("seconds"), "seconds"))
-        return JSONResponse({"draining": True}, 202)
+        return _Json({"draining": True}, 202)
 
     async def reload_all(self, request: Request) -> Response:
         await self._roster.reload()
@@ -138,10 +151,10 @@ class Routes:
     # --- plugins --------------------------------------------------------------------------------------------
 
     async def plugins(self, request: Request) -> Response:
-        return JSONResponse({"plugins": [self._roster.describe(each) for each in self._supervisor.plugins()]})
+        return _Json({"plugins": [self._roster.describe(each) for each in self._supervisor.plugins()]})
 
     async def plugin(self, request: Request) -> Response:
-        return JSONResponse(self._described(request))
+        return _Json(self._described(request))
 
     def _described(self, request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
@@ -151,26 +164,26 @@ class Routes:
         raise UnknownPlugin(name)
 
     async def explain(self, request: Request) -> Response:
-        return JSONResponse(await self._roster.explain(request.path_params["name"]))
+        return _Json(await self._roster.explain(request.path_params["name"]))
 
     async def tools(self, request: Request) -> Response:
-        return JSONResponse({"tools": await self._supervisor.tools(request.path_params["name"])})
+        return _Json({"tools": await self._supervisor.tools(request.path_params["name"])})
 
     async def start(self, request: Request) -> Response:
         await self._supervisor.start(request.path_params["name"])
-        return JSONResponse(self._described(request))
+        return _Json(self._described(request))
 
     async def stop(self, request: Request) -> Response:
         await self._supervisor.stop(request.path_params["name"])
-        return JSONResponse(self._described(request))
+        return _Json(self._described(request))
 
     async def reset(self, request: Request) -> Response:
         await self._supervisor.reset(request.path_params["name"])
-        return JSONResponse(self._described(request))
+        return _Json(self._described(request))
 
     async def reload(self, request: Request) -> Response:
         await self._roster.reload(request.path_params["name"])
-        return JSONResponse(self._described(request))
+        return _Json(self._described(request))
 
     async def logs(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -238,7 +251,7 @@ class Routes:
     async def cancel(self, request: Request) -> Response:
         call = request.path_params["call"]
         if self._desk.cancel(call, _only_own(request)):
-            return JSONResponse({"id": call, "cancelled": True}, 202)
+            return _Json({"id": call, "cancelled": True}, 202)
         raise Refused(
             404, "no_such_call", f"the call {call!a} is not in flight", "GET /calls/ID has its record"
         )
@@ -249,14 +262,14 @@ class Routes:
             LedgerFile.invocations,
             *(query.get("plugin"), query.get("code"), _only_own(request), _most(query.get("most"))),
         )
-        return JSONResponse({"calls": [_row(row) for row in rows]})
+        return _Json({"calls": [_row(row) for row in rows]})
 
     async def record(self, request: Request) -> Response:
         call = request.path_params["call"]
         row = await self._ledger.do(LedgerFile.invocation, call)
         if row is None or _only_own(request) not in (None, row.caller):
             raise Refused(404, "no_such_call", f"there is no record of a call {call!a}")
-        return JSONResponse(_row(row))
+        return _Json(_row(row))
 
     # --- deliveries and audit -------------------------------------------------------------------------------
 
@@ -274,7 +287,7 @@ class Routes:
                 409, "delivery_conflict", str(conflict), "give each event an id of its own"
             ) from None
         self._deliveries.wake()
-        return JSONResponse(row._asdict(), 202)
+        return _Json(row._asdict(), 202)
 
     async def deliveries(self, request: Request) -> Response:
         word = request.query_params.get("state")
@@ -282,14 +295,14 @@ class Routes:
         if word is not None and state is None:
             raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
         rows = await self._ledger.do(LedgerFile.deliveries, state, _most(request.query_params.get("most")))
-        return JSONResponse({"deliveries": [row._asdict() for row in rows]})
+        return _Json({"deliveries": [row._asdict() for row in rows]})
 
     async def delivery(self, request: Request) -> Response:
         name = request.path_params["delivery"]
         row = await self._ledger.do(LedgerFile.delivery, name)
         if row is None:
             raise Refused(404, "no_such_delivery", f"there is no delivery {name!a}")
-        return JSONResponse(row._asdict())
+        return _Json(row._asdict())
 
     async def repeat(self, request: Request) -> Response:
         try:
@@ -297,12 +310,12 @@ class Routes:
         except DeliveryConflict as conflict:
             raise Refused(409, "delivery_conflict", str(conflict)) from None
         self._deliveries.wake()
-        return JSONResponse(row._asdict(), 202)
+        return _Json(row._asdict(), 202)
 
     async def audit(self, request: Request) -> Response:
         query = request.query_params
         rows = await self._ledger.do(LedgerFile.audit, query.get("what"), _most(query.get("most")))
-        return JSONResponse({"audit": [{**row._asdict(), "detail": json.loads(row.detail)} for row in rows]})
+        return _Json({"audit": [{**row._asdict(), "detail": json.loads(row.detail)} for row in rows]})
 
 
 # --- requests and answers -----------------------------------------------------------------------------------
@@ -333,9 +346,14 @@ async def _call_request(request: Request) -> DoorCall:
     if strays := sorted(given.keys() - {"tool", "input", "kind", "context"}):
         raise Refused(400, "invalid_body", f"the body has the unknown key {strays[0][:60]!a}")
     tool, kind, context = given.get("tool"), given.get("kind"), given.get("context")
-    if not isinstance(tool, str) or not tool:
-        raise Refused(400, "invalid_body", "tool: it has to be the name of what is called")
-    if not isinstance(kind, str | None) or not isinstance(context, dict | None):
+    if not isinstance(tool, str) or not 0 < len(tool) <= _MOST_NAME:
+        message = f"tool: it has to be the name of what is called, of 1 to {_MOST_NAME} characters"
+        raise Refused(400, "invalid_body", message)
+    if (
+        not isinstance(kind, str | None)
+        or not isinstance(context, dict | None)
+        or len(kind or "") > _MOST_KIND
+    ):
         raise Refused(400, "invalid_body", "kind has to be a text, and context an object")
     key = request.headers.get("idempotency-key")
     if key is not None and not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
@@ -387,4 +405,4 @@ async def _not_found(request: Request, error: Exception) -> Response:
     refused = Refused(
         404, "no_route", f"there is no {request.method} {request.url.path}", "see /openapi.json"
     )
-    return JSONResponse(refused.document(), refused.status)
+    return _Json(refused.document(), refused.status)

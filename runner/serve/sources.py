@@ -10,9 +10,9 @@ import hashlib
 import os
 
 from runner.contracts.registry import all_contracts
-from runner.manifest.load import contract_at, load, servers_at
+from runner.manifest.load import contract_at, find, load, servers_at
 from runner.plugin import Plugin
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.policy.load import trust_fault
 from sandbox.speed.value import NamedTuple
 
@@ -79,7 +79,7 @@ def _manifests(path: str, faults: list[SourceFault], watched: dict[str, None]) -
     for entry in entries[:_MOST_ENTRIES]:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if os.path.isdir(entry.path):  # False for a link in a circle, where is_dir() raises
             watched[entry.path] = None
             if _has_manifest(entry.path):
                 found.append(entry.path)
@@ -94,7 +94,14 @@ def _has_manifest(folder: str) -> bool:
 
 
 def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
-    fault = trust_fault(path, "the configuration", private_groups=True)
+    try:
+        manifest = find(path).path
+    except DocumentError:
+        manifest = path  # `load` reports it
+    # In a folder that nobody else can write there may be a file that everybody can.
+    fault = trust_fault(path, "the configuration", private_groups=True) or trust_fault(
+        manifest, "the manifest", private_groups=True
+    )
     if fault is not None:
         faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}"))
         return []

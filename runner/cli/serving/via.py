@@ -12,6 +12,7 @@ from sandbox.speed.typed import Any, Sequence
 
 _OPTIONS = ("--via", "--input", "--kind", "--timeout", "--context", "--key")
 _SWITCHES = ("--json",)
+_MOST_KEY = 255  # as runner/serve/routes.py has it
 # Codes of the door for requests that it did not accept, beside those of runner/outcome.py.
 _BUSY = ("draining", "ledger", "busy")
 
@@ -98,6 +99,10 @@ def _read(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             )
         else:
             names.append(word)
+    key = given.get("--key", "x")
+    # A line break in it would begin another header, or another request.
+    if not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
+        raise ValueError(f"--key takes 1 to {_MOST_KEY} printable ASCII characters")
     if len(names) != 2 or not all(names):
         raise ValueError("write runner call --via SOCKET PLUGIN NAME; runner ps lists the plugins")
     return given, names

@@ -17,6 +17,7 @@ from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import (
     UNKNOWN,
     Accepted,
+    DeliveriesFull,
     Delivery,
     DeliveryConflict,
     Effect,
@@ -223,19 +224,58 @@ def test_a_full_ledger_drops_its_oldest_rows_and_stays_below_its_size(path: str,
     assert os.stat(path).st_size <= size
 
 
+def test_many_refusals_push_out_nothing_else(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.ledger.file._MOST_AUDITED", 10)
+    file = open_file(path)
+    file.do(LedgerFile.note, "grant", "configuration")
+    for number in range(30):
+        file.do(LedgerFile.note, "refusal", str(number))
+    file.do(LedgerFile.prune)
+    assert [row.caller for row in file.audit("refusal")] == [str(number) for number in range(29, 19, -1)]
+    assert len(file.audit("grant")) == 1
+    file.close()
+
+
+def test_deliveries_that_wait_leave_room_for_calls(path: str) -> None:
+    file = open_file(path, bounds=LedgerBounds(size=400_000))
+    file.do(LedgerFile.accept, call("early"))
+    file.do(LedgerFile.end, "early", EndOfCall("ok"))
+
+    def enqueue(name: str) -> None:
+        file.do(LedgerFile.enqueue, Delivery(name, "demo", "hook", json.dumps("x" * 9_000)))
+
+    for number in range(11):  # 100,000 bytes are a quarter
+        enqueue(str(number))
+    with pytest.raises(DeliveriesFull):
+        enqueue("one more")
+    enqueue("10")  # a known one takes no room
+    file.do(LedgerFile.accept, call("late"))
+    assert {row.id for row in file.invocations()} == {"early", "late"}
+    file.close()
+    # The next daemon counts what it finds. What has ended takes no room of those that wait.
+    file = open_file(path, bounds=LedgerBounds(size=400_000))
+    with pytest.raises(DeliveriesFull):
+        enqueue("one more")
+    (attempt,) = file.do(LedgerFile.claim, 1, lambda: "call_1")
+    file.do(LedgerFile.settle, attempt, "dead", EndOfCall("plugin_error"))
+    enqueue("one more")
+    with pytest.raises(DeliveriesFull):
+        file.do(LedgerFile.repeat, attempt.delivery.id)
+    file.close()
+
+
 def test_a_ledger_that_only_holds_what_has_not_ended_is_full_and_says_so(path: str) -> None:
     file = open_file(path, bounds=LedgerBounds(size=300_000))
 
     def fill() -> None:
-        for number in range(1000):
-            big = Delivery(str(number), "demo", "hook", json.dumps("x" * 10_000))
-            file.do(LedgerFile.enqueue, big)
+        for number in range(10_000):
+            file.do(LedgerFile.accept, call(str(number) + "x" * 1000))
 
     with pytest.raises(LedgerUnusable, match="is full") as caught:
         fill()
     assert "make room" in caught.value.hint
-    stored = file.deliveries(most=1000)
-    assert 5 < len(stored) < 40 and {row.state for row in stored} == {"queued"}
+    stored = file.invocations(most=1000)
+    assert len(stored) > 5 and {row.ended for row in stored} == {None}
     file.close()
 
 

@@ -356,6 +356,20 @@ def test_a_reload_without_an_approval_ends_in_pending_and_refuses() -> None:
     assert life.name == "starting"
 
 
+def test_to_stop_and_start_a_pending_plugin_opens_no_cell() -> None:
+    for events in (
+        (ReloadAsked(LAZY, "nobody approved it"), StopAsked("enough")),
+        (StopAsked("enough"), ReloadAsked(LAZY, "nobody approved it")),
+    ):
+        life = Life(LAZY)
+        life.take(*events)
+        assert life.name == "stopped"
+        assert life.take(StartAsked(), ResetAsked(), StartAsked()) == ()
+        assert (life.name, life.state.reason) == ("pending", "nobody approved it")
+        life.take(ReloadAsked(LAZY), StartAsked())
+        assert life.name == "starting"
+
+
 def test_sessions_grow_with_the_calls_that_wait_up_to_their_limit() -> None:
     life = Life(LAZY._replace(sessions=3, calls=1, idle=60.0))
     assert life.take(Called()) == (OpenCell(1),)

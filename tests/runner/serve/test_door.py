@@ -21,11 +21,12 @@ import trio
 from openapi_spec_validator import validate
 
 from runner.cli import verb_parser
+from runner.cli.serving.via import call_via
 from runner.ledger.file import LedgerFile
 from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import Accepted, AuditRow, digest
 from runner.lifecycle.supervisor import open_supervisor
-from runner.outcome import EXIT
+from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve import connections, listen
 from runner.serve.client import default_socket
 from runner.serve.daemon import DRAIN_SECONDS, Daemon, ServeOptions
@@ -173,6 +174,64 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
 
 
 @pytest.mark.trio
+async def test_a_client_that_waits_before_it_sends_its_body_is_told_to_go_on(tmp_path: Path) -> None:
+    async with house(tmp_path) as door, await door.connect() as stream:
+        head = request("/deliveries", "Host: localhost", "Expect: 100-continue", method="POST", body=b"[]")
+        await stream.send_all(head.removesuffix(b"[]"))
+        with trio.fail_after(20):
+            assert await stream.receive_some() == b"HTTP/1.1 100 \r\n\r\n"
+        await stream.send_all(b"[]")
+        assert code(await answer(stream)) == "invalid_body"
+
+
+@pytest.mark.trio
+async def test_names_of_calls_are_bounded(tmp_path: Path) -> None:
+    """The ledger keeps them, and a body in place of a name would push out what it holds."""
+    async with house(tmp_path) as door:
+
+        async def ask(**given: str) -> str:
+            body = json.dumps(given).encode()
+            return code(
+                await door.ask(request("/plugins/none/calls", "Host: localhost", method="POST", body=body))
+            )
+
+        assert await ask(tool="t" * 4096, kind="k" * 64) == "unknown_plugin"
+        assert await ask(tool="t" * 4097) == "invalid_body"
+        assert await ask(tool="t", kind="k" * 65) == "invalid_body"
+
+
+@pytest.mark.trio
+async def test_a_file_name_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / os.fsdecode(b"none/odd\xff.json")).write_text("{")
+    told: list[str] = []
+    async with house(tmp_path, told) as door:
+        found = await door.ask(GET)
+        assert status(found) == 200 and b"odd\\udcff.json" in found
+    assert not told
+
+
+@pytest.mark.trio
+async def test_what_strangers_send_takes_little_room_in_the_audit(tmp_path: Path) -> None:
+    async with house(tmp_path) as door:
+        long = request("/health", "Host: " + "x" * 15_000)
+        assert code(await door.ask(long, tcp=True)) == "host"
+        (row,) = await audited(door.ledger, 1)
+        assert "the Host header names" in row.detail and len(row.detail) < 400
+
+
+def test_a_key_of_the_command_line_begins_no_other_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--via", str(tmp_path / "none.sock"), "plugin", "tool", "--key"]
+    smuggled = "k\r\nContent-Length: 0\r\n\r\nPOST /drain HTTP/1.1\r\nHost: x"
+    for key in (smuggled, "k\n", "ключ", "", "k" * 256):
+        assert call_via([*words, key]) == USAGE_ERROR
+        assert "--key takes 1 to 255 printable ASCII characters" in capsys.readouterr().err
+    assert call_via([*words, "k" * 255]) == EXIT["launch_failed"]  # it went to ask the daemon
+
+
+@pytest.mark.trio
 async def test_a_thousand_idle_connections_are_bounded_and_told(tmp_path: Path) -> None:
     async with house(tmp_path, most_connections=50) as door:
         held = [await door.connect() for _ in range(50)]
@@ -224,12 +283,14 @@ async def test_garbage_ends_its_connection_and_not_the_daemon(tmp_path: Path) ->
 @pytest.mark.trio
 async def test_a_client_that_does_not_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_WRITE_SECONDS", 0.3)
-    async with house(tmp_path) as door:
-        async with await door.connect() as stream:
-            # More answers than the kernel holds for it. The door reads no further while it cannot write.
-            with pytest.raises(trio.BrokenResourceError):
-                await stream.send_all(request("/openapi.json", "Host: localhost") * 5000)
-        assert status(await door.ask(GET)) == 200
+    async with house(tmp_path, most_connections=1) as door, await door.connect() as stream:
+        # More answers than the kernel holds for it. The door reads no further while it cannot write.
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.send_all(request("/openapi.json", "Host: localhost") * 20_000)
+        # Its place is free again.
+        with trio.fail_after(60):
+            while status(await door.ask(GET)) != 200:
+                pass
 
 
 @pytest.mark.trio

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -101,6 +102,21 @@ def check_keys(served: Served) -> None:
 
 
 def check_cancellation(served: Served) -> None:
+    # By closing the connection, also with bytes of a further request on the way.
+    for more in (b"", b"G", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"):
+        body = json.dumps({"tool": "reader", "input": {"do": "wait", "count": 1}}).encode()
+        head = f"POST {DEVKIT} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n"
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.settimeout(SECONDS)
+            raw.connect(served.socket)
+            raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body + more)
+            told = b""
+            while b"event: progress" not in told:
+                told += raw.recv(4096)
+        name = json.loads(told.partition(b"event: accepted\ndata: ")[2].partition(b"\n")[0])["id"]
+        gone = f"/calls/{name}"
+        assert wait_for(lambda path=gone: served.ask("GET", path)[1]["code"] is not None)  # type: ignore[misc]
+        assert served.ask("GET", gone)[1]["record"]["outcome"]["cause"] == "given_up"
     # By closing the connection.
     running = events(served, "reader", {"do": "wait", "count": 1})
     _, accepted = next(running)
