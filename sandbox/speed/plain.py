@@ -46,7 +46,7 @@ def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
 def read_plain_call(words: Sequence[str]) -> argparse.Namespace | None:
     """The arguments of `runner call` without `--`; None if argparse has to read them."""
     found = _unset()
-    found.update(dict.fromkeys(("input", "kind", "timeout", "context", "secrets")))
+    found.update(dict.fromkeys(("input", "kind", "timeout", "context", "secrets", "via", "key")))
     found.update(json=False)
     return _read(words, found, ("manifest", "name"), _CALL_WITH_VALUE, {"--json": "json"})
 
