@@ -27,12 +27,12 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 class _Body:
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
+        self.content = bytearray()  # not a list of parts: a client may send it byte by byte
         self.size = 0
 
     def take(self) -> bytes:
-        whole = b"".join(self.parts)
-        self.parts.clear()
+        whole = bytes(self.content)
+        self.content.clear()
         return whole
 
 
@@ -98,7 +98,7 @@ class Door:
                 if message["type"] == "http.disconnect":
                     return False
                 part = message.get("body", b"")
-                body.parts.append(part)
+                body.content += part
                 body.size += len(part)
                 self._held += len(part)
                 if body.size > self._most_bytes:

@@ -84,7 +84,7 @@ class Routes:
                     raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
                 return await handle(request)
             except UnknownPlugin as unknown:
-                refused = Refused(404, "unknown_plugin", str(unknown), "GET /plugins lists the plugins")
+                refused = Refused(404, "unknown_plugin", str(unknown), "runner ps and GET /plugins list them")
             except DeliveriesFull as full:
                 hint = "deliver again later; runner ps shows what their plugins wait for"
                 refused = Refused(429, "overloaded", str(full), hint, retry_after=60)

@@ -42,13 +42,17 @@ def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
 
 def take_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
     """The listening sockets that the service manager opened for this process, and only for it: the variables
-    are removed, and no plugin inherits the descriptors."""
+    are removed, and no plugin inherits the descriptors. Raises ValueError."""
     owner, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
     if owner != str(os.getpid()) or not count.isascii() or not count.isdigit():
         return []
     found = []
-    for fd in range(_FIRST_FD, _FIRST_FD + int(count)):
-        os.set_inheritable(fd, False)
-        found.append(socket.socket(fileno=fd))
+    for fd in range(_FIRST_FD, _FIRST_FD + int(count[:9])):
+        try:
+            os.set_inheritable(fd, False)
+            found.append(socket.socket(fileno=fd))
+        except OSError as error:
+            message = f"LISTEN_FDS={count[:9]}: descriptor {fd} is not a socket of the service manager's"
+            raise ValueError(f"{message} ({error.strerror}); unset LISTEN_FDS and LISTEN_PID") from None
     return found
