@@ -27,6 +27,7 @@ from runner.install.registry import Registries, npm_registries, pip_registries
 from runner.install.request import Request, package_name
 from runner.install.store import (
     FETCH_PREFIX,
+    SCRIPTS,
     BadContent,
     Installed,
     Lock,
@@ -174,7 +175,7 @@ def _fetch_npm(request: Request, cage: _Cage, new: str, scripts: bool) -> Fetche
         name = path.removeprefix("node_modules/")
         locked.append(Locked(name, str(about.get("version", "")), about["integrity"]))
     # Some packages are for one processor alone, and scripts compile for one.
-    runtime = f"node {platform.machine()}{' scripts' if scripts else ''}"
+    runtime = f"node {platform.machine()}{SCRIPTS if scripts else ''}"
     found = Lock("npm", runtime, tuple(sorted(set(locked))))
     names = [package_name("npm", spec) for spec in request.packages]
     versions = []

@@ -41,6 +41,7 @@ _SET_NAME = re.compile(r"[0-9a-f]{40}")
 _SHOWN_SET = re.compile(r"/store/sets/([0-9a-f]{40})/tree")
 _FETCHING = "fetching"
 FETCH_PREFIX = "runner-install-"
+SCRIPTS = " scripts"  # ends the runtime of a set whose install scripts have run
 
 
 class StoreRefused(Exception):
@@ -67,6 +68,10 @@ class Lock(NamedTuple):
     registry: str
     runtime: str  # what the files are made for: "python3.11 aarch64"; empty: any
     packages: tuple[Locked, ...]
+
+    @property
+    def ran_scripts(self) -> bool:
+        return self.runtime.endswith(SCRIPTS)
 
     @property
     def text(self) -> bytes:
@@ -158,8 +163,8 @@ class Store:
             found = Installed(request, str(data["set"]), tuple(map(str, data["program"])), versions)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None  # missing, or cut short by a full disk: it is installed again
-        is_sound = _SET_NAME.fullmatch(found.set_name) and not any("/../" in word for word in found.program)
-        return found if is_sound else None
+        inside = all(os.path.normpath(word) == word for word in found.program if word.startswith("tree/"))
+        return found if inside and _SET_NAME.fullmatch(found.set_name) else None
 
     # --- changing -----------------------------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
 def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -> int:
     from runner.install.fetch import FetchLimits
 
-    todo = {each.request: each for each in wanted if store.find(each.request) is None}
+    todo = {each.request: each for each in wanted if not _has(store, each.request, scripts=args.scripts)}
     for each in wanted:
         if each.request not in todo:
             say(f"{_label(each)} is installed already; --update fetches newer versions", sys.stdout)
@@ -264,6 +264,15 @@ def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -
         return refusal
     limits = FetchLimits(args.deadline, args.disk)
     return _install_all(store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits)
+
+
+def _has(store: Store, request: Request, *, scripts: bool) -> bool:
+    """Whether there is nothing to do. `scripts`: install scripts of npm packages are to have run."""
+    found = store.find(request)
+    if found is None or not scripts or request.registry != "npm":
+        return found is not None
+    lock = store.lock_of(found.set_name)
+    return lock is not None and lock.ran_scripts
 
 
 def _tell_sources(wanted: Sequence[Wanted]) -> Mapping[Request, Registries]:
@@ -300,7 +309,7 @@ def _install_all(
     wanted = [each for each in wanted if each.request in sources]
     with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
         for number, each in enumerate(wanted, 1):
-            if store.find(each.request) is not None:  # by another installation, meanwhile
+            if _has(store, each.request, scripts=scripts):  # by another installation, meanwhile
                 say(f"{_label(each)} is installed", sys.stdout)
                 continue
             progress = Progress(number, len(wanted), _label(each))
@@ -319,7 +328,8 @@ def _install_all(
             except (InstallFailed, BadContent) as fault:
                 progress.end()
                 _fail(f"{_label(each)}: {fault}")
-                say("  nothing of it was installed, and nothing of it was run")
+                ran = "its scripts ran only in the cage" if scripts else "nothing of it was run"
+                say(f"  nothing of it was installed, and {ran}")
                 status = _FAILED
                 continue
             except BaseException:
@@ -453,6 +463,10 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
         with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
             for number, each in enumerate(old, 1):
                 label = printable(str(each.request))
+                lock = store.lock_of(each.set_name)
+                if lock is not None and lock.ran_scripts and not args.scripts:
+                    say(f"{label}: its install scripts have run; add --scripts to update it", sys.stdout)
+                    continue
                 progress = Progress(number, len(old), label)
                 try:
                     with fetching(

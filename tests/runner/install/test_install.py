@@ -353,6 +353,8 @@ def test_scripts_run_only_on_request_and_in_the_cage(person: Caller, internet: I
     )
     publish_npm(internet.registry, "demo", GOOD, {"scripts": {"install": "; ".join((*lines, "true"))}})
     publish_npm(internet.registry, "linker", GOOD, {"scripts": {"install": f"ln -s {home} home"}})
+    done = person("install", "--yes", "--", "npx", "demo", timeout=120)  # a plain one does not count as such
+    assert done.returncode == 0, done.stderr
     done = person("install", "--scripts", "--yes", "--", "npx", "demo", timeout=120)
     assert done.returncode == 0, done.stderr
     store = home / ".local/share/runner/store"
@@ -363,6 +365,10 @@ def test_scripts_run_only_on_request_and_in_the_cage(person: Caller, internet: I
     assert "forged" in (tree / "package-lock.json").read_text()  # control
     assert "forged" not in (tree.parent / "lock.json").read_text()  # which names the set
     assert_no_secret(person, done.stdout, done.stderr)
+    done = person("install", "--scripts", "--yes", "--", "npx", "demo", timeout=120)
+    assert "installed already" in done.stdout
+    done = person("install", "--update", "--yes", timeout=120)
+    assert done.returncode == 0 and "add --scripts to update it" in done.stdout
     done = person("install", "--scripts", "--yes", "--", "npx", "linker", timeout=120)
     assert done.returncode == 1 and "link out of its folder" in done.stderr
     assert len(installed(person)) == 1

@@ -66,6 +66,16 @@ def test_a_set_is_read_only_and_shared(store: Store, plugin_dir: Path) -> None:
     assert os.listdir(root / "sets") == []
 
 
+@pytest.mark.parametrize("word", ["tree/../../x", "tree//usr/bin/x", "tree/./index.js", "tree/index.js/.."])
+def test_a_record_whose_program_leaves_its_set_is_not_used(store: Store, plugin_dir: Path, word: str) -> None:
+    fill(store, plugin_dir / "runner-install-1")
+    [record] = (Path(store.root) / "requests").iterdir()
+    text = record.read_text()
+    assert store.find(REQUEST) is not None  # control
+    record.write_text(text.replace("tree/index.js", word))
+    assert store.find(REQUEST) is None
+
+
 def test_a_file_that_was_changed_is_seen(store: Store, plugin_dir: Path) -> None:
     fill(store, plugin_dir / "runner-install-1")
     tree = Path(store.root, "sets", LOCK.name, "tree")
