@@ -121,7 +121,8 @@ def test_a_plugin_cannot_blind_fill_or_deceive_it(runner_as: Caller, place: Path
     write_file(place / "a\x1b[2J\n  read  etc", "")
     command = ["--", "/usr/bin/python3", "-uc", HOSTILE]
     learned = runner_as("learn", *command, input=f"{place}\n")
-    # A filter of its own hides nothing. A listener is refused in every cage.
+    # A filter of its own that allows a call does not hide it. (One that refuses calls hides them, and the
+    # plugin gets nothing by them either.) A listener is refused in every cage.
     assert learned.stdout == "plain filter 0\nlistener EINVAL\n"
     lines = learned.stderr.splitlines()
     assert f"    read  {place}/child  asked for 4 times" in lines

@@ -623,14 +623,21 @@ def test_a_plugin_that_crosses_its_limit_during_a_measurement_is_frozen(
 ) -> None:
     many(place, 3000)
     held: list[bool] = []
+    before, taken = list(os.statvfs(place)), 0
+
+    def free_space(_: int) -> os.statvfs_result:
+        """As if nobody else wrote to the disk, or removed something."""
+        return os.statvfs_result((*before[:3], before[3] - taken // before[1], *before[4:]))
+
+    monkeypatch.setattr(os, "fstatvfs", free_space)
     with meter([place], limit=256 * MIB, freeze=held.append) as made:
         monkeypatch.setattr("sandbox.limits.disk._SLICE_SECONDS", 0)
         assert not made.measure()
-        (place.parent / "noise").write_bytes(b"x" * 65536)
+        taken = 65536
         made._ended = -1000.0
         assert made.look({}, time.monotonic()) is None
         assert made._measures() and held == []
-        (place.parent / "noise").write_bytes(b"x" * 300 * MIB)
+        taken = 300 * MIB
         assert made.look({}, time.monotonic()) is None
         assert made._measures() and held == [True]
     assert held == [True, False]

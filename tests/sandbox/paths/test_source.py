@@ -355,6 +355,8 @@ for step in order["steps"]:
         os.symlink(*args)
     elif kind == "mkdir":
         os.mkdir(*args)
+    elif kind == "chown":
+        os.chown(args[0], int(args[1]), int(args[1]))
     elif kind == "chmod":
         os.chmod(args[0], int(args[1], 8))
     elif kind == "tmpfs":
@@ -469,18 +471,26 @@ def test_what_systemd_hides_below_the_source(runner_as: Caller) -> None:
     twins(base)
     runner_as.give(base)
     nodes = "/run/systemd/inaccessible"
-    hidden, opened, other = (str(base / name) for name in ("hidden", "opened", "other"))
-    for folder in (hidden, opened, other):
+    hidden, opened, other, foreign = (str(base / name) for name in ("hidden", "opened", "other", "foreign"))
+    for folder in (hidden, opened, other, foreign):
         (Path(folder) / "sub").mkdir(parents=True)
     steps: list[tuple[str, ...]] = [("tmpfs", "/run")]
     steps += [("mkdir", path) for path in ("/run/systemd", nodes, f"{nodes}/dir", f"{nodes}/open", "/run/x")]
     steps += [("chmod", f"{nodes}/dir", "000"), ("chmod", "/run/x", "000")]
     steps += [("bind", f"{nodes}/dir", f"{hidden}/sub"), ("bind", f"{nodes}/dir", "/home")]
     steps += [("bind", f"{nodes}/open", f"{opened}/sub"), ("bind", "/run/x", f"{other}/sub")]
-    if runner_as.uid != 0:  # in its user namespace its own uid is root
-        runner_as.give(base)
-    answers = probe(runner_as, [], steps, [hidden, opened, other])
-    assert [rule for rule, _ in answers] == ["open", "denylist", "denylist"]
+    runner_as.give(base)
+    asked = [hidden, opened, other]
+    if runner_as.uid == 0:  # a user namespace of an ordinary user has no second uid
+        steps += [
+            ("mkdir", f"{nodes}/own"),
+            ("chmod", f"{nodes}/own", "000"),
+            ("chown", f"{nodes}/own", "1000"),
+        ]
+        steps += [("bind", f"{nodes}/own", f"{foreign}/sub")]
+        asked.append(foreign)
+    answers = probe(runner_as, [], steps, asked)
+    assert [rule for rule, _ in answers] == ["open", *["denylist"] * (len(asked) - 1)]
 
 
 def test_the_directory_mounted_over_a_path_is_judged(runner_as: Caller) -> None:
