@@ -18,7 +18,7 @@ from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import ServiceGuard, Services
 from runner.protocol.secrets import Secrets
-from runner.session.pending import Deadline
+from runner.session.pending import Deadline, at_checkpoints
 from runner.session.prepared import PreparedCall, cage_contents, serves_one_call
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
+@at_checkpoints  # not for what is done inside
 async def open_session(
     invocation: Invocation,
     *,

@@ -19,6 +19,10 @@ from sandbox.speed.value import NamedTuple
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
+# KeyboardInterrupt is raised at a checkpoint only. Inside trio.Event.wait it would leave the task registered
+# with the event, and setting the event would wake the task from whatever else it waits for by then.
+at_checkpoints = trio.lowlevel.enable_ki_protection
+
 
 class Waiter:
     """One call that waits for its answer."""

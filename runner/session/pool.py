@@ -24,7 +24,7 @@ from runner.outcome import Outcome, with_outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import CallEnd, Identity
 from runner.session.backlog import Backlog
-from runner.session.pending import OnProgress, first_of
+from runner.session.pending import OnProgress, at_checkpoints, first_of
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
 from runner.session.session import Session
 from runner.session.state import CLOSED
@@ -101,6 +101,7 @@ class Pool:
         self.invocation: dict[str, Any] | None = None  # the record of the call that ended last
         self.report: dict[str, Any] | None = None  # of the process that ended last
 
+    @at_checkpoints
     async def call(self, prepared: PreparedCall, on_progress: OnProgress | None = None) -> PreparedResult:
         """Raises PluginError and PluginFailure, with the record of the call."""
         worker: Worker | None = None

@@ -42,7 +42,7 @@ from runner.protocol.memory import DELIVERIES
 from runner.session import verdict
 from runner.session.backlog import Backlog
 from runner.session.outbox import QueuedFrame
-from runner.session.pending import Deadline, OnProgress, Waiter
+from runner.session.pending import Deadline, OnProgress, Waiter, at_checkpoints
 from runner.session.prepared import GIVEN_UP
 from runner.session.record import exit_section, without_verdict
 from runner.session.shutdown import Shutdown, await_answer
@@ -111,6 +111,7 @@ class Session:
 
     # --- calls ------------------------------------------------------------------------------------------
 
+    @at_checkpoints
     async def call(
         self,
         call: Call,
@@ -220,6 +221,7 @@ class Session:
             events = state.dialect.cancel(token, reason)
             state.act_all(_uncancelled(events) if any(withdrawn) else events)
 
+    @at_checkpoints
     async def ask(self, call: Call) -> Any:
         """`call` for the host's own services. Raises HostError, which another plugin may get to see."""
         try:
@@ -387,16 +389,19 @@ class Session:
 
     # --- the end ----------------------------------------------------------------------------------------
 
+    @at_checkpoints
     async def ended(self) -> None:
         """Wait until nothing more can be asked. Raises PluginFailure, unless it was closed by us."""
         await self.state.over.wait()
         if self.state.verdict is not None:
             raise PluginFailure(self.state.verdict)
 
+    @at_checkpoints
     async def close(self) -> None:
         """Shut down gracefully, then kill. Concurrent callers wait for the first."""
         await self.shutdown.close()
 
+    @at_checkpoints
     async def conclude(self) -> None:
         """Close it. Raises PluginFailure if the way it ended invalidates its answer."""
         state = self.state
