@@ -98,6 +98,7 @@ class ToolRecord:
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
+        self._written: dict[str, _Seen] = {}  # by plugin: what this process wrote last
 
     @classmethod
     def at(cls, folder: Path) -> ToolRecord:
@@ -111,10 +112,14 @@ class ToolRecord:
         plugin. `tools`: the plugin's whole list. The withheld ones are kept for `runner allow --diff`."""
         listed, refused = _canonical(tools)
         old = self._read(plugin)
-        if (new := _with_listed(old, listed, trust_first)) != old and new is not None:
+        new = _with_listed(old, listed, trust_first)
+        # Two gateways may have two versions of one plugin, and each follows the file. If both wrote what they
+        # have whenever the other one did, they would never stop.
+        if new is not None and new not in (old, self._written.get(plugin)):
             with self._locked():
                 new = _with_listed(self._read(plugin), listed, trust_first) or new
                 self._write(plugin, new)
+                self._written[plugin] = new
         shown, withheld = [], list(refused)
         for name, (tool, text) in listed.items():
             before = "" if new is None else new.tools.get(name, "")

@@ -417,6 +417,15 @@ def test_a_configuration_elsewhere_is_protected_too(runner_as: Caller, plugin_di
     for name, status in (("runner", 126), ("zed", 126), ("codex", 126), ("", 126), ("other", 0)):
         done = runner_as("run", "--write", place / name, "--", "/usr/bin/true", env=environ)
         assert done.returncode == status, (name, done.stderr)
+    # Entries of `runner wrap` have their approvals, and a gateway its servers, below the home all the same.
+    own = plugin_dir / "home/.config/runner/gateway"
+    own.mkdir(parents=True)
+    (plugin_dir / "home/free").mkdir()
+    _give(plugin_dir / "home", runner_as.uid or SPARE_UID + 5)
+    environ["HOME"] = str(plugin_dir / "home")
+    for path, status in ((own, 126), (own.parent, 126), (plugin_dir / "home/free", 0)):
+        done = runner_as("run", "--write", path, "--", "/usr/bin/true", env=environ)
+        assert done.returncode == status, (path, done.stderr)
 
 
 @one_case("name", [".vscode", ".git/hooks", ".claude/new"])

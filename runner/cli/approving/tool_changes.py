@@ -56,7 +56,7 @@ def ask_about_tools(
         say("runner allow: nothing is recorded; they stay withheld")
         return _DECLINED
     ToolRecord.at(tools_folder(environ)).accept(identity_of(plugin), changes)
-    say("Recorded. A gateway that runs shows them after its next start.", sys.stdout)
+    say("Recorded. A gateway shows them from now on.", sys.stdout)
     return EXIT["ok"]
 
 

@@ -195,7 +195,7 @@ def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> S
     is_own = config.place is not None and config.place.own
     allowed = _BY_HAND if is_own else (*_GIVES_NOTHING, *option_names(only_limits(options)))
     if argv[1] == "gateway":
-        allowed = (*allowed, "--config", "--client")
+        allowed = (*allowed, "--config", "--client", "--list-wait", *(("--settings",) if is_own else ()))
     if names := [name for name in dict.fromkeys(option_names(options)) if name not in allowed]:
         shown = ", ".join(cut(name, 40) for name in names)
         unsafe.append(f"the configuration chooses what only you should choose: {shown}")

@@ -260,6 +260,9 @@ def test_change(syntax: EditSyntax, before: str, changes: tuple[Change, ...], af
 
 
 REFUSED: list[tuple[str, EditSyntax, str, Change, str]] = [
+    ("an entry of that name", "json", '{"s": {"a": 1, "n": 2, "c": 3}}', NEW, "there is 'n' already"),
+    ("an entry that is gone", "json", '{"s": {"a": 1}}', NEW, "not there"),
+    ("entries of another syntax", "toml", "[s]\na = 1\nc = 2\n", NEW, "not there"),
     (
         "a name that is there",
         "json",
