@@ -226,7 +226,7 @@ def _canonical(
     refused: list[WithheldTool] = []
     total = 0
     for tool in tools:
-        name = tool.get("name") if isinstance(tool, Mapping) else None
+        name = tool.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
             shown = printable(cut(name, _LONGEST_NAME)) if isinstance(name, str) else "(no name)"
             told = f"its name is not a text of 1 to {_LONGEST_NAME} characters that can be printed"
