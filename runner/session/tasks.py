@@ -389,7 +389,7 @@ class SessionTasks:
         and its monitor has had no time to say so. So it is killed, and the monitor says what came first."""
         state = self._state
         await trio.sleep(LINGER_SECONDS)
-        if state.closing or state.cell.has_ended is not None or not (also_idle or state.is_awaited):
+        if state.closing or not state.cell.runs or not (also_idle or state.is_awaited):
             return
         blamed = self._blamed = self._blamed or verdict.stream_closed(
             state.phase, stream, state.record.stderr

@@ -23,6 +23,7 @@ class Cell:
 
     def __init__(self, ended: Outcome | None, late: float) -> None:
         self.has_ended: Any = None
+        self.runs = True  # a process that nobody has waited for yet is there
         self._outcome, self._late = ended, late
         self._kill = trio.Event()
 
