@@ -23,9 +23,11 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 
 from runner.serve.peer import DoorPeer, unix_peer
+from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
 from runner.session.pending import first_of
 
 HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
+HANDSHAKE_SECONDS = 10.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _MOST_HEADER_BYTES = 16 << 10
 _PART_BYTES = 64 << 10
@@ -33,6 +35,7 @@ _MOST_REQUESTS = 1_000_000  # of one connection
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
+_NOT_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\nConnection: close\r\n\r\nuse https://\n"
 
 
 class _Gone(Exception):
@@ -141,8 +144,12 @@ class Connections:
         most: int,
         on_full: Callable[[], None],
         on_bug: Callable[[Exception], None],
+        tls: DoorTls | None = None,
+        on_stranger: Callable[[str, str], None] = lambda address, fault: None,
     ) -> None:
-        """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter."""
+        """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter.
+        `tls`: for all connections by TCP. `on_stranger`: gets the address of a client whose handshake failed,
+        and why."""
         config = Config()
         config.keep_alive_timeout = HEADER_SECONDS
         config.keep_alive_max_requests = _MOST_REQUESTS
@@ -156,6 +163,8 @@ class Connections:
         self._most = most
         self._on_full = on_full
         self._on_bug = on_bug
+        self._tls = tls
+        self._on_stranger = on_stranger
         self._speaking = 0  # requests that are served
         self._idle = trio.Event()
 
@@ -182,38 +191,71 @@ class Connections:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
-                    accepted, _ = await accepting.accept()
+                    accepted, address = await accepting.accept()
                 except OSError:
                     # The peer has gone, or there is no descriptor left. Connections that end free some.
                     await trio.sleep(0.05)
                     continue
+                secured = self._tls is not None and not is_unix
                 if room.available_tokens < 1:
                     self._on_full()
-                    _refuse(accepted)
+                    _refuse(accepted, b"" if secured else _FULL)
                     continue
-                peer = unix_peer(accepted._sock) if is_unix else DoorPeer(None)  # type: ignore[attr-defined]
                 held = object()
                 room.acquire_on_behalf_of_nowait(held)
-                nursery.start_soon(self._speak, trio.SocketStream(accepted), peer, room, held)
+                nursery.start_soon(self._speak, accepted, str(address[0]) if secured else "", room, held)
 
     async def _speak(
-        self, stream: trio.SocketStream, peer: DoorPeer, room: trio.CapacityLimiter, held: object
+        self, accepted: trio.socket.SocketType, secured: str, room: trio.CapacityLimiter, held: object
     ) -> None:
-        state = ConnectionState({"peer": peer, "greeted": []})
-        speaking = _Connection(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
+        """`secured`: the address of a client who has to speak TLS."""
         try:
-            await speaking.run()
+            async with trio.SocketStream(accepted) as transport:
+                stream: trio.abc.Stream | None = transport
+                if secured:
+                    stream, peer = await self._shake_hands(transport, secured)
+                elif accepted.family == socket.AF_UNIX:
+                    peer = unix_peer(accepted._sock)  # type: ignore[attr-defined]
+                else:
+                    peer = DoorPeer(None)
+                if stream is not None:
+                    state = ConnectionState({"peer": peer, "greeted": []})
+                    await _Connection(
+                        *(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
+                    ).run()
         except* Exception as group:  # noqa: BLE001 -- a bug ends this connection, not the daemon
             for error in group.exceptions:
                 self._on_bug(error)
         finally:
             room.release_on_behalf_of(held)
 
+    async def _shake_hands(
+        self, transport: trio.SocketStream, address: str
+    ) -> tuple[trio.abc.Stream | None, DoorPeer]:
+        """The encrypted stream, and who the client is. None: it was refused, and that was told."""
+        assert self._tls is not None
+        stream = trio.SSLStream(transport, self._tls.context, server_side=True, https_compatible=True)
+        fault = f"no handshake within {HANDSHAKE_SECONDS:g} seconds"
+        with trio.move_on_after(HANDSHAKE_SECONDS):
+            try:
+                await stream.do_handshake()
+                return stream, certified_peer(stream.getpeercert())
+            except trio.BrokenResourceError as error:
+                fault = handshake_fault(error.__cause__)
+                # trio leaves the alert that tells the client why.
+                farewell = _NOT_TLS if fault == SPEAKS_HTTP else stream._outgoing.read()
+                with suppress(trio.BrokenResourceError):
+                    await transport.send_all(farewell)
+            except ValueError as error:
+                fault = str(error)
+        self._on_stranger(address, fault)
+        return None, DoorPeer(None)
 
-def _refuse(accepted: trio.socket.SocketType) -> None:
+
+def _refuse(accepted: trio.socket.SocketType, word: bytes) -> None:
     raw: socket.socket = accepted._sock  # type: ignore[attr-defined]
     try:
-        raw.send(_FULL)
+        raw.send(word)
     except OSError:
         pass
     accepted.close()

@@ -27,7 +27,7 @@ from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream, call_when_gone
 from runner.serve.metrics import CONTENT_TYPE, Metrics
 from runner.serve.openapi import OPERATIONS, document
-from runner.serve.peer import TOKEN
+from runner.serve.peer import is_local
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 
@@ -57,6 +57,7 @@ class Routes:
         roster: Roster,
         metrics: Metrics,
         drain: Callable[[float | None], None],
+        reload: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
     ) -> None:
         self._supervisor = supervisor
@@ -66,6 +67,7 @@ class Routes:
         self._roster = roster
         self._metrics = metrics
         self._drain = drain
+        self._reload = reload
         self._say = say
 
     def application(self) -> Starlette:
@@ -133,7 +135,7 @@ class Routes:
         return _Json({"draining": True}, 202)
 
     async def reload_all(self, request: Request) -> Response:
-        await self._roster.reload()
+        await self._reload()
         return await self.health(request)
 
     async def events(self, request: Request) -> Response:
@@ -324,7 +326,7 @@ class Routes:
 def _only_own(request: Request) -> str | None:
     """The caller, if it may see and cancel its own calls only: a network caller has less than a local one."""
     caller: str = request.scope["state"]["caller"]
-    return caller if caller == TOKEN else None
+    return None if is_local(caller) else caller
 
 
 async def _document(request: Request) -> dict[str, Any]:
