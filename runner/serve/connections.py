@@ -7,8 +7,10 @@ not read its answer. Beyond a number of connections, further ones are told to co
 
 from __future__ import annotations
 
+import math
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,9 +24,8 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 
-from runner.serve.peer import DoorPeer, unix_peer
+from runner.serve.peer import Departure, DoorPeer, unix_peer
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
-from runner.session.pending import first_of
 
 HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
 HANDSHAKE_SECONDS = 10.0
@@ -47,22 +48,62 @@ class _Pause:
     that the client has gone if that has sent a byte too much."""
 
     def __init__(self) -> None:
-        self.gone = trio.Event()
-        self._over = trio.Event()
+        self._has_gone = False
+        self._is_over = False
+        self._change = trio.Event()
+
+    def leave(self) -> None:
+        self._has_gone = True
+        self._change.set()
 
     async def clear(self) -> None:
-        self._over = trio.Event()
+        self._is_over = False
+        if not self._has_gone:
+            self._change = trio.Event()
 
     async def set(self) -> None:
-        self._over.set()
+        self._is_over = True
+        self._change.set()
 
     def is_set(self) -> bool:
-        return self._over.is_set()
+        return self._is_over
 
     async def wait(self) -> None:
-        await first_of(self._over, self.gone)
-        if not self._over.is_set():
+        await self._change.wait()
+        if not self._is_over:
             raise _Gone
+
+
+class _IdleTimer:
+    """In place of Hypercorn's, which starts a task for each request."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._scope = trio.CancelScope()
+        self._is_needed = True
+
+    async def run(self, expired: Callable[[], Awaitable[None]]) -> None:
+        with self._scope:
+            await trio.sleep_forever()
+        if self._is_needed:
+            await expired()
+
+    async def restart(self, *_: object) -> None:
+        self._scope.deadline = trio.current_time() + self._seconds
+
+    async def stop(self) -> None:
+        self._scope.deadline = math.inf
+
+    def end(self) -> None:
+        self._is_needed = False
+        self._scope.cancel()
+
+
+class _Protocol(H11Protocol):
+    async def handle(self, event: Event) -> None:
+        if isinstance(event, Closed):
+            self.connection_state["departure"].happen()
+        await super().handle(event)
 
 
 class _Connection(TCPServer):
@@ -75,14 +116,17 @@ class _Connection(TCPServer):
         try:
             async with TaskGroup() as task_group:
                 self._task_group = task_group
-                self.protocol = H11Protocol(  # type: ignore[assignment]  # the part of the wrapper that is used
+                self.protocol = _Protocol(  # type: ignore[assignment]  # the part of the wrapper that is used
                     *(self.app, self.config, self.context, task_group, ConnectionState(self.state)),
                     *(False, None, None, self.protocol_send),
                 )
                 self.protocol.can_read = self._pause  # type: ignore[attr-defined]
-                await self.idle_task.restart(task_group, self._idle_timeout)
+                timer = _IdleTimer(self.config.keep_alive_timeout)
+                self.idle_task = timer  # type: ignore[assignment]  # the part of it that is used
+                await timer.restart()
+                task_group.spawn(timer.run, self._initiate_server_close)
                 await self._read_data()
-                await self.idle_task.stop()  # else a closed connection counts until it would have been idle
+                timer.end()  # else a closed connection counts until it would have been idle
         except* (OSError, H2CProtocolRequiredError, H2ProtocolAssumedError):
             pass
         finally:
@@ -103,8 +147,27 @@ class _Connection(TCPServer):
     async def _receive(self, give: trio.MemorySendChannel[bytes]) -> None:
         with give, suppress(trio.ClosedResourceError, trio.BrokenResourceError):
             while data := await self.stream.receive_some(_PART_BYTES):
-                await give.send(bytes(data))
-        self._pause.gone.set()
+                try:
+                    give.send_nowait(bytes(data))
+                except trio.WouldBlock:
+                    await self._hold(give, bytes(data))
+        self._pause.leave()
+
+    async def _hold(self, give: trio.MemorySendChannel[bytes], data: bytes) -> None:
+        """Read no further until what was sent ahead is looked at, and notice all the same that the client has
+        gone: the kernel tells the end of a stream before all of it is read."""
+        raw = getattr(self.stream, "transport_stream", self.stream).socket
+        with select.epoll() as poll:
+            poll.register(raw.fileno(), select.EPOLLRDHUP)
+
+            async def notice() -> None:
+                await trio.lowlevel.wait_readable(poll.fileno())
+                self._pause.leave()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(notice)
+                await give.send(data)
+                nursery.cancel_scope.cancel()
 
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
@@ -131,7 +194,7 @@ class _Connection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _close(self) -> None:
-        self._pause.gone.set()  # else requests that were sent ahead keep the place of a closed connection
+        self._pause.leave()  # else requests that were sent ahead keep the place of a closed connection
         await super()._close()
 
 
@@ -219,7 +282,7 @@ class Connections:
                 else:
                     peer = DoorPeer(None)
                 if stream is not None:
-                    state = ConnectionState({"peer": peer, "greeted": []})
+                    state = ConnectionState({"peer": peer, "greeted": [], "departure": Departure()})
                     await _Connection(
                         *(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
                     ).run()

@@ -8,6 +8,8 @@ import socket
 import stat
 import struct
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from runner.serve.refusal import Refused
 from sandbox.policy.load import trust_fault
@@ -27,6 +29,30 @@ class DoorPeer(NamedTuple):
     pid: int = 0
     subject: str = ""  # of the certificate that was verified; empty: it has to show a token
     expires: float = 0.0  # when that certificate does
+
+
+class Departure:
+    """Tells when the client of a connection has gone."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], None]] = []
+        self._has_gone = False
+
+    def happen(self) -> None:
+        self._has_gone = True
+        for each in self._calls:
+            each()
+
+    @contextmanager
+    def calls(self, function: Callable[[], None]) -> Iterator[None]:
+        """While this context lasts, the function is called when the client goes; at once, if it has gone."""
+        if self._has_gone:
+            function()
+        self._calls.append(function)
+        try:
+            yield
+        finally:
+            self._calls.remove(function)
 
 
 TOKEN = "token"  # the name of every caller with the token

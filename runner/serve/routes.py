@@ -6,14 +6,15 @@ No route writes an approval, a policy or a manifest. Who may call decides runner
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import trio
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerFile, LedgerUnusable
@@ -24,7 +25,7 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.protocol import wire
 from runner.serve.deliveries import Deliveries, delivery_of
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
-from runner.serve.event_stream import Emit, EventStream, call_when_gone
+from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
 from runner.serve.openapi import OPERATIONS, document
 from runner.serve.peer import is_local
@@ -38,6 +39,8 @@ _MOST_KIND = 64
 _MOST_PROGRESS = 256  # events of one call that wait for a slow reader
 _SHORT_BYTES = 64 << 10  # a longer body is parsed in a thread
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
+
+_Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Json(JSONResponse):
@@ -70,16 +73,26 @@ class Routes:
         self._reload = reload
         self._say = say
 
-    def application(self) -> Starlette:
-        routes = [
-            Route(each.path, self._handler(getattr(self, each.name), each.local), methods=[each.method])
-            for each in OPERATIONS
-        ]
-        return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+    def application(self) -> ASGIApp:
+        """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
+        routes: dict[str, list[tuple[re.Pattern[str], _Handler]]] = {}
+        for each in OPERATIONS:
+            handler = self._handler(getattr(self, each.name), each.local)
+            routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
+        routes["HEAD"] = routes["GET"]
 
-    def _handler(
-        self, handle: Callable[[Request], Awaitable[Response]], local: bool
-    ) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            handler: _Handler = _not_found
+            for pattern, found in routes.get(scope["method"], ()):
+                if (match := pattern.match(scope["path"])) is not None:
+                    scope["path_params"], handler = match.groupdict(), found
+                    break
+            response = await handler(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+        return serve
+
+    def _handler(self, handle: _Handler, local: bool) -> _Handler:
         async def answer(request: Request) -> Response:
             try:
                 if local and _only_own(request):
@@ -142,13 +155,13 @@ class Routes:
         feed = self._supervisor.subscribe()
 
         async def produce(emit: Emit) -> None:
-            try:
-                async for event in feed:
-                    await emit("lifecycle", event._asdict())
-            finally:
-                feed.close()
+            async for event in feed:
+                await emit("lifecycle", event._asdict())
 
-        return EventStream(produce)
+        async def close() -> None:
+            feed.close()
+
+        return EventStream(produce, close)
 
     # --- plugins --------------------------------------------------------------------------------------------
 
@@ -195,20 +208,19 @@ class Routes:
         feed = self._supervisor.follow(name)
 
         async def produce(emit: Emit) -> None:
-            try:
-                await emit("log", {"text": text})
-                async for more in feed:
-                    await emit("log", {"text": more})
-            finally:
-                feed.close()
+            await emit("log", {"text": text})
+            async for more in feed:
+                await emit("log", {"text": more})
 
-        return EventStream(produce)
+        async def close() -> None:
+            feed.close()
+
+        return EventStream(produce, close)
 
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def call(self, request: Request) -> Response:
         asked = await _call_request(request)
-        self._described(request)  # an unknown plugin is not worth a row
         accepted = await self._desk.accept(asked)
         if isinstance(accepted, CallAnswer):
             return await _answer(accepted)
@@ -218,12 +230,11 @@ class Routes:
             self._desk.give_up(row.id)
 
         if "text/event-stream" in request.headers.get("accept", ""):
-            return EventStream(lambda emit: self._stream(row, asked, emit), give_up)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call_when_gone, request.receive, give_up)
-            answer = await self._desk.make(row, asked, None)
-            nursery.cancel_scope.cancel()
-        return await _answer(answer)
+            return EventStream(
+                lambda emit: self._stream(row, asked, emit), lambda: self._desk.abandon(row), give_up
+            )
+        with request.scope["state"]["departure"].calls(give_up):
+            return await _answer(await self._desk.make(row, asked, None))
 
     async def _stream(self, row: Any, asked: DoorCall, emit: Emit) -> None:
         send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_PROGRESS)
@@ -403,7 +414,7 @@ def _row(row: Any) -> dict[str, Any]:
     return {**found, "record": json.loads(found["record"] or "null")}
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
+async def _not_found(request: Request) -> Response:
     refused = Refused(
         404, "no_route", f"there is no {request.method} {request.url.path}", "see /openapi.json"
     )
