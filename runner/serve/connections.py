@@ -156,9 +156,11 @@ class _Connection(TCPServer):
     async def _hold(self, give: trio.MemorySendChannel[bytes], data: bytes) -> None:
         """Read no further until what was sent ahead is looked at, and notice all the same that the client has
         gone: the kernel tells the end of a stream before all of it is read."""
-        raw = getattr(self.stream, "transport_stream", self.stream).socket
+        fd = getattr(self.stream, "transport_stream", self.stream).socket.fileno()
+        if fd < 0:
+            return  # another task has closed it meanwhile
         with select.epoll() as poll:
-            poll.register(raw.fileno(), select.EPOLLRDHUP)
+            poll.register(fd, select.EPOLLRDHUP)
 
             async def notice() -> None:
                 await trio.lowlevel.wait_readable(poll.fileno())

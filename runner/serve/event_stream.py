@@ -25,7 +25,7 @@ class EventStream(Response):
     def __init__(
         self,
         produce: Callable[[Emit], Awaitable[None]],
-        at_end: Callable[[], Awaitable[None]],
+        at_end: Callable[[], Awaitable[None] | None],
         on_gone: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-store"})
@@ -41,8 +41,9 @@ class EventStream(Response):
                 await self._send_events(scope["state"]["departure"], send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            with trio.CancelScope(shield=True):
-                await self._at_end()
+            if (ending := self._at_end()) is not None:
+                with trio.CancelScope(shield=True):
+                    await ending
 
     async def _send_events(self, departure: Departure, send: Send) -> None:
         async def emit(name: str, data: Any) -> None:

@@ -158,10 +158,7 @@ class Routes:
             async for event in feed:
                 await emit("lifecycle", event._asdict())
 
-        async def close() -> None:
-            feed.close()
-
-        return EventStream(produce, close)
+        return EventStream(produce, feed.close)
 
     # --- plugins --------------------------------------------------------------------------------------------
 
@@ -212,10 +209,7 @@ class Routes:
             async for more in feed:
                 await emit("log", {"text": more})
 
-        async def close() -> None:
-            feed.close()
-
-        return EventStream(produce, close)
+        return EventStream(produce, feed.close)
 
     # --- calls ----------------------------------------------------------------------------------------------
 

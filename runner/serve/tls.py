@@ -9,7 +9,6 @@ from typing import Any
 
 from runner.serve.peer import DoorPeer
 from sandbox.policy.load import trust_fault
-from sandbox.speed.value import NamedTuple
 
 _MOST_SUBJECT = 256  # characters: it stands in every record of its calls
 _SHORT = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C"}
@@ -20,46 +19,37 @@ _FAULTS = {
 }
 
 
-class TlsFiles(NamedTuple):
-    cert: str
-    key: str
-    client_ca: str | None = None  # None: clients show a token
-
-
 class DoorTls:
-    """What a new connection by TCP is wrapped in. Raises ValueError if the files cannot be used."""
+    """What new connections by TCP are wrapped in. Raises ValueError if the files cannot be used.
 
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self.context = _context(files)
+    `client_ca`: None if clients show a token."""
+
+    def __init__(self, cert: str, key: str, client_ca: str | None = None) -> None:
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        self.reload()
 
     def reload(self) -> None:
         """Read the files again. Raises ValueError; then those that were read before stay in use."""
-        self.context = _context(self._files)
-
-
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    _require_safe("--tls-cert", files.cert)
-    _require_safe("--tls-key", files.key, 0o077)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    try:
-        context.load_cert_chain(files.cert, files.key, password="")  # else it asks on the terminal
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"--tls-cert {files.cert} and --tls-key {files.key} cannot be used: {_reason(error)}; they hold a"
-            " certificate with its chain, and its key without a password, as PEM"
-        ) from None
-    if files.client_ca is not None:
-        _require_safe("--client-ca", files.client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
+        _require_safe("--tls-cert", self._cert)
+        _require_safe("--tls-key", self._key, 0o077)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
         try:
-            context.load_verify_locations(files.client_ca)
+            context.load_cert_chain(self._cert, self._key, password="")  # else it asks on the terminal
         except (OSError, ValueError) as error:
-            message = f"--client-ca {files.client_ca} cannot be used: {_reason(error)}"
-            raise ValueError(f"{message}; it holds certificates of authorities, as PEM") from None
-    return context
+            message = f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {_reason(error)}"
+            hint = "they hold a certificate with its chain, and its key without a password, as PEM"
+            raise ValueError(f"{message}; {hint}") from None
+        if self._client_ca is not None:
+            _require_safe("--client-ca", self._client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(self._client_ca)
+            except (OSError, ValueError) as error:
+                message = f"--client-ca {self._client_ca} cannot be used: {_reason(error)}"
+                raise ValueError(f"{message}; it holds certificates of authorities, as PEM") from None
+        self.context = context
 
 
 def _require_safe(option: str, path: str, forbidden: int = 0) -> None:
@@ -83,19 +73,17 @@ def certified_peer(certificate: dict[str, Any] | None) -> DoorPeer:
     Two subjects never have the same text: what separates their parts is escaped inside them."""
     if not certificate:
         return DoorPeer(None)
-    parts = [
-        f"{_SHORT.get(key, key)}={_escaped(value)}"
+    subject = ",".join(
+        "+".join(f"{_SHORT.get(key, key)}={_escaped(value)}" for key, value in group)
         for group in certificate.get("subject", ())
-        for key, value in group
-    ]
-    subject = ",".join(parts)
+    )
     if not 0 < len(subject) <= _MOST_SUBJECT or not subject.isprintable():
         raise ValueError(f"the subject of its certificate is not 1 to {_MOST_SUBJECT} printable characters")
     return DoorPeer(None, 0, subject, ssl.cert_time_to_seconds(certificate["notAfter"]))
 
 
 def _escaped(value: str) -> str:
-    for each in "\\,=":
+    for each in "\\,+=":
         value = value.replace(each, "\\" + each)
     return value
 

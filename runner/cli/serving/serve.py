@@ -116,7 +116,7 @@ def _remove(made: tuple[str, os.stat_result] | None) -> None:
 
 def _tls(args: argparse.Namespace) -> DoorTls | None:
     """Raises ValueError."""
-    from runner.serve.tls import DoorTls, TlsFiles
+    from runner.serve.tls import DoorTls
 
     if args.tls_cert is None or args.tls_key is None:
         if args.tls_cert or args.tls_key or args.client_ca:
@@ -124,7 +124,7 @@ def _tls(args: argparse.Namespace) -> DoorTls | None:
         return None
     if args.client_ca is not None and args.token_file is not None:
         raise ValueError("--client-ca: certificates replace the token; leave out --token-file")
-    return DoorTls(TlsFiles(args.tls_cert, args.tls_key, args.client_ca))
+    return DoorTls(args.tls_cert, args.tls_key, args.client_ca)
 
 
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:

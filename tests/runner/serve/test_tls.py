@@ -23,7 +23,7 @@ from runner.outcome import USAGE_ERROR
 from runner.serve import connections, daemon
 from runner.serve.peer import DoorPeer, Rules, identify
 from runner.serve.refusal import Refused
-from runner.serve.tls import DoorTls, TlsFiles, certified_peer
+from runner.serve.tls import DoorTls, certified_peer
 from tests.runner.serve.house import TOKEN, House, answer, code, house, request, status
 from tests.tables import check_rows
 
@@ -51,7 +51,7 @@ class Authorities:
         os.chmod(self.key, 0o600)
 
     def tls(self, *, mutual: bool = True) -> DoorTls:
-        return DoorTls(TlsFiles(self.cert, self.key, self.ca if mutual else None))
+        return DoorTls(self.cert, self.key, self.ca if mutual else None)
 
     def client(
         self, issuer: trustme.CA | None = None, server: trustme.CA | None = None, **about: Any
@@ -214,6 +214,10 @@ def test_a_subject_is_one_caller() -> None:
     assert named(("organizationName", "a,CN=b")) == r"O=a\,CN\=b"
     assert named(("organizationName", "a\\"), ("commonName", "b")) == r"O=a\\,CN=b"
     assert named(("commonName", "x" * 253)) == "CN=" + "x" * 253
+    several = certified_peer(
+        {"subject": ((("organizationName", "a"), ("commonName", "b+")),), "notAfter": later}
+    )
+    assert several.subject == r"O=a+CN=b\+"
     wrong = [[], [("commonName", "x" * 254)], [("commonName", "a\0b")], [("commonName", "a\u202eb")]]
     for parts in wrong:
         with pytest.raises(ValueError, match="printable characters"):
