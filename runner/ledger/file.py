@@ -522,6 +522,8 @@ def _prepare(
 def _make_private(path: str) -> None:
     """Make the folder and the file, and refuse those that others can write. SQLite gives its log the mode of
     the file."""
+    if path == ":memory:":  # for SQLite this is not the name of a file
+        raise LedgerUnusable("a ledger in memory would not survive the daemon", "name a file")
     folder = os.path.dirname(os.path.abspath(path))
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -7,8 +7,10 @@ not read its answer. Beyond a number of connections, further ones are told to co
 
 from __future__ import annotations
 
+import math
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -22,10 +24,11 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 
-from runner.serve.peer import DoorPeer, unix_peer
-from runner.session.pending import first_of
+from runner.serve.peer import Departure, DoorPeer, unix_peer
+from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
 
 HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
+HANDSHAKE_SECONDS = 10.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _MOST_HEADER_BYTES = 16 << 10
 _PART_BYTES = 64 << 10
@@ -33,6 +36,7 @@ _MOST_REQUESTS = 1_000_000  # of one connection
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
+_NOT_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\nConnection: close\r\n\r\nuse https://\n"
 
 
 class _Gone(Exception):
@@ -44,22 +48,62 @@ class _Pause:
     that the client has gone if that has sent a byte too much."""
 
     def __init__(self) -> None:
-        self.gone = trio.Event()
-        self._over = trio.Event()
+        self._has_gone = False
+        self._is_over = False
+        self._change = trio.Event()
+
+    def leave(self) -> None:
+        self._has_gone = True
+        self._change.set()
 
     async def clear(self) -> None:
-        self._over = trio.Event()
+        self._is_over = False
+        if not self._has_gone:
+            self._change = trio.Event()
 
     async def set(self) -> None:
-        self._over.set()
+        self._is_over = True
+        self._change.set()
 
     def is_set(self) -> bool:
-        return self._over.is_set()
+        return self._is_over
 
     async def wait(self) -> None:
-        await first_of(self._over, self.gone)
-        if not self._over.is_set():
+        await self._change.wait()
+        if not self._is_over:
             raise _Gone
+
+
+class _IdleTimer:
+    """In place of Hypercorn's, which starts a task for each request."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._scope = trio.CancelScope()
+        self._is_needed = True
+
+    async def run(self, expired: Callable[[], Awaitable[None]]) -> None:
+        with self._scope:
+            await trio.sleep_forever()
+        if self._is_needed:
+            await expired()
+
+    async def restart(self, *_: object) -> None:
+        self._scope.deadline = trio.current_time() + self._seconds
+
+    async def stop(self) -> None:
+        self._scope.deadline = math.inf
+
+    def end(self) -> None:
+        self._is_needed = False
+        self._scope.cancel()
+
+
+class _Protocol(H11Protocol):
+    async def handle(self, event: Event) -> None:
+        if isinstance(event, Closed):
+            self.connection_state["departure"].happen()
+        await super().handle(event)
 
 
 class _Connection(TCPServer):
@@ -72,14 +116,17 @@ class _Connection(TCPServer):
         try:
             async with TaskGroup() as task_group:
                 self._task_group = task_group
-                self.protocol = H11Protocol(  # type: ignore[assignment]  # the part of the wrapper that is used
+                self.protocol = _Protocol(  # type: ignore[assignment]  # the part of the wrapper that is used
                     *(self.app, self.config, self.context, task_group, ConnectionState(self.state)),
                     *(False, None, None, self.protocol_send),
                 )
                 self.protocol.can_read = self._pause  # type: ignore[attr-defined]
-                await self.idle_task.restart(task_group, self._idle_timeout)
+                timer = _IdleTimer(self.config.keep_alive_timeout)
+                self.idle_task = timer  # type: ignore[assignment]  # the part of it that is used
+                await timer.restart()
+                task_group.spawn(timer.run, self._initiate_server_close)
                 await self._read_data()
-                await self.idle_task.stop()  # else a closed connection counts until it would have been idle
+                timer.end()  # else a closed connection counts until it would have been idle
         except* (OSError, H2CProtocolRequiredError, H2ProtocolAssumedError):
             pass
         finally:
@@ -100,8 +147,29 @@ class _Connection(TCPServer):
     async def _receive(self, give: trio.MemorySendChannel[bytes]) -> None:
         with give, suppress(trio.ClosedResourceError, trio.BrokenResourceError):
             while data := await self.stream.receive_some(_PART_BYTES):
-                await give.send(bytes(data))
-        self._pause.gone.set()
+                try:
+                    give.send_nowait(bytes(data))
+                except trio.WouldBlock:
+                    await self._hold(give, bytes(data))
+        self._pause.leave()
+
+    async def _hold(self, give: trio.MemorySendChannel[bytes], data: bytes) -> None:
+        """Read no further until what was sent ahead is looked at, and notice all the same that the client has
+        gone: the kernel tells the end of a stream before all of it is read."""
+        fd = getattr(self.stream, "transport_stream", self.stream).socket.fileno()
+        if fd < 0:
+            return  # another task has closed it meanwhile
+        with select.epoll() as poll:
+            poll.register(fd, select.EPOLLRDHUP)
+
+            async def notice() -> None:
+                await trio.lowlevel.wait_readable(poll.fileno())
+                self._pause.leave()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(notice)
+                await give.send(data)
+                nursery.cancel_scope.cancel()
 
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
@@ -128,7 +196,7 @@ class _Connection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _close(self) -> None:
-        self._pause.gone.set()  # else requests that were sent ahead keep the place of a closed connection
+        self._pause.leave()  # else requests that were sent ahead keep the place of a closed connection
         await super()._close()
 
 
@@ -141,8 +209,12 @@ class Connections:
         most: int,
         on_full: Callable[[], None],
         on_bug: Callable[[Exception], None],
+        tls: DoorTls | None = None,
+        on_stranger: Callable[[str, str], None] = lambda address, fault: None,
     ) -> None:
-        """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter."""
+        """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter.
+        `tls`: for all connections by TCP. `on_stranger`: gets the address of a client whose handshake failed,
+        and why."""
         config = Config()
         config.keep_alive_timeout = HEADER_SECONDS
         config.keep_alive_max_requests = _MOST_REQUESTS
@@ -156,6 +228,8 @@ class Connections:
         self._most = most
         self._on_full = on_full
         self._on_bug = on_bug
+        self._tls = tls
+        self._on_stranger = on_stranger
         self._speaking = 0  # requests that are served
         self._idle = trio.Event()
 
@@ -182,38 +256,71 @@ class Connections:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
-                    accepted, _ = await accepting.accept()
+                    accepted, address = await accepting.accept()
                 except OSError:
                     # The peer has gone, or there is no descriptor left. Connections that end free some.
                     await trio.sleep(0.05)
                     continue
+                secured = self._tls is not None and not is_unix
                 if room.available_tokens < 1:
                     self._on_full()
-                    _refuse(accepted)
+                    _refuse(accepted, b"" if secured else _FULL)
                     continue
-                peer = unix_peer(accepted._sock) if is_unix else DoorPeer(None)  # type: ignore[attr-defined]
                 held = object()
                 room.acquire_on_behalf_of_nowait(held)
-                nursery.start_soon(self._speak, trio.SocketStream(accepted), peer, room, held)
+                nursery.start_soon(self._speak, accepted, str(address[0]) if secured else "", room, held)
 
     async def _speak(
-        self, stream: trio.SocketStream, peer: DoorPeer, room: trio.CapacityLimiter, held: object
+        self, accepted: trio.socket.SocketType, secured: str, room: trio.CapacityLimiter, held: object
     ) -> None:
-        state = ConnectionState({"peer": peer, "greeted": []})
-        speaking = _Connection(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
+        """`secured`: the address of a client who has to speak TLS."""
         try:
-            await speaking.run()
+            async with trio.SocketStream(accepted) as transport:
+                stream: trio.abc.Stream | None = transport
+                if secured:
+                    stream, peer = await self._shake_hands(transport, secured)
+                elif accepted.family == socket.AF_UNIX:
+                    peer = unix_peer(accepted._sock)  # type: ignore[attr-defined]
+                else:
+                    peer = DoorPeer(None)
+                if stream is not None:
+                    state = ConnectionState({"peer": peer, "greeted": [], "departure": Departure()})
+                    await _Connection(
+                        *(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
+                    ).run()
         except* Exception as group:  # noqa: BLE001 -- a bug ends this connection, not the daemon
             for error in group.exceptions:
                 self._on_bug(error)
         finally:
             room.release_on_behalf_of(held)
 
+    async def _shake_hands(
+        self, transport: trio.SocketStream, address: str
+    ) -> tuple[trio.abc.Stream | None, DoorPeer]:
+        """The encrypted stream, and who the client is. None: it was refused, and that was told."""
+        assert self._tls is not None
+        stream = trio.SSLStream(transport, self._tls.context, server_side=True, https_compatible=True)
+        fault = f"no handshake within {HANDSHAKE_SECONDS:g} seconds"
+        with trio.move_on_after(HANDSHAKE_SECONDS):
+            try:
+                await stream.do_handshake()
+                return stream, certified_peer(stream.getpeercert())
+            except trio.BrokenResourceError as error:
+                fault = handshake_fault(error.__cause__)
+                # trio leaves the alert that tells the client why.
+                farewell = _NOT_TLS if fault == SPEAKS_HTTP else stream._outgoing.read()
+                with suppress(trio.BrokenResourceError):
+                    await transport.send_all(farewell)
+            except ValueError as error:
+                fault = str(error)
+        self._on_stranger(address, fault)
+        return None, DoorPeer(None)
 
-def _refuse(accepted: trio.socket.SocketType) -> None:
+
+def _refuse(accepted: trio.socket.SocketType, word: bytes) -> None:
     raw: socket.socket = accepted._sock  # type: ignore[attr-defined]
     try:
-        raw.send(_FULL)
+        raw.send(word)
     except OSError:
         pass
     accepted.close()

@@ -8,6 +8,7 @@ next daemon which calls were in flight.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import signal
 import socket
@@ -29,6 +30,7 @@ from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.routes import Routes
 from runner.serve.service_manager import Notifier, watchdog_seconds
+from runner.serve.tls import DoorTls
 from runner.serve.watch import Watch, open_watch
 from sandbox.speed.value import NamedTuple
 
@@ -39,6 +41,7 @@ _ANSWER_SECONDS = 5.0  # for answers to be sent after the last call has ended
 _OWED_SECONDS = 1.0  # between attempts to write outcomes that the ledger owes
 _MOST_TOLD = 300  # characters of a message in the audit: parts of it may be a stranger's
 _NOTES_PER_SECOND = 20  # of the audit; more are counted in the metrics only
+_STRANGER_SECONDS = 60.0  # between lines about clients whose TLS handshake failed
 
 
 class ServeOptions(NamedTuple):
@@ -46,6 +49,7 @@ class ServeOptions(NamedTuple):
     ledger: str
     listeners: tuple[socket.socket, ...]
     rules: Rules
+    tls: DoorTls | None = None  # for TCP
     policy: str | None = None
     drain_seconds: float = DRAIN_SECONDS
     most_connections: int = MOST_CONNECTIONS
@@ -72,6 +76,8 @@ class Daemon:
         self._drain_seconds = options.drain_seconds
         self._notes = _NOTES_PER_SECOND
         self._noted_at = 0.0
+        self._strangers = 0  # that no line has told
+        self._stranger_told = -math.inf
         self._metrics = Metrics()
         self._roster = Roster(supervisor, ledger, options.config, options.policy, environ, say)
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
@@ -81,7 +87,7 @@ class Daemon:
         """Serve until a signal or a request says to end."""
         routes = Routes(
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
-            *(self._drain, self._say),
+            *(self._drain, self._reload, self._say),
         )
         door = Door(
             routes.application(),
@@ -96,6 +102,8 @@ class Daemon:
             self._options.most_connections,
             lambda: self._metrics.refusal("too_many_connections"),
             lambda error: self._say(f"internal: a connection: {type(error).__name__}: {error}"),
+            self._options.tls,
+            self._met_stranger,
         )
         async with AsyncExitStack() as stack:
             watch = stack.enter_context(open_watch())
@@ -167,6 +175,11 @@ class Daemon:
             await self._roster.reload()
         except Exception as error:  # noqa: BLE001 -- a bug; the plugins stay as they are
             self._say(f"internal: the configuration was not read: {type(error).__name__}: {error}")
+        if self._options.tls is not None:
+            try:
+                self._options.tls.reload()
+            except ValueError as error:
+                self._say(f"{error}. New connections get the certificate that was read before")
         self._deliveries.wake()
         self._notifier.send("READY=1", f"STATUS={len(self._supervisor.plugins())} plugins")
 
@@ -181,6 +194,14 @@ class Daemon:
         self._metrics.refusal(refused.code)
         caller = "tcp" if peer.uid is None else f"uid:{peer.uid}"
         self._note("refusal", caller, {"code": refused.code, "message": refused.message[:_MOST_TOLD]})
+
+    def _met_stranger(self, address: str, fault: str) -> None:
+        self._refused(DoorPeer(None), Refused(400, "tls", f"{address}: {fault}"))
+        self._strangers += 1
+        if trio.current_time() - self._stranger_told >= _STRANGER_SECONDS:
+            others = f" ({self._strangers} clients since the last such line)" * (self._strangers > 1)
+            self._say(f"a client at {address} was refused: {fault}{others}")
+            self._strangers, self._stranger_told = 0, trio.current_time()
 
     def _connected(self, peer: DoorPeer, caller: str) -> None:
         self._note("connection", caller, {"pid": peer.pid})

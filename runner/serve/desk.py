@@ -155,6 +155,14 @@ class Desk:
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
         return answer
 
+    async def abandon(self, row: InvocationRow) -> None:
+        """End a call that was accepted, if it was not made."""
+        if self._in_flight.pop(row.id, None) is not None:
+            outcome = _ENDING if self.draining else _GIVEN_UP
+            record = json.dumps({"outcome": outcome_document(outcome), "invocation": None})
+            await self._ledger.end(row.id, EndOfCall(outcome.code, Digest(), record, None, None))
+            self._metrics.call(row.plugin, outcome.code, outcome.cause, 0.0)
+
     def give_up(self, call: str) -> None:
         """The caller of a call has gone."""
         if (found := self._in_flight.get(call)) is not None:

@@ -7,6 +7,7 @@ closed, because Hypercorn waits for room in the application's queue before it cl
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from runner.serve.refusal import Refused
 
 MOST_BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0
-_MOST_HELD_BYTES = 256 << 20  # bodies of all requests
+MOST_HELD_BYTES = 256 << 20  # bodies of all requests
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,9 +27,24 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class _Body:
-    def __init__(self) -> None:
+    def __init__(self, held: Counter[str], caller: str) -> None:
         self.content = bytearray()  # not a list of parts: a client may send it byte by byte
         self.size = 0
+        self._held, self._caller = held, caller
+
+    def add(self, part: bytes) -> bool:
+        """Returns False if its caller holds more than a fair share of the room, which is half of what other
+        callers leave: so there is always some for the next caller."""
+        self.content += part
+        self.size += len(part)
+        self._held[self._caller] += len(part)
+        own = self._held[self._caller]
+        return own <= (MOST_HELD_BYTES - (self._held.total() - own)) // 2
+
+    def drop(self) -> None:
+        self._held[self._caller] -= self.size
+        if not self._held[self._caller]:
+            del self._held[self._caller]
 
     def take(self) -> bytes:
         whole = bytes(self.content)
@@ -53,7 +69,7 @@ class Door:
         self._rules = rules
         self._on_refused = on_refused
         self._on_connected = on_connected
-        self._held = 0  # bytes of bodies in memory
+        self._held: Counter[str] = Counter()  # bytes of bodies in memory, by caller
         self._most_bytes = most_bytes
         self._body_seconds = body_seconds
 
@@ -64,13 +80,14 @@ class Door:
                 await send({"type": "websocket.close", "code": 1008})
             return
         peer: DoorPeer = scope["state"]["peer"]
-        body = _Body()
+        body: _Body | None = None
         try:
             headers = _headers(scope)
             scope["state"]["caller"] = caller = identify(peer, headers, self._rules)
             if not scope["state"]["greeted"]:
                 scope["state"]["greeted"].append(True)  # the list belongs to the connection
                 self._on_connected(peer, caller)
+            body = _Body(self._held, caller)
             if not await self._read(body, headers, receive):
                 return  # the caller has gone
             given = [{"type": "http.request", "body": body.take(), "more_body": False}]
@@ -85,7 +102,8 @@ class Door:
                 self._on_refused(peer, refused)
                 await _answer(refused, send)
         finally:
-            self._held -= body.size
+            if body is not None:
+                body.drop()
 
     async def _read(self, body: _Body, headers: dict[str, list[str]], receive: Receive) -> bool:
         """Read a whole body. Returns False if the caller has gone. Raises Refused."""
@@ -97,15 +115,13 @@ class Door:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return False
-                part = message.get("body", b"")
-                body.content += part
-                body.size += len(part)
-                self._held += len(part)
+                has_room = body.add(message.get("body", b""))
                 if body.size > self._most_bytes:
                     raise self._too_large()
-                if self._held > _MOST_HELD_BYTES:
+                if not has_room:
                     hint = "send smaller bodies, or fewer at once"
-                    raise Refused(503, "busy", "all room for bodies is in use", hint, retry_after=1)
+                    message_text = "this caller's share of the room for bodies is in use"
+                    raise Refused(503, "busy", message_text, hint, retry_after=1)
                 if not message.get("more_body"):
                     return True
         message_text = f"the body did not arrive within {self._body_seconds:g} seconds"

@@ -209,14 +209,17 @@ def document() -> dict[str, Any]:
             "title": "plugin-runner",
             "version": __version__,
             "description": "The door of `runner serve`. On its unix socket the kernel tells who calls; on TCP"
-            " every request needs the token.",
+            " every request needs the token, or a connection with a certificate of a client.",
         },
         "paths": paths,
         "components": {
             "schemas": _SCHEMAS,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "certificate": {"type": "mutualTLS"},
+            },
         },
-        "security": [{"token": []}, {}],
+        "security": [{"token": []}, {"certificate": []}, {}],
     }
 
 

@@ -7,6 +7,9 @@ import os
 import socket
 import stat
 import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from runner.serve.refusal import Refused
 from sandbox.policy.load import trust_fault
@@ -22,11 +25,37 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 class DoorPeer(NamedTuple):
     """The other end of a connection, before its requests are looked at."""
 
-    uid: int | None  # by the kernel, for unix sockets; None: it has to show a token
+    uid: int | None  # by the kernel, for unix sockets; None: it came by TCP
     pid: int = 0
+    subject: str = ""  # of the certificate that was verified; empty: it has to show a token
+    expires: float = 0.0  # when that certificate does
 
 
-TOKEN = "token"  # the name of every caller by TCP
+class Departure:
+    """Tells when the client of a connection has gone."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], None]] = []
+        self._has_gone = False
+
+    def happen(self) -> None:
+        self._has_gone = True
+        for each in self._calls:
+            each()
+
+    @contextmanager
+    def calls(self, function: Callable[[], None]) -> Iterator[None]:
+        """While this context lasts, the function is called when the client goes; at once, if it has gone."""
+        if self._has_gone:
+            function()
+        self._calls.append(function)
+        try:
+            yield
+        finally:
+            self._calls.remove(function)
+
+
+TOKEN = "token"  # the name of every caller with the token
 
 
 class Rules(NamedTuple):
@@ -57,6 +86,10 @@ def identify(peer: DoorPeer, headers: dict[str, list[str]], rules: Rules) -> str
         return f"uid:{peer.uid}"
     _require_name(headers, rules)
     _require_own_origin(headers, rules)
+    if peer.subject:
+        if time.time() >= peer.expires:  # it was valid when the connection was made
+            raise Refused(401, "certificate_expired", "the client's certificate has expired", "renew it")
+        return f"cert:{peer.subject}"
     given = headers.get("authorization", [])
     scheme, _, word = (given[0] if len(given) == 1 else "").partition(" ")
     shown = word.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
@@ -66,6 +99,11 @@ def identify(peer: DoorPeer, headers: dict[str, list[str]], rules: Rules) -> str
         hint = "send the header Authorization: Bearer TOKEN, with the token in the daemon's token file"
         raise Refused(401, "wrong_token", "the request has no valid token", hint)
     return TOKEN
+
+
+def is_local(caller: str) -> bool:
+    """Whether a caller, as `identify` names it, came by the unix socket."""
+    return caller.startswith("uid:")
 
 
 def _require_no_browser(headers: dict[str, list[str]]) -> None:

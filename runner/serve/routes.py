@@ -6,14 +6,15 @@ No route writes an approval, a policy or a manifest. Who may call decides runner
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import trio
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerFile, LedgerUnusable
@@ -24,10 +25,10 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.protocol import wire
 from runner.serve.deliveries import Deliveries, delivery_of
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
-from runner.serve.event_stream import Emit, EventStream, call_when_gone
+from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
 from runner.serve.openapi import OPERATIONS, document
-from runner.serve.peer import TOKEN
+from runner.serve.peer import is_local
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 
@@ -38,6 +39,8 @@ _MOST_KIND = 64
 _MOST_PROGRESS = 256  # events of one call that wait for a slow reader
 _SHORT_BYTES = 64 << 10  # a longer body is parsed in a thread
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
+
+_Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Json(JSONResponse):
@@ -57,6 +60,7 @@ class Routes:
         roster: Roster,
         metrics: Metrics,
         drain: Callable[[float | None], None],
+        reload: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
     ) -> None:
         self._supervisor = supervisor
@@ -66,18 +70,29 @@ class Routes:
         self._roster = roster
         self._metrics = metrics
         self._drain = drain
+        self._reload = reload
         self._say = say
 
-    def application(self) -> Starlette:
-        routes = [
-            Route(each.path, self._handler(getattr(self, each.name), each.local), methods=[each.method])
-            for each in OPERATIONS
-        ]
-        return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+    def application(self) -> ASGIApp:
+        """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
+        routes: dict[str, list[tuple[re.Pattern[str], _Handler]]] = {}
+        for each in OPERATIONS:
+            handler = self._handler(getattr(self, each.name), each.local)
+            routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
+        routes["HEAD"] = routes["GET"]
 
-    def _handler(
-        self, handle: Callable[[Request], Awaitable[Response]], local: bool
-    ) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            handler: _Handler = _not_found
+            for pattern, found in routes.get(scope["method"], ()):
+                if (match := pattern.match(scope["path"])) is not None:
+                    scope["path_params"], handler = match.groupdict(), found
+                    break
+            response = await handler(Request(scope, receive, send))
+            await response(scope, receive, send)
+
+        return serve
+
+    def _handler(self, handle: _Handler, local: bool) -> _Handler:
         async def answer(request: Request) -> Response:
             try:
                 if local and _only_own(request):
@@ -133,20 +148,17 @@ class Routes:
         return _Json({"draining": True}, 202)
 
     async def reload_all(self, request: Request) -> Response:
-        await self._roster.reload()
+        await self._reload()
         return await self.health(request)
 
     async def events(self, request: Request) -> Response:
         feed = self._supervisor.subscribe()
 
         async def produce(emit: Emit) -> None:
-            try:
-                async for event in feed:
-                    await emit("lifecycle", event._asdict())
-            finally:
-                feed.close()
+            async for event in feed:
+                await emit("lifecycle", event._asdict())
 
-        return EventStream(produce)
+        return EventStream(produce, feed.close)
 
     # --- plugins --------------------------------------------------------------------------------------------
 
@@ -193,20 +205,16 @@ class Routes:
         feed = self._supervisor.follow(name)
 
         async def produce(emit: Emit) -> None:
-            try:
-                await emit("log", {"text": text})
-                async for more in feed:
-                    await emit("log", {"text": more})
-            finally:
-                feed.close()
+            await emit("log", {"text": text})
+            async for more in feed:
+                await emit("log", {"text": more})
 
-        return EventStream(produce)
+        return EventStream(produce, feed.close)
 
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def call(self, request: Request) -> Response:
         asked = await _call_request(request)
-        self._described(request)  # an unknown plugin is not worth a row
         accepted = await self._desk.accept(asked)
         if isinstance(accepted, CallAnswer):
             return await _answer(accepted)
@@ -216,12 +224,11 @@ class Routes:
             self._desk.give_up(row.id)
 
         if "text/event-stream" in request.headers.get("accept", ""):
-            return EventStream(lambda emit: self._stream(row, asked, emit), give_up)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call_when_gone, request.receive, give_up)
-            answer = await self._desk.make(row, asked, None)
-            nursery.cancel_scope.cancel()
-        return await _answer(answer)
+            return EventStream(
+                lambda emit: self._stream(row, asked, emit), lambda: self._desk.abandon(row), give_up
+            )
+        with request.scope["state"]["departure"].calls(give_up):
+            return await _answer(await self._desk.make(row, asked, None))
 
     async def _stream(self, row: Any, asked: DoorCall, emit: Emit) -> None:
         send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_PROGRESS)
@@ -324,7 +331,7 @@ class Routes:
 def _only_own(request: Request) -> str | None:
     """The caller, if it may see and cancel its own calls only: a network caller has less than a local one."""
     caller: str = request.scope["state"]["caller"]
-    return caller if caller == TOKEN else None
+    return None if is_local(caller) else caller
 
 
 async def _document(request: Request) -> dict[str, Any]:
@@ -401,7 +408,7 @@ def _row(row: Any) -> dict[str, Any]:
     return {**found, "record": json.loads(found["record"] or "null")}
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
+async def _not_found(request: Request) -> Response:
     refused = Refused(
         404, "no_route", f"there is no {request.method} {request.url.path}", "see /openapi.json"
     )

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, MutableMapping
 
 _FIRST_FD = 3
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 
 
 class Notifier:
@@ -45,14 +46,19 @@ def take_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
     are removed, and no plugin inherits the descriptors. Raises ValueError."""
     owner, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
-    if owner != str(os.getpid()) or not count.isascii() or not count.isdigit():
+    if owner != str(os.getpid()) or not count:
         return []
+    if not count.isascii() or not count.isdigit() or len(count) > 9:
+        raise ValueError(f"LISTEN_FDS={count[:60]}: it has to be a number; unset LISTEN_FDS and LISTEN_PID")
     found = []
-    for fd in range(_FIRST_FD, _FIRST_FD + int(count[:9])):
+    for fd in range(_FIRST_FD, _FIRST_FD + int(count)):
         try:
             os.set_inheritable(fd, False)
-            found.append(socket.socket(fileno=fd))
+            given = socket.socket(fileno=fd)
+            found.append(given)
+            if given.family not in _FAMILIES or not given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                raise OSError(0, "it does not listen for streams")
         except OSError as error:
-            message = f"LISTEN_FDS={count[:9]}: descriptor {fd} is not a socket of the service manager's"
+            message = f"LISTEN_FDS={count}: descriptor {fd} is not a socket of the service manager's"
             raise ValueError(f"{message} ({error.strerror}); unset LISTEN_FDS and LISTEN_PID") from None
     return found

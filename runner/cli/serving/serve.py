@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import argparse
 
     from runner.serve.daemon import ServeOptions
+    from runner.serve.tls import DoorTls
 
 NAME = "serve"
 HELP = "keep plugins alive and serve calls to them on a socket"
@@ -36,10 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " of the service manager)",
     )
     parser.add_argument(
-        "--http", metavar="ADDRESS:PORT", help="listen on TCP too, for those who have the token"
+        "--http",
+        metavar="ADDRESS:PORT",
+        help="listen on TCP too, for those who have the token or a certificate",
     )
     parser.add_argument(
         "--token-file", metavar="FILE", help="the token for --http; only its owner may read it"
+    )
+    parser.add_argument(
+        "--tls-cert", metavar="FILE", help="serve --http by TLS with this certificate and its chain (PEM)"
+    )
+    parser.add_argument("--tls-key", metavar="FILE", help="the key of --tls-cert; only its owner may read it")
+    parser.add_argument(
+        "--client-ca",
+        metavar="FILE",
+        help="clients by TLS need a certificate of one of these authorities (PEM), in place of the token",
     )
     parser.add_argument(
         "--http-anywhere", action="store_true", help="allow an address that other machines can reach"
@@ -102,6 +114,19 @@ def _remove(made: tuple[str, os.stat_result] | None) -> None:
         pass
 
 
+def _tls(args: argparse.Namespace) -> DoorTls | None:
+    """Raises ValueError."""
+    from runner.serve.tls import DoorTls
+
+    if args.tls_cert is None or args.tls_key is None:
+        if args.tls_cert or args.tls_key or args.client_ca:
+            raise ValueError("--tls-cert, --tls-key: TLS needs both of them")
+        return None
+    if args.client_ca is not None and args.token_file is not None:
+        raise ValueError("--client-ca: certificates replace the token; leave out --token-file")
+    return DoorTls(args.tls_cert, args.tls_key, args.client_ca)
+
+
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
     """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
     from runner.serve.daemon import ServeOptions
@@ -111,7 +136,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     from runner.serve.service_manager import take_sockets
     from sandbox.units import parse_limit
 
-    for name in ("socket", "http", "token_file", "ledger", "policy"):
+    for name in ("socket", "http", "token_file", "tls_cert", "tls_key", "client_ca", "ledger", "policy"):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
     try:
@@ -119,6 +144,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     except ValueError as error:
         raise ValueError(f"--drain {args.drain}: {error}") from None
     token = b"" if args.token_file is None else read_token(args.token_file)
+    tls = _tls(args)
     listeners += take_sockets(os.environ)
     if args.socket is not None or not listeners:
         path = args.socket or default_socket(os.environ)
@@ -126,8 +152,14 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         args.unlink = path, os.lstat(path)
     if args.http is not None:
         listeners.append(listen_tcp(args.http, anywhere=args.http_anywhere))
-    if not token and any(each.family != socket.AF_UNIX for each in listeners):
-        raise ValueError("--http: requests by TCP need a token; give --token-file FILE")
+    by_tcp = any(each.family != socket.AF_UNIX for each in listeners)
+    if by_tcp and not token and args.client_ca is None:
+        raise ValueError(
+            "--http: requests by TCP need a token or a certificate; give --token-file FILE, or --tls-cert,"
+            " --tls-key and --client-ca"
+        )
+    if tls is not None and not by_tcp:
+        raise ValueError("--tls-cert: there is no TCP socket; add --http ADDRESS:PORT")
     names = (*LOCAL_NAMES, *(name.lower() for name in args.http_name))
     for each in listeners:
         if each.family != socket.AF_UNIX:
@@ -138,6 +170,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         ledger=args.ledger or default_ledger(os.environ),
         listeners=tuple(listeners),
         rules=Rules(os.geteuid(), token, names),
+        tls=tls,
         policy=args.policy,
         drain_seconds=drain,
     )

@@ -335,6 +335,16 @@ def _folder(path: Path) -> None:
     path.mkdir()
 
 
+def test_a_ledger_in_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o700)
+    with pytest.raises(LedgerUnusable, match="would not survive the daemon"):
+        open_file(":memory:")
+    assert not list(tmp_path.iterdir())
+    open_file("./:memory:").close()  # the control: a file may have that name
+    assert Path(":memory:").stat().st_size
+
+
 def test_a_file_that_cannot_be_trusted_or_read_is_refused(tmp_path: Path) -> None:
     rows = {
         _newer: "has version 99",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import re
@@ -12,9 +11,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,109 +23,23 @@ from openapi_spec_validator import validate
 from runner.cli import verb_parser
 from runner.cli.serving.via import call_via
 from runner.ledger.file import LedgerFile
-from runner.ledger.ledger import Ledger, open_ledger
-from runner.ledger.rows import Accepted, AuditRow, digest
-from runner.lifecycle.supervisor import open_supervisor
+from runner.ledger.ledger import open_ledger
+from runner.ledger.rows import Accepted, digest
 from runner.outcome import EXIT, USAGE_ERROR
-from runner.serve import connections, listen
+from runner.serve import connections, daemon, listen
+from runner.serve import door as door_module
 from runner.serve.client import default_socket
-from runner.serve.daemon import DRAIN_SECONDS, Daemon, ServeOptions
+from runner.serve.desk import CallAnswer, Desk, DoorCall
+from runner.serve.event_stream import Emit, EventStream
+from runner.serve.metrics import Metrics
 from runner.serve.openapi import OPERATIONS, document
-from runner.serve.peer import DoorPeer, Rules, identify, read_token
+from runner.serve.peer import Departure, DoorPeer, Rules, identify, read_token
 from runner.serve.refusal import STATUS, Refused
 from runner.serve.routes import Routes
 from runner.serve.service_manager import Notifier, take_sockets, watchdog_seconds
 from tests.conftest import ROOT, SPARE_UID, Caller
+from tests.runner.serve.house import GET, TOKEN, answer, audited, code, house, request, status
 from tests.tables import check_rows
-
-TOKEN = b"t" * 43
-GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-
-class House:
-    """A daemon in this process, and its doors."""
-
-    def __init__(self, ledger: Ledger, unix: str, tcp: int) -> None:
-        self.ledger, self.unix, self.tcp = ledger, unix, tcp
-
-    async def connect(self, *, tcp: bool = False) -> trio.SocketStream:
-        if tcp:
-            return await trio.open_tcp_stream("127.0.0.1", self.tcp)
-        return await trio.open_unix_socket(self.unix)
-
-    async def ask(self, raw: bytes, *, tcp: bool = False) -> bytes:
-        """Send bytes, and return the answer when the door has closed or its body is complete."""
-        async with await self.connect(tcp=tcp) as stream:
-            with suppress(trio.BrokenResourceError):  # it may be refused before all is sent
-                await stream.send_all(raw)
-            return await answer(stream)
-
-
-async def answer(stream: trio.SocketStream) -> bytes:
-    found = b""
-    with trio.fail_after(60):
-        while b"\r\n\r\n" not in found or len(found.partition(b"\r\n\r\n")[2]) < _length(found):
-            data = await stream.receive_some(1 << 16)
-            if not data:
-                break
-            found += data
-    return found
-
-
-def _length(found: bytes) -> float:
-    for line in found.partition(b"\r\n\r\n")[0].lower().split(b"\r\n"):
-        if line.startswith(b"content-length:"):
-            return int(line.partition(b":")[2])
-    return math.inf
-
-
-async def audited(ledger: Ledger, codes: int) -> list[AuditRow]:
-    """The refusals in the audit, when there are so many different ones: no request waits for them."""
-    while True:
-        noted = await ledger.do(LedgerFile.audit, "refusal")
-        if len({row.detail for row in noted}) >= codes:
-            return noted
-
-
-def status(raw: bytes) -> int:
-    return int(raw.split(b" ")[1])
-
-
-def code(raw: bytes) -> str:
-    found: str = json.loads(raw.partition(b"\r\n\r\n")[2])["error"]["code"]
-    return found
-
-
-@asynccontextmanager
-async def house(folder: Path, told: list[str] | None = None, **options: Any) -> AsyncIterator[House]:
-    """`told`: gets what the daemon says about bugs."""
-
-    def say(text: str) -> None:
-        if told is not None and text.startswith("internal"):
-            told.append(text)
-
-    unix = listen.listen_unix(str(folder / "run/serve.sock"))
-    tcp = listen.listen_tcp("127.0.0.1:0", anywhere=False)
-    given = ServeOptions(
-        config=(str(folder / "none"),),
-        ledger=str(folder / "ledger/ledger.db"),
-        listeners=(unix, tcp),
-        rules=Rules(os.geteuid(), TOKEN),
-        **options,
-    )
-    with unix, tcp:
-        async with open_ledger(given.ledger, busy_seconds=0.0) as ledger, open_supervisor() as supervisor:
-            daemon = Daemon(given, supervisor, ledger, {}, say)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(daemon.run)
-                yield House(ledger, unix.getsockname(), tcp.getsockname()[1])
-                daemon._drain(0.0)
-
-
-def request(path: str = "/health", *headers: str, method: str = "GET", body: bytes = b"") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", f"Content-Length: {len(body)}", *headers, "", ""]
-    return "\r\n".join(lines).encode() + body
-
 
 # --- bad input ----------------------------------------------------------------------------------------------
 
@@ -295,6 +208,79 @@ async def test_a_client_that_does_not_read_is_closed(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.trio
+async def test_one_caller_leaves_room_for_the_bodies_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "MOST_HELD_BYTES", 1000)
+    bearer = f"Authorization: Bearer {TOKEN.decode()}"
+
+    def post(size: int) -> bytes:
+        return request("/deliveries", "Host: localhost", bearer, method="POST", body=b"x" * size)
+
+    async with house(tmp_path) as door:
+        assert code(await door.ask(post(500))) == "invalid_json"  # the control: half of the room is free
+        assert code(await door.ask(post(501))) == "busy"
+        async with await door.connect() as slow:
+            await slow.send_all(post(500)[:-1])
+            with trio.fail_after(60):
+                while code(await door.ask(post(2))) != "busy":
+                    pass  # until the door has read what it was sent
+            # Of what the first caller leaves, the next one gets half.
+            assert code(await door.ask(post(250), tcp=True)) == "invalid_json"
+            assert code(await door.ask(post(251), tcp=True)) == "busy"
+            await slow.send_all(b"x")
+            assert code(await answer(slow)) == "invalid_json"
+        assert code(await door.ask(post(500))) == "invalid_json"
+
+
+@pytest.mark.trio
+async def test_a_client_that_sent_much_ahead_is_noticed_when_it_goes(tmp_path: Path) -> None:
+    follow = request("/events", "Host: localhost")
+    async with house(tmp_path, most_connections=1) as door:
+        async with await door.connect() as stream:
+            await stream.send_all(follow)
+            assert b"200" in await stream.receive_some()
+            # More than the door reads ahead, and no more than that and what the kernel holds.
+            await stream.send_all(b"x" * (300 << 10))
+            assert status(await door.ask(GET)) == 503  # the control: its place is taken
+        with trio.fail_after(60):
+            while status(await door.ask(GET)) != 200:
+                pass
+
+
+@pytest.mark.trio
+async def test_head_of_a_stream_ends_and_leaves_no_subscriber(tmp_path: Path) -> None:
+    async with house(tmp_path) as door:
+        for path in ("/events", "/health", "/metrics"):
+            found = await door.ask(request(path, "Host: localhost", "Connection: close", method="HEAD"))
+            assert status(found) == 200 and found.endswith(b"\r\n\r\n")
+        assert code(await door.ask(request("/drain", "Host: localhost"))) == "no_route"
+
+
+@pytest.mark.trio
+async def test_a_streamed_call_that_is_cancelled_before_it_is_made_has_an_outcome(tmp_path: Path) -> None:
+    roster: Any = SimpleNamespace(effect=lambda plugin, tool: "unknown")
+    nobody: Any = None
+    async with open_ledger(str(tmp_path / "ledger.db")) as ledger:
+        desk = Desk(nobody, ledger, roster, Metrics())
+        row = await desk.accept(DoorCall("plugin", "tool", None))
+        assert not isinstance(row, CallAnswer) and desk.in_flight == 1
+
+        async def produce(emit: Emit) -> None:
+            raise AssertionError("it was made")
+
+        async def send(message: object) -> None:
+            await trio.lowlevel.checkpoint()
+
+        scope: Any = {"method": "POST", "state": {"departure": Departure()}}
+        with trio.CancelScope() as cancelled:
+            cancelled.cancel()
+            await EventStream(produce, lambda: desk.abandon(row))(scope, nobody, send)
+        found = await ledger.do(LedgerFile.invocation, row.id)
+        assert found is not None and (found.code, found.started, desk.in_flight) == ("cancelled", None, 0)
+
+
+@pytest.mark.trio
 async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(tmp_path: Path) -> None:
     async with house(tmp_path) as door:
         other = sqlite3.connect(door.ledger.path, isolation_level=None)
@@ -316,7 +302,7 @@ async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(t
 
 
 @pytest.mark.trio
-async def test_who_may_by_tcp(tmp_path: Path) -> None:
+async def test_who_may_by_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bearer = f"Authorization: Bearer {TOKEN.decode()}"
     rows: list[tuple[tuple[str, ...], int]] = [
         (("Host: localhost", bearer), 200),
@@ -369,11 +355,13 @@ async def test_who_may_by_tcp(tmp_path: Path) -> None:
         assert {json.loads(row.detail)["code"] for row in noted} == {"wrong_token", "host", "origin"}
         assert not [row for row in noted if TOKEN.decode() in row.detail]
         # Of very many refusals, the audit keeps some.
-        for _ in range(200):
+        monkeypatch.setattr(daemon, "_NOTES_PER_SECOND", 0)
+        for _ in range(30):
             await door.ask(request("/health", "Host: localhost"), tcp=True)
         text = await door.ask(request("/metrics", "Host: localhost"))
-        assert b'runner_refusals_total{reason="wrong_token"} 2' in text
-        assert len(await door.ledger.do(LedgerFile.audit, "refusal", 1000)) < 150
+        assert b'runner_refusals_total{reason="wrong_token"} 3' in text
+        # Those of the second in which the number was changed may still be noted.
+        assert len(await door.ledger.do(LedgerFile.audit, "refusal", 1000)) < len(noted) + 30
 
 
 @pytest.mark.trio
@@ -492,7 +480,7 @@ def test_units_start_the_daemon_as_it_is_and_set_nothing_that_stops_a_launch() -
         assert settings["Type"] == "notify" and "WatchdogSec" in settings and "Delegate" in settings
         _, verb, *words = settings["ExecStart"].split()
         assert verb_parser(verb).parse_args(words).config
-        assert float(settings["TimeoutStopSec"]) > DRAIN_SECONDS
+        assert float(settings["TimeoutStopSec"]) > daemon.DRAIN_SECONDS
     assert (
         f"ListenStream={default_socket({})}" in (folder / "runner-serve.socket").read_text() or os.geteuid()
     )
@@ -572,3 +560,25 @@ def test_sockets_of_the_service_manager_are_taken_and_not_passed_on(tmp_path: Pa
         each.close()
     assert done.stdout == f"{paths} [False, False] []\n", done.stderr
     assert take_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "2"}) == []
+
+
+def test_wrong_sockets_of_the_service_manager_end_the_command_in_one_sentence(tmp_path: Path) -> None:
+    program = (
+        "import os, socket, sys; sys.path[:0] = [sys.argv[1]]\n"
+        "from runner.cli import main\n"
+        "file, datagram, idle = open('/dev/null'), socket.socket(type=2), socket.socket()\n"
+        "for count, given in [('x', file), ('-1', file), ('9' * 12, file), ('1', None), ('1', file),\n"
+        "                     ('1', datagram), ('1', idle)]:\n"
+        "    os.dup2(given.fileno(), 3) if given else os.path.exists('/proc/self/fd/3') and os.close(3)\n"
+        "    os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=count)\n"
+        "    print(main(['serve', '--config', '/nowhere']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; os.dup(0)\n" + program, str(ROOT)], capture_output=True, text=True
+    )
+    assert done.stdout.split() == [str(USAGE_ERROR)] * 7, done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == 7 and all("unset LISTEN_FDS and LISTEN_PID" in line for line in said)
+    assert all("has to be a number" in line for line in said[:3])
+    assert all("descriptor 3 is not a socket" in line for line in said[3:])
+    assert all("does not listen" in line for line in said[5:])

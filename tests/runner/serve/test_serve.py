@@ -433,7 +433,7 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
             (2, "can be written by its group or by everybody"),
         ),
         ((*start, "--socket", str(token)), (2, "")),
-        ((*at, "--http", "127.0.0.1:0"), (2, "need a token; give --token-file FILE")),
+        ((*at, "--http", "127.0.0.1:0"), (2, "need a token or a certificate; give --token-file FILE")),
         ((*at, "--http", "127.0.0.1:0", "--token-file", str(token)), (2, "is not used")),
         ((*at, "--http", "0.0.0.0:0"), (2, "--http-anywhere")),
         ((*at, "--http", "example.com"), (2, "write an address and a port")),
