@@ -47,6 +47,7 @@ class ServeOptions(NamedTuple):
     listeners: tuple[socket.socket, ...]
     rules: Rules
     policy: str | None = None
+    settings: str | None = None
     drain_seconds: float = DRAIN_SECONDS
     most_connections: int = MOST_CONNECTIONS
     body_seconds: float = 30.0
@@ -73,7 +74,9 @@ class Daemon:
         self._notes = _NOTES_PER_SECOND
         self._noted_at = 0.0
         self._metrics = Metrics()
-        self._roster = Roster(supervisor, ledger, options.config, options.policy, environ, say)
+        self._roster = Roster(
+            supervisor, ledger, options.config, options.policy, options.settings, environ, say
+        )
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
         self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys)
 
