@@ -100,6 +100,8 @@ class _Reader:
                 self._unknown(keys, contract, (*_KEYS, *own))
             elif type(value) not in types:
                 self._fault(keys, "settings_type", f"{key} is not {' or '.join(_TYPES[t] for t in types)}")
+            elif value == "":
+                self._fault(keys, "settings_value", f"{key}: its value is empty")
             elif key in own:
                 self._option(keys, own[key], value, options, secrets)
             elif key == "secrets":
@@ -143,7 +145,7 @@ class _Reader:
         secrets: dict[str, Any],
     ) -> None:
         if option.secret:
-            secrets[option.flag] = _token(self._secret(keys, value))
+            secrets[option.flag] = _as_text(_token(self._secret(keys, value)))
         elif option.reads_file:
             text = self._file(keys, value).decode("utf-8", "replace")
             options |= {option.name: text, f"{option.name}_file": self._path(value)}
