@@ -194,6 +194,12 @@ def shelf(folder: Path, nothing_left: None) -> Path:
     program = folder / "plugins/vai_devkit/bin/plugin"
     text = program.read_text().replace('    op, body = request["op"], request["body"]\n', LEAK)
     program.write_text(text)
+    # ... and kaged's shows its configuration.
+    program = folder / "plugins/kaged_quirks/plugin.py"
+    text = program.read_text().replace('{"got": params}', '{"got": params, "config": config}')
+    update = '    secrets.update(params.get("system_config") or {})\n'
+    text = text.replace(update, update + "    config.update(params.get('config') or {})\n")
+    program.write_text(text.replace("\nsecrets = {}\n", "\nsecrets, config = {}, {}\n"))
     for path in (folder / "plugins", *(folder / "plugins").rglob("*")):
         path.chmod(0o755)
     (folder / "settings.toml").write_text(SETTINGS)
@@ -244,7 +250,7 @@ def check_parked(caller: Caller, served: Served) -> None:
 
 def check_plugins(served: Served) -> None:
     status, found = served.call("quirks", "store", {"text": "x"})
-    assert status == 200, found
+    assert (status, found["value"]["config"]) == (200, {"store": "a"}), found
     status, found = served.call("acme.devkit", "search", {})
     assert status == 200, found
     seen = found["value"]["structured_output"]
@@ -254,8 +260,8 @@ def check_plugins(served: Served) -> None:
     status, found = served.call("acme.devkit", "reader", {})
     assert (status, found["error"]["cause"]) == (400, "binding.invalid")
     # The caller cannot bring another binding, or secrets.
-    for more in ({"binding": "x"}, {"secrets": {"api_key": "x"}}, {"options": {}}):
-        body = {"tool": "search", "input": {}, **more}
+    for key in ("binding", "secrets", "options"):
+        body = {"tool": "search", "input": {}, key: "x"}
         assert served.ask("POST", "/plugins/acme.devkit/calls", body)[0] == 400
     body = {"tool": "search", "input": {}, "context": {"org_id": "org_8"}}
     status, found = served.ask("POST", "/plugins/acme.devkit/calls", body)
