@@ -294,9 +294,12 @@ class LedgerFile:
         found = self._connection.execute(
             "SELECT * FROM deliveries WHERE id > ?1 || '~' AND id < ?1 || char(127)", (event.id,)
         )
-        rows = [DeliveryRow(*row) for row in found]
-        known = [row for row in rows if row.id == hook_id(event.id, row.plugin, row.hook)]
-        if any((row.event, row.context) != (event.event, event.context) for row in known):
+        known, differs = [], False
+        for row in map(DeliveryRow._make, found):
+            if row.id == hook_id(event.id, row.plugin, row.hook):
+                differs |= (row.event, row.context) != (event.event, event.context)
+                known.append(row._replace(event=event.event, context=event.context))  # in memory once
+        if differs:
             raise DeliveryConflict(f"there is another event with the id {event.id!a}")
         return known or [
             self.enqueue(event._replace(id=hook_id(event.id, plugin, hook), plugin=plugin, hook=hook))

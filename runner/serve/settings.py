@@ -3,7 +3,7 @@
 The file has a table for each plugin that needs one, by its name:
 
     [notes]
-    config = "notes.json"              # or a table
+    config = "notes.json"               # or a table
     secrets = {api_key = "@notes.key"}  # or env:NAME
 
 It is as strict as a policy: whoever could change it, or a file that it names, decides what plugins get. An
@@ -132,7 +132,8 @@ class _Reader:
                 raise ValueError("args: one of them is not a text")
             if "config" in fields:
                 wire.encode(fields["config"])  # TOML has dates
-            Spec("settings", "settings", **{**fields, "config": None}).checked().invocation()
+            others = {**fields, "config": None, "limits": None}
+            Spec("settings", "settings", **others).checked().invocation()
         except ValueError as error:
             self._fault(keys, "settings_value", str(error))
 
