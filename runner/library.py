@@ -179,6 +179,11 @@ class OpenPlugin:
         return self._over if self._session is None else self._session.state.over
 
     @property
+    def parked(self) -> int:
+        """Cages that calls can take at once."""
+        return 0 if self._settings.parking is None else self._settings.parking.waiting
+
+    @property
     def pid(self) -> int | None:
         """The first process of its cell. None: each call has a process of its own."""
         return None if self._session is None else self._session.state.cell.plugin_pid
@@ -414,24 +419,22 @@ async def open_plugin(
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
     require_trio()
-    for name, given in (("policy", policy), ("state_dir", state_dir)):
-        if given is not None and not os.fspath(given):
-            raise ValueError(f"{name}: its value is empty")
     if parked < 0:
         raise ValueError(f"parked: {parked} is not a number of cages: 0 or more")
     secrets = hide_secrets(secrets)
-    invocation = Invocation(
-        manifest=os.fspath(path),
+    given = OpenArguments(
+        policy=policy,
+        config=config,
         contract=contract,
         server=server,
-        policy=None if policy is None else os.fspath(policy),
-        state_dir=None if state_dir is None else os.fspath(state_dir),
-        args=tuple(args),
-        overrides=Overrides(env=_check_env(env or {}), limits=_check_limits(limits or {})),
-        options=_check_options({} if options is None else options),
+        state_dir=state_dir,
+        args=args,
+        env=env,
+        limits=limits,
+        options=options,
     )
     settings = _SessionSettings(
-        await trio.to_thread.run_sync(with_config, invocation, config),
+        await trio.to_thread.run_sync(make_invocation, path, given),
         dict(os.environ if environ is None else environ),
         services,
         config,
@@ -470,6 +473,28 @@ async def open_plugin(
         opened = OpenPlugin(plugin, session, settings, pool)
         with opened._send_event:
             yield opened
+
+
+def make_invocation(path: Path, given: OpenArguments) -> Invocation:
+    """What `open_plugin` launches with these arguments. May read the manifest. Raises ValueError."""
+    policy, state_dir = given.get("policy"), given.get("state_dir")
+    for name, value in (("policy", policy), ("state_dir", state_dir)):
+        if value is not None and not os.fspath(value):
+            raise ValueError(f"{name}: its value is empty")
+    options = given.get("options")
+    invocation = Invocation(
+        manifest=os.fspath(path),
+        contract=given.get("contract"),
+        server=given.get("server"),
+        policy=None if policy is None else os.fspath(policy),
+        state_dir=None if state_dir is None else os.fspath(state_dir),
+        args=tuple(given.get("args", ())),
+        overrides=Overrides(
+            env=_check_env(given.get("env") or {}), limits=_check_limits(given.get("limits") or {})
+        ),
+        options=_check_options({} if options is None else options),
+    )
+    return with_config(invocation, given.get("config"))
 
 
 def _load(invocation: Invocation) -> ManifestRead:

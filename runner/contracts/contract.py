@@ -171,6 +171,11 @@ class Contract(Protocol):
         right."""
         return ()
 
+    def hooks_for(self, plugin: Plugin, event: str) -> tuple[str, ...]:
+        """Names of the plugin's hooks that want events of this type, by its manifest."""
+        hooks = dict(plugin.exports).get("hooks", ()) if "hook" in self.calls else ()
+        return (event,) if event in hooks else ()
+
     # --- its supervision ----------------------------------------------------------------------------------
 
     def supervision(self, plugin: Plugin) -> Supervision:

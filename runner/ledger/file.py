@@ -40,6 +40,7 @@ from runner.ledger.rows import (
     LedgerRefusal,
     Verdict,
     digest,
+    hook_id,
 )
 from runner.ledger.schema import APPLICATION_ID, MIGRATIONS, migrate
 from sandbox.policy.load import trust_fault
@@ -176,6 +177,7 @@ class LedgerFile:
                     results.append(order(self))
                 except LedgerRefusal as refusal:
                     connection.execute("ROLLBACK TO one")
+                    self._waiting_bytes = None
                     results.append(refusal)
                 connection.execute("RELEASE one")
             connection.execute("COMMIT")
@@ -284,6 +286,25 @@ class LedgerFile:
         row = DeliveryRow(*delivery, "queued", 0, 0, now, now, None, None, None)
         self._connection.execute(f"INSERT INTO deliveries VALUES ({', '.join('?' * len(row))})", row)
         return row
+
+    def enqueue_all(self, event: Delivery, hooks: Sequence[tuple[str, str]]) -> list[DeliveryRow]:
+        """Store a delivery of an event to each of these plugins' hooks, or none. `event`: a delivery without
+        plugin and hook. The same event again changes nothing, also if other hooks want it by now: it returns
+        the rows that there are. Raises DeliveryConflict if another event has its id, and DeliveriesFull."""
+        found = self._connection.execute(
+            "SELECT * FROM deliveries WHERE id > ?1 || '~' AND id < ?1 || char(127)", (event.id,)
+        )
+        known, differs = [], False
+        for row in map(DeliveryRow._make, found):
+            if row.id == hook_id(event.id, row.plugin, row.hook):
+                differs |= (row.event, row.context) != (event.event, event.context)
+                known.append(row._replace(event=event.event, context=event.context))  # in memory once
+        if differs:
+            raise DeliveryConflict(f"there is another event with the id {event.id!a}")
+        return known or [
+            self.enqueue(event._replace(id=hook_id(event.id, plugin, hook), plugin=plugin, hook=hook))
+            for plugin, hook in hooks
+        ]
 
     def _make_room(self, delivery: Delivery | DeliveryRow) -> None:
         """Count a delivery among those that wait. Raises DeliveriesFull."""

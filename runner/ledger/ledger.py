@@ -6,7 +6,7 @@ cancelled task: a call that was accepted is in the ledger, and its caller has to
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -64,6 +64,13 @@ class Ledger:
         """Store a delivery. When this returns, it survives the end of the machine. Raises
         DeliveryConflict."""
         stored: DeliveryRow = await self._submit(lambda file: file.enqueue(delivery), durable=True)
+        return stored
+
+    async def enqueue_all(self, event: Delivery, hooks: Sequence[tuple[str, str]]) -> list[DeliveryRow]:
+        """Store a delivery of an event to each of these hooks, or none, as `enqueue` stores one."""
+        stored: list[DeliveryRow] = await self._submit(
+            lambda file: file.enqueue_all(event, hooks), durable=True
+        )
         return stored
 
     async def claim(self, most: int, name: Callable[[], str], busy: tuple[str, ...] = ()) -> list[Attempt]:

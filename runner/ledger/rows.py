@@ -92,6 +92,11 @@ class Delivery(NamedTuple):
     context: str = "{}"  # JSON
 
 
+def hook_id(event: str, plugin: str, hook: str) -> str:
+    """The id of the delivery to one hook of an event that goes to several."""
+    return f"{event}~{hashlib.sha256(json.dumps([plugin, hook]).encode()).hexdigest()[:24]}"
+
+
 class DeliveryRow(NamedTuple):
     """A row of the table. The fields are its columns, in their order."""
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.library import OpenArguments, Path, hide_secrets
+from runner.launch.stages import Invocation
+from runner.library import OpenArguments, Path, hide_secrets, make_invocation
 from runner.lifecycle.machine import StateName
 from runner.protocol.dialect import Identity
 from runner.protocol.host_services import Services
@@ -31,6 +32,7 @@ class Spec(NamedTuple):
     env: Mapping[str, str] | None = None
     args: Sequence[str] = ()
     state_dir: Path | None = None
+    parked: int | None = None  # as of `runner.open_plugin`; None: 1 for a plugin that is eager, else 0
     pending: str = ""  # why it may not start, such as an approval that is missing
     numbers: Mapping[str, Any] = {}  # in place of the contract's: fields of runner.supervision.Supervision
 
@@ -40,6 +42,8 @@ class Spec(NamedTuple):
             raise ValueError(f"name: {self.name!r} is not a name: a text that can be printed")
         if not os.fspath(self.path):
             raise ValueError("path: its value is empty")
+        if self.parked is not None and self.parked < 0:
+            raise ValueError(f"parked: {self.parked} is not a number of cages: 0 or more")
         self.adjust(Supervision())
         return self._replace(secrets=hide_secrets(self.secrets))
 
@@ -52,6 +56,10 @@ class Spec(NamedTuple):
         if fault := fault_of(adjusted):
             raise ValueError(f"numbers: {fault}")
         return adjusted
+
+    def invocation(self) -> Invocation:
+        """What is launched. May read the manifest. Raises ValueError."""
+        return make_invocation(self.path, self.opening())
 
     def opening(self) -> OpenArguments:
         return OpenArguments(
@@ -79,6 +87,7 @@ class Status(NamedTuple):
     attempts: int  # failures in a row
     restarts: int  # since it was added
     sessions: int  # cells that live
+    parked: int  # cages that wait for calls, where each call has a process of its own
     in_flight: int  # calls
     queued: int  # calls
     pids: tuple[int, ...]  # the first process of each cell; none where each call has a process of its own

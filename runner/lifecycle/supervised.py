@@ -299,7 +299,9 @@ class SupervisedPlugin:
         opened: OpenPlugin | None = None
         try:
             with cell.scope:
-                async with open_plugin(cell.spec.path, **cell.spec.opening()) as opened:
+                spec = cell.spec
+                parked = int(self.state.numbers.eager) if spec.parked is None else spec.parked
+                async with open_plugin(spec.path, **spec.opening(), parked=parked) as opened:
                     cell.opened, cell.ready_at = opened, trio.current_time()
                     self._identity = opened.identity
                     opened.on_stderr(self.log.add)
@@ -353,6 +355,7 @@ class SupervisedPlugin:
             attempts=state.attempts,
             restarts=state.restarts,
             sessions=len(state.cells),
+            parked=sum(each.parked for each in self.sessions),
             in_flight=state.in_flight,
             queued=state.waiting,
             pids=self.pids,

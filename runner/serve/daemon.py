@@ -51,6 +51,7 @@ class ServeOptions(NamedTuple):
     rules: Rules
     tls: DoorTls | None = None  # for TCP
     policy: str | None = None
+    settings: str | None = None
     drain_seconds: float = DRAIN_SECONDS
     most_connections: int = MOST_CONNECTIONS
     body_seconds: float = 30.0
@@ -79,7 +80,9 @@ class Daemon:
         self._strangers = 0  # that no line has told
         self._stranger_told = -math.inf
         self._metrics = Metrics()
-        self._roster = Roster(supervisor, ledger, options.config, options.policy, environ, say)
+        self._roster = Roster(
+            supervisor, ledger, options.config, options.policy, options.settings, environ, say
+        )
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
         self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys)
 

@@ -23,6 +23,7 @@ _MOST_AT_ONCE = 16
 _MOST_SLEEP_SECONDS = 60.0  # the clock of the machine may be set meanwhile
 _LEDGER_SECONDS = 1.0
 _MOST_ID = 256
+_MOST_EVENT_ID = 200  # the ids of deliveries to several hooks are longer
 _HELD = ("pending", "stopped")  # by a person, who will start it again: its deliveries wait
 
 
@@ -124,15 +125,30 @@ def _verdict(error: PluginError | PluginFailure) -> Verdict:
 
 
 def delivery_of(document: dict[str, Any]) -> Delivery:
-    """The delivery in the body of a request. Raises ValueError."""
-    if strays := sorted(document.keys() - {"id", "plugin", "hook", "event", "context"}):
+    """The delivery in the body of a request. Without a hook it is for all that want such events. Raises
+    ValueError."""
+    known = {"id", "plugin", "event", "context", "hook" if "hook" in document else "type"}
+    if strays := sorted(document.keys() - known):
         raise ValueError(f"the body has the unknown key {strays[0][:60]!a}")
-    name = document.get("id", f"del_{secrets.token_hex(12)}")
-    for key, value in (("id", name), ("plugin", document.get("plugin")), ("hook", document.get("hook"))):
-        if not isinstance(value, str) or not 0 < len(value) <= _MOST_ID or not value.isprintable():
-            raise ValueError(f"{key}: it has to be a text of 1 to {_MOST_ID} printable characters")
+    given = {"id": f"del_{secrets.token_hex(12)}", **document}
+    names = [key for key in ("id", "plugin", "hook", "type") if key in given]
+    if "hook" in given and "plugin" not in given:
+        raise ValueError("plugin: it has to say whose hook it is; or leave hook out")
+    for key in names:
+        value, most = given[key], _MOST_ID if "hook" in given else _MOST_EVENT_ID
+        if not isinstance(value, str) or not 0 < len(value) <= most or not value.isprintable():
+            raise ValueError(f"{key}: it has to be a text of 1 to {most} printable characters")
     event, context = document.get("event"), document.get("context", {})
     if not isinstance(event, dict) or not isinstance(context, dict):
         raise ValueError("event, and context if there is one, have to be objects")
     texts = (json.dumps(each, sort_keys=True) for each in (event, context))
-    return Delivery(name, document["plugin"], document["hook"], *texts)
+    return Delivery(given["id"], given.get("plugin", ""), given.get("hook", ""), *texts)
+
+
+def type_of(document: dict[str, Any]) -> str:
+    """The type of an event that goes to all hooks that want it. Raises ValueError."""
+    inside = document["event"].get("type")
+    found = document.get("type", inside)
+    if not isinstance(found, str) or inside not in (None, found):
+        raise ValueError("type: write the event's type, or say in hook which one it is for")
+    return found

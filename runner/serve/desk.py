@@ -18,6 +18,7 @@ from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome, outcome_document
 from runner.protocol.memory import size_of
+from runner.protocol.secrets import Secrets
 from runner.serve.metrics import Metrics
 from runner.serve.refusal import STATUS, Refused, error_document, outcome_error
 from runner.serve.roster import Roster
@@ -111,6 +112,7 @@ class Desk:
         """Make an accepted call. Its outcome is in the ledger when this returns or raises."""
         began, started = time.monotonic(), time.time()
         held = self._in_flight[row.id]
+        hiders = [self._roster.secrets(request.plugin)]
         answer: CallAnswer | None = None
         outcome = _BUG  # until something else is known
         invocation: dict[str, Any] | None = None
@@ -147,7 +149,8 @@ class Desk:
             body: str | None = None
             with trio.CancelScope(shield=True):
                 output = await off_loop_if_large(digest, value) if outcome.code == "ok" else Digest()
-                if row.key is not None and answer is not None:
+                hiders.append(self._roster.secrets(request.plugin))  # they may have changed meanwhile
+                if row.key is not None and answer is not None and not await _tells(answer, hiders):
                     body = await off_loop_if_large(json.dumps, [answer.status, answer.document])
                 await self._ledger.end(
                     row.id, EndOfCall(outcome.code, output, json.dumps(record), body, started)
@@ -186,6 +189,15 @@ async def off_loop_if_large(function: Callable[[Any], Value], value: Any) -> Val
     return await trio.to_thread.run_sync(function, value)
 
 
+async def _tells(answer: CallAnswer, hiders: list[Secrets]) -> bool:
+    """Whether the answer has a secret in it. Its caller gets it all the same; the ledger does not."""
+
+    def differs(value: Any) -> bool:
+        return any(hider.hide_in(value) is not value for hider in hiders)
+
+    return any(hiders) and await off_loop_if_large(differs, answer.document)
+
+
 def _earlier(row: InvocationRow) -> CallAnswer:
     """The answer to a call whose key is known."""
     if row.ended is None:
@@ -200,9 +212,8 @@ def _earlier(row: InvocationRow) -> CallAnswer:
         hint = f"its effect class is {row.effect}, so it is not repeated; find out, and call with a new key"
         return CallAnswer(409, error_document(UNKNOWN, message, hint, id=row.id), replayed)
     if row.answer is None:
-        message = (
-            f"the call {row.id} with this key ended with {row.code}, and its answer was too large to keep"
-        )
+        message = f"the call {row.id} with this key ended with {row.code}, and its answer was not kept"
+        message += ": it is too large, or has a secret in it"
         return CallAnswer(410, error_document("answer_not_kept", message, id=row.id), replayed)
     status, document = json.loads(row.answer)
     return CallAnswer(status, document, replayed)

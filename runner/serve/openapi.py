@@ -96,8 +96,12 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("record", "GET", "/calls/{call}", "The record of one call.", "Record"),
     Operation("cancel", "DELETE", "/calls/{call}", "Cancel a call in flight.", "Cancelled", 202),
     Operation(
-        *("deliver", "POST", "/deliveries", "Store an event for a hook. It is delivered at least once."),
-        *("Delivery", 202),
+        "deliver",
+        "POST",
+        "/deliveries",
+        "Store an event for a hook; without `hook`, for all that want its type. Each gets it at least once.",
+        "Stored",
+        202,
         body="Event",
     ),
     Operation(
@@ -157,6 +161,7 @@ _SCHEMAS: dict[str, Schema] = {
         restarts={"type": "integer"},
         in_flight={"type": "integer"},
         queued={"type": "integer"},
+        parked={"type": "integer"},
         manifest=_TEXT,
         version=_TEXT,
     ),
@@ -180,8 +185,8 @@ _SCHEMAS: dict[str, Schema] = {
     "Calls": _object("calls", calls=_list("Record")),
     "Event": {
         **_object(
-            "plugin hook event",
-            **dict.fromkeys(("id", "plugin", "hook"), _TEXT),
+            "event",
+            **dict.fromkeys(("id", "plugin", "hook", "type"), _TEXT),
             event={"type": "object"},
             context={"type": "object"},
         ),
@@ -193,6 +198,8 @@ _SCHEMAS: dict[str, Schema] = {
         state={"type": "string", "enum": ["queued", "running", "acked", "dead"]},
         attempt={"type": "integer"},
     ),
+    "Stored": {"oneOf": [{"$ref": f"#/components/schemas/{each}"} for each in ("Delivery", "Spread")]},
+    "Spread": _object("id deliveries", id=_TEXT, deliveries=_list("Delivery")),
     "Deliveries": _object("deliveries", deliveries=_list("Delivery")),
     "Audit": _object("audit", audit={"type": "array", "items": {"type": "object"}}),
 }

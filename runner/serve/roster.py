@@ -1,7 +1,8 @@
 """The daemon's plugins, kept in step with the configuration.
 
-A file with a fault keeps the plugins that it had. A plugin that asks for more than policy and approvals give
-is pending: it is known, and does not start. Only local files decide that; no request to the door does.
+A file with a fault keeps the plugins that it had; settings with a fault keep what they gave to each of them.
+A plugin that asks for more than policy and approvals give is pending: it is known, and does not start. So is
+one that is new while the settings have a fault. Only local files decide that; no request to the door does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from runner.launch.prepare import decide
 from runner.launch.read import load
 from runner.launch.report import report
 from runner.launch.run import rehearse
-from runner.launch.stages import Invocation, Stage, Stopwatch
+from runner.launch.stages import Stage, Stopwatch
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import Effect
@@ -27,7 +28,10 @@ from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.spec import Spec, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
+from runner.protocol.secrets import Secrets
+from runner.serve.settings import Settings, read_settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
+from sandbox.document.diagnostic import Diagnostic
 from sandbox.identity.state import state_root
 from sandbox.speed.value import NamedTuple
 
@@ -36,7 +40,10 @@ _MOST_DENIALS = 5  # that a reason names
 
 class _Entry(NamedTuple):
     source: PluginSource
-    pending: str
+    settings: (
+        Mapping[str, Any] | None
+    )  # fields of its Spec. None: the settings have a fault since it is known
+    pending: str = ""
 
 
 class Roster:
@@ -46,6 +53,7 @@ class Roster:
         ledger: Ledger,
         paths: tuple[str, ...],
         policy: str | None,
+        settings: str | None,
         environ: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
@@ -53,6 +61,7 @@ class Roster:
         self._ledger = ledger
         self._paths = paths
         self._policy = policy
+        self._settings = settings
         self._environ = environ
         self._say = say
         self._turn = trio.Lock()
@@ -66,15 +75,15 @@ class Roster:
         async with self._turn:
             if name is not None and name not in self._entries:
                 raise UnknownPlugin(name)
-            found = await trio.to_thread.run_sync(scan, self._paths)
+            found, given, wanted = await trio.to_thread.run_sync(self._read)
             # Where approvals come to be: the folder itself may not exist yet.
             approvals = approvals_folder(self._environ) or ""
-            self.watched = (*found.watched, approvals, os.path.dirname(approvals))
-            for fault in found.faults:
+            self.watched = (*found.watched, *given.watched, approvals, os.path.dirname(approvals))
+            faults = (*found.faults, *(_fault_of(each) for each in given.diagnostics))
+            for fault in faults:
                 if fault not in self.faults:
                     self._say(f"{fault.path}: {fault.message}")
-            self.faults = found.faults
-            wanted = await trio.to_thread.run_sync(self._judge, self._kept(found))
+            self.faults = faults
             for gone in self._entries.keys() - wanted.keys():
                 await self._remove(gone)
             async with trio.open_nursery() as nursery:
@@ -91,16 +100,33 @@ class Roster:
         kept = (source for source in old if source.path in faulty or source.path.startswith(hidden))
         return [*found.sources, *kept]
 
-    def _judge(self, sources: list[PluginSource]) -> dict[str, _Entry]:
-        return {source.name: _Entry(source, self._pending(source)) for source in sources}
+    def _read(self) -> tuple[SourceScan, Settings, dict[str, _Entry]]:
+        """What the files say now. Changes nothing."""
+        found = scan(self._paths)
+        sources, given = self._kept(found), Settings()
+        if self._settings is not None:
+            contracts = {source.name: source.plugin.contract for source in sources}
+            given = read_settings(self._settings, contracts, self._environ)
+        wanted = {}
+        for source in sources:
+            known = self._entries.get(source.name)
+            fields: Mapping[str, Any] | None = given.plugins.get(source.name, {})
+            if given.faulty:
+                fields = None if known is None else known.settings
+            entry = _Entry(source, fields)
+            wanted[source.name] = entry._replace(pending=self._pending(entry))
+        return found, given, wanted
 
-    def _pending(self, source: PluginSource) -> str:
+    def _pending(self, entry: _Entry) -> str:
         """Why nothing of the plugin may start, or ''."""
+        source = entry.source
+        if entry.settings is None:
+            return f"the settings {self._settings} have a fault"
         if find_contract(source.plugin.contract).prepared_calls is not None:
             return ""  # its cage depends on the call, so each call is judged
         watch = Stopwatch()
         try:
-            decide(load(self._invocation(source), watch), self._environ, watch)
+            decide(load(self._spec(entry).invocation(), watch), self._environ, watch)
         except Failure as failure:
             if failure.outcome.code != "policy_denied":
                 return ""  # its start reports it
@@ -108,8 +134,17 @@ class Roster:
             return "; ".join([failure.outcome.message, *denials[:_MOST_DENIALS]])
         return ""
 
-    def _invocation(self, source: PluginSource) -> Invocation:
-        return Invocation(manifest=source.path, server=source.server, policy=self._policy)
+    def _spec(self, entry: _Entry) -> Spec:
+        source = entry.source
+        return Spec(
+            source.name,
+            source.path,
+            server=source.server,
+            policy=self._policy,
+            environ=self._environ,
+            pending=entry.pending,
+            **(entry.settings or {}),
+        )
 
     async def _put(self, entry: _Entry) -> None:
         source = entry.source
@@ -118,16 +153,7 @@ class Roster:
         await self._note(source.name, {"change": word, "digest": source.digest, "pending": entry.pending})
         if entry.pending:
             self._say(f"{source.name} is pending: {entry.pending}")
-        await self._supervisor.replace(
-            Spec(
-                source.name,
-                source.path,
-                server=source.server,
-                policy=self._policy,
-                environ=self._environ,
-                pending=entry.pending,
-            )
-        )
+        await self._supervisor.replace(self._spec(entry))
 
     async def _remove(self, name: str) -> None:
         del self._entries[name]
@@ -159,6 +185,21 @@ class Roster:
         calls = find_contract(entry.source.plugin.contract).prepared_calls
         return "unknown" if calls is None else calls.effect(entry.source.plugin, tool)
 
+    def secrets(self, name: str) -> Secrets:
+        """The operator's, of a plugin."""
+        entry = self._entries.get(name)
+        found = None if entry is None else (entry.settings or {}).get("secrets")
+        return Secrets() if found is None else found
+
+    def hooks_for(self, event: str, name: str | None = None) -> list[tuple[str, str]]:
+        """Plugins and their hooks that subscribe to an event, by their manifests: all, or those of one."""
+        plugins = {each: entry.source.plugin for each, entry in self._entries.items() if name in (None, each)}
+        return [
+            (each, hook)
+            for each, plugin in plugins.items()
+            for hook in find_contract(plugin.contract).hooks_for(plugin, event)
+        ]
+
     def hook_keys(self, name: str) -> Sequence[str]:
         """The keys of a hook's context, by the plugin's contract."""
         entry = self._entries.get(name)
@@ -169,18 +210,22 @@ class Roster:
         entry = self._entries.get(name)
         if entry is None:
             raise UnknownPlugin(name)
-        return await trio.to_thread.run_sync(self._explain, entry.source)
+        return await trio.to_thread.run_sync(self._explain, entry)
 
-    def _explain(self, source: PluginSource) -> dict[str, Any]:
+    def _explain(self, entry: _Entry) -> dict[str, Any]:
         outcome = Outcome("ok", "plan", "the plugin may be launched")
         stage: Stage | None
         try:
-            stage = rehearse(self._invocation(source), self._environ)
+            stage = rehearse(self._spec(entry).invocation(), self._environ)
         except Failure as failure:
             stage, outcome = failure.stage, failure.outcome
         full = report(stage, outcome, EXIT[outcome.code])
         kept = ("plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
         return {key: full[key] for key in kept if key in full}
+
+
+def _fault_of(found: Diagnostic) -> SourceFault:
+    return SourceFault(found.place, f"{found.message}; {found.hint}" if found.hint else found.message)
 
 
 def default_ledger(environ: Mapping[str, str]) -> str:

@@ -19,11 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import DeliveriesFull, DeliveryConflict, DeliveryState
+from runner.ledger.rows import DeliveriesFull, Delivery, DeliveryConflict, DeliveryState
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol import wire
-from runner.serve.deliveries import Deliveries, delivery_of
+from runner.serve.deliveries import Deliveries, delivery_of, type_of
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
@@ -36,6 +36,7 @@ _MOST_KEY = 255
 # The ledger keeps names whole. Without a bound they could hold what a body holds, and push out other rows.
 _MOST_NAME = 4096  # characters: it may be the address of a resource
 _MOST_KIND = 64
+_MOST_HOOKS = 1000  # that one event goes to
 _MOST_PROGRESS = 256  # events of one call that wait for a slow reader
 _SHORT_BYTES = 64 << 10  # a longer body is parsed in a thread
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
@@ -281,20 +282,34 @@ class Routes:
     # --- deliveries and audit -------------------------------------------------------------------------------
 
     async def deliver(self, request: Request) -> Response:
+        document = await _document(request)
         try:
-            delivery = delivery_of(await _document(request))
+            delivery = delivery_of(document)
+            event = "" if delivery.hook else type_of(document)
         except ValueError as error:
             raise Refused(400, "invalid_delivery", str(error)) from None
-        if delivery.plugin not in {each.name for each in self._supervisor.plugins()}:
+        if delivery.plugin and delivery.plugin not in {each.name for each in self._supervisor.plugins()}:
             raise UnknownPlugin(delivery.plugin)
         try:
-            row = await self._ledger.enqueue(delivery)
+            if delivery.hook:
+                answer = (await self._ledger.enqueue(delivery))._asdict()
+            else:
+                answer = await self._fan_out(delivery, event)
         except DeliveryConflict as conflict:
             raise Refused(
                 409, "delivery_conflict", str(conflict), "give each event an id of its own"
             ) from None
         self._deliveries.wake()
-        return _Json(row._asdict(), 202)
+        return _Json(answer, 202)
+
+    async def _fan_out(self, event: Delivery, kind: str) -> dict[str, Any]:
+        hooks = self._roster.hooks_for(kind, event.plugin or None)
+        if len(hooks) > _MOST_HOOKS:
+            message = f"{len(hooks)} hooks want this event; {_MOST_HOOKS} are the most"
+            raise Refused(413, "too_many_hooks", message, "deliver it to one plugin at a time")
+        rows = await self._ledger.enqueue_all(event._replace(plugin=""), hooks)
+        shown = ("id", "plugin", "hook", "state", "attempt")  # not the event, for each of them again
+        return {"id": event.id, "deliveries": [{key: getattr(row, key) for key in shown} for row in rows]}
 
     async def deliveries(self, request: Request) -> Response:
         word = request.query_params.get("state")

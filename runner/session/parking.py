@@ -33,6 +33,9 @@ AGE_SECONDS = 60.0
 # How long a call waits for a cell that is almost parked, and for a released one to start. Then the call is
 # launched as any other.
 _TAKE_SECONDS = 2.0
+# After which the first cell that could not be parked is tried once more: its plugin may have been changed a
+# moment ago (SETTLED_SECONDS in sandbox/look.py).
+_AGAIN_SECONDS = 3.0
 
 
 class ParkedFor(NamedTuple):
@@ -79,6 +82,8 @@ class Parking:
         self._latest: ParkedCell | None = None  # a call may have taken it before it was ready
         self._faults: list[tuple[ParkedFor, float]] = []  # what could not be parked, and when to try again
         self.fault = ""  # why the last one could not
+        self._is_first_fault = True
+        self._closed = trio.Event()
         self.taken = 0  # calls that had a parked cell
 
     @property
@@ -111,6 +116,7 @@ class Parking:
     def close(self) -> None:
         """End all parked cells. Those that calls have taken end with their calls."""
         self._most = 0
+        self._closed.set()
         for parked in (*self._cells,):
             self._throw_away(parked)
 
@@ -206,12 +212,21 @@ class Parking:
                             await parked.leave.wait()
                     self._throw_away(parked)
         except Exception as error:  # noqa: BLE001 -- a call that is launched as any other raises it again
+            if self._is_first_fault and not self._closed.is_set():
+                self._is_first_fault = False
+                self._nursery.start_soon(self._fill_later, parked.serves)
             self.fault = error.outcome.message if isinstance(error, Failure) else str(error)
             self._faults.append((parked.serves, trio.current_time() + self._seconds))
         finally:
             parked.ready.set()
             self._throw_away(parked)
             parked.ended.set()
+
+    async def _fill_later(self, serves: ParkedFor) -> None:
+        with trio.move_on_after(_AGAIN_SECONDS):
+            await self._closed.wait()
+        self._faults.clear()
+        self._fill(serves)
 
 
 def _place() -> tuple[object, ...]:

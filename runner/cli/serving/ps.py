@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NAME = "ps"
 HELP = "list the plugins of a daemon (runner serve) and their states"
 EXAMPLE = "runner ps --json"
-_TITLES = ("NAME", "STATE", "FOR", "CONTRACT", "CELLS", "CALLS", "RESTARTS", "REASON")
+_TITLES = ("NAME", "STATE", "FOR", "CONTRACT", "CELLS", "PARKED", "CALLS", "RESTARTS", "REASON")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,5 +44,5 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
     reason = "" if each["state"] == "ready" else each["reason"]
     return (
         *(printable(each["name"]), each["state"], format_duration(seconds), each["contract"] or "?"),
-        *(str(each["sessions"]), calls, str(each["restarts"]), printable(reason)),
+        *(str(each["sessions"]), str(each["parked"]), calls, str(each["restarts"]), printable(reason)),
     )

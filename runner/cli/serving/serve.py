@@ -68,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", metavar="NAME|FILE", help="the policy for all plugins")
     parser.add_argument(
+        "--settings",
+        metavar="FILE",
+        help="a TOML file with a table for each plugin that needs one: config, secrets, limits, state_dir,"
+        " env, args, parked, eager, numbers, and what its contract has as options (binding, project, …)",
+    )
+    parser.add_argument(
         "--drain", metavar="TIME", default="30s", help="for calls in flight at the end (default: 30s)"
     )
 
@@ -136,13 +142,16 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     from runner.serve.service_manager import take_sockets
     from sandbox.units import parse_limit
 
-    for name in ("socket", "http", "token_file", "tls_cert", "tls_key", "client_ca", "ledger", "policy"):
+    files = ("token_file", "tls_cert", "tls_key", "client_ca", "ledger", "policy", "settings")
+    for name in ("socket", "http", *files):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
     try:
         drain = float(parse_limit("call", args.drain))
     except ValueError as error:
         raise ValueError(f"--drain {args.drain}: {error}") from None
+    if args.settings is not None and not os.path.isfile(args.settings):
+        raise ValueError(f"--settings {args.settings}: there is no such file")
     token = b"" if args.token_file is None else read_token(args.token_file)
     tls = _tls(args)
     listeners += take_sockets(os.environ)
@@ -172,5 +181,6 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         rules=Rules(os.geteuid(), token, names),
         tls=tls,
         policy=args.policy,
+        settings=None if args.settings is None else os.path.abspath(args.settings),
         drain_seconds=drain,
     )

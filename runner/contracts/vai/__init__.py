@@ -100,6 +100,11 @@ class VaiContract(Contract):
 
         return launch_fault(plugin)
 
+    def hooks_for(self, plugin: Plugin, event: str) -> tuple[str, ...]:
+        from runner.contracts.vai.declared import declared_by
+
+        return tuple(each.id for each in declared_by(plugin).exports if event in each.subscribes_to)
+
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
         from runner.contracts.vai.cage import exports_asked
 

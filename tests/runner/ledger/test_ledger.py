@@ -24,6 +24,7 @@ from runner.ledger.rows import (
     EndOfCall,
     KeyReused,
     digest,
+    hook_id,
 )
 from runner.ledger.schema import MIGRATIONS
 from sandbox.identity.accounts import is_private_group
@@ -234,6 +235,37 @@ def test_many_refusals_push_out_nothing_else(path: str, monkeypatch: pytest.Monk
     file.do(LedgerFile.prune)
     assert [row.caller for row in file.audit("refusal")] == [str(number) for number in range(29, 19, -1)]
     assert len(file.audit("grant")) == 1
+    file.close()
+
+
+def test_an_event_for_several_hooks_is_stored_for_all_of_them_or_none(path: str) -> None:
+    file = open_file(path, bounds=LedgerBounds(size=400_000))
+    hooks = [("one", "h"), ("two", "h"), ("two", "other")]
+    event = Delivery("e1", "", "", EVENT)
+    rows = file.do(LedgerFile.enqueue_all, event, hooks)
+    assert [(row.plugin, row.hook) for row in rows] == hooks and len({row.id for row in rows}) == 3
+    assert all(row.id.startswith("e1~") and (row.state, row.event) == ("queued", EVENT) for row in rows)
+    # Twice is once, also if other hooks want it by now, and after attempts.
+    assert len(file.do(LedgerFile.claim, 1, lambda: "call_1")) == 1
+    for wanted in (hooks, [("three", "h")], []):
+        again = file.do(LedgerFile.enqueue_all, event, wanted)
+        assert sorted(row.id for row in again) == sorted(row.id for row in rows)
+    assert {row.state for row in again} == {"queued", "running"}
+    with pytest.raises(DeliveryConflict):
+        file.do(LedgerFile.enqueue_all, event._replace(event="{}"), hooks)
+    # Other ids that begin with this one are not of this event, and a delivery with one of its ids is refused.
+    file.do(LedgerFile.enqueue, Delivery("e2~x", "one", "h", EVENT))
+    file.do(LedgerFile.enqueue, Delivery(hook_id("e2", "two", "h"), "one", "h", EVENT))
+    with pytest.raises(DeliveryConflict):
+        file.do(LedgerFile.enqueue_all, event._replace(id="e2"), hooks)
+    stored = {row.id for row in file.deliveries(most=1000) if row.id.startswith("e2~")}
+    assert stored == {"e2~x", hook_id("e2", "two", "h")}
+    # No room for the last: none is stored, and none counts.
+    large = Delivery("e3", "", "", json.dumps("x" * 40_000))
+    for _ in range(3):
+        with pytest.raises(DeliveriesFull):
+            file.do(LedgerFile.enqueue_all, large, hooks)
+    assert len(file.do(LedgerFile.enqueue_all, large, hooks[:2])) == 2
     file.close()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.contracts.registry import contract_names, example_folder, find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
@@ -378,6 +379,53 @@ async def test_a_plugin_that_no_longer_answers_is_restarted(shelf: Path) -> None
         assert "timeout" in (await news_of(feed, "bare", "crashed")).reason
         assert "sum" in json.dumps((await supervisor.call("bare", "add", {"a": 1, "b": 2})).value)
         assert status(supervisor, "bare").pids != (pid,)
+
+
+@pytest.mark.trio
+async def test_a_kaged_plugin_that_misses_its_health_checks_is_restarted_and_at_last_disabled(
+    shelf: Path, mock_clock: MockClock
+) -> None:
+    """The clock almost stands still while a process starts or has to answer, however busy the machine is."""
+    mock_clock.rate = 0.1  # not 0: what looks again after a moment has to go on
+    shutil.copytree(ROOT / "tests/plugins/kaged_quirks", shelf / "quirks")
+    _open_to_all(shelf / "quirks")
+    given = spec("quirks", shelf / "quirks", state_dir=shelf / "state")
+    async with open_supervisor(jitter=lambda: 0.0) as supervisor:
+        # The control: it answers each check, here with an error, and is left alone.
+        await supervisor.replace(given)
+        await supervisor.start("quirks")
+        [session] = supervisor._plugins["quirks"].sessions
+        assert session._session is not None
+        state = session._session.state
+        for number in range(1, 4):
+            while state.dialect.counters.get("health_checks", 0) < number:
+                mock_clock.jump(1.0)
+                await wait_all_tasks_blocked(0.01)
+            while not state.alive.is_set():
+                await wait_all_tasks_blocked(0.01)
+        assert (status(supervisor, "quirks").state, status(supervisor, "quirks").restarts) == ("ready", 0)
+        # It hangs at the first check of each start.
+        feed = supervisor.subscribe()
+        await supervisor.replace(given._replace(args=("hangs",)))
+        seen: dict[int, float] = {}  # pid -> when it was ready
+        while (found := status(supervisor, "quirks")).state != "quarantined":
+            for pid in found.pids:
+                seen.setdefault(pid, trio.current_time())
+            if found.state != "starting":
+                mock_clock.jump(1.0)
+            await wait_all_tasks_blocked(0.01)
+        assert len(seen) == 5 and found.restarts == 4
+        assert found.reason == (
+            "timeout: there was no answer to health.check within 5s (it failed 5 times within 600 seconds)"
+        )
+        feed.close()
+        pauses = [news.facts["seconds"] async for news in feed if news.what == "respawning"]
+        assert pauses == [1.0, 2.0, 4.0, 8.0]
+        refused = await failure_of(supervisor, "quirks", "store")
+        assert isinstance(refused, Unavailable) and refused.state == "quarantined"
+        await supervisor.replace(given)
+        await supervisor.start("quirks")
+        assert (await supervisor.call("quirks", "store", {"text": "x"})).value["got"]["text"] == "x"
 
 
 KILLED = """

@@ -15,7 +15,7 @@ import pytest
 
 from runner.ledger.rows import UNKNOWN
 from runner.serve.client import Client, NoDaemon
-from tests.conftest import Caller
+from tests.conftest import Caller, descendants, vanished
 from tests.runner.serve.served import Served, put_plugins, serving, serving_by
 from tests.runner.serve.shelf import put_example
 from tests.runner.serve.test_serve import event
@@ -212,11 +212,11 @@ LEDGER, SUPERVISOR = "runner.ledger.ledger Ledger", "runner.lifecycle.supervisor
 
 
 @contextmanager
-def killed_at(step: str, caller: Caller, folder: Path) -> Iterator[Served]:
+def killed_at(step: str, caller: Caller, folder: Path, *options: str) -> Iterator[Served]:
     """A daemon that is killed at a step."""
 
     def start(*words: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        argv = [*caller.prefix, *caller.python, "-c", _KILLED, step, *words]
+        argv = [*caller.prefix, *caller.python, "-c", _KILLED, step, *words, *options]
         pipe = subprocess.PIPE
         return subprocess.Popen(argv, env={**caller.environ, **env}, stdout=pipe, stderr=pipe, cwd="/")
 
@@ -300,6 +300,37 @@ def test_a_daemon_killed_at_any_step_of_a_delivery_ends_it_and_counts_every_atte
                 assert (found["attempt"], attempts) == (wanted[1], [1])
                 if wanted[0] == "queued":
                     assert (found["code"], found["due"] > found["created"]) == (UNKNOWN, True)
+            served.end()
+
+    check_rows(rows, check)
+
+
+@pytest.mark.broad  # some 10 s: that a killed daemon leaves no parked cell is in the ordinary suite
+def test_a_daemon_killed_while_a_cell_is_parked_or_released_leaves_nothing_and_tells_the_call(
+    runner_as: Caller, plugin_dir: Path, nothing_left: None
+) -> None:
+    (plugin_dir / "plugins").mkdir()
+    put_example("rune", "rune0", plugin_dir / "plugins")
+    for path in (plugin_dir / "plugins").rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    (plugin_dir / "settings.toml").write_text("[rune0]\neager = true\n")
+    (plugin_dir / "settings.toml").chmod(0o644)
+    settings = ("--settings", str(plugin_dir / "settings.toml"))
+    parking = "runner.session.parking Parking"
+    rows = {f"{when} {parking} _release": UNKNOWN for when in ("before", "after")}
+
+    def check(step: str, wanted: str) -> None:
+        others = descendants()
+        with killed_at(step, runner_as, plugin_dir, *settings) as served:
+            assert wait_for(lambda: served.plugin("rune0")["parked"] == 1)
+            below = descendants() - others
+            with pytest.raises(NoDaemon):
+                served.call("rune0", "greet", {"name": "you"}, Idempotency_Key=step)
+        assert len(below) > 4 and vanished(below)
+        with serving(runner_as, plugin_dir, *settings) as served:
+            calls = served.ask("GET", "/calls")[1]["calls"]
+            assert [each["code"] for each in calls if each["key"] == step] == [wanted]
+            assert served.call("rune0", "greet", {"name": "you"})[0] == 200
             served.end()
 
     check_rows(rows, check)

@@ -439,6 +439,7 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
         ((*at, "--http", "example.com"), (2, "write an address and a port")),
         ((*at, "--drain", "soon"), (2, "--drain")),
         ((*at, "--policy", ""), (2, "--policy: its value is empty")),
+        ((*at, "--settings", str(shelf / "none")), (2, "none: there is no such file")),
         ((*at, "--ledger", str(open_folder / "ledger.db")), (10, "is not used")),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,29 @@ async def test_calls_of_a_plugin_take_parked_cells(shelf: Path) -> None:
             is_sound(plugin.report)
             assert list(plugin.report["timings"])[3:6] == ["launch", "parked", "handshake"]
             assert plugin.report["outcome"]["code"] == "ok"
+
+
+async def test_a_plugin_that_was_changed_a_moment_ago_is_parked_when_that_has_settled(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, began = shelf / "rune_echo/rterm-plugin.json", time.time()
+    os.utime(manifest, (began, began + 86400.0))  # it cannot settle by itself
+    faults: list[str] = []
+    again = Parking._fill_later
+
+    async def settle(parking: Parking, serves: ParkedFor) -> None:
+        faults.append(parking.fault)
+        os.utime(manifest, (began, began))
+        await again(parking, serves)
+
+    monkeypatch.setattr(Parking, "_fill_later", settle)
+    monkeypatch.setattr(parking_module, "_AGAIN_SECONDS", 0.0)
+    with trio.fail_after(SECONDS):
+        async with open_parking(1) as parking:
+            parking.fill(invocation(shelf), environ(shelf))
+            while not parking.waiting:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+    assert len(faults) == 1 and "was changed a moment ago" in faults[0]
 
 
 async def test_one_cell_serves_one_of_two_calls(shelf: Path) -> None:

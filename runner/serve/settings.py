@@ -1,0 +1,256 @@
+"""What the operator gives to the daemon's plugins: `runner serve --settings FILE`.
+
+The file has a table for each plugin that needs one, by its name:
+
+    [notes]
+    config = "notes.json"               # or a table
+    secrets = {api_key = "@notes.key"}  # or env:NAME
+
+It is as strict as a policy: whoever could change it, or a file that it names, decides what plugins get. An
+unknown key is a fault. No message has anything of a secret.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from runner.contracts.contract import Contract, ContractOption
+from runner.contracts.registry import all_contracts, find_contract
+from runner.lifecycle.spec import Spec
+from runner.protocol import wire
+from runner.protocol.secrets import Secrets
+from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity, did_you_mean, quoted
+from sandbox.document.read import parse, read_bounded
+from sandbox.policy.load import trust_fault
+from sandbox.spec import KeyPath, Limits
+from sandbox.speed.value import NamedTuple
+from sandbox.units import parse_limit
+
+_MOST_PARKED = 16
+# The keys of each table, beside the options of the plugin's contract, and the types that each may have.
+_KEYS: Mapping[str, tuple[type, ...]] = {
+    "config": (str, dict),
+    "secrets": (str, dict),
+    "limits": (dict,),
+    "env": (dict,),
+    "args": (list,),
+    "state_dir": (str,),
+    "parked": (int,),
+    "eager": (bool,),
+    "numbers": (dict,),
+}
+_TYPES = {str: "a text", dict: "a table", list: "a list", int: "a whole number", bool: "true or false"}
+
+
+class Settings(NamedTuple):
+    plugins: Mapping[str, Mapping[str, Any]] = {}  # by name: fields of runner.lifecycle.Spec
+    diagnostics: tuple[Diagnostic, ...] = ()  # a table that no plugin has is a warning
+    watched: tuple[str, ...] = ()  # folders in which a change may mean other settings
+
+    @property
+    def faulty(self) -> bool:
+        """Nothing of it counts."""
+        return any(each.severity == "error" for each in self.diagnostics)
+
+
+def read_settings(path: str, contracts: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
+    """`contracts`: of the daemon's plugins, by their names. Never raises for what is in a file."""
+    path = os.path.abspath(path)
+    try:
+        return _Reader(path, environ).read(contracts)
+    except DocumentError as error:
+        return Settings({}, error.diagnostics, (os.path.dirname(path),))
+
+
+class _Reader:
+    def __init__(self, path: str, environ: Mapping[str, str]) -> None:
+        self._folder = os.path.dirname(path)
+        self._environ = environ
+        self._faults: list[Diagnostic] = []
+        self._watched = {self._folder: None}
+        if (fault := trust_fault(path, "the settings file")) is not None:
+            raise DocumentError(Diagnostic(path, 0, 0, "settings_untrusted", *fault))
+        self._document = parse(path, read_bounded(path), "toml")
+
+    def read(self, contracts: Mapping[str, str]) -> Settings:
+        found: dict[str, Mapping[str, Any]] = {}
+        for name, table in self._document.data.items():
+            if name not in contracts:
+                near = next((each for each in contracts if each.startswith(f"{name}.")), "")
+                hint = f'write ["{near}"], in quotes' if near else did_you_mean(name, contracts)
+                message = f"there is no plugin {quoted(name)}: its settings are not used"
+                self._fault((name,), "settings_plugin", message, hint, "warning")
+            elif not isinstance(table, dict):
+                self._fault((name,), "settings_type", f"{quoted(name)} is no table; write [{name}]")
+            else:
+                found[name] = self._table(name, table, find_contract(contracts[name]))
+        return Settings(found, tuple(self._faults), tuple(self._watched))
+
+    def _table(self, name: str, table: dict[str, Any], contract: Contract) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        options: dict[str, str] = {}
+        secrets: dict[str, Any] = {}
+        own = options_of(contract)
+        for key, value in table.items():
+            keys = (name, key)
+            types = (str,) if key in own else _KEYS.get(key)
+            if types is None:
+                self._unknown(keys, contract, (*_KEYS, *own))
+            elif type(value) not in types:
+                self._fault(keys, "settings_type", f"{key} is not {' or '.join(_TYPES[t] for t in types)}")
+            elif value == "":
+                self._fault(keys, "settings_value", f"{key}: its value is empty")
+            elif key in own:
+                self._option(keys, own[key], value, options, secrets)
+            elif key == "secrets":
+                secrets |= self._secrets(keys, value, contract)
+            elif key == "config":
+                fields["config"] = self._json(keys, value) if isinstance(value, str) else value
+            elif key == "limits":
+                fields["limits"] = self._limits(keys, value)
+            elif key == "parked" and not 0 <= value <= _MOST_PARKED:
+                self._fault(keys, "settings_value", f"parked is not a number from 0 to {_MOST_PARKED}")
+            elif key == "eager":
+                fields["numbers"] = {**fields.get("numbers", {}), "eager": value}
+            elif key == "numbers":
+                fields["numbers"] = {**value, **fields.get("numbers", {})}
+            else:
+                fields[key] = self._path(value) if key == "state_dir" else value
+        if options:
+            fields["options"] = options
+        if secrets:
+            fields["secrets"] = Secrets(secrets)
+        self._check((name,), fields)
+        return fields
+
+    def _check(self, keys: KeyPath, fields: dict[str, Any]) -> None:
+        """By the rules of the library."""
+        try:
+            if not all(isinstance(word, str) for word in fields.get("args", ())):
+                raise ValueError("args: one of them is not a text")
+            if "config" in fields:
+                wire.encode(fields["config"])  # TOML has dates
+            others = {**fields, "config": None, "limits": None}
+            Spec("settings", "settings", **others).checked().invocation()
+        except ValueError as error:
+            self._fault(keys, "settings_value", str(error))
+
+    def _option(
+        self,
+        keys: KeyPath,
+        option: ContractOption,
+        value: str,
+        options: dict[str, str],
+        secrets: dict[str, Any],
+    ) -> None:
+        if option.secret:
+            secrets[option.flag] = _as_text(_token(self._secret(keys, value)))
+        elif option.reads_file:
+            text = self._file(keys, value).decode("utf-8", "replace")
+            options |= {option.name: text, f"{option.name}_file": self._path(value)}
+        else:
+            options[option.name] = self._path(value) if option.metavar == "DIR" else value
+
+    def _json(self, keys: KeyPath, name: str) -> Any:
+        raw = self._file(keys, name)
+        try:
+            return wire.decode(raw) if raw else None
+        except wire.WireFault as fault:
+            where = f": {fault.detail}" if keys[-1] == "config" else ""  # its text may be a secret's
+            self._fault(keys, "settings_file", f"{self._path(name)} is not JSON that can be used{where}")
+
+    def _secrets(self, keys: KeyPath, given: Any, contract: Contract) -> dict[str, Any]:
+        if not {"secrets", "secret_files"} & set(contract.takes):
+            self._fault(keys, "settings_value", f"the contract {contract.name} sends its plugins no secrets")
+            return {}
+        if isinstance(given, str):
+            found = self._json(keys, given)
+            if isinstance(found, dict) and "secrets" in contract.takes:
+                return found
+            self._fault(keys, "settings_value", "secrets has to be a table, or a file with a JSON object")
+            return {}
+        texts = "secrets" in contract.takes  # sent in a message; otherwise the bytes are a file
+        found = {name: self._secret((*keys, name), source) for name, source in given.items()}
+        return {name: _as_text(_token(raw) if texts else raw) for name, raw in found.items()}
+
+    def _secret(self, keys: KeyPath, source: Any) -> bytes:
+        """The bytes that @FILE or env:NAME stands for. The source itself may be a secret, by mistake."""
+        if isinstance(source, str) and source.startswith("@"):
+            return self._file(keys, source[1:])
+        if isinstance(source, str) and source.startswith("env:"):
+            value = self._environ.get(source[4:])
+            if not value:
+                self._fault(keys, "settings_value", "the daemon's environment has no such variable")
+            return os.fsencode(value or "")
+        self._fault(keys, "settings_value", "write @FILE, or env:NAME for a variable of the daemon")
+        return b""
+
+    def _limits(self, keys: KeyPath, given: dict[str, Any]) -> dict[str, Any]:
+        for name, value in given.items():
+            if name not in Limits._fields:
+                hint = did_you_mean(name, Limits._fields) or f"there are {', '.join(Limits._fields)}"
+                self._fault((*keys, name), "settings_key", f"no limit is called {quoted(name)}", hint)
+                continue
+            try:
+                parse_limit(name, value)
+            except ValueError as error:
+                self._fault((*keys, name), "settings_value", f"{name}: {error}")
+        return given
+
+    # --- files and faults -----------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        """Of a file or folder that the settings name."""
+        return os.path.join(self._folder, name)
+
+    def _file(self, keys: KeyPath, name: str) -> bytes:
+        """The bytes of a file that others cannot change; none if it has a fault."""
+        path = self._path(name)
+        self._watched[os.path.dirname(path)] = None
+        fault = trust_fault(path, "the file")
+        if fault is not None:
+            self._fault(keys, "settings_untrusted", f"{path} is not used: {fault[0]}", fault[1])
+            return b""
+        try:
+            raw = read_bounded(path)
+        except DocumentError as error:
+            self._fault(keys, "settings_file", f"{path}: {error.diagnostics[0].message}")
+            return b""
+        if not raw:
+            self._fault(keys, "settings_file", f"{path}: the file is empty")
+        return raw
+
+    def _unknown(self, keys: KeyPath, contract: Contract, known: tuple[str, ...]) -> None:
+        key = str(keys[-1])
+        owners = [each.name for each in all_contracts() if key in options_of(each)]
+        if owners:
+            hint = f"it is for plugins of {' and '.join(owners)}, and this is one of {contract.name}"
+        else:
+            hint = did_you_mean(key, known) or f"there are {', '.join(known)}"
+        self._fault(keys, "settings_key", f"{quoted(key)} is not a key of a plugin's settings", hint)
+
+    def _fault(
+        self, keys: KeyPath, rule: str, message: str, hint: str = "", severity: Severity = "error"
+    ) -> None:
+        self._faults.append(self._document.diagnostic(keys, rule, message, hint, severity))
+
+
+def options_of(contract: Contract) -> dict[str, ContractOption]:
+    """The options of `runner call` for plugins of a contract that are not about one call."""
+    calls = contract.prepared_calls
+    once = () if calls is None else calls.OPTIONS_OF_ONE_CALL
+    return {each.name: each for each in contract.options if "call" in each.verbs and each.name not in once}
+
+
+def _token(raw: bytes) -> bytes:
+    """A line end behind a token in a file is not part of it."""
+    return raw.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _as_text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
