@@ -12,6 +12,8 @@ from typing import Any
 
 import trio
 
+from runner.serve.page.page import Page
+from runner.serve.page.sessions import Session
 from runner.serve.peer import DoorPeer, Rules, identify
 from runner.serve.refusal import Refused
 
@@ -46,6 +48,7 @@ class Door:
         *,
         on_refused: Callable[[DoorPeer, Refused], None],
         on_connected: Callable[[DoorPeer, str], None],
+        page: Page | None = None,
         most_bytes: int = MOST_BODY_BYTES,
         body_seconds: float = BODY_SECONDS,
     ) -> None:
@@ -53,6 +56,7 @@ class Door:
         self._rules = rules
         self._on_refused = on_refused
         self._on_connected = on_connected
+        self._page = page
         self._held = 0  # bytes of bodies in memory
         self._most_bytes = most_bytes
         self._body_seconds = body_seconds
@@ -67,7 +71,19 @@ class Door:
         body = _Body()
         try:
             headers = _headers(scope)
-            scope["state"]["caller"] = caller = identify(peer, headers, self._rules)
+            session: Session | None = None
+
+            def by_page() -> str | None:
+                nonlocal session
+                if self._page is None:
+                    return None
+                found = self._page.identify(scope["method"], scope["path"], headers)
+                if found is not None:
+                    session = found[1]
+                return None if found is None else found[0]
+
+            scope["state"]["caller"] = caller = identify(peer, headers, self._rules, by_page)
+            scope["state"]["session"] = session
             if not scope["state"]["greeted"]:
                 scope["state"]["greeted"].append(True)  # the list belongs to the connection
                 self._on_connected(peer, caller)
@@ -78,7 +94,11 @@ class Door:
             async def replay() -> Message:
                 return given.pop() if given else await receive()
 
-            await self._application(scope, replay, send)
+            if self._page is None or session is None:
+                await self._application(scope, replay, send)
+            else:
+                with self._page.sessions.bound(session):
+                    await self._application(scope, replay, send)
         except Refused as refused:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_drop, receive)

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable
 
 from runner.serve.refusal import Refused
 from sandbox.policy.load import trust_fault
@@ -27,6 +28,8 @@ class DoorPeer(NamedTuple):
 
 
 TOKEN = "token"  # the name of every caller by TCP
+PAGE = "page"  # or of a session of the page
+VISITOR = "visitor"  # or of anybody, for the files of the page
 
 
 class Rules(NamedTuple):
@@ -43,10 +46,15 @@ def unix_peer(connection: socket.socket) -> DoorPeer:
     return DoorPeer(uid, pid)
 
 
-def identify(peer: DoorPeer, headers: dict[str, list[str]], rules: Rules) -> str:
+def identify(
+    peer: DoorPeer,
+    headers: dict[str, list[str]],
+    rules: Rules,
+    by_page: Callable[[], str | None] | None = None,
+) -> str:
     """The caller's name, as it stands in the ledger. Raises Refused.
 
-    `headers`: by their names in small letters."""
+    `headers`: by their names in small letters. `by_page`: the caller by TCP that the page knows, or None."""
     if peer.uid is not None:
         if peer.uid not in (rules.owner, 0):
             raise Refused(
@@ -57,6 +65,8 @@ def identify(peer: DoorPeer, headers: dict[str, list[str]], rules: Rules) -> str
         return f"uid:{peer.uid}"
     _require_name(headers, rules)
     _require_own_origin(headers, rules)
+    if by_page is not None and (found := by_page()) is not None:
+        return found
     given = headers.get("authorization", [])
     scheme, _, word = (given[0] if len(given) == 1 else "").partition(" ")
     shown = word.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""

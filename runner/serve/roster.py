@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
 from sandbox.identity.state import state_root
+from sandbox.spec import Denial, Limits
 from sandbox.speed.value import NamedTuple
 
 _MOST_DENIALS = 5  # that a reason names
@@ -37,6 +39,13 @@ _MOST_DENIALS = 5  # that a reason names
 class _Entry(NamedTuple):
     source: PluginSource
     pending: str
+
+
+class Judgement(NamedTuple):
+    """What policy and approvals give a plugin and refuse it, as of the last reload."""
+
+    limits: Limits = Limits()
+    denials: tuple[Denial, ...] = ()
 
 
 class Roster:
@@ -57,6 +66,7 @@ class Roster:
         self._say = say
         self._turn = trio.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._judgements: dict[str, Judgement] = {}
         self.faults: tuple[SourceFault, ...] = ()
         self.watched: tuple[str, ...] = ()
 
@@ -99,9 +109,12 @@ class Roster:
         if find_contract(source.plugin.contract).prepared_calls is not None:
             return ""  # its cage depends on the call, so each call is judged
         watch = Stopwatch()
+        self._judgements.pop(source.name, None)
         try:
-            decide(load(self._invocation(source), watch), self._environ, watch)
+            granted = decide(load(self._invocation(source), watch), self._environ, watch).grant
+            self._judgements[source.name] = Judgement(granted.limits, granted.denials)
         except Failure as failure:
+            self._judgements[source.name] = Judgement(denials=failure.outcome.denials)
             if failure.outcome.code != "policy_denied":
                 return ""  # its start reports it
             denials = [f"{each.asked}: {each.reason}" for each in failure.outcome.denials if each.required]
@@ -131,6 +144,7 @@ class Roster:
 
     async def _remove(self, name: str) -> None:
         del self._entries[name]
+        self._judgements.pop(name, None)
         await self._note(name, {"change": "removed"})
         await self._supervisor.remove(name)
 
@@ -150,6 +164,19 @@ class Roster:
             plugin = entry.source.plugin
             found |= {"manifest": entry.source.path, "id": plugin.id, "version": plugin.version}
         return found
+
+    def judgement(self, name: str) -> Judgement:
+        return self._judgements.get(name, Judgement())
+
+    def allow(self, name: str) -> str:
+        """The command by which a person allows what the plugin asks for. Empty: a name in it has characters
+        that a terminal would obey."""
+        entry = self._entries.get(name)
+        if entry is None or not (entry.source.path + (entry.source.server or "")).isprintable():
+            return ""
+        server = () if entry.source.server is None else ("--server", entry.source.server)
+        policy = () if self._policy is None else ("--policy", self._policy)
+        return shlex.join(("runner", "allow", entry.source.path, *server, *policy))
 
     def effect(self, name: str, tool: str) -> Effect:
         """The effect class of a tool, by the manifest. Where the contract has none, it is unknown."""

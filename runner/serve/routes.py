@@ -26,8 +26,9 @@ from runner.serve.deliveries import Deliveries, delivery_of
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream, call_when_gone
 from runner.serve.metrics import CONTENT_TYPE, Metrics
-from runner.serve.openapi import OPERATIONS, document
-from runner.serve.peer import TOKEN
+from runner.serve.openapi import OPERATIONS, Operation, document
+from runner.serve.page.page import Page
+from runner.serve.peer import PAGE, TOKEN, VISITOR
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 
@@ -56,6 +57,7 @@ class Routes:
         deliveries: Deliveries,
         roster: Roster,
         metrics: Metrics,
+        page: Page,
         drain: Callable[[float | None], None],
         say: Callable[[str], None],
     ) -> None:
@@ -65,22 +67,28 @@ class Routes:
         self._deliveries = deliveries
         self._roster = roster
         self._metrics = metrics
+        self._page = page
         self._drain = drain
         self._say = say
 
     def application(self) -> Starlette:
         routes = [
-            Route(each.path, self._handler(getattr(self, each.name), each.local), methods=[each.method])
+            Route(each.path, self._handler(getattr(self, each.name), each), methods=[each.method])
             for each in OPERATIONS
         ]
+        routes += self._page.routes(self._handler)
         return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
     def _handler(
-        self, handle: Callable[[Request], Awaitable[Response]], local: bool
+        self, handle: Callable[[Request], Awaitable[Response]], operation: Operation | None = None
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                if local and _only_own(request):
+                caller = request.scope["state"]["caller"]
+                if operation is not None and caller == VISITOR:
+                    raise Refused(401, "wrong_token", "the request has no valid token")
+                by_page = operation is not None and operation.page and caller == PAGE
+                if operation is not None and operation.local and _only_own(request) and not by_page:
                     raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
                 return await handle(request)
             except UnknownPlugin as unknown:
@@ -147,6 +155,12 @@ class Routes:
                 feed.close()
 
         return EventStream(produce)
+
+    async def open_page(self, request: Request) -> Response:
+        return _Json(self._page.open(), 201)
+
+    async def end_sessions(self, request: Request) -> Response:
+        return _Json({"ended": self._page.sessions.end_all()})
 
     # --- plugins --------------------------------------------------------------------------------------------
 
@@ -324,7 +338,7 @@ class Routes:
 def _only_own(request: Request) -> str | None:
     """The caller, if it may see and cancel its own calls only: a network caller has less than a local one."""
     caller: str = request.scope["state"]["caller"]
-    return caller if caller == TOKEN else None
+    return caller if caller in (TOKEN, PAGE, VISITOR) else None
 
 
 async def _document(request: Request) -> dict[str, Any]:
