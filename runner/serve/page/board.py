@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,12 +20,13 @@ import trio
 from runner import __version__
 from runner.ledger.file import LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import InvocationRow
+from runner.ledger.rows import AuditRow, InvocationRow
 from runner.lifecycle.spec import Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.desk import Desk
 from runner.serve.metrics import Metrics, Usage, usage_below
+from runner.serve.peer import VISITOR
 from runner.serve.roster import Roster
 from sandbox.speed.value import NamedTuple
 
@@ -35,6 +36,7 @@ _LOOK_SECONDS = 1.0
 _BEAT_SECONDS = 10.0  # a page that hears nothing for longer takes the connection for lost
 _SETTLE_SECONDS = 0.1  # several things change at once
 _MOST_ROWS = 50
+_MOST_AUDITED = 200  # of which the same are one row
 _MOST_PLUGINS = 500
 _MOST_TEXT = 2000  # characters of a text that a plugin or a client may have written
 _MOST_HEARD = 100  # network connections and pieces of advice
@@ -145,10 +147,10 @@ class Board:
         with suppress(LedgerUnusable):  # the daemon's section says so
             rows = await self._ledger.do(LedgerFile.invocations, None, None, None, _MOST_ROWS)
             made["calls"] = [_call(row) for row in rows]
-            refusals = await self._ledger.do(LedgerFile.audit, "refusal", _MOST_ROWS)
-            arrivals = await self._ledger.do(LedgerFile.audit, "connection", _MOST_ROWS)
-            made["refusals"] = [*self._denials(), *(_audited(row) for row in refusals if not row.plugin)]
-            made["connections"] = [*self._heard(self._network), *(_audited(row) for row in arrivals)]
+            refusals = await self._ledger.do(LedgerFile.audit, "refusal", _MOST_AUDITED)
+            arrivals = await self._ledger.do(LedgerFile.audit, "connection", _MOST_AUDITED)
+            made["refusals"] = [*self._denials(), *_audited(row for row in refusals if not row.plugin)]
+            made["connections"] = [*self._heard(self._network), *_audited(arrivals)]
         told = False
         for name, value in made.items():
             text = json.dumps(value)
@@ -261,8 +263,17 @@ def _call(row: InvocationRow) -> dict[str, Any]:
     )
 
 
-def _audited(row: Any) -> dict[str, Any]:
-    return _cut({"at": row.at, "caller": row.caller, "plugin": row.plugin, "detail": json.loads(row.detail)})
+def _audited(rows: Iterable[AuditRow]) -> list[dict[str, Any]]:
+    """Rows about the door, the newest first. The same thing of the same caller is one row."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        detail = {key: value for key, value in json.loads(row.detail).items() if key != "pid"}
+        if row.caller == VISITOR:
+            continue  # it has got a file
+        first = {"at": row.at, "caller": row.caller, "detail": detail, "times": 0}
+        known = found.setdefault((row.caller, json.dumps(detail)), first)
+        known["times"] += 1
+    return list(found.values())[:_MOST_ROWS]
 
 
 def _cut(row: dict[str, Any]) -> dict[str, Any]:

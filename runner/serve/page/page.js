@@ -47,6 +47,7 @@ function clock(seconds) {
   return today ? when.toLocaleTimeString([], { hourCycle: "h23" }) : when.toLocaleString([], { dateStyle: "short", timeStyle: "short", hourCycle: "h23" });
 }
 
+const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const amount = (name, value) => SIZES.includes(name) ? bytes(value) : TIMES.includes(name) ? duration(value) : String(value);
 
 // --- elements -----------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ function showOverview() {
   }
   const took = calls.map((each) => each.seconds).filter((each) => each !== null).sort((a, b) => a - b);
   put(at("latency"), took.length ? duration(took[took.length >> 1]) : "–");
-  put(at("latency-note"), took.length ? `median of the last ${took.length}; slowest ${duration(took[took.length - 1])}` : "no calls yet");
+  put(at("latency-note"), took.length ? `median of ${took.length} calls, slowest ${duration(took[took.length - 1])}` : "no calls yet");
   const sum = (of) => Object.values(of).reduce((total, each) => total + each, 0);
   const memory = samples.map((each) => sum(each.memory)), rates = perMinute(samples.map((each) => sum(each.calls)));
   const now = memory.at(-1) ?? 0, rate = rates.at(-1) ?? 0;
@@ -210,7 +211,8 @@ function showPlugins() {
     chosen.dataset.names = JSON.stringify(names);
     const before = chosen.value;
     chosen.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
-    if (names.includes(before)) chosen.value = before;
+    const first = board.plugins.find((each) => each.state === "ready") ?? board.plugins[0];
+    chosen.value = names.includes(before) ? before : (first?.name ?? "");
     if (chosen.value !== before) followLog();
   }
 }
@@ -225,17 +227,19 @@ function fillPlugin(row, plugin) {
   const { name, id, version, contract, manifest, state, reason, since, restarts, used, limits } = plugin;
   part(0, [name, id, version, contract, manifest, limits], () => [
     make("div", { class: "name" }, name),
-    make("div", { class: "why" }, [contract || "no contract", version].filter(Boolean).join(" · ")),
-    make("details", {}, make("summary", {}, "Limits and manifest"), make("div", {}, manifest), ...Object.entries(limits).map(([limit, value]) => make("div", {}, `${limit.replaceAll("_", " ")}: ${amount(limit, value)}`))),
+    make("div", { class: "why brief" }, [contract || "no contract", version].filter(Boolean).join(" · ")),
+    make("details", {}, make("summary", {}, "Details"), make("div", {}, manifest), ...Object.entries(limits).map(([limit, value]) => make("div", {}, `${limit.replaceAll("_", " ")}: ${amount(limit, value)}`))),
   ]);
   const lasted = duration(Math.max(0, Math.round(Date.now() / 1000 - since)));
   part(1, [state, reason, restarts, lasted, plugin.calls, plugin.failed], () => [
     make("span", { class: `pill ${STATES[state] ?? ""}` }, state), make("span", { class: "why" }, ` for ${lasted}`),
-    make("div", { class: "why" }, state === "ready" || state === "idle" ? "" : reason),
-    make("div", { class: "why" }, [`${plugin.calls} calls`, plugin.failed && `${plugin.failed} failed`, restarts && `${restarts} restarts`].filter(Boolean).join(", ")),
+    make("div", { class: "why brief", title: shown(reason, MOST_CELL) }, state === "ready" || state === "idle" ? "" : reason),
+    make("div", { class: "why" }, [plugin.calls && count(plugin.calls, "call"), plugin.failed && `${plugin.failed} failed`, restarts && count(restarts, "restart")].filter(Boolean).join(", ")),
   ]);
-  part(2, used, () => used.map((each) => {
-    const said = `${amount(each.name, each.used)} of ${amount(each.name, each.most)}`, label = LIMITS[each.name] ?? each.name;
+  const runs = !["idle", "stopped", "pending", "quarantined", "backoff"].includes(state);
+  part(2, [runs, used], () => !runs ? make("span", { class: "why" }, "not running") : used.filter((each) => each.name !== "queue" || each.used).map((each) => {
+    const [now, most] = [amount(each.name, each.used), amount(each.name, each.most)], label = LIMITS[each.name] ?? each.name;
+    const said = now.split(" ")[1] === most.split(" ")[1] ? `${now.split(" ")[0]} of ${most}` : `${now} of ${most}`;
     const meter = make("meter", { min: 0, max: each.most, low: each.most * 0.7, high: each.most * 0.9, optimum: 0, value: Math.min(each.used, each.most), "aria-label": `${label} of ${shown(name, 100)}: ${said}` });
     return make("div", { class: "use" }, make("span", {}, label), meter, make("span", { class: "figure" }, said));
   }));
@@ -274,7 +278,7 @@ function showRefusals() {
   keep(at("refusal-rows"), board.refusals, (row) => {
     const door = row.detail !== undefined; // a request that the door refused
     const asked = door ? `a request to the door: ${row.detail.code ?? ""}` : row.what;
-    const why = door ? (row.detail.message ?? "") : [row.why, row.hint].filter(Boolean).join("; ");
+    const why = door ? (row.detail.message ?? "") + (row.times > 1 ? ` (${row.times} times)` : "") : [row.why, row.hint].filter(Boolean).join("; ");
     return make("tr", {}, when(row), make("td", {}, row.plugin || row.caller), make("td", {}, asked, row.required ? make("div", { class: "why" }, "it does not start without") : ""),
       make("td", { class: "why" }, why), make("td", {}, row.command ? command(row.command) : make("span", { class: "why" }, door ? "" : "nothing allows it from here")));
   });
@@ -283,7 +287,7 @@ function showRefusals() {
 function showConnections() {
   keep(at("connection-rows"), board.connections, (row) => {
     const door = row.detail !== undefined;
-    const what = door ? (row.detail.message ?? "connected to the door") : `${row.kind} ${row.name}${row.port ? ":" + row.port : ""}`;
+    const what = door ? (row.detail.message ?? "connected to the door") + (row.times > 1 ? `, ${row.times} times` : "") : `${row.kind} ${row.name}${row.port ? ":" + row.port : ""}`;
     const verdict = door ? "" : make("span", { class: `pill ${row.verdict === "allowed" ? "good" : "warn"}` }, row.verdict);
     return make("tr", {}, when(row), make("td", {}, row.plugin || row.caller), make("td", {}, what, row.reason ? make("div", { class: "why" }, row.reason) : ""), make("td", {}, verdict),
       make("td", { class: "number-cell right" }, door ? "" : bytes(row.sent)), make("td", { class: "number-cell right" }, door ? "" : bytes(row.received)));
@@ -350,7 +354,7 @@ function drawLog() {
   const box = at("log");
   box.replaceChildren(...(rows.length ? rows : [make("div", { class: "none" }, sought ? "No line has that." : "It has written nothing to stderr.")]));
   if (at("log-follow").checked) box.scrollTop = box.scrollHeight;
-  at("log-count").textContent = sought ? `${found.length} of ${all.length} lines` : `${all.length} lines`;
+  at("log-count").textContent = sought ? `${found.length} of ${count(all.length, "line")}` : count(all.length, "line");
 }
 
 // --- the connection -----------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class Page:
                 self.sessions.end(session)
 
         # Afterwards: it cancels the session's requests, of which this is one.
-        return Response(status_code=204, background=BackgroundTask(end))
+        return Response('{"ended": 1}', media_type="application/json", background=BackgroundTask(end))
 
     async def _stream(self, request: Request) -> Response:
         if self._streams >= MOST_STREAMS:

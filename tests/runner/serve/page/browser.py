@@ -64,6 +64,7 @@ def _session(driver: subprocess.Popen[bytes], folder: Path) -> Iterator[WebDrive
     for each in (
         *("--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio"),
         *("--disable-background-networking", "--disable-component-update", "--disable-extensions"),
+        "--force-prefers-reduced-motion",
         *(f"--user-data-dir={folder}/profile", "--window-size=1280,900", "--force-device-scale-factor=1"),
     ):
         options.add_argument(each)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import shlex
 import threading
@@ -48,6 +47,17 @@ def shout(arguments):
 
 TOOLS = {"shout": (shout, "Writes to stderr.", takes_text("text")),"""
 
+# Scrolls to a section, and replaces the folder of the test in every text.
+_MOVE = """
+const [place, from, to] = arguments;
+document.activeElement.blur();
+document.getElementById('said').textContent = '';
+document.getElementById(place).scrollIntoView();
+if (place === 'main') scrollTo(0, 0);
+const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walk.nextNode()) walk.currentNode.data = walk.currentNode.data.replaceAll(from, to);
+"""
+
 
 def fill(folder: Path) -> None:
     """Plugins in all the states that the page shows."""
@@ -87,23 +97,36 @@ class Page:
     def until(self, css: str, word: str) -> None:
         assert wait_for(lambda: word in self.text(css), step=0.1), (css, word, self.text(css))
 
-    def row(self, name: str) -> WebElement:
-        rows = f"//tbody[@id='plugin-rows']/tr[th/div[text()='{name}']]"
-        assert wait_for(lambda: self.browser.find_elements(By.XPATH, rows), step=0.1), name
-        return self.browser.find_element(By.XPATH, rows)
+    def row(self, name: str, script: str) -> Any:
+        """The value of a script about the row of a plugin, `row`; None if there is no row."""
+        find = "const row = [...document.querySelectorAll('#plugin-rows tr')].find(e =>"
+        return self.run(f"{find} e.querySelector('.name').textContent === arguments[0]); {script}", name)
 
     def state(self, name: str) -> str:
-        return str(self.run("return arguments[0].querySelector('.pill').textContent", self.row(name)))
+        return str(self.row(name, "return row?.querySelector('.pill').textContent"))
+
+    def until_state(self, name: str, state: str) -> None:
+        assert wait_for(lambda: self.state(name) == state, step=0.1), (name, self.state(name))
 
     def click(self, name: str, verb: str) -> None:
         """Click a button of a plugin's row, and wait for what the page says about it."""
-        before = self.text("#said")
-        self.row(name).find_element(By.CSS_SELECTOR, f"button[data-verb={verb}]").click()
-        assert wait_for(lambda: self.text("#said") not in ("", before) and "…" not in self.text("#said"))
+        self.run("document.getElementById('said').textContent = ''")
+        button: WebElement = self.row(name, f"return row.querySelector('button[data-verb={verb}]')")
+        self.press(button)
+        assert wait_for(lambda: (said := self.text("#said")) and "…" not in said, step=0.1)
+
+    def press(self, button: WebElement) -> None:
+        self.run("arguments[0].scrollIntoView({block: 'center'})", button)  # not below the header
+        button.click()
 
     def media(self, scheme: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.cdp("Emulation.setEmulatedMedia", {"features": features})
+
+    def log(self) -> list[str]:
+        """What the browser has said about the page since the last time."""
+        found = self.browser.execute("getLog", {"type": "browser"})["value"]  # type: ignore[no-untyped-call]
+        return [each["message"] for each in found]
 
     def cdp(self, name: str, given: dict[str, Any]) -> Any:
         return self.browser.execute("executeCdpCommand", {"cmd": name, "params": given})["value"]  # type: ignore[no-untyped-call]
@@ -154,7 +177,7 @@ def test_the_page(
             check_logs(page)
             check_reading(page)
             check_other_origin(page, url)
-            check_pictures(page, pytestconfig.getoption("--screenshots"))
+            check_pictures(page, plugin_dir / "plugins", pytestconfig.getoption("--screenshots"))
             served.end()
             page.until("#link", "Connection lost")
             assert page.run("return document.getElementById('main').classList.contains('stale')")
@@ -196,46 +219,42 @@ def check_plugins(page: Page, folder: Path) -> None:
     assert served.call("acme.devkit", "reader", {"do": "fail"})[0] == 422
     page.until("#call-rows", "greet")
     page.until("#call-rows", "plugin_error")
-    assert wait_for(lambda: page.state("greeter") == "ready", step=0.1)
-    assert wait_for(lambda: page.state("broken") == "quarantined", step=0.1)
+    page.until_state("greeter", "ready")
+    page.until_state("broken", "quarantined")
     assert page.state("greedy") == "pending" and page.state("acme.devkit") == "ready"
     # A bar for each limit that is known, with the figures that people and screen readers get.
-    row = page.row("greeter")
-    assert wait_for(
-        lambda: float(page.row("greeter").find_element(By.TAG_NAME, "meter").get_attribute("value") or 0)
-    )
-    names = [each.get_attribute("aria-label") or "" for each in row.find_elements(By.TAG_NAME, "meter")]
-    assert [each.split(" of ")[0] for each in names] == ["Memory", "Processes", "Calls", "Waiting"]
+    assert wait_for(lambda: page.row("greeter", "return row.querySelector('meter').value") > 0, step=0.1)
+    names = page.row("greeter", "return [...row.querySelectorAll('meter')].map(e => e.ariaLabel)")
+    assert [each.split(" of ")[0] for each in names] == ["Memory", "Processes", "Calls"]
     assert "of 128 MiB" in names[0] and "of 8" in names[1]
     assert wait_for(
         lambda: page.run("return document.querySelectorAll('#memory-plot path').length") == 2, step=0.1
     )
     assert "ready" in page.text("#ready") and page.text("#latency") != "–"
-    assert wait_for(
-        lambda: len(page.row("greeter").find_elements(By.CSS_SELECTOR, ".sparks svg")) == 2, step=0.1
-    )
+    sparks = "return row.querySelectorAll('.sparks svg').length"
+    assert wait_for(lambda: page.row("greeter", sparks) == 2, step=0.1)
 
 
 def check_actions(page: Page) -> None:
     """Each by a click. The page says what became of it, and the daemon agrees."""
     page.click("greeter", "stop")
     assert page.served.states()["greeter"] == "stopped"
-    assert wait_for(lambda: page.state("greeter") == "stopped", step=0.1)
+    page.until_state("greeter", "stopped")
     page.click("greeter", "start")
     assert page.served.states()["greeter"] == "ready"
-    assert wait_for(lambda: page.state("greeter") == "ready", step=0.1)
+    page.until_state("greeter", "ready")
     before = page.served.plugin("greeter")["pids"]
     page.click("greeter", "reload")
     assert page.served.plugin("greeter")["pids"] != before
-    # Of a plugin in quarantine: the card has the button, too.
+    # A plugin in quarantine has the button in its row, and in a card at the top.
+    assert page.row("broken", "return !row.querySelector('button[data-verb=reset]').hidden")
     since = page.served.plugin("broken")["since"]
     card = page.browser.find_element(By.XPATH, "//li[contains(., 'quarantined')]//button[text()='Reset']")
     assert card.accessible_name == "Reset broken"
-    card.send_keys(Keys.ENTER)  # as by a click
-    assert wait_for(lambda: page.served.plugin("broken")["since"] > since + 0.001)
-    page.until("#said", "broken")
-    assert wait_for(lambda: page.state("broken") == "quarantined", step=0.1)  # it fails again
-    page.click("broken", "reset")
+    page.press(card)
+    page.until("#said", "broken is")
+    assert wait_for(lambda: page.served.plugin("broken")["since"] > since + 0.001)  # it fails again
+    page.until_state("broken", "quarantined")
 
 
 def check_copy(page: Page, folder: Path) -> None:
@@ -245,8 +264,7 @@ def check_copy(page: Page, folder: Path) -> None:
     page.until("#refusal-rows", wanted)
     page.cdp("Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
     button = page.browser.find_element(By.CSS_SELECTOR, "#refusal-rows button")
-    page.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", button)
-    button.click()
+    page.press(button)
     page.until("#said", "Nothing was run")
     assert page.run("return navigator.clipboard.readText()") == wanted
     assert page.served.states()["greedy"] == "pending"
@@ -264,8 +282,8 @@ def check_hostile_text(page: Page) -> None:
         served.call(name, f"tool {text}")
     page.until("#call-rows", MARKUP)  # as text
     page.until("#call-rows", r"safe\u{202e}gnp.exe\u{2066}\u{1b}[31m\u{7}")
-    assert MARKUP in page.row(name).text and wait_for(lambda: page.state(name) == "ready")
-    page.run("document.getElementById('log-plugin').scrollIntoView({block: 'center', behavior: 'instant'})")
+    page.until_state(name, "ready")
+    assert MARKUP in page.row(name, "return row.textContent")  # the version that it says it has
     page.browser.find_element(By.CSS_SELECTOR, "#log-plugin").send_keys(name)
     page.until("#log", MARKUP)
     page.until("#log", r"safe\u{202e}gnp.exe")
@@ -317,12 +335,13 @@ def check_reading(page: Page) -> None:
     ):
         assert page.browser.find_element(By.CSS_SELECTOR, css).accessible_name, css
     # The first stop of the keyboard leads past the header; the next ones are in the order of the page.
-    page.run("document.activeElement.blur(); getSelection().removeAllRanges(); scrollTo(0, 0)")
+    page.browser.refresh()
+    page.until("#link", "Live")  # the session outlives it
     page.browser.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
     page.browser.switch_to.active_element.send_keys(Keys.ENTER)
     assert page.run("return document.activeElement.id") == "main"
     # Focus stays where it is while rows change.
-    button = page.row("greeter").find_element(By.CSS_SELECTOR, "button[data-verb=reload]")
+    button = page.row("greeter", "return row.querySelector('button[data-verb=reload]')")
     page.run("arguments[0].focus()", button)
     before = page.text("#call-rows")
     assert page.served.call("greeter", "greet", {"name": "again"})[0] == 200
@@ -357,47 +376,71 @@ def check_other_origin(page: Page, url: str) -> None:
             f.onload = () => arguments[1](f.contentDocument === null);
             document.body.append(f)"""
         assert page.browser.execute_async_script(framed, base)  # type: ignore[no-untyped-call]
-    audit = lambda: page.served.ask("GET", "/audit?what=refusal")[1]["audit"]  # noqa: E731
-    assert wait_for(lambda: len(audit()) > refused)
-    assert {each["detail"]["code"] for each in audit()[: len(audit()) - refused]} == {"origin"}
+
+    def codes() -> set[str]:
+        audit = page.served.ask("GET", "/audit?what=refusal")[1]["audit"]
+        return {each["detail"]["code"] for each in audit[: len(audit) - refused]}
+
+    # The request with the cookie, and the browser's question whether the header may be sent.
+    assert wait_for(lambda: codes() == {"origin", "wrong_token"}), codes()
     assert page.served.states()["greeter"] == "ready"
-    page.browser.get_log("browser")  # type: ignore[no-untyped-call]  # what the other page's attacks said
+    page.log()  # what the other page's attacks said
     page.browser.get(base)  # the session is as it was
     page.until("#link", "Live")
     page.until("#refusal-rows", "origin")
 
 
-def check_pictures(page: Page, folder: str | None) -> None:
-    for scheme in ("light", "dark"):
+def check_pictures(page: Page, plugins: Path, folder: str | None) -> None:
+    """Light and dark. The pictures in the documentation show the plugins at a place that others have, too."""
+    for scheme, place in (("light", "main"), ("dark", "calls")):
         page.media(scheme)
         ground = page.run("return getComputedStyle(document.body).backgroundColor")
         light = sum(map(int, ground.strip("rgb()").split(","))) > 384
         assert light == (scheme == "light"), ground
         if folder is not None:
-            page.run("document.activeElement.blur(); scrollTo({top: 0, behavior: 'instant'})")
+            page.run(_MOVE, place, str(plugins.parent), "/home/ada")
             page.browser.save_screenshot(os.path.join(folder, f"page-{scheme}.png"))
+            if os.environ.get("FULL"):
+                import base64
+
+                for w in (1280, 375):
+                    page.cdp(
+                        "Emulation.setDeviceMetricsOverride",
+                        {"width": w, "height": 900, "deviceScaleFactor": 1, "mobile": w < 500},
+                    )
+                    shot = page.cdp("Page.captureScreenshot", {"captureBeyondViewport": True})
+                    h = page.run("return document.documentElement.scrollHeight")
+                    shot = page.cdp(
+                        "Page.captureScreenshot",
+                        {
+                            "captureBeyondViewport": True,
+                            "clip": {"x": 0, "y": 0, "width": w, "height": h, "scale": 1},
+                        },
+                    )
+                    Path(os.path.join(folder, f"full-{scheme}-{w}.png")).write_bytes(
+                        base64.b64decode(shot["data"])
+                    )
+                    page.cdp("Emulation.clearDeviceMetricsOverride", {})
     page.media("")
 
 
 def check_policy(page: Page) -> None:
-    said = [each for each in page.browser.get_log("browser") if "Content Security Policy" in each["message"]]  # type: ignore[no-untyped-call]
-    assert said == []
+    assert [each for each in page.log() if "Content Security Policy" in each] == []
     # The control: the policy is there, and the log would tell.
     assert (
         page.run("try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name }")
         == "TypeError"
     )
     page.run("document.body.setAttribute('style', 'color: red')")
-    log = json.dumps(page.browser.get_log("browser"))  # type: ignore[no-untyped-call]
-    assert "Content Security Policy" in log
+    assert "Content Security Policy" in "".join(page.log())
 
 
 def check_end(page: Page) -> None:
-    assert page.ctl("open", "--end") == "1 session ended"
+    assert page.ctl("open", "--end") == "2 sessions ended"
     page.until("#gate", "The session has ended")
     assert page.run("return document.getElementById('main').hidden")
     page.browser.get(page.ctl("open"))
     page.until("#link", "Live")
-    page.browser.find_element(By.ID, "leave").click()
+    page.press(page.browser.find_element(By.ID, "leave"))
     page.until("#link", "No session")
     assert page.ctl("open", "--end") == "0 sessions ended"
