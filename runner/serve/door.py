@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from runner.serve.page.page import Page
-from runner.serve.page.sessions import Session
+from runner.serve.page.sessions import PageSession
 from runner.serve.peer import DoorPeer, Rules, identify
 from runner.serve.refusal import Refused
 
@@ -71,7 +71,7 @@ class Door:
         body = _Body()
         try:
             headers = _headers(scope)
-            session: Session | None = None
+            session: PageSession | None = None
 
             def by_page() -> str | None:
                 nonlocal session

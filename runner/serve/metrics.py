@@ -95,18 +95,18 @@ class Metrics:
         return plugin if plugin in self._names else _OTHER
 
 
-class Usage(NamedTuple):
+class LiveUsage(NamedTuple):
     """What the processes of a plugin use now."""
 
     memory: int = 0  # bytes, resident
     threads: int = 0
 
 
-def usage_below(roots: Mapping[str, Iterable[int]]) -> dict[str, Usage]:
+def usage_below(roots: Mapping[str, Iterable[int]]) -> dict[str, LiveUsage]:
     """The usage of these processes and all below them, by name. Reads /proc once."""
     found = {name: list(pids) for name, pids in roots.items()}
     if not any(found.values()):
-        return dict.fromkeys(found, Usage())
+        return dict.fromkeys(found, LiveUsage())
     children: dict[int, list[psutil.Process]] = {}
     known: dict[int, psutil.Process] = {}
     for process in psutil.process_iter(["ppid"]):
@@ -123,5 +123,5 @@ def usage_below(roots: Mapping[str, Iterable[int]]) -> dict[str, Usage]:
             except psutil.Error:
                 pass  # it has ended
             left += children.pop(process.pid, [])
-        total[name] = Usage(memory, threads)
+        total[name] = LiveUsage(memory, threads)
     return total

@@ -25,7 +25,7 @@ from runner.lifecycle.spec import Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.desk import Desk
-from runner.serve.metrics import Metrics, Usage, usage_below
+from runner.serve.metrics import LiveUsage, Metrics, usage_below
 from runner.serve.peer import VISITOR
 from runner.serve.roster import Roster
 from sandbox.speed.value import NamedTuple
@@ -58,7 +58,7 @@ class Board:
         self._began = time.time()
         self._sections: dict[str, tuple[int, str, Any]] = {}  # the version, the text and the value
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
-        self._usage: dict[str, Usage] = {}
+        self._usage: dict[str, LiveUsage] = {}
         self._counted: dict[str, int] = {}
         self._version = 0
         self._readers = 0
@@ -182,7 +182,7 @@ class Board:
 
     def _plugin(self, status: Status) -> dict[str, Any]:
         known = self._roster.describe(status)
-        usage = self._usage.get(status.name, Usage())
+        usage = self._usage.get(status.name, LiveUsage())
         limits = self._roster.judgement(status.name).limits._asdict()
         cells = max(1, len(status.pids))
         used = [

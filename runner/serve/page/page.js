@@ -41,6 +41,11 @@ function duration(seconds) {
   return seconds < 129600 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 }
 
+function age(since) {
+  const seconds = Math.max(1, Math.round(Date.now() / 1000 - since));
+  return seconds < 90 ? `${seconds} s` : duration(seconds);
+}
+
 function clock(seconds) {
   const when = new Date(seconds * 1000);
   const today = when.toDateString() === new Date().toDateString();
@@ -132,11 +137,11 @@ function showOverview() {
   put(at("ready"), `${ready} of ${plugins.length} ready`);
   if (daemon) {
     const degraded = daemon.status === "ok" ? "" : `${daemon.status}: ${daemon.fault || "it ends"}; `;
-    put(at("daemon"), `${degraded}runner ${daemon.version}, up ${duration(Math.max(0, Date.now() / 1000 - daemon.began))}`);
+    put(at("daemon"), `${degraded}runner ${daemon.version}, up ${age(daemon.began)}`);
   }
   const took = calls.map((each) => each.seconds).filter((each) => each !== null).sort((a, b) => a - b);
   put(at("latency"), took.length ? duration(took[took.length >> 1]) : "–");
-  put(at("latency-note"), took.length ? `median of ${took.length} calls, slowest ${duration(took[took.length - 1])}` : "no calls yet");
+  put(at("latency-note"), took.length ? `median of ${took.length}, slowest ${duration(took[took.length - 1])}` : "no calls yet");
   const sum = (of) => Object.values(of).reduce((total, each) => total + each, 0);
   const memory = samples.map((each) => sum(each.memory)), rates = perMinute(samples.map((each) => sum(each.calls)));
   const now = memory.at(-1) ?? 0, rate = rates.at(-1) ?? 0;
@@ -230,9 +235,9 @@ function fillPlugin(row, plugin) {
     make("div", { class: "why brief" }, [contract || "no contract", version].filter(Boolean).join(" · ")),
     make("details", {}, make("summary", {}, "Details"), make("div", {}, manifest), ...Object.entries(limits).map(([limit, value]) => make("div", {}, `${limit.replaceAll("_", " ")}: ${amount(limit, value)}`))),
   ]);
-  const lasted = duration(Math.max(0, Math.round(Date.now() / 1000 - since)));
+  const lasted = age(since);
   part(1, [state, reason, restarts, lasted, plugin.calls, plugin.failed], () => [
-    make("span", { class: `pill ${STATES[state] ?? ""}` }, state), make("span", { class: "why" }, ` for ${lasted}`),
+    make("span", { class: `pill ${STATES[state] ?? ""}` }, state), make("span", { class: "why when" }, ` for ${lasted}`),
     make("div", { class: "why brief", title: shown(reason, MOST_CELL) }, state === "ready" || state === "idle" ? "" : reason),
     make("div", { class: "why" }, [plugin.calls && count(plugin.calls, "call"), plugin.failed && `${plugin.failed} failed`, restarts && count(restarts, "restart")].filter(Boolean).join(", ")),
   ]);
@@ -268,7 +273,7 @@ function showCalls() {
   keep(at("call-rows"), board.calls, (row) => {
     const code = row.code ?? "running";
     const pill = make("span", { class: `pill ${row.code === null ? "work" : code === "ok" ? "good" : code === "cancelled" ? "" : "bad"}` }, code);
-    const why = row.message ? make("div", { class: "why" }, row.message + (row.hint ? "; " + row.hint : "")) : "";
+    const why = row.message ? make("div", { class: "why brief" }, row.message + (row.hint ? "; " + row.hint : "")) : "";
     return make("tr", {}, when(row), make("td", {}, row.plugin), make("td", {}, make("code", {}, row.tool)), make("td", { class: "why" }, row.caller),
       make("td", { class: "number-cell right" }, row.seconds === null ? "…" : duration(row.seconds)), make("td", {}, pill, why));
   });
@@ -278,7 +283,7 @@ function showRefusals() {
   keep(at("refusal-rows"), board.refusals, (row) => {
     const door = row.detail !== undefined; // a request that the door refused
     const asked = door ? `a request to the door: ${row.detail.code ?? ""}` : row.what;
-    const why = door ? (row.detail.message ?? "") + (row.times > 1 ? ` (${row.times} times)` : "") : [row.why, row.hint].filter(Boolean).join("; ");
+    const why = door ? (row.detail.message ?? "") + (row.times > 1 ? ` (${row.times} times)` : "") : [row.why, row.command ? "" : row.hint].filter(Boolean).join("; ");
     return make("tr", {}, when(row), make("td", {}, row.plugin || row.caller), make("td", {}, asked, row.required ? make("div", { class: "why" }, "it does not start without") : ""),
       make("td", { class: "why" }, why), make("td", {}, row.command ? command(row.command) : make("span", { class: "why" }, door ? "" : "nothing allows it from here")));
   });

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from runner.serve.event_stream import EventStream
 from runner.serve.page.board import Board
-from runner.serve.page.sessions import CODE_SECONDS, Session, Sessions
+from runner.serve.page.sessions import CODE_SECONDS, PageSession, Sessions
 from runner.serve.peer import PAGE, VISITOR
 from runner.serve.refusal import Refused
 
@@ -60,7 +60,9 @@ class Page:
 
     # --- who calls ------------------------------------------------------------------------------------------
 
-    def identify(self, method: str, path: str, headers: RequestHeaders) -> tuple[str, Session | None] | None:
+    def identify(
+        self, method: str, path: str, headers: RequestHeaders
+    ) -> tuple[str, PageSession | None] | None:
         """The caller, if the request is one of the page; None: it has to show something else. The Host header
         is right. Raises Refused."""
         if (method, path) in _OPEN:
@@ -129,7 +131,7 @@ class Page:
         )
 
     async def _end(self, request: Request) -> Response:
-        session: Session | None = request.scope["state"]["session"]
+        session: PageSession | None = request.scope["state"]["session"]
 
         async def end() -> None:
             if session is not None:

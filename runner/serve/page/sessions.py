@@ -37,7 +37,7 @@ class SessionSecrets(NamedTuple):
     key: str
 
 
-class Session:
+class PageSession:
     def __init__(self, key: str, begun: float, used: float) -> None:
         self.key = key  # the digest
         self.begun, self.used = begun, used
@@ -55,7 +55,7 @@ class Sessions:
         """`path`: a file in a private folder, so that sessions outlive the daemon. Empty: they do not."""
         self._path, self._clock = path, clock
         self._codes: dict[str, float] = {}  # the digest of each, and when it was made
-        self._sessions: dict[str, Session] = {}  # by the digest of the cookie
+        self._sessions: dict[str, PageSession] = {}  # by the digest of the cookie
         self._read()
 
     def __len__(self) -> int:
@@ -80,11 +80,11 @@ class Sessions:
             self._drop(min(self._sessions, key=lambda each: self._sessions[each].used))
         given = SessionSecrets(secrets.token_urlsafe(_SECRET_BYTES), secrets.token_urlsafe(_SECRET_BYTES))
         now = self._clock()
-        self._sessions[_digest(given.cookie)] = Session(_digest(given.key), now, now)
+        self._sessions[_digest(given.cookie)] = PageSession(_digest(given.key), now, now)
         self._write()
         return given
 
-    def find(self, cookie: str, key: str) -> Session | None:
+    def find(self, cookie: str, key: str) -> PageSession | None:
         """The session that has these two secrets. It counts as used."""
         found = self._sessions.get(_digest(cookie))
         if found is None or not hmac.compare_digest(found.key, _digest(key)):
@@ -95,7 +95,7 @@ class Sessions:
         found.used = self._clock()
         return found
 
-    def end(self, session: Session) -> None:
+    def end(self, session: PageSession) -> None:
         for name in [name for name, each in self._sessions.items() if each is session]:
             self._drop(name)
         self._write()
@@ -121,7 +121,7 @@ class Sessions:
             self._write()
 
     @contextmanager
-    def bound(self, session: Session) -> Iterator[None]:
+    def bound(self, session: PageSession) -> Iterator[None]:
         """Cancel the body when the session ends."""
         with trio.CancelScope() as scope:
             session.scopes.add(scope)
@@ -135,7 +135,7 @@ class Sessions:
     def _drop(self, name: str) -> None:
         self._sessions.pop(name).end()
 
-    def _expired(self, session: Session) -> bool:
+    def _expired(self, session: PageSession) -> bool:
         # A clock that was set back ends it: nobody knows how old it is.
         now = self._clock()
         return not (0 <= now - session.used <= UNUSED_SECONDS and 0 <= now - session.begun <= LONGEST_SECONDS)
@@ -149,7 +149,7 @@ class Sessions:
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return  # nobody is let in by it
         now = self._clock()
-        self._sessions = {cookie: Session(key, begun, now) for cookie, (key, begun) in found.items()}
+        self._sessions = {cookie: PageSession(key, begun, now) for cookie, (key, begun) in found.items()}
         self.end_expired()
 
     def _write(self) -> None:

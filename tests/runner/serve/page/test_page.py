@@ -125,11 +125,11 @@ class Page:
 
     def log(self) -> list[str]:
         """What the browser has said about the page since the last time."""
-        found = self.browser.execute("getLog", {"type": "browser"})["value"]  # type: ignore[no-untyped-call]
+        found = self.browser.execute("getLog", {"type": "browser"})["value"]
         return [each["message"] for each in found]
 
     def cdp(self, name: str, given: dict[str, Any]) -> Any:
-        return self.browser.execute("executeCdpCommand", {"cmd": name, "params": given})["value"]  # type: ignore[no-untyped-call]
+        return self.browser.execute("executeCdpCommand", {"cmd": name, "params": given})["value"]
 
 
 @contextmanager
@@ -173,11 +173,11 @@ def test_the_page(
             check_plugins(page, plugin_dir)
             check_actions(page)
             check_copy(page, plugin_dir)
+            check_pictures(page, plugin_dir, pytestconfig.getoption("--screenshots"))
             check_hostile_text(page)
             check_logs(page)
             check_reading(page)
             check_other_origin(page, url)
-            check_pictures(page, plugin_dir / "plugins", pytestconfig.getoption("--screenshots"))
             served.end()
             page.until("#link", "Connection lost")
             assert page.run("return document.getElementById('main').classList.contains('stale')")
@@ -215,7 +215,9 @@ def check_code(page: Page, url: str) -> None:
 
 def check_plugins(page: Page, folder: Path) -> None:
     served = page.served
-    assert served.call("greeter", "greet", {"name": "you"})[0] == 200
+    for text in ("you", "world"):
+        assert served.call("greeter", "greet", {"name": text})[0] == 200
+        assert served.call("greeter", "count", {"text": text})[0] == 200
     assert served.call("acme.devkit", "reader", {"do": "fail"})[0] == 422
     page.until("#call-rows", "greet")
     page.until("#call-rows", "plugin_error")
@@ -268,6 +270,18 @@ def check_copy(page: Page, folder: Path) -> None:
     page.until("#said", "Nothing was run")
     assert page.run("return navigator.clipboard.readText()") == wanted
     assert page.served.states()["greedy"] == "pending"
+    # A tool that is withheld because it changed, when there is a gateway that tells.
+    row = {
+        "plugin": "greeter",
+        "tool": "<b>greet",
+        "change": "its description",
+        "command": "runner allow --diff x",
+    }
+    page.run("take('questions', [arguments[0]])", row)
+    page.until("#cards", "runner allow --diff x")
+    page.until("#cards", "<b>greet: its description")
+    page.run("take('questions', [])")
+    assert "--diff" not in page.text("#cards")
     assert (
         page.caller("allow", "--list").stdout.strip() in ("", "nothing is allowed")
         or "greedy" not in page.caller("allow", "--list").stdout
@@ -370,12 +384,12 @@ def check_other_origin(page: Page, url: str) -> None:
         page.browser.get(other)
         # Even if it knew the key, which is in storage that it cannot read.
         assert page.run("return localStorage.getItem('runner-page')") is None
-        assert page.browser.execute_async_script(attack, base, key) == ["opaque", "refused"]  # type: ignore[no-untyped-call]
+        assert page.browser.execute_async_script(attack, base, key) == ["opaque", "refused"]
         framed = """const f = document.createElement('iframe');
             f.src = arguments[0];
             f.onload = () => arguments[1](f.contentDocument === null);
             document.body.append(f)"""
-        assert page.browser.execute_async_script(framed, base)  # type: ignore[no-untyped-call]
+        assert page.browser.execute_async_script(framed, base)
 
     def codes() -> set[str]:
         audit = page.served.ask("GET", "/audit?what=refusal")[1]["audit"]
@@ -390,38 +404,20 @@ def check_other_origin(page: Page, url: str) -> None:
     page.until("#refusal-rows", "origin")
 
 
-def check_pictures(page: Page, plugins: Path, folder: str | None) -> None:
+def check_pictures(page: Page, here: Path, folder: str | None) -> None:
     """Light and dark. The pictures in the documentation show the plugins at a place that others have, too."""
-    for scheme, place in (("light", "main"), ("dark", "calls")):
+    size = {"width": 1120, "height": 780, "deviceScaleFactor": 1, "mobile": False}
+    page.cdp("Emulation.setDeviceMetricsOverride", size)
+    for scheme, place in (("light", "main"), ("dark", "plugins")):
         page.media(scheme)
         ground = page.run("return getComputedStyle(document.body).backgroundColor")
         light = sum(map(int, ground.strip("rgb()").split(","))) > 384
         assert light == (scheme == "light"), ground
         if folder is not None:
-            page.run(_MOVE, place, str(plugins.parent), "/home/ada")
+            page.run(_MOVE, place, str(here), "/home/ada")
             page.browser.save_screenshot(os.path.join(folder, f"page-{scheme}.png"))
-            if os.environ.get("FULL"):
-                import base64
-
-                for w in (1280, 375):
-                    page.cdp(
-                        "Emulation.setDeviceMetricsOverride",
-                        {"width": w, "height": 900, "deviceScaleFactor": 1, "mobile": w < 500},
-                    )
-                    shot = page.cdp("Page.captureScreenshot", {"captureBeyondViewport": True})
-                    h = page.run("return document.documentElement.scrollHeight")
-                    shot = page.cdp(
-                        "Page.captureScreenshot",
-                        {
-                            "captureBeyondViewport": True,
-                            "clip": {"x": 0, "y": 0, "width": w, "height": h, "scale": 1},
-                        },
-                    )
-                    Path(os.path.join(folder, f"full-{scheme}-{w}.png")).write_bytes(
-                        base64.b64decode(shot["data"])
-                    )
-                    page.cdp("Emulation.clearDeviceMetricsOverride", {})
     page.media("")
+    page.cdp("Emulation.clearDeviceMetricsOverride", {})
 
 
 def check_policy(page: Page) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from runner.serve.page import sessions as module
+from runner.outcome import Advice
+from runner.protocol.dialect import Notice
+from runner.serve.page.board import Board
 from runner.serve.page.page import HEADERS
 from runner.serve.page.sessions import (
     CODE_SECONDS,
@@ -19,6 +21,7 @@ from runner.serve.page.sessions import (
     UNUSED_SECONDS,
     Sessions,
 )
+from sandbox.network.egress import AuditLine
 from tests.runner.serve.test_door import TOKEN, House, code, house, request, status
 
 
@@ -75,7 +78,7 @@ def test_sessions_end() -> None:
     assert sessions.end_all() == 1 and sessions.begin(waiting) is None
 
 
-def test_a_thousand_sessions_and_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_sessions_and_codes() -> None:
     clock = Clock()
     sessions = Sessions(clock=clock)
     first = sessions.begin(sessions.make_code())
@@ -93,7 +96,9 @@ def test_a_thousand_sessions_and_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sessions.begin(codes[-1]) is not None
 
 
-def test_sessions_outlive_the_daemon_and_a_bad_file_lets_nobody_in(tmp_path: Path) -> None:
+def test_sessions_outlive_the_daemon_and_a_bad_file_lets_nobody_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, path = Clock(), tmp_path / "sessions.json"
     sessions = Sessions(str(path), clock)
     given = sessions.begin(sessions.make_code())
@@ -126,11 +131,8 @@ def test_sessions_outlive_the_daemon_and_a_bad_file_lets_nobody_in(tmp_path: Pat
     # Where it cannot be written, what is there must not bring back what has ended.
     path.write_text(good)
     again = Sessions(str(path), clock)
-    module.replace_file, kept = _fails, module.replace_file  # type: ignore[assignment]
-    try:
-        again.end_all()
-    finally:
-        module.replace_file = kept
+    monkeypatch.setattr("runner.serve.page.sessions.replace_file", _fails)
+    again.end_all()
     assert len(Sessions(str(path), clock)) == 0
 
 
@@ -253,6 +255,48 @@ async def check_ends(door: House, shown: tuple[str, ...]) -> None:
         while await stream.receive_some(1 << 16):
             pass
     assert code(await door.ask(request("/plugins", *shown), tcp=True)) == "no_session"
+
+
+@pytest.mark.trio
+async def test_what_plugins_were_refused_is_on_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boards: list[Board] = []
+    run = Board.run
+
+    async def running(board: Board) -> None:
+        boards.append(board)
+        await run(board)
+
+    monkeypatch.setattr(Board, "run", running)
+    async with house(tmp_path) as door:
+        cookie, key = secrets_of(await begin(door, await made_code(door)))
+        host = f"Host: 127.0.0.1:{door.tcp}"
+        [board] = boards
+        line = AuditLine("connect", "x.example", 443, "refused", reason="it is not allowed")
+        board.hear("notes", Notice("network", line._asdict()))
+        for command in ("runner allow /n --net x.example", "runner allow /n\x1b[2J", "x" * 5000):
+            told = Advice("host", f"x.example was refused{'!' * 3000}", "--net x.example", command)
+            board.hear("notes", Notice("advice", told._asdict()))
+        board.hear(
+            "notes", Notice("published", {"kind": "advice", "command": "rm -rf /"})
+        )  # the plugin's own
+        board.questions = lambda: [{"plugin": "notes", "tool": "t", "change": "c", "command": "d"}] * 1000
+        async with await door.connect(tcp=True) as stream:
+            await stream.send_all(
+                request("/page/stream", host, f"Cookie: {cookie.split(';')[0]}", f"Runner-Page: {key}")
+            )
+            told_raw = b""
+            while b"event: connections" not in told_raw or not told_raw.endswith(b"\n\n\r\n"):
+                told_raw += await stream.receive_some(1 << 16)
+        found = {
+            block.split("\n")[0]: json.loads(block.split("\ndata: ")[1].split("\n")[0])
+            for block in told_raw.decode().split("event: ")[1:]
+        }
+        assert [each["command"] for each in found["refusals"]] == ["", "", "runner allow /n --net x.example"]
+        assert all(len(each["what"]) < 2100 and each["plugin"] == "notes" for each in found["refusals"])
+        assert [each["name"] for each in found["connections"] if "name" in each] == ["x.example"]
+        assert len(found["questions"]) == 50
 
 
 @pytest.mark.trio
