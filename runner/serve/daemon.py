@@ -234,15 +234,12 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
     _raise_descriptors()
     async with open_ledger(options.ledger) as ledger:
-        heard: list[Callable[[str, Notice | Progress], None]] = []
 
-        def on_event(plugin: str, event: Notice | Progress) -> None:
-            for hear in heard:
-                hear(plugin, event)
+        def hear(plugin: str, event: Notice | Progress) -> None:
+            daemon.board.hear(plugin, event)
 
-        async with open_supervisor(on_event=on_event) as supervisor:
+        async with open_supervisor(on_event=hear) as supervisor:
             daemon = Daemon(options, supervisor, ledger, environ, say)
-            heard.append(daemon.board.hear)
             await daemon.run()
         if not await ledger.flush():
             count = f"{ledger.owed} outcome{'s' * (ledger.owed > 1)}"

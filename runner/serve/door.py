@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import trio
 
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import PageSession
-from runner.serve.peer import DoorPeer, Rules, identify
+from runner.serve.peer import VISITOR, DoorPeer, Rules, identify
 from runner.serve.refusal import Refused
 
 MOST_BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0
+_MOST_VISITOR_BYTES = 4 << 10
 _MOST_HELD_BYTES = 256 << 20  # bodies of all requests
 
 Message = MutableMapping[str, Any]
@@ -71,34 +74,24 @@ class Door:
         body = _Body()
         try:
             headers = _headers(scope)
-            session: PageSession | None = None
-
-            def by_page() -> str | None:
-                nonlocal session
-                if self._page is None:
-                    return None
-                found = self._page.identify(scope["method"], scope["path"], headers)
-                if found is not None:
-                    session = found[1]
-                return None if found is None else found[0]
-
+            scope["state"]["session"] = None
+            by_page = None if self._page is None else partial(self._page.identify, scope, headers)
             scope["state"]["caller"] = caller = identify(peer, headers, self._rules, by_page)
-            scope["state"]["session"] = session
             if not scope["state"]["greeted"]:
                 scope["state"]["greeted"].append(True)  # the list belongs to the connection
                 self._on_connected(peer, caller)
-            if not await self._read(body, headers, receive):
+            # Nobody has been let in yet: only as much as a code takes.
+            most = min(self._most_bytes, _MOST_VISITOR_BYTES) if caller == VISITOR else self._most_bytes
+            if not await self._read(body, headers, receive, most):
                 return  # the caller has gone
             given = [{"type": "http.request", "body": body.take(), "more_body": False}]
 
             async def replay() -> Message:
                 return given.pop() if given else await receive()
 
-            if self._page is None or session is None:
+            session: PageSession | None = scope["state"]["session"]
+            with nullcontext() if session is None else session.bound():
                 await self._application(scope, replay, send)
-            else:
-                with self._page.sessions.bound(session):
-                    await self._application(scope, replay, send)
         except Refused as refused:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_drop, receive)
@@ -107,11 +100,11 @@ class Door:
         finally:
             self._held -= body.size
 
-    async def _read(self, body: _Body, headers: dict[str, list[str]], receive: Receive) -> bool:
+    async def _read(self, body: _Body, headers: dict[str, list[str]], receive: Receive, most: int) -> bool:
         """Read a whole body. Returns False if the caller has gone. Raises Refused."""
         told = headers.get("content-length", ["0"])[0]
-        if told.isascii() and told.isdigit() and int(told) > self._most_bytes:
-            raise self._too_large()
+        if told.isascii() and told.isdigit() and int(told) > most:
+            raise _too_large(most)
         with trio.move_on_after(self._body_seconds):
             while True:
                 message = await receive()
@@ -121,8 +114,8 @@ class Door:
                 body.content += part
                 body.size += len(part)
                 self._held += len(part)
-                if body.size > self._most_bytes:
-                    raise self._too_large()
+                if body.size > most:
+                    raise _too_large(most)
                 if self._held > _MOST_HELD_BYTES:
                     hint = "send smaller bodies, or fewer at once"
                     raise Refused(503, "busy", "all room for bodies is in use", hint, retry_after=1)
@@ -131,9 +124,10 @@ class Door:
         message_text = f"the body did not arrive within {self._body_seconds:g} seconds"
         raise Refused(408, "slow_body", message_text, "send it faster, or in smaller calls")
 
-    def _too_large(self) -> Refused:
-        message = f"the body is larger than {self._most_bytes} bytes"
-        return Refused(413, "body_too_large", message, "send less, or pass a file to the plugin another way")
+
+def _too_large(most: int) -> Refused:
+    message = f"the body is larger than {most} bytes"
+    return Refused(413, "body_too_large", message, "send less, or pass a file to the plugin another way")
 
 
 def _headers(scope: Message) -> dict[str, list[str]]:

@@ -7,8 +7,9 @@ Its files are for everybody who can connect, because they tell nothing. All else
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from importlib.resources import files
+from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -23,7 +24,6 @@ from runner.serve.refusal import Refused
 
 KEY_HEADER = "runner-page"
 MOST_STREAMS = 64
-_MOST_CODE_BYTES = 1024
 _FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -60,13 +60,12 @@ class Page:
 
     # --- who calls ------------------------------------------------------------------------------------------
 
-    def identify(
-        self, method: str, path: str, headers: RequestHeaders
-    ) -> tuple[str, PageSession | None] | None:
-        """The caller, if the request is one of the page; None: it has to show something else. The Host header
-        is right. Raises Refused."""
-        if (method, path) in _OPEN:
-            return VISITOR, None
+    def identify(self, scope: MutableMapping[str, Any], headers: RequestHeaders) -> str | None:
+        """The caller, if the request is one of the page; None: it has to show something else. Puts its
+        session into the scope's state. The Host header is right. Raises Refused."""
+        method = scope["method"]
+        if (method, scope["path"]) in _OPEN:
+            return VISITOR
         cookie = _cookie(headers)
         keys = headers.get(KEY_HEADER, [])
         if headers.get("authorization") or (cookie is None and not keys):
@@ -78,7 +77,8 @@ class Page:
         if session is None:
             hint = "begin another with runner ctl open"
             raise Refused(401, "no_session", "the session has ended, or there was none", hint)
-        return PAGE, session
+        scope["state"]["session"] = session
+        return PAGE
 
     # --- for callers on the unix socket ---------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Page:
         _require_same_origin("POST", headers)
         raw = await request.body()
         try:
-            code = json.loads(raw)["code"] if len(raw) <= _MOST_CODE_BYTES else None
+            code = json.loads(raw)["code"]
         except (ValueError, TypeError, KeyError, RecursionError):
             code = None
         given = self.sessions.begin(code) if isinstance(code, str) else None

@@ -49,6 +49,18 @@ class PageSession:
         for scope in self.scopes:
             scope.cancel()
 
+    @contextmanager
+    def bound(self) -> Iterator[None]:
+        """Cancel the body when the session ends."""
+        with trio.CancelScope() as scope:
+            self.scopes.add(scope)
+            try:
+                if self.ended:
+                    scope.cancel()
+                yield
+            finally:
+                self.scopes.discard(scope)
+
 
 class Sessions:
     def __init__(self, path: str = "", clock: Callable[[], float] = time.time) -> None:
@@ -119,18 +131,6 @@ class Sessions:
             self._drop(name)
         if over:
             self._write()
-
-    @contextmanager
-    def bound(self, session: PageSession) -> Iterator[None]:
-        """Cancel the body when the session ends."""
-        with trio.CancelScope() as scope:
-            session.scopes.add(scope)
-            try:
-                if session.ended:
-                    scope.cancel()
-                yield
-            finally:
-                session.scopes.discard(scope)
 
     def _drop(self, name: str) -> None:
         self._sessions.pop(name).end()

@@ -178,6 +178,13 @@ async def test_the_door_knows_sessions(tmp_path: Path) -> None:
         for bad in ("null", "wrong", '{"code": 1}', '{"code": "' + "x" * 2000 + '"}', "[" * 900):
             raw = request("/session", host, origin, method="POST", body=bad.encode())
             assert code(await door.ask(raw, tcp=True)) == "wrong_code", bad
+        # Who is not let in yet cannot fill the room for bodies.
+        large = request("/session", host, origin, method="POST", body=b"x" * 5000)
+        assert code(await door.ask(large, tcp=True)) == "body_too_large"
+        parts = large.replace(b"Content-Length: 5000", b"Transfer-Encoding: chunked").replace(
+            b"x" * 5000, b"1000\r\n" + b"x" * 4096 + b"\r\n1\r\nx\r\n"
+        )
+        assert code(await door.ask(parts, tcp=True)) == "body_too_large"
         began = await begin(door, made)
         assert status(began) == 200 and code(await begin(door, made)) == "wrong_code"
         cookie, key = secrets_of(began)
