@@ -76,7 +76,8 @@ class Routes:
             Route(each.path, self._handler(getattr(self, each.name), each), methods=[each.method])
             for each in OPERATIONS
         ]
-        routes += self._page.routes(self._handler)
+        for method, path, handle in self._page.routes(self._handler):
+            routes.append(Route(path, handle, methods=[method]))
         return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
     def _handler(

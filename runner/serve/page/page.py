@@ -14,7 +14,6 @@ from typing import Any
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from runner.serve.event_stream import EventStream
 from runner.serve.page.board import Board
@@ -42,6 +41,7 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+Handler = Callable[[Request], Awaitable[Response]]
 RequestHeaders = Mapping[str, list[str]]
 
 
@@ -92,20 +92,17 @@ class Page:
 
     # --- routes ---------------------------------------------------------------------------------------------
 
-    def routes(
-        self,
-        guarded: Callable[[Callable[[Request], Awaitable[Response]]], Callable[..., Awaitable[Response]]],
-    ) -> list[Route]:
-        """`guarded`: makes answers of what handlers raise."""
+    def routes(self, guarded: Callable[[Handler], Handler]) -> list[tuple[str, str, Handler]]:
+        """The method, the path and the handler of each. `guarded`: makes answers of what handlers raise."""
         return [
-            *(Route(path, self._file, methods=["GET"]) for path in _FILES),
-            Route("/session", guarded(self._begin), methods=["POST"]),
-            Route("/session", guarded(self._end), methods=["DELETE"]),
-            Route("/page/stream", guarded(self._stream), methods=["GET"]),
+            *(("GET", path, self._file) for path in _FILES),
+            ("POST", "/session", guarded(self._begin)),
+            ("DELETE", "/session", guarded(self._end)),
+            ("GET", "/page/stream", guarded(self._stream)),
         ]
 
     async def _file(self, request: Request) -> Response:
-        path = request.url.path
+        path = request.scope["path"]
         return Response(self._files[path], headers=HEADERS, media_type=_FILES[path][1])
 
     async def _begin(self, request: Request) -> Response:
@@ -158,7 +155,8 @@ class Page:
 def _require_same_origin(method: str, headers: RequestHeaders) -> None:
     """Exactly this page: another port of this machine is another origin, though cookies do not know ports."""
     origins, hosts = headers.get("origin", []), headers.get("host", [])
-    same = [each.partition("://")[2].lower() for each in origins] == [each.lower() for each in hosts]
+    named = [each.partition("://")[2].lower() for each in origins]
+    same = len(named) == 1 and named == [each.lower() for each in hosts]
     site = headers.get("sec-fetch-site", ["same-origin"])
     needed = bool(origins) or method not in ("GET", "HEAD")
     if (needed and not same) or site != ["same-origin"]:

@@ -178,6 +178,8 @@ async def test_the_door_knows_sessions(tmp_path: Path) -> None:
         for bad in ("null", "wrong", '{"code": 1}', '{"code": "' + "x" * 2000 + '"}', "[" * 900):
             raw = request("/session", host, origin, method="POST", body=bad.encode())
             assert code(await door.ask(raw, tcp=True)) == "wrong_code", bad
+        old = b"POST /session HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}"
+        assert code(await door.ask(old)) == "origin"  # on the unix socket, with neither Host nor Origin
         # Who is not let in yet cannot fill the room for bodies.
         large = request("/session", host, origin, method="POST", body=b"x" * 5000)
         assert code(await door.ask(large, tcp=True)) == "body_too_large"
