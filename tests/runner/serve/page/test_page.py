@@ -408,6 +408,8 @@ def check_other_origin(page: Page, url: str) -> None:
 
 def check_pictures(page: Page, here: Path, folder: str | None) -> None:
     """Light and dark. The pictures in the documentation show the plugins at a place that others have, too."""
+    # A sample since the plugin was started again.
+    assert wait_for(lambda: page.row("greeter", "return row.querySelector('meter').value") > 0, step=0.1)
     size = {"width": 1120, "height": 780, "deviceScaleFactor": 1, "mobile": False}
     page.cdp("Emulation.setDeviceMetricsOverride", size)
     for scheme, place in (("light", "main"), ("dark", "plugins")):
