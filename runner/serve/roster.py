@@ -41,7 +41,7 @@ class _Entry(NamedTuple):
     pending: str
 
 
-class Judgement(NamedTuple):
+class PolicyJudgement(NamedTuple):
     """What policy and approvals give a plugin and refuse it, as of the last reload."""
 
     limits: Limits = Limits()
@@ -66,7 +66,7 @@ class Roster:
         self._say = say
         self._turn = trio.Lock()
         self._entries: dict[str, _Entry] = {}
-        self._judgements: dict[str, Judgement] = {}
+        self._judgements: dict[str, PolicyJudgement] = {}
         self.faults: tuple[SourceFault, ...] = ()
         self.watched: tuple[str, ...] = ()
 
@@ -112,9 +112,9 @@ class Roster:
         self._judgements.pop(source.name, None)
         try:
             granted = decide(load(self._invocation(source), watch), self._environ, watch).grant
-            self._judgements[source.name] = Judgement(granted.limits, granted.denials)
+            self._judgements[source.name] = PolicyJudgement(granted.limits, granted.denials)
         except Failure as failure:
-            self._judgements[source.name] = Judgement(denials=failure.outcome.denials)
+            self._judgements[source.name] = PolicyJudgement(denials=failure.outcome.denials)
             if failure.outcome.code != "policy_denied":
                 return ""  # its start reports it
             denials = [f"{each.asked}: {each.reason}" for each in failure.outcome.denials if each.required]
@@ -165,8 +165,8 @@ class Roster:
             found |= {"manifest": entry.source.path, "id": plugin.id, "version": plugin.version}
         return found
 
-    def judgement(self, name: str) -> Judgement:
-        return self._judgements.get(name, Judgement())
+    def judgement(self, name: str) -> PolicyJudgement:
+        return self._judgements.get(name, PolicyJudgement())
 
     def allow(self, name: str) -> str:
         """The command by which a person allows what the plugin asks for. Empty: a name in it has characters
