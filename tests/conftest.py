@@ -107,6 +107,11 @@ def _lacks_npm() -> str:
     return _lacks_program("node", "nodejs") if installed else "needs servers from npm (scripts/setup test)"
 
 
+def _lacks_chromium() -> str:
+    names = (("chromium", "chromium"), ("chromedriver", "chromium-driver"))
+    return next(filter(None, (_lacks_program(name, package) for name, package in names)), "")
+
+
 # The command that makes transient units.
 MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
 
@@ -134,6 +139,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "openssl": lambda: _lacks_program("openssl", "openssl"),
     "zsh": lambda: _lacks_program("zsh", "zsh"),
     "fish": lambda: _lacks_program("fish", "fish"),
+    "chromium": _lacks_chromium,
     "systemd": _lacks_systemd,
     "registry": lacks_registry,
 }
@@ -165,6 +171,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="every test of `runner_as` as root and as a user, and the tests marked `broad`",
     )
+    group.addoption("--screenshots", metavar="DIR", help="write the pictures of docs/serve.md there")
     group.addoption("--tally", metavar="FILE", help="write counts and durations there, for scripts/test")
 
 

@@ -110,7 +110,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     # The extra [serve].
     "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
-    "starlette": Use(("runner.serve.event_stream", "runner.serve.routes")),
+    "starlette": Use(("runner.serve.event_stream", "runner.serve.page.page", "runner.serve.routes")),
     "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
 

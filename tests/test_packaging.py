@@ -66,7 +66,9 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
     pages = f"plugin_runner-{runner.__version__}.data/data/share/doc/plugin-runner"
     wanted |= {f"{pages}/{name}" for name in ("README.md", "SECURITY.md", "CHANGELOG.md")}
     wanted |= {
-        f"{pages}/docs/{path.name}" for end in ("md", "svg") for path in (ROOT / "docs").glob(f"*.{end}")
+        f"{pages}/docs/{path.name}"
+        for end in ("md", "svg", "png")
+        for path in (ROOT / "docs").glob(f"*.{end}")
     }
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == wanted

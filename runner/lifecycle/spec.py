@@ -92,6 +92,8 @@ class Status(NamedTuple):
     queued: int  # calls
     pids: tuple[int, ...]  # the first process of each cell; none where each call has a process of its own
     identity: Identity | None  # None: it has not come up yet
+    most_in_flight: int = 0  # calls; 0: any number
+    most_queued: int = 0  # calls
 
 
 class LifecycleNews(NamedTuple):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 
 import trio
@@ -20,12 +21,16 @@ import trio
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger, open_ledger
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
+from runner.protocol.dialect import Notice, Progress
 from runner.serve.connections import Connections
 from runner.serve.deliveries import Deliveries
 from runner.serve.desk import Desk
 from runner.serve.door import Door
 from runner.serve.metrics import Metrics
-from runner.serve.peer import DoorPeer, Rules
+from runner.serve.page.board import Board
+from runner.serve.page.page import Page
+from runner.serve.page.sessions import Sessions
+from runner.serve.peer import PAGE, DoorPeer, Rules
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.routes import Routes
@@ -38,6 +43,8 @@ MOST_CONNECTIONS = 512
 DRAIN_SECONDS = 30.0
 _MOST_DESCRIPTORS = 1 << 16
 _ANSWER_SECONDS = 5.0  # for answers to be sent after the last call has ended
+_EXPIRY_SECONDS = 30.0  # between looks for sessions of the page whose time is over
+_SESSIONS = "page-sessions.json"  # beside the ledger
 _OWED_SECONDS = 1.0  # between attempts to write outcomes that the ledger owes
 _MOST_TOLD = 300  # characters of a message in the audit: parts of it may be a stranger's
 _NOTES_PER_SECOND = 20  # of the audit; more are counted in the metrics only
@@ -84,19 +91,24 @@ class Daemon:
             supervisor, ledger, options.config, options.policy, options.settings, environ, say
         )
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
+        self.board = Board(supervisor, ledger, self._desk, self._roster, self._metrics)
+        folder = os.path.dirname(os.path.abspath(options.ledger))
+        self._sessions = Sessions(os.path.join(folder, _SESSIONS))
         self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys)
 
     async def run(self) -> None:
         """Serve until a signal or a request says to end."""
+        page = Page(self._sessions, self.board, tuple(self._urls()), self._began_session)
         routes = Routes(
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
-            *(self._drain, self._reload, self._say),
+            *(page, self._drain, self._reload, self._say),
         )
         door = Door(
             routes.application(),
             self._options.rules,
             on_refused=self._refused,
             on_connected=self._connected,
+            page=page,
             most_bytes=self._options.most_body_bytes,
             body_seconds=self._options.body_seconds,
         )
@@ -119,6 +131,9 @@ class Daemon:
             delivering = trio.CancelScope()
             nursery.start_soon(self._deliver, delivering)
             nursery.start_soon(self._pay_what_is_owed)
+            if any(self._urls()):
+                nursery.start_soon(self.board.run)
+                nursery.start_soon(self._end_sessions)
             if watch is None:
                 self._say(
                     "the kernel gives no inotify instance: send SIGHUP after changes of the configuration"
@@ -186,10 +201,24 @@ class Daemon:
         self._deliveries.wake()
         self._notifier.send("READY=1", f"STATUS={len(self._supervisor.plugins())} plugins")
 
+    async def _end_sessions(self) -> None:
+        while True:
+            await trio.sleep(_EXPIRY_SECONDS)
+            self._sessions.end_expired()
+
     async def _feed_watchdog(self, seconds: float) -> None:
         while True:
             self._notifier.send("WATCHDOG=1")
             await trio.sleep(seconds)
+
+    def _urls(self) -> Iterator[str]:
+        """Where browsers on this machine find the page."""
+        scheme = "http" if self._options.tls is None else "https"
+        for each in self._options.listeners:
+            if each.family != socket.AF_UNIX:
+                host, port = each.getsockname()[:2]
+                host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+                yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
 
     # --- audit and metrics ----------------------------------------------------------------------------------
 
@@ -209,6 +238,9 @@ class Daemon:
     def _connected(self, peer: DoorPeer, caller: str) -> None:
         self._note("connection", caller, {"pid": peer.pid})
 
+    def _began_session(self, text: str) -> None:
+        self._note("connection", PAGE, {"message": text})
+
     def _note(self, what: str, caller: str, detail: Mapping[str, object]) -> None:
         """A row of the audit, for which nobody waits. Strangers must not fill the ledger, so that there is a
         most per second."""
@@ -227,8 +259,13 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
     _raise_descriptors()
     async with open_ledger(options.ledger) as ledger:
-        async with open_supervisor() as supervisor:
-            await Daemon(options, supervisor, ledger, environ, say).run()
+
+        def hear(plugin: str, event: Notice | Progress) -> None:
+            daemon.board.hear(plugin, event)
+
+        async with open_supervisor(on_event=hear) as supervisor:
+            daemon = Daemon(options, supervisor, ledger, environ, say)
+            await daemon.run()
         if not await ledger.flush():
             count = f"{ledger.owed} outcome{'s' * (ledger.owed > 1)}"
             say(f"{count} could not be written: {ledger.fault}. In the ledger they will be unknown")

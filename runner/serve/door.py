@@ -9,15 +9,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import trio
 
-from runner.serve.peer import DoorPeer, Rules, identify
+from runner.serve.page.page import Page
+from runner.serve.page.sessions import PageSession
+from runner.serve.peer import VISITOR, DoorPeer, Rules, identify
 from runner.serve.refusal import Refused
 
 MOST_BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0
+_MOST_VISITOR_BYTES = 4 << 10
 MOST_HELD_BYTES = 256 << 20  # bodies of all requests
 
 Message = MutableMapping[str, Any]
@@ -62,6 +67,7 @@ class Door:
         *,
         on_refused: Callable[[DoorPeer, Refused], None],
         on_connected: Callable[[DoorPeer, str], None],
+        page: Page | None = None,
         most_bytes: int = MOST_BODY_BYTES,
         body_seconds: float = BODY_SECONDS,
     ) -> None:
@@ -69,6 +75,7 @@ class Door:
         self._rules = rules
         self._on_refused = on_refused
         self._on_connected = on_connected
+        self._page = page
         self._held: Counter[str] = Counter()  # bytes of bodies in memory, by caller
         self._most_bytes = most_bytes
         self._body_seconds = body_seconds
@@ -83,19 +90,25 @@ class Door:
         body: _Body | None = None
         try:
             headers = _headers(scope)
-            scope["state"]["caller"] = caller = identify(peer, headers, self._rules)
+            scope["state"]["session"] = None
+            by_page = None if self._page is None else partial(self._page.identify, scope, headers)
+            scope["state"]["caller"] = caller = identify(peer, headers, self._rules, by_page)
             if not scope["state"]["greeted"]:
                 scope["state"]["greeted"].append(True)  # the list belongs to the connection
                 self._on_connected(peer, caller)
             body = _Body(self._held, caller)
-            if not await self._read(body, headers, receive):
+            # Nobody has been let in yet: only as much as a code takes.
+            most = min(self._most_bytes, _MOST_VISITOR_BYTES) if caller == VISITOR else self._most_bytes
+            if not await self._read(body, headers, receive, most):
                 return  # the caller has gone
             given = [{"type": "http.request", "body": body.take(), "more_body": False}]
 
             async def replay() -> Message:
                 return given.pop() if given else await receive()
 
-            await self._application(scope, replay, send)
+            session: PageSession | None = scope["state"]["session"]
+            with nullcontext() if session is None else session.bound():
+                await self._application(scope, replay, send)
         except Refused as refused:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_drop, receive)
@@ -105,19 +118,19 @@ class Door:
             if body is not None:
                 body.drop()
 
-    async def _read(self, body: _Body, headers: dict[str, list[str]], receive: Receive) -> bool:
+    async def _read(self, body: _Body, headers: dict[str, list[str]], receive: Receive, most: int) -> bool:
         """Read a whole body. Returns False if the caller has gone. Raises Refused."""
         told = headers.get("content-length", ["0"])[0]
-        if told.isascii() and told.isdigit() and int(told) > self._most_bytes:
-            raise self._too_large()
+        if told.isascii() and told.isdigit() and int(told) > most:
+            raise _too_large(most)
         with trio.move_on_after(self._body_seconds):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return False
                 has_room = body.add(message.get("body", b""))
-                if body.size > self._most_bytes:
-                    raise self._too_large()
+                if body.size > most:
+                    raise _too_large(most)
                 if not has_room:
                     hint = "send smaller bodies, or fewer at once"
                     message_text = "this caller's share of the room for bodies is in use"
@@ -127,9 +140,10 @@ class Door:
         message_text = f"the body did not arrive within {self._body_seconds:g} seconds"
         raise Refused(408, "slow_body", message_text, "send it faster, or in smaller calls")
 
-    def _too_large(self) -> Refused:
-        message = f"the body is larger than {self._most_bytes} bytes"
-        return Refused(413, "body_too_large", message, "send less, or pass a file to the plugin another way")
+
+def _too_large(most: int) -> Refused:
+    message = f"the body is larger than {most} bytes"
+    return Refused(413, "body_too_large", message, "send less, or pass a file to the plugin another way")
 
 
 def _headers(scope: Message) -> dict[str, list[str]]:

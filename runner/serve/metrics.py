@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from runner.lifecycle.spec import Status
+from sandbox.speed.value import NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -37,7 +38,8 @@ class _Gauges:
         yield "runner_sessions", "cells that live", {each.name: each.sessions for each in found}
         yield "runner_calls_in_flight", "calls in flight", {each.name: each.in_flight for each in found}
         yield "runner_calls_queued", "calls that wait", {each.name: each.queued for each in found}
-        memory = memory_below({each.name: each.pids for each in found})
+        used = usage_below({each.name: each.pids for each in found})
+        memory = {name: float(usage.memory) for name, usage in used.items()}
         yield "runner_memory_bytes", "resident memory of the plugin's processes", memory
 
 
@@ -47,6 +49,8 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._names: set[str] = set()
+        self.ended: dict[str, int] = {}  # calls, by the plugin's name
+        self.failed: dict[str, int] = {}
         make: Any = {"registry": self._registry}
         self._calls = Counter("runner_calls", "calls that have ended, by outcome", ["plugin", "code"], **make)
         self._seconds = Histogram(
@@ -66,6 +70,8 @@ class Metrics:
 
     def call(self, plugin: str, code: str, cause: str, seconds: float) -> None:
         name = self._known(plugin)
+        self.ended[name] = self.ended.get(name, 0) + 1
+        self.failed[name] = self.failed.get(name, 0) + (code != "ok")
         self._calls.labels(name, code).inc()
         self._seconds.labels(name).observe(seconds)
         if code == "crashed" and cause and not cause.startswith(("exit", "signal")):
@@ -89,21 +95,33 @@ class Metrics:
         return plugin if plugin in self._names else _OTHER
 
 
-def memory_below(roots: Mapping[str, Iterable[int]]) -> dict[str, float]:
-    """The resident memory, in bytes, of these processes and all below them, by name. Reads /proc once."""
-    children: dict[int, list[int]] = {}
-    memory: dict[int, int] = {}
-    for process in psutil.process_iter(["ppid", "memory_info"]):
-        found = process.info
-        if found["memory_info"] is not None:
-            memory[process.pid] = found["memory_info"].rss
-            children.setdefault(found["ppid"], []).append(process.pid)
+class LiveUsage(NamedTuple):
+    """What the processes of a plugin use now."""
+
+    memory: int = 0  # bytes, resident
+    threads: int = 0
+
+
+def usage_below(roots: Mapping[str, Iterable[int]]) -> dict[str, LiveUsage]:
+    """The usage of these processes and all below them, by name. Reads /proc once."""
+    found = {name: list(pids) for name, pids in roots.items()}
+    if not any(found.values()):
+        return dict.fromkeys(found, LiveUsage())
+    children: dict[int, list[psutil.Process]] = {}
+    known: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter(["ppid"]):
+        known[process.pid] = process
+        children.setdefault(process.info["ppid"], []).append(process)
     total = {}
-    for name, pids in roots.items():
-        left, size = list(pids), 0
+    for name, pids in found.items():
+        left, memory, threads = [known[pid] for pid in pids if pid in known], 0, 0
         while left:
-            pid = left.pop()
-            size += memory.get(pid, 0)
-            left += children.pop(pid, [])
-        total[name] = float(size)
+            process = left.pop()
+            try:
+                memory += process.memory_info().rss
+                threads += process.num_threads()
+            except psutil.Error:
+                pass  # it has ended
+            left += children.pop(process.pid, [])
+        total[name] = LiveUsage(memory, threads)
     return total

@@ -33,6 +33,7 @@ class Operation(NamedTuple):
     body: str = ""  # the name of a schema
     streams: bool = False  # it may answer with server-sent events
     local: bool = False  # only for callers on the unix socket
+    page: bool = False  # and for sessions of the page
 
 
 _MOST = Parameter("most", "query", "how many rows, 100 if it is missing, 1000 at most", {"type": "integer"})
@@ -64,6 +65,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "Read its manifest again, restart it.",
         "Plugin",
         local=True,
+        page=True,
     ),
     Operation(
         *("logs", "GET", "/plugins/{name}/logs", "The end of its stderr.", "text/plain", 200),
@@ -119,6 +121,13 @@ OPERATIONS: tuple[Operation, ...] = (
         (Parameter("what", "query", "only grant, refusal or connection"), _MOST),
         local=True,
     ),
+    Operation(
+        *("open_page", "POST", "/session/codes", "A code that begins a session of the page.", "Code", 201),
+        local=True,
+    ),
+    Operation(
+        *("end_sessions", "DELETE", "/session/codes", "End all sessions of the page.", "Ended"), local=True
+    ),
 )
 
 
@@ -152,6 +161,8 @@ _SCHEMAS: dict[str, Schema] = {
     "Health": _object("status", status={"type": "string", "enum": ["ok", "degraded", "draining"]}),
     "Draining": _object("draining", draining={"type": "boolean"}),
     "Cancelled": _object("id cancelled", id=_TEXT, cancelled={"type": "boolean"}),
+    "Code": _object("urls seconds", urls={"type": "array", "items": _TEXT}, seconds=_NUMBER),
+    "Ended": _object("ended", ended={"type": "integer"}),
     "Plugin": _object(
         "name state",
         name=_TEXT,
@@ -245,7 +256,9 @@ def _operation(each: Operation) -> dict[str, Any]:
         content["text/event-stream"] = {"schema": _TEXT}
     made: dict[str, Any] = {
         "operationId": each.name,
-        "summary": each.text + " Only on the unix socket." * each.local,
+        "summary": each.text
+        + (" Only on the unix socket." if not each.page else " Only on the unix socket and for the page.")
+        * each.local,
         "responses": {
             str(each.status): {"description": "as asked", "content": content},
             "default": {

@@ -56,6 +56,8 @@ class Departure:
 
 
 TOKEN = "token"  # the name of every caller with the token
+PAGE = "page"  # of a session of the page
+VISITOR = "visitor"  # of anybody, for the files of the page
 
 
 class Rules(NamedTuple):
@@ -72,10 +74,15 @@ def unix_peer(connection: socket.socket) -> DoorPeer:
     return DoorPeer(uid, pid)
 
 
-def identify(peer: DoorPeer, headers: dict[str, list[str]], rules: Rules) -> str:
+def identify(
+    peer: DoorPeer,
+    headers: dict[str, list[str]],
+    rules: Rules,
+    by_page: Callable[[], str | None] | None = None,
+) -> str:
     """The caller's name, as it stands in the ledger. Raises Refused.
 
-    `headers`: by their names in small letters."""
+    `headers`: by their names in small letters. `by_page`: the caller by TCP that the page knows, or None."""
     if peer.uid is not None:
         if peer.uid not in (rules.owner, 0):
             raise Refused(
@@ -86,9 +93,11 @@ def identify(peer: DoorPeer, headers: dict[str, list[str]], rules: Rules) -> str
         return f"uid:{peer.uid}"
     _require_name(headers, rules)
     _require_own_origin(headers, rules)
+    if peer.subject and time.time() >= peer.expires:  # it was valid when the connection was made
+        raise Refused(401, "certificate_expired", "the client's certificate has expired", "renew it")
+    if by_page is not None and (found := by_page()) is not None:
+        return found
     if peer.subject:
-        if time.time() >= peer.expires:  # it was valid when the connection was made
-            raise Refused(401, "certificate_expired", "the client's certificate has expired", "renew it")
         return f"cert:{peer.subject}"
     given = headers.get("authorization", [])
     scheme, _, word = (given[0] if len(given) == 1 else "").partition(" ")

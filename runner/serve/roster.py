@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from runner.serve.settings import Settings, read_settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.identity.state import state_root
+from sandbox.spec import Denial, Limits
 from sandbox.speed.value import NamedTuple
 
 _MOST_DENIALS = 5  # that a reason names
@@ -44,6 +46,13 @@ class _Entry(NamedTuple):
         Mapping[str, Any] | None
     )  # fields of its Spec. None: the settings have a fault since it is known
     pending: str = ""
+
+
+class PolicyJudgement(NamedTuple):
+    """What policy and approvals give a plugin and refuse it, as of the last reload."""
+
+    limits: Limits = Limits()
+    denials: tuple[Denial, ...] = ()
 
 
 class Roster:
@@ -66,6 +75,7 @@ class Roster:
         self._say = say
         self._turn = trio.Lock()
         self._entries: dict[str, _Entry] = {}
+        self._judgements: dict[str, PolicyJudgement] = {}
         self.faults: tuple[SourceFault, ...] = ()
         self.watched: tuple[str, ...] = ()
 
@@ -125,9 +135,12 @@ class Roster:
         if find_contract(source.plugin.contract).prepared_calls is not None:
             return ""  # its cage depends on the call, so each call is judged
         watch = Stopwatch()
+        self._judgements.pop(source.name, None)
         try:
-            decide(load(self._spec(entry).invocation(), watch), self._environ, watch)
+            granted = decide(load(self._spec(entry).invocation(), watch), self._environ, watch).grant
+            self._judgements[source.name] = PolicyJudgement(granted.limits, granted.denials)
         except Failure as failure:
+            self._judgements[source.name] = PolicyJudgement(denials=failure.outcome.denials)
             if failure.outcome.code != "policy_denied":
                 return ""  # its start reports it
             denials = [f"{each.asked}: {each.reason}" for each in failure.outcome.denials if each.required]
@@ -157,6 +170,7 @@ class Roster:
 
     async def _remove(self, name: str) -> None:
         del self._entries[name]
+        self._judgements.pop(name, None)
         await self._note(name, {"change": "removed"})
         await self._supervisor.remove(name)
 
@@ -176,6 +190,19 @@ class Roster:
             plugin = entry.source.plugin
             found |= {"manifest": entry.source.path, "id": plugin.id, "version": plugin.version}
         return found
+
+    def judgement(self, name: str) -> PolicyJudgement:
+        return self._judgements.get(name, PolicyJudgement())
+
+    def allow(self, name: str) -> str:
+        """The command by which a person allows what the plugin asks for. Empty: a name in it has characters
+        that a terminal would obey."""
+        entry = self._entries.get(name)
+        if entry is None or not (entry.source.path + (entry.source.server or "")).isprintable():
+            return ""
+        server = () if entry.source.server is None else ("--server", entry.source.server)
+        policy = () if self._policy is None else ("--policy", self._policy)
+        return shlex.join(("runner", "allow", entry.source.path, *server, *policy))
 
     def effect(self, name: str, tool: str) -> Effect:
         """The effect class of a tool, by the manifest. Where the contract has none, it is unknown."""

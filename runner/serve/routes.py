@@ -27,8 +27,9 @@ from runner.serve.deliveries import Deliveries, delivery_of, type_of
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
-from runner.serve.openapi import OPERATIONS, document
-from runner.serve.peer import is_local
+from runner.serve.openapi import OPERATIONS, Operation, document
+from runner.serve.page.page import Page
+from runner.serve.peer import PAGE, VISITOR, is_local
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 
@@ -60,6 +61,7 @@ class Routes:
         deliveries: Deliveries,
         roster: Roster,
         metrics: Metrics,
+        page: Page,
         drain: Callable[[float | None], None],
         reload: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
@@ -70,6 +72,7 @@ class Routes:
         self._deliveries = deliveries
         self._roster = roster
         self._metrics = metrics
+        self._page = page
         self._drain = drain
         self._reload = reload
         self._say = say
@@ -78,8 +81,10 @@ class Routes:
         """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
         routes: dict[str, list[tuple[re.Pattern[str], _Handler]]] = {}
         for each in OPERATIONS:
-            handler = self._handler(getattr(self, each.name), each.local)
+            handler = self._handler(getattr(self, each.name), each)
             routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
+        for method, path, page_handler in self._page.routes(self._handler):
+            routes.setdefault(method, []).append((compile_path(path)[0], page_handler))
         routes["HEAD"] = routes["GET"]
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,10 +98,14 @@ class Routes:
 
         return serve
 
-    def _handler(self, handle: _Handler, local: bool) -> _Handler:
+    def _handler(self, handle: _Handler, operation: Operation | None = None) -> _Handler:
         async def answer(request: Request) -> Response:
             try:
-                if local and _only_own(request):
+                caller = request.scope["state"]["caller"]
+                if operation is not None and caller == VISITOR:
+                    raise Refused(401, "wrong_token", "the request has no valid token")
+                by_page = operation is not None and operation.page and caller == PAGE
+                if operation is not None and operation.local and _only_own(request) and not by_page:
                     raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
                 return await handle(request)
             except UnknownPlugin as unknown:
@@ -160,6 +169,12 @@ class Routes:
                 await emit("lifecycle", event._asdict())
 
         return EventStream(produce, feed.close)
+
+    async def open_page(self, request: Request) -> Response:
+        return _Json(self._page.open(), 201)
+
+    async def end_sessions(self, request: Request) -> Response:
+        return _Json({"ended": self._page.sessions.end_all()})
 
     # --- plugins --------------------------------------------------------------------------------------------
 

@@ -1,7 +1,11 @@
-"""`runner ctl`: start, stop, reset and reload a daemon's plugins, or drain the daemon."""
+"""`runner ctl`: start, stop, reset and reload a daemon's plugins, drain the daemon, or open its page."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from runner.cli.serving.socket_option import add_socket, ask
@@ -14,27 +18,36 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "ctl"
-HELP = "start, stop, reset or reload a plugin of a daemon (runner serve), or drain the daemon"
+HELP = "start, stop, reset or reload a plugin of a daemon (runner serve), drain the daemon, or open its page"
 EXAMPLE = "runner ctl reset notes"
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _OF_PLUGINS = ("start", "stop", "reset", "reload")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
-        choices=(*_OF_PLUGINS, "drain"),
+        choices=(*_OF_PLUGINS, "drain", "open"),
         help="start it now; stop it until it is started; reset forgets its failures and ends its quarantine;"
         " reload reads its manifest again (without a NAME: the whole configuration); drain finishes the calls"
-        " in flight and ends the daemon",
+        " in flight and ends the daemon; open prints a link to its page that works once, within a minute, and"
+        " opens it on a desktop",
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="the plugin; runner ps lists them")
+    parser.add_argument("--end", action="store_true", help="with open: end all sessions of the page instead")
     add_socket(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "drain" and args.name is not None:
-        say("runner ctl: drain is about the whole daemon: leave NAME out, or use runner ctl stop NAME")
+    if args.action in ("drain", "open") and args.name is not None:
+        also = ", or use runner ctl stop NAME" * (args.action == "drain")
+        say(f"runner ctl: {args.action} is about the whole daemon: leave NAME out{also}")
         return USAGE_ERROR
+    if args.end and args.action != "open":
+        say("runner ctl: --end goes with runner ctl open")
+        return USAGE_ERROR
+    if args.action == "open":
+        return _end_sessions(args) if args.end else _open(args)
     if args.name is None and args.action not in ("drain", "reload"):
         say(f"runner ctl: write runner ctl {args.action} NAME; runner ps lists the plugins")
         return USAGE_ERROR
@@ -48,4 +61,28 @@ def run(args: argparse.Namespace) -> int:
         for fault in found["configuration"]:
             print(printable(f"{fault['path']}: {fault['message']}"))
         return 1 if found["configuration"] else 0
+    return 0
+
+
+def _open(args: argparse.Namespace) -> int:
+    found = ask(args, NAME, "POST", "/session/codes")
+    if isinstance(found, int):
+        return found
+    url = found["urls"][0]
+    print(url)
+    opener = shutil.which("xdg-open")
+    if opener is not None and sys.stdout.isatty() and any(map(os.environ.get, _DISPLAYS)):
+        null = subprocess.DEVNULL
+        try:
+            subprocess.Popen([opener, url], stdin=null, stdout=null, stderr=null, start_new_session=True)
+        except OSError as error:
+            say(f"runner ctl: {opener} does not start: {error.strerror}; open the link in a browser")
+    return 0
+
+
+def _end_sessions(args: argparse.Namespace) -> int:
+    found = ask(args, NAME, "DELETE", "/session/codes")
+    if isinstance(found, int):
+        return found
+    print(f"{found['ended']} session{'s' * (found['ended'] != 1)} ended")
     return 0
