@@ -23,7 +23,7 @@ from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
 from sandbox.speed.scopes import ExitStack, contextmanager, suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, NoReturn
 
 if TYPE_CHECKING:
     from sandbox.spec import Limits
@@ -142,15 +142,9 @@ def open_gate(
         stack.callback(ours.close)
         audit_r, audit_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
-
-        def run() -> None:
-            # Imported only in the gate, while this process goes on with the launch.
-            from sandbox.gate.gate import run_gate
-
-            run_gate(theirs.fileno(), egress, audit_w, alive_r, identity)
-
+        gates = (theirs.fileno(), egress, audit_w, alive_r, identity)
         try:
-            pid = fork_beside(run, (ours.fileno(), audit_r, alive_w), forget)
+            pid = fork_beside(lambda: _run_gate(*gates), (ours.fileno(), audit_r, alive_w), forget)
         except BaseException:
             for fd in (audit_r, alive_w):
                 os.close(fd)
@@ -184,3 +178,12 @@ def _lease(uid_range: tuple[int, int]) -> tuple[int, int]:
         hint = "the gate of each plugin with a list of hosts needs a uid of its own; end other plugins"
         raise LayerUnavailable("network", str(missing), hint) from None
     return lease.uid, lease.fd
+
+
+def _run_gate(
+    channel: int, egress: EgressPlan, audit: int, alive: int, identity: tuple[int, int] | None
+) -> NoReturn:
+    # Imported only in the gate, while this process goes on with the launch.
+    from sandbox.gate.gate import run_gate
+
+    run_gate(channel, egress, audit, alive, identity)
