@@ -109,9 +109,8 @@ class _Judge(CagePlaces):
                 self._too_deep += 1
                 continue
             if not self.is_local(path):
-                self._refuse(
-                    path, times, "it is on a server or mounted on demand: nothing is looked at there"
-                )
+                why = "it is on a server or mounted on demand, or its links cannot be followed"
+                self._refuse(path, times, f"{why}: nothing is looked at there")
                 continue
             for access, found in self._missed(normal(path), uses, times):
                 if found.path in _DISPENSABLE or os.path.basename(found.path) in _DISPENSABLE_NAMES:

@@ -5,6 +5,7 @@ All of it by name. A launch also checks the files themselves.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from runner.launch.advice.scene import Scene
@@ -20,7 +21,7 @@ from sandbox.paths.denied_paths import (
     normal,
 )
 from sandbox.paths.mounts import Mounts, contains, join, read_mounts
-from sandbox.paths.walk import Step, TooManyLinks, close, real_path, walk
+from sandbox.paths.walk import Link, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
 
 # Every cage has folders of its own under these names.
@@ -86,13 +87,15 @@ class CagePlaces:
 
     def is_local(self, path: str) -> bool:
         """Whether a look at the path, and at where its links lead, asks no server and mounts nothing."""
+        passed: list[Link] = []
         try:
             # A step is opened by O_PATH, which does not mount what belongs there.
-            close(walk(path, follow="all", check=self._require_local, missing=[]))
-        except _OnServer:
+            close(walk(path, follow="all", check=self._require_local, missing=[], passed=passed))
+        except (_OnServer, TooManyLinks):
             return False
-        except (OSError, TooManyLinks):
-            pass  # nobody gets further than this
+        except OSError as error:
+            # os.path.realpath goes on behind it, by the ".." of a link, and this walk may lack descriptors.
+            return not passed and error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
         return True
 
     def _require_local(self, steps: list[Step], is_last: bool) -> None:

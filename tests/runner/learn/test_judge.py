@@ -191,13 +191,22 @@ def test_no_link_makes_us_look_at_a_server(place: Path, kind: str, monkeypatch: 
     own.mkdir()
     (own / "link").symlink_to(server)
     (own / "further").symlink_to("link/file")
+    (own / "odd").symlink_to("absent/../../net/chosen-server/file")
+    for number in range(50):
+        (own / f"chain{number}").symlink_to(f"chain{number + 1}" if number < 49 else "further")
     looked: list[str] = []
     for name in ("stat", "lstat", "open", "readlink", "access", "scandir"):
         _note_names(monkeypatch, name, looked)
     table = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:50 / {place}/net rw - {kind} server:/x rw\n"
-    asked = (own / "link/file", "read"), (own / "further", "look"), (own / "link/new", "make"), (own, "run")
+    asked = (
+        (own / "link/file", "read"),
+        (own / "further", "look"),
+        (own / "link/new", "make"),
+        (own / "odd", "read"),
+    )
     found = propose(
         *asked,
+        (own / "chain0", "read"),
         (own / "link/tool", "run"),
         scene=SCENE._replace(shown=("/usr", str(own)), writable=("/tmp", str(own))),
         mounts=parse_mountinfo(table.encode()),
@@ -205,7 +214,7 @@ def test_no_link_makes_us_look_at_a_server(place: Path, kind: str, monkeypatch: 
     reached = [each for each in looked if "chosen-server" in each]
     assert bool(reached) == (kind == "ext4")
     on_server = [each.what for each in found.refused if "mounted on demand" in each.why]
-    assert bool(on_server) == (kind != "ext4")
+    assert (f"{own}/link/file" in on_server) == (kind != "ext4")
 
 
 def _note_names(monkeypatch: pytest.MonkeyPatch, name: str, looked: list[str]) -> None:
