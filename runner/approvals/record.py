@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 
+from runner.approvals.marks import arguments_digest, starts_below
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.paths.program import locate
 from sandbox.policy.approval import join_approvals, requested_approval
-from sandbox.policy.policy import RUNTIME_PATHS, steers
-from sandbox.spec import Approval, EnvRequest
-from sandbox.speed.typed import Mapping, Sequence
+from sandbox.policy.policy import RUNTIME_PATHS
+from sandbox.spec import Approval
+from sandbox.speed.typed import Mapping
 from sandbox.speed.value import NamedTuple
 
 VERSION = 2  # of the file of an approval; files of version 1 name no program, and are not valid any more
-# Each takes up to six system calls: 19,000 arguments took 0.7 s, twice in a launch.
-_MOST_LOOKED_AT = 1000  # arguments
 
 ENDING = ".json"  # of the name of each file
 NOTIFIED = ".told-"  # before the stem: the mark of was_notified
@@ -106,35 +105,6 @@ def with_program(
     )
     paths = [f"PATH={each.value}" for each in plugin.spec.env if each.name == "PATH" and each.value]
     return key._replace(program=found.program, chosen=(*found.chosen, *paths)), found.code
-
-
-def arguments_digest(words: Sequence[str], env: Sequence[EnvRequest]) -> str:
-    """Digest of a command line and of the variables that decide which code runs."""
-    parts = [*words]
-    if steering := sorted((each.name, each.value) for each in env if each.value and steers(each.name)):
-        parts += ["", *(f"{name}={value}" for name, value in steering)]
-    return fingerprint(*(os.fsencode(part) for part in parts))[:32]
-
-
-def starts_below(words: Sequence[str], directory: str) -> bool:
-    """Whether the code that a command line runs depends on the working directory: an argument is a relative
-    path there, or the name of a module. True for a very long command line, without looking."""
-    program, *args = words
-    if len(args) > _MOST_LOOKED_AT:
-        return True
-    if "/" in program and not program.startswith("/"):
-        return True
-    candidates = [text for word in args for text in (word, word.partition("=")[2])]
-    return any(_is_below(text, directory) for text in candidates if text and not text.startswith("/"))
-
-
-def _is_below(text: str, directory: str) -> bool:
-    module = text.partition(":")[0].replace(".", "/").strip("/")  # python3 -m name.part, uvicorn name:app
-    names = (text, module, f"{module}.py") if module else (text,)
-    try:
-        return any(look.lexists(os.path.join(directory, name)) for name in names)
-    except ValueError:  # it contains a NUL, so it names no file
-        return False
 
 
 def asked_of(plugin: Plugin) -> Approval:

@@ -294,6 +294,15 @@ class HostPlaces(NamedTuple):
     project: tuple[GuardedName, ...] = ()  # at the top of a project; read-only in a folder that is writable
 
 
+class HostFile(NamedTuple):
+    """How a host's configuration is read."""
+
+    format: Format
+    # Limits on bytes and values, if they are higher than for a manifest: some hosts store other data in a
+    # user's own file too.
+    limits: tuple[int, int] | None = None
+
+
 class HostConfigurations(Protocol):
     """A contract whose manifests are the configuration files of the hosts that start its plugins.
 
@@ -303,14 +312,8 @@ class HostConfigurations(Protocol):
     command without a manifest is taken for a plugin of this contract.
     """
 
-    def format_at(self, path: str) -> Format | None:
-        """The format of the configuration at this absolute path. None: the path is not that of a
-        configuration."""
-        ...
-
-    def limits_at(self, path: str) -> tuple[int, int] | None:
-        """Limits on bytes and values of a user's own file at this path, if they are higher than for a
-        manifest: some hosts store other data in it too."""
+    def file_at(self, path: str) -> HostFile | None:
+        """How the configuration at this absolute path is read. None: the path is not that of one."""
         ...
 
     def servers(self, document: Document) -> tuple[str, ...]:

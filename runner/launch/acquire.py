@@ -178,17 +178,15 @@ def _confirm_owners(owners: Decision, planned: Planned, opened: OpenPlan, uid: i
 def _open_state(planned: Planned, held: HeldSources, owners: Decision | None, stack: ExitStack) -> OpenPlan:
     """Open the state directory, and return the plan with it. Raises PlanRefused."""
     if planned.provision.state_dir is None:
-        return held.opened if owners is planned.plan.owners else _with_owners(held.opened, owners)
+        if owners is planned.plan.owners:
+            return held.opened
+        return held.opened._replace(plan=held.opened.plan._replace(owners=owners))
     if held.denylist is None:
         return stack.enter_context(with_known_state(held.opened))
     from sandbox.plan.sources import open_state, with_state
 
     state = stack.enter_context(open_state(planned.plan, held.denylist(), planned.grant.paths))
     return with_state(held.opened, state, owners)
-
-
-def _with_owners(opened: OpenPlan, owners: Decision | None) -> OpenPlan:
-    return opened._replace(plan=opened.plan._replace(owners=owners))
 
 
 def _require_same_state(owner: Owner, plan: LaunchPlan) -> None:

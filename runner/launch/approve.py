@@ -69,9 +69,11 @@ class Approved(NamedTuple):
         added = _only_added(loaded.plugin, self)
         return tuple(_with_remedy(denial, loaded, self, bounds, added) for denial in denials)
 
-    def notes(self, loaded: Loaded, environ: Mapping[str, str]) -> tuple[Note, ...]:
-        """Notes about an approval that does not count, and about an entry whose variables act on the
-        runner."""
+    def notes(
+        self, loaded: Loaded, environ: Mapping[str, str], denials: Sequence[Denial]
+    ) -> tuple[Note, ...]:
+        """Notes about an approval that does not count, about an entry whose variables act on the runner, and
+        about variables of the host that a wrapped entry names and does not get without an approval."""
         found: list[Note] = []
         command = loaded.invocation.command
         if command is not None and command.outdated:
@@ -85,20 +87,12 @@ class Approved(NamedTuple):
             is_old and key is not None and was_notified(key, environ_of_places(loaded.plugin, environ))
         ):
             found.append(Note("approval", why, f"to allow it again: {allow_command(loaded)}"))
-        return tuple(found)
-
-    def withheld(self, denials: Sequence[Denial], loaded: Loaded) -> tuple[Note, ...]:
-        """A note about variables of the host that a wrapped entry names and does not get without an
-        approval."""
-        command = loaded.invocation.command
-        if command is None or command.host_environ is None:
-            return ()
         names = [each.asked for each in denials if each.rule == "env_ceiling" and not each.required]
-        if not names:
-            return ()
-        options = [word for name in names for word in ("--env", name)]
-        message = f"the entry asks for variables of the host, which need your yes: {', '.join(names)}"
-        return (Note("withheld", message, f"to allow it: {allow_command(loaded, *options)}"),)
+        if names and command is not None and command.host_environ is not None:
+            options = [word for name in names for word in ("--env", name)]
+            message = f"the entry asks for variables of the host, which need your yes: {', '.join(names)}"
+            found.append(Note("withheld", message, f"to allow it: {allow_command(loaded, *options)}"))
+        return tuple(found)
 
 
 def approval_of(

@@ -15,15 +15,15 @@ from sandbox.identity.reservations import name_file
 from sandbox.identity.state import StateRefused, StateUnwritable, last_used, real_state_dir, state_root
 from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.policy.policy import Policy
-from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, EnvRequest
+from sandbox.spec import ARGUMENT_LIMIT, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN, EnvRequest, Note
 from sandbox.speed.typed import Mapping
 
 
 def state_dir(
     plugin: Plugin, policy: Policy, invocation: Invocation, environ: Mapping[str, str]
-) -> tuple[str | None, tuple[str, ...]]:
-    """The plugin's state directory, if the plugin or the policy asks for one, and directories of the same
-    plugin that are not used."""
+) -> tuple[str | None, tuple[Note, ...]]:
+    """The plugin's state directory, if the plugin or the policy asks for one, and a note about each directory
+    of the same plugin that is not used."""
     asked = [request.path for request in plugin.spec.paths]
     if not any(
         path.startswith(STATE_DIR_TOKEN) for path in (*asked, *policy.read.default, *policy.write.default)
@@ -36,7 +36,14 @@ def state_dir(
             raise StateRefused(message, "choose another directory with --state-dir")
         return chosen, ()
     used, *unused = _managed_state_dirs(plugin, environ)
-    return used, tuple(path for path in unused if look.isdir(path))  # for others there is only a uid
+    # For the others there is only a uid.
+    return used, tuple(_unused_note(used, path) for path in unused if look.isdir(path))
+
+
+def _unused_note(used: str, unused: str) -> Note:
+    message = f"earlier versions made two state directories of this plugin: {used} was used last and is used"
+    hint = f"take what you need out of it, then: runner state remove {os.path.basename(unused)}"
+    return Note("state", f"{message}, {unused} is left alone", hint)
 
 
 def managed_state_dir(plugin: Plugin, environ: Mapping[str, str]) -> str:

@@ -6,11 +6,10 @@ reached.
 
 from __future__ import annotations
 
-import os
-
+from runner.approvals.marks import mark_entry
 from runner.contracts.registry import find_contract
 from runner.launch.approve import approval_of
-from runner.launch.command import environ_of_host, mark_entry
+from runner.launch.command import environ_of_host
 from runner.launch.failures import as_failure, judge_denials
 from runner.launch.own_folders import Placeholders, state_dir
 from runner.launch.stages import Decided, Loaded, Stopwatch
@@ -56,14 +55,15 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     told: tuple[Note, ...] = ()
     strays: tuple[Denial, ...] = ()
     if plugin.template is not None:
+        from runner.manifest.fill import file_variable_denials
+
         plugin, told = _fill_plugin(loaded, policy, environ, own_homes)
-        strays = _file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
+        strays = file_variable_denials(loaded.plugin, plugin, chosen, approved=found.record is not None)
     contract = find_contract(plugin.contract)
     if invocation.command is None and contract.configurations is not None:
         plugin = mark_entry(plugin)
-    state, unused = state_dir(plugin, policy, invocation, environ)
+    state, state_notes = state_dir(plugin, policy, invocation, environ)
     filled = Placeholders(plugin, state, caged=plugin.spec.enabled or not policy.unsandboxed)
-    told = (*told, *found.notes(loaded, environ), *(_unused_note(state, each) for each in unused))
     asked = found.with_added(plugin.spec)
     switches = contract.switches
     spec = asked._replace(env=tuple(map(filled.request, asked.env)))
@@ -82,7 +82,6 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         denial._replace(required=False) if _is_missing(denial, plugin) else denial
         for denial in granted.denials
     )
-    told = (*told, *found.withheld(denials, loaded))
     if strays:
         denials = tuple(each for each in denials if each.asked not in {stray.asked for stray in strays})
     return Decided(
@@ -93,17 +92,11 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         own_homes,
         timings=loaded.timings,
         approval=found.counted,
-        notes=told,
+        notes=(*told, *state_notes, *found.notes(loaded, environ, denials)),
         approval_said=found.said,
         approved_at=0.0 if found.record is None else found.record.when,
         approved_program=() if found.record is None else found.record.key.programs,
     )
-
-
-def _unused_note(used: str | None, unused: str) -> Note:
-    message = f"earlier versions made two state directories of this plugin: {used} was used last and is used"
-    hint = f"take what you need out of it, then: runner state remove {os.path.basename(unused)}"
-    return Note("state", f"{message}, {unused} is left alone", hint)
 
 
 def _fill_plugin(
@@ -120,29 +113,6 @@ def _fill_plugin(
         outcome = Outcome("launch_failed", "policy", found.message, found.rule, found.hint)
         raise Failure(outcome._replace(diagnostics=(found,)), EXEC_REFUSED) from None
     return filled.plugin, notes(filled, policy.name, allow_command(loaded))
-
-
-def _file_variable_denials(
-    written: Plugin, filled: Plugin, policy: Policy, *, approved: bool
-) -> tuple[Denial, ...]:
-    """Denials of variables that decide which code runs and come from a file. The file may change after an
-    approval, so no approval covers them. If there is an approval, PATH is one of them."""
-    from sandbox.policy.policy import matches, steers
-
-    known = {each.name for each in written.spec.env}
-    return tuple(
-        Denial(
-            "env_steering",
-            each.name,
-            "it decides which code the loader or interpreter runs, so a file of variables may not set it",
-            f"set {each.name} in the env of the entry, where runner allow shows its value",
-            where=each.where,
-        )
-        for each in filled.spec.env
-        if each.name not in known
-        and (steers(each.name) or (approved and each.name == "PATH"))
-        and not matches(policy.env.steering, each.name)
-    )
 
 
 def _is_missing(denial: Denial, plugin: Plugin) -> bool:

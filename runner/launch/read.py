@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 
+from runner.approvals.marks import mark_of_words, scope_mark, starts_below
 from runner.contracts.registry import command_contract, find_contract
-from runner.launch.command import plugin_of
 from runner.launch.failures import judge_diagnostics
 from runner.launch.stages import Invocation, Loaded, Stopwatch
 from runner.manifest.load import ManifestRead, contract_at
 from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
-from runner.plugin import Plugin
+from runner.plugin import Entrypoint, Plugin, Template
 from sandbox import look
+from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import quoted
+from sandbox.spec import STATE_DIR_TOKEN, PathRequest
 from sandbox.speed.typed import TYPE_CHECKING, Any, Mapping
 
 if TYPE_CHECKING:
     from runner.contracts.contract import Contract
+    from runner.launch.command import Command
     from sandbox.cell.contents import Contents
 
 
@@ -26,18 +29,14 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
     read = read_invocation(invocation)
     if read.plugin is None:
         raise Failure(judge_diagnostics(read.diagnostics, "manifest"), EXEC_REFUSED)
-    loaded = Loaded(invocation, _with_present_parts(read.plugin), read.diagnostics)
-    if read.plugin.entrypoint is None:
-        outcome = Outcome(
-            "launch_failed",
-            "manifest",
-            f"the manifest of {read.plugin.id} names no command to run",
-            "no_entrypoint",
-            find_contract(read.plugin.contract).no_command_hint,
-        )
+    plugin, contract = read.plugin, find_contract(read.plugin.contract)
+    loaded = Loaded(invocation, _with_present_parts(plugin), read.diagnostics)
+    if plugin.entrypoint is None:
+        message = f"the manifest of {plugin.id} names no command to run"
+        hint = contract.no_command_hint
+        outcome = Outcome("launch_failed", "manifest", message, "no_entrypoint", hint)
         raise Failure(outcome, EXEC_NOT_FOUND, loaded)
-    fault = find_contract(read.plugin.contract).launch_fault(read.plugin)
-    if fault is not None:
+    if (fault := contract.launch_fault(plugin)) is not None:
         outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
         raise Failure(outcome, EXEC_REFUSED, loaded)
     return loaded._replace(timings=watch.lap("manifest"))
@@ -56,23 +55,20 @@ def _with_present_parts(plugin: Plugin) -> Plugin:
 def read_invocation(
     invocation: Invocation, *, options: Mapping[str, str] | None = None, text: bytes | None = None
 ) -> ManifestRead:
-    """Read the manifest or the command. `options`: contract options instead of the invocation's own. `text`:
-    the manifest's bytes, if it was already read."""
+    """Read the manifest or the command. A plugin that a launcher would fetch gets its stored program.
+    `options`: contract options instead of the invocation's own. `text`: the manifest's bytes, if it was
+    already read."""
     if invocation.command is not None:
-        return _from_store(ManifestRead(plugin_of(invocation.command, contract_of(invocation) or "")))
-    read = load_manifest(
-        invocation.manifest,
-        contract=invocation.contract,
-        server=invocation.server,
-        options=dict(invocation.options) if options is None else options,
-        config=invocation.config,
-        text=text,
-    )
-    return _from_store(read)
-
-
-def _from_store(read: ManifestRead) -> ManifestRead:
-    """With the stored program of a plugin that a launcher would fetch."""
+        read = ManifestRead(plugin_of(invocation.command, contract_of(invocation) or ""))
+    else:
+        read = load_manifest(
+            invocation.manifest,
+            contract=invocation.contract,
+            server=invocation.server,
+            options=dict(invocation.options) if options is None else options,
+            config=invocation.config,
+            text=text,
+        )
     hosts = None if read.plugin is None else find_contract(read.plugin.contract).configurations
     if read.plugin is None or hosts is None:
         return read
@@ -112,3 +108,59 @@ def secret_contents(contract: Contract, secrets: Mapping[str, Any] | None) -> Co
             raise ValueError(f"secrets: the value of {quoted(name)} has to be text or bytes")
         found[name] = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
     return Contents(found)
+
+
+def plugin_of(command: Command, contract: str) -> Plugin:
+    """The command as a plugin of a contract whose plugins are other people's programs."""
+    program = command.argv[0]
+    spec = command.spec
+    if command.name:
+        spec = spec._replace(paths=(*spec.paths, PathRequest(STATE_DIR_TOKEN, "write")))
+    name = command.name or os.path.basename(program)
+    # A command that names files of its folder is another command in another folder, such as a cloned project.
+    tied = command.named_directory or starts_below(command.argv, command.directory)
+    folder = command.directory if tied else ""
+    mark = mark_of_words(command.argv, spec.env, command.scope, folder)
+    former: tuple[str, ...] = ()
+    if command.other_program:  # the entry's own state is not for it, nor that of an earlier version
+        mark = fingerprint(os.fsencode(mark), os.fsencode(command.other_program))[:32]
+    elif command.file and not command.filled and folder in ("", look.realpath(command.entry_directory)):
+        mark, former = scope_mark(command.scope), (mark,)
+    return Plugin(
+        id=name,
+        version="",
+        contract=contract,
+        name=name,
+        description="",
+        manifest=command.file or _place_of(program, command.directory),
+        root=None,
+        entrypoint=Entrypoint(program, command.argv[1:], command.directory, search_path=command.search_path),
+        spec=spec,
+        mark=mark,
+        former_marks=former,
+        approvable=bool(command.name),
+        template=Template("", command.env_file_folder, command.env_file) if command.env_file else None,
+        scope=command.scope,
+        folder=folder,
+    )
+
+
+def _place_of(program: str, directory: str) -> str:
+    """The path that takes the place of a manifest, for a command that came from no file."""
+    if "/" in program:
+        return os.path.normpath(os.path.join(directory, program))
+    return look.realpath(_on_path(program) or os.path.join("/usr/bin", program))
+
+
+def _on_path(name: str) -> str | None:
+    """As shutil.which, which a launch would have to import: an empty entry of PATH is the current folder, an
+    empty PATH has no entries, and without PATH the C library's default is used. One difference: a file counts
+    as executable by its mode bits alone, as in the launch itself."""
+    from sandbox.paths.executable import is_executable
+
+    search_path = look.environment(os.environ).get("PATH")
+    if search_path is None:
+        search_path = os.confstr("CS_PATH")
+    folders = search_path.split(":") if search_path else ()
+    paths = (os.path.join(folder, name) for folder in folders)
+    return next(filter(is_executable, paths), None)

@@ -41,6 +41,12 @@ _GIVEN = (ip_network(SYNTHETIC_IPV4), ip_network(SYNTHETIC_IPV6))
 _LOOPBACK = ("127.", "::1")
 # Every home has these, and programs keep something of their own in them. One of them is a large part of it.
 _SHARED_IN_HOMES = (".config", ".local", ".local/share", ".local/state", ".local/bin", ".cache", ".var")
+# Many programs keep something of their own in these. A plugin that lists one itself may still get it.
+_SHARED_FOLDERS = (
+    *("/etc/default", "/etc/ssl", "/etc/systemd", "/usr/bin", "/usr/lib", "/usr/share"),
+    *(f"/usr/local/{name}" for name in ("bin", "etc", "lib", "share")),
+    *(f"/var/{name}" for name in ("backups", "cache", "log", "mail", "opt", "spool", "tmp")),
+)
 # Runtimes look for these at every start and do without them. Name service belongs to the cage's network.
 _DISPENSABLE = frozenset(
     f"/etc/{name}"
@@ -101,6 +107,10 @@ class _Judge(CagePlaces):
                 continue
             if path.count("/") > _DEEPEST:
                 self._too_deep += 1
+                continue
+            if not self.is_local(path):
+                why = "it is on a server or mounted on demand, or its links cannot be followed"
+                self._refuse(path, times, f"{why}: nothing is looked at there")
                 continue
             for access, found in self._missed(normal(path), uses, times):
                 if found.path in _DISPENSABLE or os.path.basename(found.path) in _DISPENSABLE_NAMES:
@@ -230,8 +240,13 @@ class _Judge(CagePlaces):
         return path in WIDE_PATHS or path in self.scene.homes or path in shared
 
     def _may_name(self, folder: str, access: Access) -> bool:
-        """Whether a folder may be proposed for what is below it. One directly below / never is."""
-        return folder.count("/") > 1 and not self._reason(self._found(folder, set(), 1), access)
+        """Whether a folder may be proposed for what is below it. One directly below / never is, nor one that
+        the programs of the whole machine share."""
+        found = self._found(folder, set(), 1)
+        real = found.leads_to or folder
+        if folder.count("/") == 1 or any(contains(real, shared) for shared in _SHARED_FOLDERS):
+            return False
+        return not self._reason(found, access)
 
     def _add_group(self, kind: Access, group: PathGroup) -> None:
         count, times = len(group.members), _times(group.times)
@@ -253,7 +268,7 @@ class _Judge(CagePlaces):
     def _note_program(self, path: str, uses: Iterable[str]) -> None:
         if "run" in uses:
             name = os.path.basename(path)
-            has = self.is_shown(path) and os.path.exists(path)
+            has = self.is_shown(path) and self.is_local(path) and os.path.exists(path)
             self._programs[name] = self._programs.get(name, False) or has
 
     def _missing_programs(self) -> Iterator[str]:

@@ -17,7 +17,6 @@ from sandbox.speed.value import NamedTuple
 
 ItemKind = Literal["read", "write", "host", "variable"]
 Form = Literal["x-sandbox", "options", "policy"]
-FORMS: tuple[Form, ...] = ("x-sandbox", "options", "policy")
 _OPTIONS: dict[ItemKind, str] = {"read": "--read", "write": "--write", "host": "--net", "variable": "--env"}
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+@~%:=,")
 

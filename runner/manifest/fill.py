@@ -20,8 +20,8 @@ from sandbox.document.read import read_bounded
 from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.mounts import contains
-from sandbox.policy.policy import Policy, matches
-from sandbox.spec import KeyPath, Note, Overrides
+from sandbox.policy.policy import Policy, matches, steers
+from sandbox.spec import Denial, KeyPath, Note, Overrides
 from sandbox.speed.value import NamedTuple
 
 FILE_LIMIT = 64 << 10  # bytes of a file that is filled in
@@ -85,6 +85,27 @@ def fill(
         if request.value is None and not request.required and not request.fills:
             variable(request.name)
     return FilledPlugin(filled, tuple(name for name in withheld if name not in given), questions)
+
+
+def file_variable_denials(
+    written: Plugin, filled: Plugin, policy: Policy, *, approved: bool
+) -> tuple[Denial, ...]:
+    """Denials of variables that decide which code runs and come from a file. The file may change after an
+    approval, so no approval covers them. If there is an approval, PATH is one of them."""
+    known = {each.name for each in written.spec.env}
+    return tuple(
+        Denial(
+            "env_steering",
+            each.name,
+            "it decides which code the loader or interpreter runs, so a file of variables may not set it",
+            f"set {each.name} in the env of the entry, where runner allow shows its value",
+            where=each.where,
+        )
+        for each in filled.spec.env
+        if each.name not in known
+        and (steers(each.name) or (approved and each.name == "PATH"))
+        and not matches(policy.env.steering, each.name)
+    )
 
 
 def text_of(path: str) -> str:

@@ -124,7 +124,7 @@ def _by_path(path: str) -> str | None:
     owners = owners or [
         contract.name
         for contract in all_contracts()
-        if (hosts := contract.configurations) is not None and hosts.format_at(path) is not None
+        if (hosts := contract.configurations) is not None and hosts.file_at(path) is not None
     ]
     return owners[0] if len(owners) == 1 else None
 
@@ -438,16 +438,16 @@ def _bytes_of(path: str) -> bytes:
 
 def _larger_limits(path: str) -> tuple[int, int] | None:
     all_hosts = (contract.configurations for contract in all_contracts())
-    found = (hosts.limits_at(path) for hosts in all_hosts if hosts is not None)
-    return next((limits for limits in found if limits is not None), None)
+    found = (hosts.file_at(path) for hosts in all_hosts if hosts is not None)
+    return next((file.limits for file in found if file is not None and file.limits is not None), None)
 
 
 def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
     limit, most_values = _larger_limits(found.path) or (SIZE_LIMIT, None)
     if found.contract is not None:
-        syntax = _format_for(find_contract(found.contract), found.path)
-        has_comments = find_contract(found.contract).configurations is not None
-        read = parse_with_comments if has_comments and syntax == "json" else parse
+        contract = find_contract(found.contract)
+        syntax = _format_for(contract, found.path)
+        read = parse_with_comments if contract.configurations is not None and syntax == "json" else parse
         return found.contract, read(found.path, raw, syntax, limit=limit, most_values=most_values)
     syntax = _format(found.path, raw)
     try:
@@ -490,8 +490,8 @@ def _format_for(contract: Contract, path: str) -> Format:
     """The format of a contract's manifest, whatever is in it."""
     if contract.configurations is None:
         return contract.format
-    if (known := contract.configurations.format_at(path)) is not None:
-        return known
+    if (known := contract.configurations.file_at(path)) is not None:
+        return known.format
     return next((syntax for ending, syntax in _ENDINGS.items() if path.endswith(ending)), contract.format)
 
 

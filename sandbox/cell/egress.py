@@ -13,6 +13,7 @@ import os
 import select
 import time
 
+from sandbox.cell.beside import fork_beside
 from sandbox.limits.meter import Meter
 from sandbox.network.audit import AuditLog
 from sandbox.network.egress import EgressPlan
@@ -141,9 +142,9 @@ def open_gate(
         stack.callback(ours.close)
         audit_r, audit_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
-        gates = (theirs.fileno(), audit_w, alive_r)
+        gates = (theirs.fileno(), egress, audit_w, alive_r, identity)
         try:
-            pid = _fork_gate(egress, gates, (ours.fileno(), audit_r, alive_w), identity, forget)
+            pid = fork_beside(lambda: _run_gate(*gates), (ours.fileno(), audit_r, alive_w), forget)
         except BaseException:
             for fd in (audit_r, alive_w):
                 os.close(fd)
@@ -186,30 +187,3 @@ def _run_gate(
     from sandbox.gate.gate import run_gate
 
     run_gate(channel, egress, audit, alive, identity)
-
-
-def _fork_gate(
-    egress: EgressPlan,
-    gates: tuple[int, int, int],
-    ours: tuple[int, ...],
-    identity: tuple[int, int] | None,
-    forget: Callable[[], None] | None,
-) -> int:
-    """`gates`: its ends of channel, audit and alive. `ours`: the other ends, which it must not hold."""
-    # Otherwise a signal would run our handlers in the child. The gate unblocks signals after resetting them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for fd in ours:
-                    os.close(fd)
-                if forget is not None:
-                    forget()
-                channel, audit, alive = gates
-                _run_gate(channel, egress, audit, alive, identity)
-            finally:
-                os._exit(1)  # the stack below is a copy of the parent's
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return pid

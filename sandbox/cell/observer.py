@@ -11,6 +11,7 @@ import json
 import os
 import select
 
+from sandbox.cell.beside import fork_beside
 from sandbox.cell.notifier import USES, NotifierDescriptors, run_notifier
 from sandbox.limits.meter import OBSERVER, Meter
 from sandbox.seccomp.filter import machine_arch
@@ -133,7 +134,8 @@ def open_observer(
         stack.callback(os.close, result)
         try:
             descriptors = NotifierDescriptors(theirs.fileno(), alive_r, result)
-            pid = _fork_notifier(descriptors, (ours.fileno(), alive_w), identity, forget)
+            others = (ours.fileno(), alive_w)
+            pid = fork_beside(lambda: run_notifier(descriptors, identity), others, forget)
         finally:
             theirs.close()
             os.close(alive_r)
@@ -145,28 +147,3 @@ def open_observer(
             raise
         stack.callback(observer.close)
         yield observer
-
-
-def _fork_notifier(
-    descriptors: NotifierDescriptors,
-    ours: tuple[int, ...],
-    identity: tuple[int, int] | None,
-    forget: Callable[[], None] | None,
-) -> int:
-    """`ours`: the other ends. While the notifier had copies of them, it would not notice that they close."""
-    # Otherwise a signal would run our handlers in the child, which unblocks signals after resetting them.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for fd in ours:
-                    os.close(fd)
-                if forget is not None:
-                    forget()
-                run_notifier(descriptors, identity)
-            finally:
-                os._exit(1)  # the stack below is a copy of the parent's
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return pid

@@ -135,7 +135,6 @@ def unmet(findings: Iterable[Finding], preferred: Iterable[str] = ()) -> tuple[F
 def examine(
     environ: Mapping[str, str],
     *,
-    bwrap: str | None = None,
     uid_range: tuple[int, int] = DEFAULT_RANGE,
     limits: tuple[tuple[str, LimitRule], ...] = (),
     move_host: bool = False,
@@ -149,7 +148,7 @@ def examine(
     found: Bwrap | None = None
     findings: list[Finding] = []
     try:
-        found = find_bwrap(environ, bwrap)
+        found = find_bwrap(environ)
         findings.append(_bwrap_finding(found))
     except BwrapUnusable as unusable:
         findings.append(

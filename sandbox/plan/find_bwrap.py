@@ -38,19 +38,17 @@ class BwrapUnusable(Exception):
         self.hint = hint
 
 
-def find_bwrap(environ: Mapping[str, str], configured: str | None = None) -> Bwrap:
-    """The bwrap to use: the one named by RUNNER_BWRAP, else by the policy, else the system's own.
+def find_bwrap(environ: Mapping[str, str]) -> Bwrap:
+    """The bwrap to use: the one named by RUNNER_BWRAP, else the system's own.
 
     A named one that is unusable is refused, never replaced by another.
     """
-    for origin, named in ((BWRAP_VARIABLE, environ.get(BWRAP_VARIABLE)), ("the policy", configured)):
-        if named:
-            try:
-                return Bwrap(trusted_program(named))
-            except BwrapUnusable as unusable:
-                raise BwrapUnusable(
-                    unusable.rule, f"{unusable.reason} (named by {origin})", unusable.hint
-                ) from None
+    if named := environ.get(BWRAP_VARIABLE):
+        try:
+            return Bwrap(trusted_program(named))
+        except BwrapUnusable as unusable:
+            reason = f"{unusable.reason} (named by {BWRAP_VARIABLE})"
+            raise BwrapUnusable(unusable.rule, reason, unusable.hint) from None
     passed_over: list[BwrapUnusable] = []
     for directory in BWRAP_DIRECTORIES:
         try:

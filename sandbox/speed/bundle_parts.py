@@ -36,11 +36,11 @@ _NAMES = {
         sandbox.paths.installation sandbox.paths.mounts sandbox.paths.packages sandbox.paths.shims
         sandbox.paths.denied_paths sandbox.paths.program sandbox.policy sandbox.network sandbox.network.egress
         sandbox.paths.guarded sandbox.paths.denylist sandbox.paths.scan sandbox.policy.policy
-        sandbox.policy.approval runner.approvals.record runner.approvals.store runner.launch.command
-        sandbox.document.read sandbox.policy.load runner.launch.approve sandbox.identity.removal
-        sandbox.identity.host_side sandbox.identity.reservations sandbox.identity.uids sandbox.identity.state
-        sandbox.paths.homes runner.install runner.install.roots runner.launch.denylist sandbox.policy.grant
-        runner.launch.own_folders runner.launch.prepare
+        sandbox.policy.approval runner.approvals.marks runner.approvals.record runner.approvals.store
+        runner.launch.command sandbox.document.read sandbox.policy.load runner.launch.approve
+        sandbox.identity.removal sandbox.identity.host_side sandbox.identity.reservations
+        sandbox.identity.uids sandbox.identity.state sandbox.paths.homes runner.install runner.install.roots
+        runner.launch.denylist sandbox.policy.grant runner.launch.own_folders runner.launch.prepare
         sandbox.limits.cgroup_survey sandbox.limits.shares sandbox.limits.assign sandbox.seccomp
         sandbox.seccomp.filter sandbox.plan.available_layers sandbox.paths.access sandbox.paths.source
         sandbox.plan.mentions sandbox.plan.operations sandbox.plan.relocation sandbox.plan.places

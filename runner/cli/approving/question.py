@@ -21,7 +21,7 @@ from sandbox.document.diagnostic import printable, quoted
 from sandbox.paths.homes import homes
 from sandbox.policy.approval import join_approvals
 from sandbox.policy.policy import steers
-from sandbox.spec import Approval, Denial
+from sandbox.spec import Approval
 from sandbox.speed.typed import Iterator, Mapping
 from sandbox.speed.value import NamedTuple
 
@@ -205,7 +205,7 @@ def _lines(shown: _Proposal) -> Iterator[str]:
         yield "You allow besides:"
         more = items_of(record.added, own)
         yield from item_lines(more, _notes(shown, more))
-    for denial in _still_refused(shown):
+    for denial in shown.after.grant.refused:
         yield f"It would still be refused now: {denial.asked}: {denial.reason}"
         if denial.hint:
             yield f"    {denial.hint}"
@@ -235,10 +235,6 @@ def _notes(shown: _Proposal, items: tuple[AskedItem, ...]) -> dict[AskedItem, st
         elif item in asked and not words & before:
             notes[item] = "" if item.kind == "host" else "the policy gives it without a yes"
     return notes
-
-
-def _still_refused(shown: _Proposal) -> tuple[Denial, ...]:
-    return shown.after.grant.refused
 
 
 def _unasked_paths(shown: _Proposal) -> Iterator[str]:

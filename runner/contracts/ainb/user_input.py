@@ -1,4 +1,4 @@
-"""Keys and the mouse: how people write keys after --keys, and how notifications carry both.
+"""Keys: how people write them after --keys, and how notifications carry them.
 
 A key is a character or a name, after any number of modifiers: `j`, `enter`, `ctrl+c`, `alt+shift+f4`. A
 terminal reports a capital letter together with shift, and shift+tab as a key of its own. So do we.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
-from runner.contracts.ainb.screen import MOST_U16
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.speed.value import NamedTuple
 
@@ -80,10 +79,10 @@ def key_to_wire(key: Key) -> dict[str, Any]:
     """The value of `key` in plugin/handle_key. Raises KeysFault for a key that cannot be sent."""
     if key.kind not in _KINDS:
         raise KeysFault(f"a key has the kind {quoted(str(key.kind))}; there are {', '.join(_KINDS)}")
-    return {"code": _code_to_wire(key.code), "mods": modifiers_to_wire(key.modifiers), "kind": key.kind}
+    return {"code": _code_to_wire(key.code), "mods": _modifiers_to_wire(key.modifiers), "kind": key.kind}
 
 
-def modifiers_to_wire(modifiers: int) -> int:
+def _modifiers_to_wire(modifiers: int) -> int:
     """Raises KeysFault."""
     if type(modifiers) is not int or modifiers & ~ALL_MODIFIERS:
         raise KeysFault(f"modifiers are bits, and their sum is at most {ALL_MODIFIERS}: {modifiers!r:.40}")
@@ -129,54 +128,3 @@ def _read_code(text: str, word: str) -> str:
 def _hint(name: str) -> str:
     near = did_you_mean(name, _SPELLED)
     return f"; {near}" if near else "; separate keys with blanks, as in 'j j enter ctrl+c'"
-
-
-# --- the mouse ----------------------------------------------------------------------------------------------
-
-# Of a button, and of none.
-ButtonKind = Literal["down", "up", "drag"]
-MouseKind = ButtonKind | Literal["moved", "scroll_up", "scroll_down", "scroll_left", "scroll_right"]
-Button = Literal["left", "right", "middle"]
-
-_BUTTON_KINDS: Final = ("down", "up", "drag")
-_OTHER_KINDS: Final = ("moved", "scroll_up", "scroll_down", "scroll_left", "scroll_right")
-_BUTTONS: Final = ("left", "right", "middle")
-
-
-class MouseFault(ValueError):
-    """An event that cannot be sent."""
-
-
-class MouseEvent(NamedTuple):
-    kind: MouseKind
-    column: int
-    row: int
-    button: Button | None = None  # for down, up and drag
-    modifiers: int = 0  # bits, as of a key
-
-
-def mouse_to_wire(event: MouseEvent) -> dict[str, Any]:
-    """The value of `mouse` in plugin/handle_mouse. Raises MouseFault, or KeysFault for the modifiers."""
-    for name, number in (("column", event.column), ("row", event.row)):
-        if type(number) is not int or not 0 <= number <= MOST_U16:
-            raise MouseFault(f"the {name} of a mouse event is an integer from 0 to {MOST_U16}")
-    return {
-        "kind": _kind_to_wire(event),
-        "col": event.column,
-        "row": event.row,
-        "mods": modifiers_to_wire(event.modifiers),
-    }
-
-
-def _kind_to_wire(event: MouseEvent) -> dict[str, Any]:
-    kind, button = cast("str", event.kind), event.button
-    if kind in _BUTTON_KINDS:
-        if button not in _BUTTONS:
-            raise MouseFault(f"a mouse event of the kind {kind} has a button: {', '.join(_BUTTONS)}")
-        return {"type": kind, "button": {"type": button}}
-    if kind not in _OTHER_KINDS:
-        known = ", ".join((*_BUTTON_KINDS, *_OTHER_KINDS))
-        raise MouseFault(f"there is no mouse event of the kind {quoted(kind)}; there are {known}")
-    if button is not None:
-        raise MouseFault(f"a mouse event of the kind {kind} has no button")
-    return {"type": kind}

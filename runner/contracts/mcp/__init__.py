@@ -8,6 +8,7 @@ from runner.contracts.contract import (
     Contract,
     ContractVerb,
     HostConfigurations,
+    HostFile,
     HostPlaces,
     LaunchFault,
     Listing,
@@ -57,19 +58,14 @@ def _may_launch(plugin: Plugin) -> bool:
 
 
 class McpConfigurations(HostConfigurations):
-    def format_at(self, path: str) -> Format | None:
-        from runner.contracts.mcp.hosts.find import place_of
-
-        place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
-        if place is not None:
-            return place.host.syntax
-        return "json" if os.path.basename(path) in FILE_NAMES else None
-
-    def limits_at(self, path: str) -> tuple[int, int] | None:
+    def file_at(self, path: str) -> HostFile | None:
         from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, place_of
 
         place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
-        return (MOST_BYTES, MOST_VALUES) if place is not None and place.own and place.host.live else None
+        if place is None:
+            return HostFile("json") if os.path.basename(path) in FILE_NAMES else None
+        larger = place.own and place.host.live
+        return HostFile(place.host.syntax, (MOST_BYTES, MOST_VALUES) if larger else None)
 
     def servers(self, document: Document) -> tuple[str, ...]:
         from runner.contracts.mcp.manifest import servers

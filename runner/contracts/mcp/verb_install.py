@@ -17,6 +17,7 @@ from runner.outcome import EXIT, USAGE_ERROR
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.speed.value import NamedTuple
+from sandbox.units import parse_limit
 
 if TYPE_CHECKING:
     from runner.install.fetch import FetchLimits
@@ -152,6 +153,11 @@ def _usage_fault(args: argparse.Namespace) -> str:
         return "--server goes with a configuration"
     if args.scripts and args.update is None and any(actions):
         return "--scripts goes with an installation or --update"
+    for limit in ("deadline", "disk"):
+        try:
+            parse_limit(limit, getattr(args, limit))
+        except ValueError as error:
+            return f"--{limit}: {error}"
     return "--json goes with --list" if args.json and not args.list else ""
 
 

@@ -5,6 +5,7 @@ All of it by name. A launch also checks the files themselves.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from runner.launch.advice.scene import Scene
@@ -20,6 +21,7 @@ from sandbox.paths.denied_paths import (
     normal,
 )
 from sandbox.paths.mounts import Mounts, contains, join, read_mounts
+from sandbox.paths.walk import Link, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
 
 # Every cage has folders of its own under these names.
@@ -31,8 +33,12 @@ _REMOTE = frozenset(("autofs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "
 WIDE_PATHS = ("/", "/etc", "/home", "/mnt", "/opt", "/srv", "/var", "/var/lib", "/media", "/run")
 
 
+class _OnServer(Exception):
+    """A path is on a filesystem that is not looked at."""
+
+
 class CagePlaces:
-    """Only looks whether paths exist: it opens nothing and follows no link at their end."""
+    """Only looks whether paths exist: it opens nothing for reading."""
 
     def __init__(self, scene: Scene, mounts: Mounts | None = None) -> None:
         """`mounts`: of this machine."""
@@ -77,11 +83,27 @@ class CagePlaces:
         return max(places, key=len, default="") in scene.writable
 
     def exists(self, path: str) -> bool:
+        return self.is_local(path) and os.path.lexists(path)
+
+    def is_local(self, path: str) -> bool:
+        """Whether a look at the path, and at where its links lead, asks no server and mounts nothing."""
+        passed: list[Link] = []
+        try:
+            # A step is opened by O_PATH, which does not mount what belongs there.
+            close(walk(path, follow="all", check=self._require_local, missing=[], passed=passed))
+        except (_OnServer, TooManyLinks):
+            return False
+        except OSError as error:
+            # os.path.realpath goes on behind it, by the ".." of a link, and this walk may lack descriptors.
+            return not passed and error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        return True
+
+    def _require_local(self, steps: list[Step], is_last: bool) -> None:
         if self._mounts is None:
             self._mounts = read_mounts()
-        if any(mount.point != "/" and mount.fstype in _REMOTE for mount in self._mounts.covering(path)):
-            return False
-        return os.path.lexists(path)
+        here = self._mounts.covering(real_path(steps))
+        if any(mount.point != "/" and mount.fstype in _REMOTE for mount in here):
+            raise _OnServer
 
     def is_folder(self, path: str) -> bool:
         return path != "/" and self.exists(path) and os.path.isdir(path)

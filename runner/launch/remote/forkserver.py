@@ -349,13 +349,12 @@ class LaunchTicket:
         *,
         environ: Mapping[str, str],
         cwd: str | None = None,
-        grace: float | None = None,
         contents: Contents | None = None,
         parks: bool = False,
     ) -> None:
         began = time.monotonic()
         _require_passable(invocation, environ)
-        order = LaunchOrder(invocation, dict(environ), _absolute(cwd), began, grace, parks)
+        order = LaunchOrder(invocation, dict(environ), _absolute(cwd), began, parks)
         with ExitStack() as stack:
 
             def kept(*fds: int) -> tuple[int, ...]:

@@ -30,7 +30,6 @@ class LaunchOrder(NamedTuple):
     environ: Mapping[str, str]  # the operator's
     cwd: str
     began: float  # on the monotonic clock: when the session asked. Its deadline runs from then
-    grace: float | None = None  # seconds to end in after a signal, where no teardown limit says
     parks: bool = False  # the plugin's program starts when the host releases it
 
 

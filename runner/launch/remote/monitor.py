@@ -358,8 +358,6 @@ class _SessionHost:
         teller = HostTeller(started)
         started.cell.watch_network(lambda line: self._control.mention(Audited(line, teller.advice(line))))
         gc.enable()  # the fork server does without; a plugin may live for months
-        if started.clocks.teardown is None:
-            return started._replace(clocks=started.clocks._replace(teardown=self._order.grace))
         return started
 
     def see_parked(self) -> None:

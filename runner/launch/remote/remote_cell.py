@@ -294,7 +294,6 @@ async def open_cage(
     *,
     environ: Mapping[str, str],
     cwd: str | None = None,
-    grace: float | None = None,
     sent: LaunchTicket | None = None,
     contents: Contents | None = None,
     parks: bool = False,
@@ -302,15 +301,12 @@ async def open_cage(
     """Start a plugin, and end it.
 
     Entered as soon as the launch is ordered; the RemoteCell tells how far it came. `environ` and `cwd` are
-    the operator's (`cwd` None: this process's own). `grace`: seconds in which a plugin has to end after a
-    signal, if it has no `teardown` limit. `contents`: of the cage's memory files. `sent`: a ticket that was
-    sent before trio was running; the other arguments are ignored then. `parks`: the plugin's program starts
-    when `RemoteCell.release` is called. Raises Failure if no launch can be ordered.
+    the operator's (`cwd` None: this process's own). `contents`: of the cage's memory files. `sent`: a ticket
+    that was sent before trio was running; the other arguments are ignored then. `parks`: the plugin's program
+    starts when `RemoteCell.release` is called. Raises Failure if no launch can be ordered.
     """
     try:
-        ticket = sent or LaunchTicket(
-            invocation, environ=environ, cwd=cwd, grace=grace, contents=contents, parks=parks
-        )
+        ticket = sent or LaunchTicket(invocation, environ=environ, cwd=cwd, contents=contents, parks=parks)
     except OSError as error:
         raise Failure(*judge_error(error)) from None
     cage = RemoteCell(ticket)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.approvals.record import ApprovalKey, key_of, starts_below
+from runner.approvals.marks import starts_below
+from runner.approvals.record import ApprovalKey, key_of
 from runner.plugin import Entrypoint, Plugin
 from sandbox.spec import SandboxSpec
 

@@ -22,7 +22,8 @@ from runner.approvals.tools import (
     identity_of,
     tools_folder,
 )
-from runner.launch.command import Command, plugin_of
+from runner.launch.command import Command
+from runner.launch.read import plugin_of
 
 Tool = dict[str, Any]
 

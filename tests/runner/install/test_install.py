@@ -431,6 +431,8 @@ def test_what_is_wrong_with_the_command(person: Caller) -> None:
         ((), "name a configuration"),
         (("--", "ls"), "no launcher"),
         (("--list", "--verify"), "exclude each other"),
+        (("--deadline", "soon", "--", "npx", "demo"), "--deadline: 'soon' is not a duration"),
+        (("--disk", "5", "--", "npx", "demo"), "did you mean 5M?"),
         (("--remove", "nothing"), "not installed"),
         (("--", "npx"), "this command cannot be installed: it names no program"),
         (("--", "npx", "./here"), "this command cannot be installed: it asks for './here'"),

@@ -45,9 +45,7 @@ def in_cage(given: dict[str, Any], act: Any) -> Any:
     async def main() -> Any:
         try:
             with trio.fail_after(120):
-                async with open_cage(
-                    invocation(given), environ=dict(os.environ), grace=given.get("grace")
-                ) as cage:
+                async with open_cage(invocation(given), environ=dict(os.environ)) as cage:
                     return await act(cage)
         finally:
             with trio.CancelScope(shield=True):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.launch.command import Command, plugin_of
+from runner.launch.command import Command
+from runner.launch.read import plugin_of
 from tests.conftest import Caller
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from runner.launch.command import Command, mark_entry, plugin_of
+from runner.approvals.marks import mark_entry
+from runner.launch.command import Command
 from runner.launch.own_folders import managed_state_dir
+from runner.launch.read import plugin_of
 from runner.plugin import Template
 from sandbox.identity.state import StateRefused
 from tests.conftest import Caller

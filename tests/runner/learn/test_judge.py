@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from runner.launch.advice.scene import Mention, Scene
+from runner.learn import judge
 from runner.learn.judge import Lesson, propose_needs
 from runner.learn.proposal import Proposal, emit, shown
 from sandbox.network.egress import NO_NETWORK
-from sandbox.paths.mounts import contains, read_mounts
+from sandbox.paths.mounts import Mounts, contains, parse_mountinfo, read_mounts
 from sandbox.policy.policy import ApprovalRule
 from sandbox.spec import Access
 
@@ -57,6 +58,7 @@ def propose(
     questions: tuple[str, ...] = (),
     output: str = "",
     home: str = "",
+    mounts: Mounts | None = None,
     **observed: Any,
 ) -> Proposal:
     """The proposal for paths, each with its use. Each was asked for twice."""
@@ -83,7 +85,7 @@ def propose(
         return "it is denied" if hit else ""
 
     lesson = Lesson(scene, report, home, os.defpath, output)
-    return propose_needs(lesson, denial, read_mounts())
+    return propose_needs(lesson, denial, mounts or read_mounts())
 
 
 def named(proposal: Proposal) -> list[tuple[str, str]]:
@@ -161,6 +163,68 @@ def test_many_files_never_become_a_folder_that_is_denied(place: Path) -> None:
     assert named(propose(*((path, "read") for path in paths))) == [("read", str(place))]
     found = propose(*((path, "read") for path in paths), scene=SCENE._replace(homes=(str(place),)))
     assert sorted(named(found)) == [("read", str(path)) for path in paths]
+
+
+def test_a_few_files_never_become_a_folder_that_all_programs_share(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "/var/log" in judge._SHARED_FOLDERS
+    logs = place / "log"
+    logs.mkdir()
+    (place / "link").symlink_to(logs)
+    for number in range(5):
+        (logs / str(number)).touch()
+    files = [(logs / str(number), "read") for number in range(5)]
+    assert named(propose(*files)) == [("read", str(logs))]
+    monkeypatch.setattr(judge, "_SHARED_FOLDERS", (str(logs),))
+    assert named(propose(*files)) == [("read", str(path)) for path, _ in files]
+    assert named(propose(*files, (logs, "list"))) == [("read", str(logs))]  # it wants to know all names
+
+
+@pytest.mark.parametrize("kind", ["autofs", "nfs4", "ext4"])
+def test_no_link_makes_us_look_at_a_server(place: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin can make links where it may write. To look through one may mount what a server has."""
+    server = place / "net/chosen-server"
+    server.mkdir(parents=True)
+    (server / "file").touch()
+    own = place / "own"
+    own.mkdir()
+    (own / "link").symlink_to(server)
+    (own / "further").symlink_to("link/file")
+    (own / "odd").symlink_to("absent/../../net/chosen-server/file")
+    for number in range(50):
+        (own / f"chain{number}").symlink_to(f"chain{number + 1}" if number < 49 else "further")
+    looked: list[str] = []
+    for name in ("stat", "lstat", "open", "readlink", "access", "scandir"):
+        _note_names(monkeypatch, name, looked)
+    table = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:50 / {place}/net rw - {kind} server:/x rw\n"
+    asked = (
+        (own / "link/file", "read"),
+        (own / "further", "look"),
+        (own / "link/new", "make"),
+        (own / "odd", "read"),
+    )
+    found = propose(
+        *asked,
+        (own / "chain0", "read"),
+        (own / "link/tool", "run"),
+        scene=SCENE._replace(shown=("/usr", str(own)), writable=("/tmp", str(own))),
+        mounts=parse_mountinfo(table.encode()),
+    )
+    reached = [each for each in looked if "chosen-server" in each]
+    assert bool(reached) == (kind == "ext4")
+    on_server = [each.what for each in found.refused if "mounted on demand" in each.why]
+    assert (f"{own}/link/file" in on_server) == (kind != "ext4")
+
+
+def _note_names(monkeypatch: pytest.MonkeyPatch, name: str, looked: list[str]) -> None:
+    call = getattr(os, name)
+
+    def noting(path: Any, *args: Any, **more: Any) -> Any:
+        looked.append(str(path))
+        return call(path, *args, **more)
+
+    monkeypatch.setattr(os, name, noting)
 
 
 def test_a_step_towards_an_argument_means_the_argument(place: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from runner.contracts.mcp import CONTRACT
 from runner.contracts.mcp.launchers import CONTAINER, FETCHES, NAMES, WINDOWS, launch_of, launcher_fault
-from runner.launch.command import Command, plugin_of
+from runner.launch.command import Command
+from runner.launch.read import plugin_of
 from sandbox.spec import Network, SandboxSpec
 from tests.conftest import Caller
 from tests.tables import one_case

@@ -47,7 +47,7 @@ def test_an_order_arrives_as_it_was() -> None:
         ("--x", "\udcff"),
         Overrides((("A", "1"), ("B", "")), ("C",), Limits(memory=1 << 40, cpu=0.5, deadline=1.25)),
     )
-    order = LaunchOrder(asked, {"PATH": "/bin", "ODD": "\udce9 é \n"}, "/tmp/\udcff", 12345.678901234, 2.5)
+    order = LaunchOrder(asked, {"PATH": "/bin", "ODD": "\udce9 é \n"}, "/tmp/\udcff", 12345.678901234, True)
     assert decode_order(encode(order)) == order
     smallest = LaunchOrder(Invocation("m"), {}, "/", 0.0)
     assert decode_order(encode(smallest)) == smallest

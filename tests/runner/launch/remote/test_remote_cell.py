@@ -265,7 +265,7 @@ FORCED = ["cancelled", "teardown", "signal:15", 143, "signal", True, 15]
 
 
 @one_case(
-    ("code", "numbers", "grace", "expected"),
+    ("code", "numbers", "teardown", "expected"),
     [
         (SLEEPS, [15], 1000.0, ["cancelled", "run", "signal:15", 143, "signal", False, 15]),
         (SLEEPS, [9], 1000.0, ["cancelled", "teardown", "signal:9", 137, "signal", True, 9]),
@@ -277,13 +277,9 @@ FORCED = ["cancelled", "teardown", "signal:15", 143, "signal", True, 15]
     ],
     ids=["term", "kill", "obeys", "fails", "ignores", "twice", "then-kill"],
 )
-def test_asked_to_end(box: Box, code: str, numbers: list[int], grace: float, expected: list[Any]) -> None:
-    assert run(box, asked, monitored_plugins.given(box, code, grace=grace), numbers) == expected
-
-
-def test_a_teardown_limit_is_the_grace(box: Box) -> None:
-    told = monitored_plugins.given(box, TRAPS.format(then=":"), grace=1000.0, limits={"teardown": 0.2})
-    assert run(box, asked, told, [15])[:3] == ["cancelled", "teardown", "signal:15"]
+def test_asked_to_end(box: Box, code: str, numbers: list[int], teardown: float, expected: list[Any]) -> None:
+    told = monitored_plugins.given(box, code, limits={"teardown": teardown})
+    assert run(box, asked, told, numbers) == expected
 
 
 def test_killed_while_it_floods(box: Box) -> None:
