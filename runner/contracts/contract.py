@@ -20,7 +20,7 @@ from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call, CallEnd
@@ -155,6 +155,15 @@ class Contract(Protocol):
     # first is the default.
     calls: Mapping[str, tuple[str, ...]] = {"tool": ()}
     lists: tuple[Listing, ...] = (Listing("tools"),)  # what `runner tools` shows
+    # Whether a tool's result is what MCP defines: an object with a list of content. Its errors are then the
+    # data of a PluginError.
+    content_results: bool = False
+
+    def declared_tools(self, plugin: Plugin) -> Sequence[Mapping[str, Any]] | None:
+        """The tools with descriptions and schemas, from the manifest and the files beside it. None: only the
+        running plugin knows them."""
+        calls = self.prepared_calls
+        return None if calls is None else calls.catalogue(plugin)["tools"]
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         """What a plugin may ask of its host."""

@@ -44,7 +44,7 @@ from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.manifest.load import load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
-from runner.protocol.dialect import Identity, Kind
+from runner.protocol.dialect import Identity, Kind, Notice, Progress
 from runner.protocol.memory import size_of
 from runner.session.pending import Deadline, OnProgress, first_of
 from runner.supervision import Supervision
@@ -53,6 +53,9 @@ from sandbox.speed.value import NamedTuple
 _STDERR_CHARACTERS = 8 << 10  # of the end that lifecycle news have
 _RETRY_LEAST, _RETRY_MOST = 1.0, 60.0  # seconds, of an answer that says when to come again
 _LARGE_INPUT = 1 << 20  # taken for one that has too many parts to be measured
+
+# Gets what a plugin says beside its answers: its name, and a notification or progress.
+OnEvent = Callable[[str, Notice | Progress], None]
 
 
 class CallRequest(NamedTuple):
@@ -98,6 +101,7 @@ class SupervisedPlugin:
         jitter: Callable[[], float],
         clock: Callable[[], float],
         tell: Callable[[SupervisedPlugin, LifecycleNews], None],
+        on_event: OnEvent | None,
     ) -> None:
         self.spec = spec
         self.plugin: Plugin | None = None  # None: its manifest could not be read
@@ -108,6 +112,7 @@ class SupervisedPlugin:
         self.loaded = trio.Event()  # its manifest was read, and the numbers are the contract's
         self._nursery = nursery
         self._jitter, self._clock, self._tell = jitter, clock, tell
+        self._on_event = on_event
         self._queue: CallerQueue[QueuedCall] = CallerQueue()
         self._cells: dict[int, SupervisedCell] = {}
         self._changed = trio.Event()  # replaced with each change of state
@@ -297,12 +302,15 @@ class SupervisedPlugin:
 
     async def _run_cell(self, cell: SupervisedCell) -> None:
         opened: OpenPlugin | None = None
+        hearing = trio.CancelScope()
         try:
             with cell.scope:
                 async with open_plugin(cell.spec.path, **cell.spec.opening()) as opened:
                     cell.opened, cell.ready_at = opened, trio.current_time()
                     self._identity = opened.identity
                     opened.on_stderr(self.log.add)
+                    if self._on_event is not None:
+                        self._nursery.start_soon(self._hear, opened, self._on_event, hearing)
                     self.step(CellOpened(cell.number))
                     await first_of(cell.leave, opened.over)
                     if opened.over.is_set():
@@ -319,6 +327,7 @@ class SupervisedPlugin:
             )
             self.last_failure = cell.failure = PluginFailure(cell.outcome)
         finally:
+            hearing.cancel()
             if opened is not None:
                 self._uptime += trio.current_time() - cell.ready_at
                 cell.outcome = cell.outcome or _outcome_of(opened.report)
@@ -327,6 +336,11 @@ class SupervisedPlugin:
             reason = "" if cell.outcome is None else f"{cell.outcome.code}: {cell.outcome.message}"
             self.step(CellEnded(cell.number, reason or "it ended", self._jitter()))
             del self._cells[cell.number]
+
+    async def _hear(self, opened: OpenPlugin, on_event: OnEvent, scope: trio.CancelScope) -> None:
+        with scope:
+            async for event in opened.events():
+                on_event(self.spec.name, event)
 
     async def _check_health(self, cell: SupervisedCell) -> None:
         numbers, opened = self.state.numbers, cell.opened

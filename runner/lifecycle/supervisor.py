@@ -26,7 +26,7 @@ from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.feed import BoundedFeed, FeedSource
 from runner.lifecycle.machine import ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
-from runner.lifecycle.supervised import CallRequest, SupervisedPlugin
+from runner.lifecycle.supervised import CallRequest, OnEvent, SupervisedPlugin
 from runner.protocol.dialect import Kind
 from runner.session.pending import OnProgress
 
@@ -37,10 +37,14 @@ class Supervisor:
     """Made by `open_supervisor`."""
 
     def __init__(
-        self, nursery: trio.Nursery, jitter: Callable[[], float], clock: Callable[[], float]
+        self,
+        nursery: trio.Nursery,
+        jitter: Callable[[], float],
+        clock: Callable[[], float],
+        on_event: OnEvent | None = None,
     ) -> None:
         self._nursery = nursery
-        self._jitter, self._clock = jitter, clock
+        self._jitter, self._clock, self._on_event = jitter, clock, on_event
         self._plugins: dict[str, SupervisedPlugin] = {}
         self._timers: dict[str, trio.CancelScope] = {}
         self._news: FeedSource[LifecycleNews] = FeedSource(_MOST_NEWS)
@@ -58,7 +62,13 @@ class Supervisor:
             raise Unavailable(spec.name, "draining", self._draining)
         if spec.name in self._plugins:
             raise ValueError(f"name: there is a plugin {spec.name!r} already; use `replace`")
-        added = SupervisedPlugin(spec, self._nursery, jitter=self._jitter, clock=self._clock, tell=self._tell)
+        added = SupervisedPlugin(
+            *(spec, self._nursery),
+            jitter=self._jitter,
+            clock=self._clock,
+            tell=self._tell,
+            on_event=self._on_event,
+        )
         self._plugins[spec.name] = added
         self._timers[spec.name] = trio.CancelScope()
         self._nursery.start_soon(self._run, added, self._timers[spec.name])
@@ -232,16 +242,20 @@ class Supervisor:
 
 @asynccontextmanager
 async def open_supervisor(
-    *, jitter: Callable[[], float] = random.random, clock: Callable[[], float] = time.time
+    *,
+    jitter: Callable[[], float] = random.random,
+    clock: Callable[[], float] = time.time,
+    on_event: OnEvent | None = None,
 ) -> AsyncIterator[Supervisor]:
     """`jitter`: a number from 0 to 1 for each pause before a restart. `clock`: seconds since 1970, for what
-    is shown. Time itself passes by trio's clock. Raises NotOnTrio."""
+    is shown. Time itself passes by trio's clock. `on_event`: gets what plugins say beside their answers; it must
+    not raise. Raises NotOnTrio."""
     require_trio()
     failure: BaseException | None = None
     # What the body raises is kept until after the nursery, which would put it into a group.
     try:
         async with trio.open_nursery() as nursery:
-            supervisor = Supervisor(nursery, jitter, clock)
+            supervisor = Supervisor(nursery, jitter, clock, on_event)
             nursery.start_soon(supervisor.deliver_notices)
             try:
                 yield supervisor

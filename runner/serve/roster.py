@@ -27,6 +27,7 @@ from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.spec import Spec, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
+from runner.protocol.host_services import Services
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
 from sandbox.identity.state import state_root
 from sandbox.speed.value import NamedTuple
@@ -43,13 +44,20 @@ class Roster:
     def __init__(
         self,
         supervisor: Supervisor,
-        ledger: Ledger,
+        ledger: Ledger | None,
         paths: tuple[str, ...],
         policy: str | None,
         environ: Mapping[str, str],
         say: Callable[[str], None],
+        *,
+        chosen: Callable[[str], bool] = lambda name: True,
+        services: Callable[[str], Services | None] = lambda name: None,
     ) -> None:
+        """`ledger`: None if no changes are recorded. `chosen`: whether a plugin of the configuration is
+        wanted, by its name. `services`: what a plugin may ask for."""
         self._supervisor = supervisor
+        self._chosen = chosen
+        self._services = services
         self._ledger = ledger
         self._paths = paths
         self._policy = policy
@@ -59,6 +67,7 @@ class Roster:
         self._entries: dict[str, _Entry] = {}
         self.faults: tuple[SourceFault, ...] = ()
         self.watched: tuple[str, ...] = ()
+        self.on_reload: Callable[[], None] = lambda: None
 
     async def reload(self, name: str | None = None) -> None:
         """Read the configuration again, and add, replace and remove what has changed. `name`: a plugin that
@@ -81,6 +90,7 @@ class Roster:
                 for each, entry in wanted.items():
                     if self._entries.get(each) != entry or each == name:
                         nursery.start_soon(self._put, entry)
+        self.on_reload()
 
     def _kept(self, found: SourceScan) -> list[PluginSource]:
         """What there is now, and the plugins of files that have a fault now, as they were."""
@@ -92,7 +102,8 @@ class Roster:
         return [*found.sources, *kept]
 
     def _judge(self, sources: list[PluginSource]) -> dict[str, _Entry]:
-        return {source.name: _Entry(source, self._pending(source)) for source in sources}
+        wanted = (source for source in sources if self._chosen(source.name))
+        return {source.name: _Entry(source, self._pending(source)) for source in wanted}
 
     def _pending(self, source: PluginSource) -> str:
         """Why nothing of the plugin may start, or ''."""
@@ -125,6 +136,7 @@ class Roster:
                 server=source.server,
                 policy=self._policy,
                 environ=self._environ,
+                services=self._services(source.name),
                 pending=entry.pending,
             )
         )
@@ -135,6 +147,8 @@ class Roster:
         await self._supervisor.remove(name)
 
     async def _note(self, name: str, detail: dict[str, Any]) -> None:
+        if self._ledger is None:
+            return
         try:
             what = "refusal" if detail.get("pending") else "grant"
             await self._ledger.note(what, "configuration", name, json.dumps(detail))
@@ -142,6 +156,9 @@ class Roster:
             self._say(f"{unusable}; {unusable.hint}")
 
     # --- what is told ---------------------------------------------------------------------------------------
+
+    def sources(self) -> list[PluginSource]:
+        return [entry.source for entry in self._entries.values()]
 
     def describe(self, status: Status) -> dict[str, Any]:
         found = {**status._asdict(), "identity": status.identity and status.identity._asdict()}

@@ -1,0 +1,79 @@
+"""A source of tools: a plugin that a supervisor keeps, or a server elsewhere (remote.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import trio
+
+from runner.approvals.tools import identity_of
+from runner.contracts.contract import CommandCalls
+from runner.contracts.registry import find_contract
+from runner.exceptions import PluginError
+from runner.gateway.translate import LISTS
+from runner.lifecycle.supervisor import Supervisor
+from runner.serve.sources import PluginSource
+
+Lists = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+class Upstream(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mark(self) -> str:
+        """Another one: what is known about it does not count any more."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Its name in the record of approved tools."""
+        ...
+
+    @property
+    def passes(self) -> bool:
+        """Its entries and results are MCP's own."""
+        ...
+
+    @property
+    def commands(self) -> CommandCalls | None:
+        """Its tools are commands."""
+        ...
+
+    async def lists(self) -> Lists:
+        """All that it offers, by the names of lists. Raises PluginFailure, or LookupError if it is gone."""
+        ...
+
+
+class SupervisedUpstream:
+    def __init__(self, source: PluginSource, supervisor: Supervisor) -> None:
+        self.name, self.mark = source.name, source.digest
+        self._plugin = source.plugin
+        self._contract = find_contract(source.plugin.contract)
+        self._supervisor = supervisor
+        self.identity = identity_of(source.plugin)
+        self.passes = self._contract.content_results
+        self.commands = self._contract.commands
+
+    async def lists(self) -> Lists:
+        """What the manifest declares needs no start."""
+        declared = await trio.to_thread.run_sync(self._contract.declared_tools, self._plugin)
+        if declared is not None:
+            return {"tools": declared}
+        found: dict[str, Sequence[Mapping[str, Any]]] = {"tools": ()}
+        with suppress(PluginError):  # it has none
+            found["tools"] = await self._supervisor.tools(self.name)
+        for listing in self._contract.lists:
+            if listing.what in found or listing.declared or listing.what not in LISTS:
+                continue
+            if listing.offered_as in self._offered():
+                with suppress(PluginError):
+                    found[listing.what] = await self._supervisor.tools(self.name, listing.what)
+        return found
+
+    def _offered(self) -> Mapping[str, Any]:
+        status = next((each for each in self._supervisor.plugins() if each.name == self.name), None)
+        return {} if status is None or status.identity is None else status.identity.details
