@@ -64,7 +64,7 @@ def list_records(environ: Mapping[str, str]) -> tuple[ListedApproval, ...]:
     folder = approvals_folder(environ)
     if folder is None or not look.lexists(folder):
         return ()
-    _require_own(folder, "the folder of approvals")
+    require_own(folder, "the folder of approvals")
     try:
         names = sorted(name for name in look.listdir(folder) if name.endswith(ENDING) and name[0] != ".")
     except OSError as error:
@@ -100,8 +100,7 @@ def require_safe_code(code: Sequence[str]) -> None:
 
 def read_file(path: str) -> ApprovalRecord:
     """Raises ApprovalsUnusable if it cannot be trusted or read."""
-    _require_own(path, _WHAT)
-    raw = _read_file(path)
+    raw = read_bytes(path, _WHAT, _MOST_BYTES, _remedy(path))
     import json
 
     try:
@@ -121,7 +120,8 @@ def _remedy(path: str) -> str:
     return f"remove it (rm {path}), and allow the plugin again with runner allow"
 
 
-def _require_own(path: str, what: str) -> None:
+def require_own(path: str, what: str) -> None:
+    """Raises ApprovalsUnusable if others than root and this user could change the file or folder."""
     fault = trust_fault(path, what)
     if fault is not None:
         reason, remedy = fault
@@ -143,7 +143,10 @@ def _is_on_read_only_mount(path: str) -> bool:
     return is_unchangeable(path) and is_unchangeable(look.realpath(path))
 
 
-def _read_file(path: str) -> bytes:
+def read_bytes(path: str, what: str, most: int, remedy: str) -> bytes:
+    """A file that only root and this user could have written. `what`: its name in messages. Raises
+    ApprovalsUnusable, also if it has more than `most` bytes."""
+    require_own(path, what)
     look.note_content(path)
     # A ConfigMap's files are links, on a read-only mount.
     fixed = _is_on_read_only_mount(path)
@@ -152,28 +155,28 @@ def _read_file(path: str) -> bytes:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         if look.islink(path):
-            message = f"{_WHAT} {path} is a link"
-            raise ApprovalsUnusable(message, _remedy(path)) from None
-        message = f"{_WHAT} {path} cannot be read: {error.strerror}"
-        raise ApprovalsUnusable(message, _remedy(path)) from None
+            message = f"{what} {path} is a link"
+            raise ApprovalsUnusable(message, remedy) from None
+        message = f"{what} {path} cannot be read: {error.strerror}"
+        raise ApprovalsUnusable(message, remedy) from None
     try:
         # Check the opened file again: the path was checked a moment before.
         status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode):
-            raise ApprovalsUnusable(f"{_WHAT} {path} is not a regular file", _remedy(path))
+            raise ApprovalsUnusable(f"{what} {path} is not a regular file", remedy)
         if not fixed and (status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022):
-            raise ApprovalsUnusable(f"{_WHAT} {path} can be written by others", _remedy(path))
+            raise ApprovalsUnusable(f"{what} {path} can be written by others", remedy)
         raw = b""
-        while len(raw) <= _MOST_BYTES and (part := os.read(opened, _MOST_BYTES + 1 - len(raw))):
+        while len(raw) <= most and (part := os.read(opened, most + 1 - len(raw))):
             raw += part
     except OSError as error:
-        message = f"{_WHAT} {path} cannot be read: {error.strerror}"
-        raise ApprovalsUnusable(message, _remedy(path)) from None
+        message = f"{what} {path} cannot be read: {error.strerror}"
+        raise ApprovalsUnusable(message, remedy) from None
     finally:
         os.close(opened)
-    if len(raw) > _MOST_BYTES:
-        message = f"{_WHAT} {path} is damaged: it has more than {_MOST_BYTES >> 20} MiB"
-        raise ApprovalsUnusable(message, _remedy(path))
+    if len(raw) > most:
+        message = f"{what} {path} is damaged: it has more than {most >> 20} MiB"
+        raise ApprovalsUnusable(message, remedy)
     return raw
 
 
@@ -316,9 +319,13 @@ def write_record(record: ApprovalRecord, environ: Mapping[str, str]) -> str:
         raise ApprovalsUnusable(message, "let the manifest ask for less, or in another way") from None
     if len(raw) > _MOST_BYTES:
         raise ApprovalsUnusable("it asks for too much to be kept", "let the manifest ask for less")
-    folder = _make_folder(environ)
+    folder = approvals_folder(environ)
+    if folder is None:
+        message = "there is no place for approvals: HOME is not the path of a folder"
+        raise ApprovalsUnusable(message, "set HOME, or XDG_CONFIG_HOME")
+    make_folder(folder, "the folder of approvals")
     path = os.path.join(folder, record.key.name + ENDING)
-    with _explain_errors(path), _open_folder(folder) as directory:
+    with open_folder(folder) as directory:
         replace_file(directory, os.path.basename(path), raw, sync=True)
     return path
 
@@ -329,11 +336,10 @@ def remove_record(name: str, environ: Mapping[str, str]) -> bool:
     folder = approvals_folder(environ)
     if folder is None or not look.lexists(os.path.join(folder, name + ENDING)):
         return False
-    _require_own(folder, "the folder of approvals")
-    path = os.path.join(folder, name + ENDING)
-    with _explain_errors(path), _open_folder(folder) as directory:
+    require_own(folder, "the folder of approvals")
+    with open_folder(folder) as directory:
         try:
-            os.unlink(os.path.basename(path), dir_fd=directory)
+            os.unlink(name + ENDING, dir_fd=directory)
         except FileNotFoundError:
             return False
         with suppress(FileNotFoundError):
@@ -342,31 +348,29 @@ def remove_record(name: str, environ: Mapping[str, str]) -> bool:
     return True
 
 
-def _make_folder(environ: Mapping[str, str]) -> str:
-    folder = approvals_folder(environ)
-    if folder is None:
-        message = "there is no place for approvals: HOME is not the path of a folder"
-        raise ApprovalsUnusable(message, "set HOME, or XDG_CONFIG_HOME")
+def make_folder(folder: str, what: str) -> None:
+    """Make a folder that only its owner can read. Raises ApprovalsUnusable."""
     # Check the existing folders before something is made in them.
     above = folder
     while not look.lexists(above):
         above = os.path.dirname(above)
-    _require_own(above, f"the folder {above}")
+    require_own(above, f"the folder {above}")
     with _explain_errors(folder):
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
         with suppress(FileExistsError):
             os.mkdir(folder, mode=0o700)
-    _require_own(folder, "the folder of approvals")
-    return folder
+    require_own(folder, what)
 
 
 @contextmanager
-def _open_folder(folder: str) -> Iterator[int]:
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield directory
-    finally:
-        os.close(directory)
+def open_folder(folder: str) -> Iterator[int]:
+    """A descriptor of a folder in which files are changed. Raises ApprovalsUnusable for every OSError."""
+    with _explain_errors(folder):
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
 
 
 @contextmanager

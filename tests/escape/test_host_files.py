@@ -378,7 +378,7 @@ def test_a_second_grant_opens_no_way(runner_as: Caller, project: Path) -> None:
         assert "would be mounted below" in _refused(runner_as, "--write", project, "--write", project / name)
 
 
-@one_case("name", [".config/runner", ".config/runner/approvals", ".config", ".cursor", ".codex/x"])
+@one_case("name", [".config/runner", ".config/runner/approvals/tools", ".config/runner/gateway", ".config", ".cursor", ".codex/x"])
 def test_no_grant_opens_the_places_of_a_home(runner_as: Caller, plugin_dir: Path, name: str) -> None:
     """As `--write`, and through a link."""
     home = plugin_dir / "home"
