@@ -29,6 +29,7 @@ from tests.tables import one_case
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.__main__",),
     ("runner.cli.*",),
+    ("runner.gateway.*",),
     ("runner.serve.*",),
     ("runner.aio", "runner.lifecycle.*", "runner.ledger.*"),
     ("runner.library", "runner.trio_thread"),
@@ -76,7 +77,14 @@ class Use(NamedTuple):
 
 
 MAY_IMPORT: Mapping[str, Use] = {
-    "pydantic": Use(("runner.contracts.*.manifest", "runner.contracts.*.tables")),
+    "pydantic": Use(
+        (
+            "runner.contracts.*.manifest",
+            "runner.contracts.*.tables",
+            "runner.gateway.questions",
+            "runner.gateway.translate",
+        )
+    ),
     "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),
     "trio": Use(
         (
@@ -88,6 +96,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.sockets",
             "runner.contracts.*.storage",
             "runner.event_loop",
+            "runner.gateway.*",
             "runner.ledger.ledger",
             "runner.launch.remote.pipe",
             "runner.launch.remote.remote_cell",
@@ -111,6 +120,11 @@ MAY_IMPORT: Mapping[str, Use] = {
     "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
     "starlette": Use(("runner.serve.event_stream", "runner.serve.routes")),
+    # The extra [gateway].
+    "mcp": Use(
+        ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")
+    ),
+    "mcp_types": Use(("runner.gateway.questions", "runner.gateway.server", "runner.gateway.translate")),
     "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
 

@@ -155,9 +155,12 @@ class Contract(Protocol):
     # first is the default.
     calls: Mapping[str, tuple[str, ...]] = {"tool": ()}
     lists: tuple[Listing, ...] = (Listing("tools"),)  # what `runner tools` shows
-    # Whether a tool's result is what MCP defines: an object with a list of content. Its errors are then the
-    # data of a PluginError.
-    content_results: bool = False
+    mcp_entries: bool = False  # whether entries of its lists, and the data of a tool's error, are MCP's own
+
+    def content_of(self, value: Any) -> Mapping[str, Any] | None:
+        """A tool's result as MCP writes it: content, structuredContent and isError. None: it is any JSON
+        value."""
+        return None
 
     def declared_tools(self, plugin: Plugin) -> Sequence[Mapping[str, Any]] | None:
         """The tools with descriptions and schemas, from the manifest and the files beside it. None: only the

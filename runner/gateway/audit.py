@@ -33,7 +33,9 @@ class AuditFile:
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             os.close(self._fd)
-            raise ValueError(f"{path} is not used: it has to be a file that only you can read; chmod 600 {path}")
+            raise ValueError(
+                f"{path} is not used: it has to be a file that only you can read; chmod 600 {path}"
+            )
 
     def write(self, line: Mapping[str, Any]) -> None:
         os.write(self._fd, json.dumps(line).encode() + b"\n")
@@ -73,7 +75,5 @@ class AuditedMaker:
 def hide(value: Any) -> Any:
     """The same without the values of keys that sound like secrets."""
     if isinstance(value, Mapping):
-        return {
-            key: HIDDEN if _SECRET.search(str(key)) else hide(each) for key, each in value.items()
-        }
+        return {key: HIDDEN if _SECRET.search(str(key)) else hide(each) for key, each in value.items()}
     return [hide(each) for each in value] if isinstance(value, list) else value

@@ -119,7 +119,7 @@ class Catalogue:
     def _follow(self) -> None:
         """Take notice of plugins that have come, changed or gone."""
         found: dict[str, KnownUpstream] = {}
-        for upstream in self._upstreams():
+        for upstream in sorted(self._upstreams(), key=lambda each: each.name):
             part = plugin_part(upstream.name)
             if part in found:
                 self._say(f"{upstream.name} is left out: {found[part].upstream.name} has the same short name")
@@ -161,7 +161,9 @@ class Catalogue:
 
     def _failed(self, known: KnownUpstream, why: str, hint: str) -> None:
         known.lists, known.shown, known.failed_at = None, {}, trio.current_time()
-        known.fault = printable(f"{known.upstream.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint))
+        known.fault = printable(
+            f"{known.upstream.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
+        )
         self._say(known.fault)
 
     async def _show(self, known: KnownUpstream) -> None:
@@ -169,7 +171,9 @@ class Catalogue:
         upstream, lists = known.upstream, known.lists or {}
         judge = partial(self._record.judge, trust_first=self._trust_first)
         judged = await trio.to_thread.run_sync(judge, upstream.identity, lists.get("tools", ()))
-        remarks = [f"{upstream.name}: {quoted(each.name)} is withheld: {each.reason}" for each in judged.withheld]
+        remarks = [
+            f"{upstream.name}: {quoted(each.name)} is withheld: {each.reason}" for each in judged.withheld
+        ]
         found: dict[str, dict[str, Shown]] = {}
         for what in LISTS:
             entries = judged.shown if what == "tools" else lists.get(what, ())

@@ -119,9 +119,10 @@ class Questions:
 
     def asked_by(self, plugin: str) -> ClientRequest | None:
         """The request that something a plugin says belongs to. None: there is none, or one of several."""
-        active = self._active.get(plugin) or [None]
-        same = all(each is not None and each.client is active[-1].client for each in active)  # type: ignore[union-attr]
-        return active[-1] if same else None
+        active = self._active.get(plugin)
+        if not active or any(each.client is not active[-1].client for each in active):
+            return None
+        return active[-1]
 
     def services(self, plugin: str, context: Context) -> Services | None:
         """What the plugin may ask, by what the client can answer."""

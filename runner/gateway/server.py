@@ -38,10 +38,10 @@ from runner.gateway.translate import (
     content_result,
     error_result,
     error_text,
+    finished,
     progress_of,
     prompt_result,
     resource_result,
-    tool_result,
 )
 from runner.outcome import Outcome
 from runner.protocol.dialect import Notice, Progress
@@ -54,11 +54,10 @@ _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "
 _MOST_SESSIONS = 256  # that are told of changes
 _MOST_SUBSCRIBED = 256  # resources of one session
 _MOST_NEWS = 256  # that wait for a client that does not read
-_EVENTS: Mapping[str, type[ServerEvent]] = {
-    "tools": ToolsListChanged,
-    "prompts": PromptsListChanged,
-    "resources": ResourcesListChanged,
-    "resource_templates": ResourcesListChanged,
+_CHANGES: Mapping[str, tuple[ServerEvent, str]] = {  # the newer protocol's event, the older one's method
+    "tools": (ToolsListChanged(), "send_tool_list_changed"),
+    "prompts": (PromptsListChanged(), "send_prompt_list_changed"),
+    "resources": (ResourcesListChanged(), "send_resource_list_changed"),
 }
 INSTRUCTIONS = (
     "Tools of several plugins, each named PLUGIN__TOOL. Descriptions and results are the plugins' own words."
@@ -121,7 +120,7 @@ class Gateway:
         )
         # Not by the constructor, which warns that the newer protocol has no levels.
         server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
-        server.middleware[:] = [self._remember]
+        server.middleware[:] = [self._remember]  # type: ignore[list-item]  # its arguments have other names
         options = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         server.create_initialization_options = (  # type: ignore[method-assign]  # HTTP makes them itself
             lambda *_, make=server.create_initialization_options, **__: make(options)
@@ -138,7 +137,7 @@ class Gateway:
                     continue
                 await self._tell_remarks(context, known)
                 found += (self._entry(what, each) for each in known.shown.get(what, {}).values())
-            return {LISTS[what][1]: [each for each in found if each]}
+            return finished({LISTS[what][1]: [each for each in found if each]})
 
         return lists
 
@@ -161,18 +160,18 @@ class Gateway:
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         one, known = await self._find("tools", params.name)
         if refusal := self._over_rate():
-            return refusal
+            return finished(refusal)
 
         async def work(request: ClientRequest) -> dict[str, Any]:
             made = await self._make(request, one.plugin, one.own, params.arguments or {}, "tool")
             upstream = known.upstream
             if made.error is None:
-                return tool_result(
-                    *(one.plugin, one.own, made.value), passes=upstream.passes, commands=upstream.commands
-                )
-            if upstream.passes and made.error["cause"] == "isError" and isinstance(made.data, dict):
-                return content_result(one.plugin, made.data)
-            return error_result(made.error)
+                result = upstream.result(one.own, made.value)
+            elif upstream.passes and made.error["cause"] == "isError" and isinstance(made.data, dict):
+                result = content_result(one.plugin, made.data)
+            else:
+                result = error_result(made.error)
+            return finished(result)
 
         return await self._waiting.answer(self, context, f"tool {params.name}", work)
 
@@ -182,7 +181,7 @@ class Gateway:
 
         async def work(request: ClientRequest) -> dict[str, Any]:
             made = await self._make(request, one.plugin, one.own, params.arguments or {}, "prompt")
-            return prompt_result(one.plugin, _value(made))
+            return finished(prompt_result(one.plugin, _value(made)))
 
         return await self._waiting.answer(self, context, f"prompt {params.name}", work)
 
@@ -193,7 +192,8 @@ class Gateway:
         self._require_rate()
 
         async def work(request: ClientRequest) -> dict[str, Any]:
-            return resource_result(plugin, _value(await self._make(request, plugin, uri, None, "resource")))
+            made = await self._make(request, plugin, uri, None, "resource")
+            return finished(resource_result(plugin, _value(made)))
 
         return await self._waiting.answer(self, context, f"resource {params.uri}", work)
 
@@ -211,11 +211,9 @@ class Gateway:
     async def _method(self, context: Context, plugin: str, method: str, given: Any) -> dict[str, Any]:
         request = ClientRequest(self, context, method)
         value = _value(await self._make(request, plugin, method, given, "method"))
-        return value if isinstance(value, dict) else {}
+        return finished(value if isinstance(value, dict) else {})
 
-    async def _make(
-        self, request: ClientRequest, plugin: str, name: str, given: Any, kind: str
-    ) -> Made:
+    async def _make(self, request: ClientRequest, plugin: str, name: str, given: Any, kind: str) -> Made:
         call = GatewayCall(plugin, name, given, kind, self._client)
         self._questions.enter(plugin, request)
         try:
@@ -301,13 +299,13 @@ class Gateway:
         self._post(lambda: self._log(context, str(level), name, value.get("data")))
 
     def _resource_changed(self, uri: str) -> None:
-        self._post(lambda: self._bus.publish(ResourceUpdated(uri=uri)))
+        self._post(partial(self._bus.publish, ResourceUpdated(uri)))
         for each in self._sessions.values():
             if uri in each.subscribed:
-                self._post(lambda session=each.session: session.send_resource_updated(uri))  # type: ignore[misc]
+                self._post(partial(each.session.send_resource_updated, uri))
 
     def _list_changed(self, what: str) -> None:
-        self._changed.add(what)
+        self._changed.add("resources" if what == "resource_templates" else what)
         self._post(None)
 
     def _post(self, news: Callable[[], Awaitable[None]] | None) -> None:
@@ -319,21 +317,13 @@ class Gateway:
     async def _tell(self) -> None:
         async for news in self._to_tell:
             changed, self._changed = self._changed, set()
-            for what in sorted({_EVENTS[each].__name__ for each in changed}):
-                event = next(each for each in _EVENTS.values() if each.__name__ == what)
-                await self._tell_changed(event)
+            for what in sorted(changed):
+                event, method = _CHANGES[what]
+                await self._bus.publish(event)
+                for each in list(self._sessions.values()):
+                    await _try(getattr(each.session, method))
             if news is not None:
                 await _try(news)
-
-    async def _tell_changed(self, event: type[ServerEvent]) -> None:
-        await self._bus.publish(event())
-        for each in list(self._sessions.values()):
-            if event is ToolsListChanged:
-                await _try(each.session.send_tool_list_changed)
-            elif event is PromptsListChanged:
-                await _try(each.session.send_prompt_list_changed)
-            else:
-                await _try(each.session.send_resource_list_changed)
 
     async def _log(self, context: Context, level: str, logger: str, data: Any) -> None:
         known = self._sessions.get(_key(context))

@@ -117,7 +117,8 @@ class _Reader:
 
     def tables(self, name: str) -> list[tuple[str, KeyPath, dict[str, Any]]]:
         """The tables in the table of this name."""
-        outer, found = self._document.data.get(name, {}), []
+        outer = self._document.data.get(name, {})
+        found: list[tuple[str, KeyPath, dict[str, Any]]] = []
         if not isinstance(outer, dict):
             self.fault((name,), "wrong_type", f"{name} has to be a table")
             return []
@@ -201,4 +202,3 @@ def _remote(reader: _Reader, name: str, keys: KeyPath, table: dict[str, Any]) ->
     if path and not path.startswith("/"):
         reader.fault((*keys, "token_file"), "bad_path", "token_file has to be an absolute path")
     return RemoteSettings(name, url, path, command)
-

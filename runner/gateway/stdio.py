@@ -78,9 +78,7 @@ class _Writer:
 
 
 class StdioGateway:
-    def __init__(
-        self, options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
         self._options = options
         self._environ = environ
         self._say = say

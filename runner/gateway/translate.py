@@ -1,4 +1,4 @@
-"""From what plugins of any contract list and answer to what a client of MCP reads, and nothing hidden in it."""
+"""From what plugins of any contract list and answer to what a client of MCP reads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mcp_types import methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from runner.contracts.contract import CommandCalls
+from runner.contracts.contract import CommandOutput
 from runner.gateway.names import public_name, public_uri
-from runner.protocol.dialect import Call
 from sandbox.document.diagnostic import cut
 from sandbox.speed.value import NamedTuple
 
 MOST_DESCRIPTION = 8 << 10  # characters
 MOST_ENTRY_BYTES = 128 << 10  # of one entry as JSON: clients give all of it to a language model
 _MOST_TEXT = 1000  # characters of a progress message
+_PROTOCOL = "io.modelcontextprotocol/"
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _EFFECTS = {
     "read_only": {"readOnlyHint": True},
@@ -101,9 +101,8 @@ def _check(what: str, made: Mapping[str, Any]) -> None:
         if surface is None or surface in surfaces:
             continue
         surfaces.append(surface)
-        caching = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
         try:
-            methods.serialize_server_result(method, version, {key: [made], **caching})
+            methods.serialize_server_result(method, version, finished({key: [made]}))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(each) for each in first["loc"][1:])
@@ -128,26 +127,31 @@ def _is_seen(char: str) -> bool:
     return category != "Cc" and category not in _HIDDEN
 
 
+def finished(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole result. The newer protocol wants to know how long it may be kept: not at all, because a client
+    may not be told that it changes. What a plugin says about the protocol is about its own conversation."""
+    kept = {**result, "resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+    meta = kept.pop("_meta", None)
+    if isinstance(meta, Mapping):
+        kept["_meta"] = {key: each for key, each in meta.items() if not key.startswith(_PROTOCOL)}
+    return kept
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
-def tool_result(
-    plugin: str, tool: str, value: Any, *, passes: bool, commands: CommandCalls | None
-) -> dict[str, Any]:
-    """The result of a call. `passes`: it is MCP's own already. `commands`: the plugin's tools are
-    commands."""
-    if passes:
-        return content_result(plugin, value)
-    output = None if commands is None else commands.output(Call("tool", tool), value)
-    if output is not None:
-        parts = (output.stdout.decode("utf-8", "replace"), output.stderr.decode("utf-8", "replace"))
-        content = [{"type": "text", "text": part} for part in parts if part]
-        return {"content": content, "structuredContent": value, "isError": output.status != 0}
+def value_result(value: Any) -> dict[str, Any]:
+    """Any JSON value, of a contract that knows nothing of content."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     result: dict[str, Any] = {"content": [{"type": "text", "text": text}]}
-    if isinstance(value, dict):
-        result["structuredContent"] = value
-    return result
+    return {**result, "structuredContent": value} if isinstance(value, dict) else result
+
+
+def command_result(value: Any, output: CommandOutput) -> dict[str, Any]:
+    """What a command wrote. `value`: the plugin's own answer."""
+    parts = (output.stdout.decode("utf-8", "replace"), output.stderr.decode("utf-8", "replace"))
+    content = [{"type": "text", "text": part} for part in parts if part]
+    return {"content": content, "structuredContent": value, "isError": output.status != 0}
 
 
 def content_result(plugin: str, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import trio
 
 from runner.approvals.tools import identity_of
-from runner.contracts.contract import CommandCalls
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
-from runner.gateway.translate import LISTS
+from runner.gateway.translate import LISTS, command_result, content_result, value_result
 from runner.lifecycle.supervisor import Supervisor
+from runner.protocol.dialect import Call
 from runner.serve.sources import PluginSource
 
 Lists = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -35,12 +35,11 @@ class Upstream(Protocol):
 
     @property
     def passes(self) -> bool:
-        """Its entries and results are MCP's own."""
+        """Its entries and the data of its errors are MCP's own."""
         ...
 
-    @property
-    def commands(self) -> CommandCalls | None:
-        """Its tools are commands."""
+    def result(self, tool: str, value: Any) -> dict[str, Any]:
+        """What a tool answered, as a client of MCP reads it."""
         ...
 
     async def lists(self) -> Lists:
@@ -55,8 +54,14 @@ class SupervisedUpstream:
         self._contract = find_contract(source.plugin.contract)
         self._supervisor = supervisor
         self.identity = identity_of(source.plugin)
-        self.passes = self._contract.content_results
-        self.commands = self._contract.commands
+        self.passes = self._contract.mcp_entries
+
+    def result(self, tool: str, value: Any) -> dict[str, Any]:
+        content, commands = self._contract.content_of(value), self._contract.commands
+        if content is not None:
+            return content_result(self.name, content)
+        output = None if commands is None else commands.output(Call("tool", tool), value)
+        return value_result(value) if output is None else command_result(value, output)
 
     async def lists(self) -> Lists:
         """What the manifest declares needs no start."""

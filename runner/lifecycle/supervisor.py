@@ -248,8 +248,8 @@ async def open_supervisor(
     on_event: OnEvent | None = None,
 ) -> AsyncIterator[Supervisor]:
     """`jitter`: a number from 0 to 1 for each pause before a restart. `clock`: seconds since 1970, for what
-    is shown. Time itself passes by trio's clock. `on_event`: gets what plugins say beside their answers; it must
-    not raise. Raises NotOnTrio."""
+    is shown. Time itself passes by trio's clock. `on_event`: gets what plugins say beside their
+    answers, and must not raise. Raises NotOnTrio."""
     require_trio()
     failure: BaseException | None = None
     # What the body raises is kept until after the nursery, which would put it into a group.

@@ -24,6 +24,7 @@ from runner.serve.deliveries import Deliveries
 from runner.serve.desk import Desk
 from runner.serve.door import Door
 from runner.serve.metrics import Metrics
+from runner.serve.mounted import DaemonParts, LoadApplication, Mounted
 from runner.serve.peer import DoorPeer, Rules
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
@@ -51,6 +52,7 @@ class ServeOptions(NamedTuple):
     most_connections: int = MOST_CONNECTIONS
     body_seconds: float = 30.0
     most_body_bytes: int = 16 << 20
+    mcp: LoadApplication | None = None  # what answers at /mcp
 
 
 class Daemon:
@@ -61,8 +63,10 @@ class Daemon:
         ledger: Ledger,
         environ: Mapping[str, str],
         say: Callable[[str], None],
+        mounted: Mounted | None = None,
     ) -> None:
         self._options = options
+        self._mounted = mounted
         self._supervisor = supervisor
         self._ledger = ledger
         self._environ = environ
@@ -81,7 +85,7 @@ class Daemon:
         """Serve until a signal or a request says to end."""
         routes = Routes(
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
-            *(self._drain, self._say),
+            *(self._drain, self._say, self._mounted),
         )
         door = Door(
             routes.application(),
@@ -101,6 +105,9 @@ class Daemon:
             watch = stack.enter_context(open_watch())
             nursery = await stack.enter_async_context(trio.open_nursery())
             self._nursery = nursery
+            if self._mounted is not None:
+                self._mounted.parts = DaemonParts(self._supervisor, self._desk, self._roster)
+                self._mounted.nursery = nursery
             nursery.start_soon(self._signals, nursery)
             await self._roster.reload()
             for listener in self._options.listeners:
@@ -203,8 +210,9 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
     _raise_descriptors()
     async with open_ledger(options.ledger) as ledger:
-        async with open_supervisor() as supervisor:
-            await Daemon(options, supervisor, ledger, environ, say).run()
+        mounted = None if options.mcp is None else Mounted(options.mcp, say)
+        async with open_supervisor(on_event=None if mounted is None else mounted.hear) as supervisor:
+            await Daemon(options, supervisor, ledger, environ, say, mounted).run()
         if not await ledger.flush():
             count = f"{ledger.owed} outcome{'s' * (ledger.owed > 1)}"
             say(f"{count} could not be written: {ledger.fault}. In the ledger they will be unknown")

@@ -26,6 +26,7 @@ from runner.serve.deliveries import Deliveries, delivery_of
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream, call_when_gone
 from runner.serve.metrics import CONTENT_TYPE, Metrics
+from runner.serve.mounted import Mounted
 from runner.serve.openapi import OPERATIONS, document
 from runner.serve.peer import TOKEN
 from runner.serve.refusal import STATUS, Refused, outcome_error
@@ -58,6 +59,7 @@ class Routes:
         metrics: Metrics,
         drain: Callable[[float | None], None],
         say: Callable[[str], None],
+        mcp: Mounted | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._ledger = ledger
@@ -67,12 +69,15 @@ class Routes:
         self._metrics = metrics
         self._drain = drain
         self._say = say
+        self._mcp = mcp
 
     def application(self) -> Starlette:
         routes = [
             Route(each.path, self._handler(getattr(self, each.name), each.local), methods=[each.method])
             for each in OPERATIONS
         ]
+        if self._mcp is not None:
+            routes.append(Route("/mcp", self._mcp, methods=["GET", "POST", "DELETE"]))
         return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
     def _handler(

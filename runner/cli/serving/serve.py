@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from runner.cli.serving.gateway import MISSING
 from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import default_socket
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import DocumentError, printable
 
 if TYPE_CHECKING:
     import argparse
 
     from runner.serve.daemon import ServeOptions
+    from runner.serve.mounted import LoadApplication
 
 NAME = "serve"
 HELP = "keep plugins alive and serve calls to them on a socket"
@@ -55,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ledger", metavar="FILE", help="the database of calls and deliveries (default: in the state folder)"
     )
     parser.add_argument("--policy", metavar="NAME|FILE", help="the policy for all plugins")
+    parser.add_argument(
+        "--mcp-settings", metavar="FILE", help="what clients of /mcp see and how often they may call"
+    )
     parser.add_argument(
         "--drain", metavar="TIME", default="30s", help="for calls in flight at the end (default: 30s)"
     )
@@ -102,6 +107,27 @@ def _remove(made: tuple[str, os.stat_result] | None) -> None:
         pass
 
 
+def _gateway(settings_file: str | None) -> LoadApplication:
+    """What answers at /mcp. Its imports take most of a second, and wait for the first request. Raises
+    ValueError."""
+    from runner.gateway.settings import GatewaySettings, read_settings
+    from runner.serve.mounted import CannotMount
+
+    try:
+        settings = GatewaySettings() if settings_file is None else read_settings(settings_file)
+    except DocumentError as error:
+        raise ValueError("\n".join(each.text() for each in error.diagnostics)) from None
+
+    def load() -> Any:
+        try:
+            from runner.gateway.http import open_gateway
+        except ModuleNotFoundError as error:
+            raise CannotMount(MISSING.format(error.name)) from None
+        return open_gateway(settings, dict(os.environ))
+
+    return load
+
+
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
     """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
     from runner.serve.daemon import ServeOptions
@@ -111,7 +137,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     from runner.serve.service_manager import take_sockets
     from sandbox.units import parse_limit
 
-    for name in ("socket", "http", "token_file", "ledger", "policy"):
+    for name in ("socket", "http", "token_file", "ledger", "policy", "mcp_settings"):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
     try:
@@ -140,4 +166,5 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         rules=Rules(os.geteuid(), token, names),
         policy=args.policy,
         drain_seconds=drain,
+        mcp=_gateway(args.mcp_settings),
     )
