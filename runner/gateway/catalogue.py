@@ -15,11 +15,11 @@ from runner.approvals.record import ApprovalsUnusable
 from runner.approvals.tools import ToolRecord
 from runner.exceptions import PluginError, PluginFailure
 from runner.gateway.names import SEPARATOR, plugin_part
+from runner.gateway.settings import LIST_SECONDS
 from runner.gateway.translate import LISTS, Shown, Unfit, shown
 from runner.gateway.upstream import Lists, Upstream
 from sandbox.document.diagnostic import printable, quoted
 
-LIST_SECONDS = 5.0  # the shortest time that a known host gives a server at its start is 10 s
 MOST_ENTRIES = 512  # of one list of one plugin
 _AGAIN_SECONDS = 10.0  # after a failure, before the plugin is asked again for a list
 _MOST_WITHHELD_TOLD = 10

@@ -110,12 +110,14 @@ class Questions:
 
     def __init__(self) -> None:
         self._active: dict[str, list[ClientRequest]] = {}
+        self._last: dict[str, ClientRequest] = {}
 
     def enter(self, plugin: str, request: ClientRequest) -> None:
         self._active.setdefault(plugin, []).append(request)
 
     def leave(self, plugin: str, request: ClientRequest) -> None:
         self._active[plugin].remove(request)
+        self._last[plugin] = request
 
     def asked_by(self, plugin: str) -> ClientRequest | None:
         """The request that something a plugin says belongs to. None: there is none, or one of several."""
@@ -123,6 +125,10 @@ class Questions:
         if not active or any(each.client is not active[-1].client for each in active):
             return None
         return active[-1]
+
+    def said_to(self, plugin: str) -> ClientRequest | None:
+        """The request that a plugin's remark belongs to. It may be heard after the answer."""
+        return self.asked_by(plugin) if self._active.get(plugin) else self._last.get(plugin)
 
     def services(self, plugin: str, context: Context) -> Services | None:
         """What the plugin may ask, by what the client can answer."""

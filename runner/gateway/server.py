@@ -290,7 +290,7 @@ class Gateway:
 
     def _heard_log(self, plugin: str, value: Mapping[str, Any]) -> None:
         """To the client whose call it belongs to: it may be about that call's input."""
-        request = self._questions.asked_by(plugin)
+        request = self._questions.said_to(plugin)
         if request is None or request.client is not self:
             return
         level = value.get("level") if value.get("level") in _LEVELS else "info"
@@ -329,7 +329,8 @@ class Gateway:
         known = self._sessions.get(_key(context))
         if known is not None and _LEVELS.index(level) < known.level:
             return
-        send = partial(context.session.send_log_message, level, data, logger, context.request_id)  # type: ignore[arg-type]
+        # Not on the stream of its request, which may be over. The newer protocol has no other.
+        send = partial(context.session.send_log_message, level, data, logger)  # type: ignore[arg-type]
         await _try(send)
 
     # --- sessions of the older protocol ---------------------------------------------------------------------

@@ -35,6 +35,7 @@ from sandbox.spec import KeyPath
 from sandbox.speed.value import NamedTuple
 
 DEFAULT_CLIENT = "default"
+LIST_SECONDS = 5.0  # the shortest time that a known host gives a server at its start is 10 s
 _MOST_RATE = 1_000_000
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MOST_NAME}}}\Z", re.ASCII)
 _TOKEN_KEYS = ("token", "bearer_token", "headers", "authorization", "api_key")

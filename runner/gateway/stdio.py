@@ -13,32 +13,20 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
-from runner.gateway.audit import AuditedMaker, AuditFile
-from runner.gateway.catalogue import LIST_SECONDS, Catalogue
+from runner.gateway.audit import AuditedMaker
+from runner.gateway.catalogue import Catalogue
 from runner.gateway.making import Maker, SupervisedMaker
+from runner.gateway.options import StdioOptions
 from runner.gateway.questions import Context, Questions
 from runner.gateway.server import Gateway
-from runner.gateway.settings import DEFAULT_CLIENT, GatewaySettings
 from runner.gateway.upstream import SupervisedUpstream
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.roster import Roster
 from runner.serve.watch import open_watch
-from sandbox.speed.value import NamedTuple
 
 MOST_LINE = 16 << 20  # bytes of one message of the client: as much as a plugin's may have
 _READ_BYTES = 64 << 10
-
-
-class StdioOptions(NamedTuple):
-    config: tuple[str, ...]
-    names: tuple[str, ...] = ()  # which plugins; none: all
-    policy: str | None = None
-    settings: GatewaySettings = GatewaySettings()
-    client: str = DEFAULT_CLIENT
-    list_seconds: float = LIST_SECONDS
-    audit: AuditFile | None = None
-    bodies: bool = False
 
 
 class _Lines(AsyncIterator[str]):

@@ -12,7 +12,7 @@ from sandbox.document.diagnostic import DocumentError, printable
 if TYPE_CHECKING:
     import argparse
 
-    from runner.gateway.stdio import StdioOptions
+    from runner.gateway.options import StdioOptions
 
 NAME = "gateway"
 HELP = "serve the tools of many plugins, of all contracts, as one MCP server on stdin and stdout"
@@ -52,11 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from runner.gateway import stdio
-    except ModuleNotFoundError as error:
-        say(f"runner gateway: {MISSING.format(error.name)}")
-        return EXIT["launch_failed"]
     from runner.approvals.record import ApprovalsUnusable
 
     def tell(text: str) -> None:
@@ -64,7 +59,12 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         options = _options(args)
+        from runner.gateway import stdio
+
         stdio.run(options, dict(os.environ), tell)
+    except ModuleNotFoundError as error:
+        tell(MISSING.format(error.name))
+        return EXIT["launch_failed"]
     except DocumentError as error:
         import sys
 
@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace) -> StdioOptions:
     """Raises ValueError and DocumentError."""
     from runner.gateway.audit import AuditFile
+    from runner.gateway.options import StdioOptions
     from runner.gateway.settings import DEFAULT_CLIENT, GatewaySettings, read_settings
-    from runner.gateway.stdio import StdioOptions
     from sandbox.units import parse_limit
 
     for name in ("policy", "settings", "client", "audit"):
