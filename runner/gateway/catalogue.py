@@ -6,7 +6,7 @@ told later that there is more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from functools import partial
 
 import trio
@@ -18,11 +18,14 @@ from runner.gateway.names import SEPARATOR, plugin_part
 from runner.gateway.settings import LIST_SECONDS
 from runner.gateway.translate import LISTS, Shown, Unfit, shown
 from runner.gateway.upstream import Lists, Upstream
+from runner.lifecycle.spec import LifecycleNews
 from sandbox.document.diagnostic import printable, quoted
 
 MOST_ENTRIES = 512  # of one list of one plugin
 _AGAIN_SECONDS = 10.0  # after a failure, before the plugin is asked again for a list
+_PAUSE_SECONDS = 1.0  # between two lists of one plugin
 _MOST_WITHHELD_TOLD = 10
+_LOOK = "; to see the change and accept it: runner allow --diff"
 
 
 class KnownUpstream:
@@ -35,6 +38,7 @@ class KnownUpstream:
         self.fault = ""  # why there is nothing
         self.remarks: tuple[str, ...] = ()  # what is withheld, and why
         self.failed_at = -_AGAIN_SECONDS
+        self.asked_at = -_PAUSE_SECONDS
         self.missed = False  # somebody was answered without it
         self.asking = False
         self.stale = False  # it has changed while it was asked
@@ -99,8 +103,14 @@ class Catalogue:
         if known is None or known.upstream.name != name:
             return
         known.stale, known.failed_at = True, -_AGAIN_SECONDS
-        known.missed = True
         self._ask(known)
+
+    async def follow(self, news: AsyncIterable[LifecycleNews]) -> None:
+        """Ask a plugin that was started again: it may be another version of itself."""
+        async for each in news:
+            known = self._known.get(plugin_part(each.name))
+            if each.what == "state" and each.state == "ready" and known is not None and not known.asking:
+                self.changed(each.name)
 
     async def reload(self) -> None:
         """The configuration or the record of approved tools may have changed."""
@@ -139,6 +149,9 @@ class Catalogue:
     async def _learn(self, known: KnownUpstream) -> None:
         try:
             while True:
+                # A plugin may announce changes as often as it likes.
+                await trio.sleep_until(known.asked_at + _PAUSE_SECONDS)
+                known.asked_at = trio.current_time()
                 known.stale, known.fault = False, ""
                 known.lists = await known.upstream.lists()
                 await self._show(known)
@@ -172,7 +185,8 @@ class Catalogue:
         judge = partial(self._record.judge, trust_first=self._trust_first)
         judged = await trio.to_thread.run_sync(judge, upstream.identity, lists.get("tools", ()))
         remarks = [
-            f"{upstream.name}: {quoted(each.name)} is withheld: {each.reason}" for each in judged.withheld
+            f"{upstream.name}: {quoted(each.name)} is withheld: {each.reason}{_LOOK}"
+            for each in judged.withheld
         ]
         found: dict[str, dict[str, Shown]] = {}
         for what in LISTS:

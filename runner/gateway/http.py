@@ -6,6 +6,9 @@ find it. Plugins are shared by all callers, so they cannot ask them anything.
 
 from __future__ import annotations
 
+import json
+import secrets
+import time
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -15,18 +18,23 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
 from runner.gateway.catalogue import Catalogue
-from runner.gateway.making import GatewayCall, Made, OnProgress, failed
+from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
 from runner.gateway.questions import Questions
+from runner.gateway.remote import RemoteUpstream
 from runner.gateway.server import Gateway
 from runner.gateway.settings import GatewaySettings
 from runner.gateway.upstream import SupervisedUpstream
+from runner.ledger.file import LedgerUnusable
+from runner.ledger.ledger import Ledger
+from runner.ledger.rows import Accepted, EndOfCall, digest
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.outcome import Outcome
 from runner.protocol.dialect import Notice, Progress
-from runner.serve.desk import CallAnswer, Desk, DoorCall
+from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.door import Message, Receive, Send
 from runner.serve.mounted import DaemonParts
 from runner.serve.refusal import Refused
+from sandbox.policy.load import load_policy
 
 _MOST_SESSIONS = 256  # of one caller
 _IDLE_SECONDS = 1800.0
@@ -66,6 +74,34 @@ class DeskMaker:
         return Made(None, document["error"], document.get("data"))
 
 
+class LedgerMaker:
+    """Writes calls that no plugin of the daemon gets to its ledger."""
+
+    def __init__(self, maker: Maker, ledger: Ledger) -> None:
+        self._maker = maker
+        self._ledger = ledger
+
+    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+        number, started = f"call_{secrets.token_hex(12)}", time.time()
+        input_digest = await off_loop_if_large(digest, call.input)
+        given = Accepted(number, call.plugin, call.name, call.kind, call.caller, input_digest)
+        try:
+            await self._ledger.accept(given)
+        except LedgerUnusable as unusable:
+            message = f"the call cannot be recorded, so it is not made: {unusable}"
+            return failed(Outcome("internal", "call", message, "ledger", unusable.hint))
+        made = failed(Outcome("cancelled", "call", "the client gave the call up", "given_up"))
+        try:
+            made = await self._maker.make(call, on_progress)
+            return made
+        finally:
+            code = "ok" if made.error is None else made.error["code"]
+            record = json.dumps({"outcome": made.error, "invocation": None})
+            with trio.CancelScope(shield=True):
+                output = await off_loop_if_large(digest, made.value)
+                await self._ledger.end(number, EndOfCall(code, output, record, None, started))
+
+
 class HttpGateway:
     """An application for the door's path /mcp."""
 
@@ -86,13 +122,20 @@ class HttpGateway:
         self._managers: dict[str, StreamableHTTPSessionManager] = {}
         self._turn = trio.Lock()
         sources, supervisor = parts.roster.sources, parts.supervisor
+        remotes: list[RemoteUpstream] = []
+        if settings.remotes:
+            rule = load_policy(parts.policy, environ).network
+            remotes = [RemoteUpstream(each, rule) for each in settings.remotes]
+        for remote in remotes:
+            remote.maker = LedgerMaker(remote, parts.ledger)
         self._catalogue = Catalogue(
             nursery,
-            lambda: [SupervisedUpstream(each, supervisor) for each in sources()],
+            lambda: [*(SupervisedUpstream(each, supervisor) for each in sources()), *remotes],
             ToolRecord.at(tools_folder(environ)),
             say,
             trust_first=settings.trust_first,
         )
+        nursery.start_soon(self._catalogue.follow, supervisor.subscribe())
         parts.roster.on_reload = lambda: nursery.start_soon(self._catalogue.reload)
 
     def hear(self, plugin: str, event: Notice | Progress) -> None:

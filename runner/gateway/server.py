@@ -43,6 +43,7 @@ from runner.gateway.translate import (
     prompt_result,
     resource_result,
 )
+from runner.gateway.upstream import Upstream
 from runner.outcome import Outcome
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
@@ -51,6 +52,8 @@ from sandbox.document.diagnostic import quoted
 
 _RESOURCE_NOT_FOUND = -32002
 _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+_MOST_URI = 4096  # characters: the ledger keeps it
+_MOST_REMARKS = 1000  # that one client is told: a plugin may fail with other words each time
 _MOST_SESSIONS = 256  # that are told of changes
 _MOST_SUBSCRIBED = 256  # resources of one session
 _MOST_NEWS = 256  # that wait for a client that does not read
@@ -151,7 +154,7 @@ class Gateway:
 
     async def _tell_remarks(self, context: Context, known: KnownUpstream) -> None:
         for remark in (known.fault, *known.remarks):
-            if remark and remark not in self._told:
+            if remark and remark not in self._told and len(self._told) < _MOST_REMARKS:
                 self._told.add(remark)
                 await self._log(context, "warning", "runner", remark)
 
@@ -163,8 +166,8 @@ class Gateway:
             return finished(refusal)
 
         async def work(request: ClientRequest) -> dict[str, Any]:
-            made = await self._make(request, one.plugin, one.own, params.arguments or {}, "tool")
             upstream = known.upstream
+            made = await self._make(request, upstream, one.own, params.arguments or {}, "tool")
             if made.error is None:
                 result = upstream.result(one.own, made.value)
             elif upstream.passes and made.error["cause"] == "isError" and isinstance(made.data, dict):
@@ -176,11 +179,11 @@ class Gateway:
         return await self._waiting.answer(self, context, f"tool {params.name}", work)
 
     async def _get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> dict[str, Any]:
-        one, _ = await self._find("prompts", params.name)
+        one, known = await self._find("prompts", params.name)
         self._require_rate()
 
         async def work(request: ClientRequest) -> dict[str, Any]:
-            made = await self._make(request, one.plugin, one.own, params.arguments or {}, "prompt")
+            made = await self._make(request, known.upstream, one.own, params.arguments or {}, "prompt")
             return finished(prompt_result(one.plugin, _value(made)))
 
         return await self._waiting.answer(self, context, f"prompt {params.name}", work)
@@ -188,12 +191,12 @@ class Gateway:
     async def _read_resource(
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> dict[str, Any]:
-        plugin, uri = await self._resource(str(params.uri))
+        upstream, uri = await self._resource(str(params.uri))
         self._require_rate()
 
         async def work(request: ClientRequest) -> dict[str, Any]:
-            made = await self._make(request, plugin, uri, None, "resource")
-            return finished(resource_result(plugin, _value(made)))
+            made = await self._make(request, upstream, uri, None, "resource")
+            return finished(resource_result(upstream.name, _value(made)))
 
         return await self._waiting.answer(self, context, f"resource {params.uri}", work)
 
@@ -201,49 +204,30 @@ class Gateway:
         given = params.model_dump(by_alias=True, mode="json", exclude_none=True)
         given.pop("_meta", None)
         if isinstance(params.ref, types.PromptReference):
-            one, _ = await self._find("prompts", params.ref.name)
-            plugin, given["ref"]["name"] = one.plugin, one.own
+            one, known = await self._find("prompts", params.ref.name)
+            upstream, given["ref"]["name"] = known.upstream, one.own
         else:
-            plugin, given["ref"]["uri"] = await self._resource(params.ref.uri)
+            upstream, given["ref"]["uri"] = await self._resource(params.ref.uri)
         self._require_rate()
-        return await self._method(context, plugin, "completion/complete", given)
+        return await self._method(context, upstream, "completion/complete", given)
 
-    async def _method(self, context: Context, plugin: str, method: str, given: Any) -> dict[str, Any]:
+    async def _method(self, context: Context, upstream: Upstream, method: str, given: Any) -> dict[str, Any]:
         request = ClientRequest(self, context, method)
-        value = _value(await self._make(request, plugin, method, given, "method"))
+        value = _value(await self._make(request, upstream, method, given, "method"))
         return finished(value if isinstance(value, dict) else {})
 
-    async def _make(self, request: ClientRequest, plugin: str, name: str, given: Any, kind: str) -> Made:
+    async def _make(
+        self, request: ClientRequest, upstream: Upstream, name: str, given: Any, kind: str
+    ) -> Made:
+        plugin, maker = upstream.name, upstream.maker or self._maker
         call = GatewayCall(plugin, name, given, kind, self._client)
         self._questions.enter(plugin, request)
         try:
             if not (request.context.meta or {}).get("progress_token"):
-                return await self._maker.make(call, None)
-            return await self._make_with_progress(request, call)
+                return await maker.make(call, None)
+            return await _make_with_progress(maker, request, call)
         finally:
             self._questions.leave(plugin, request)
-
-    async def _make_with_progress(self, request: ClientRequest, call: GatewayCall) -> Made:
-        send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_NEWS)
-        count = 0
-
-        def take(value: Mapping[str, Any]) -> None:
-            try:
-                send.send_nowait(value)
-            except trio.WouldBlock:
-                pass  # the client does not read: it misses some
-
-        async def pass_on() -> None:
-            nonlocal count
-            async for value in receive:
-                count += 1
-                await request.context.session.report_progress(*progress_of(value, count))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pass_on)
-            with send:
-                made = await self._maker.make(call, take)
-        return made
 
     async def _find(self, what: str, shown: str) -> tuple[Shown, KnownUpstream]:
         """Raises MCPError if this client has no such tool or prompt."""
@@ -255,15 +239,15 @@ class Gateway:
         assert known is not None
         return one, known
 
-    async def _resource(self, uri: str) -> tuple[str, str]:
+    async def _resource(self, uri: str) -> tuple[Upstream, str]:
         """The plugin and its own URI. Raises MCPError."""
-        split = split_uri(uri)
+        split = split_uri(uri) if len(uri) <= _MOST_URI else None
         known = None if split is None else await self._catalogue.plugin(split[0])
         if split is None or known is None or not self._settings.sees_plugin(known.upstream.name):
             raise MCPError(_RESOURCE_NOT_FOUND, f"there is no resource {quoted(uri)} here")
         if not known.shown.get("resources") and not known.shown.get("resource_templates"):
             raise MCPError(_RESOURCE_NOT_FOUND, f"{known.upstream.name} has no resources")
-        return known.upstream.name, split[1]
+        return known.upstream, split[1]
 
     def _over_rate(self) -> dict[str, Any] | None:
         seconds = self._rate.take()
@@ -357,11 +341,11 @@ class Gateway:
         return types.EmptyResult()
 
     async def _subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
-        plugin, uri = await self._resource(str(params.uri))
+        upstream, uri = await self._resource(str(params.uri))
         session = self._session(context)
         if len(session.subscribed) >= _MOST_SUBSCRIBED:
             raise MCPError(INVALID_PARAMS, f"a client may subscribe to {_MOST_SUBSCRIBED} resources")
-        await self._method(context, plugin, "resources/subscribe", {"uri": uri})
+        await self._method(context, upstream, "resources/subscribe", {"uri": uri})
         session.subscribed.add(str(params.uri))
         return types.EmptyResult()
 
@@ -371,6 +355,28 @@ class Gateway:
         """Its plugin goes on telling: another client may have subscribed too."""
         self._session(context).subscribed.discard(str(params.uri))
         return types.EmptyResult()
+
+
+async def _make_with_progress(maker: Maker, request: ClientRequest, call: GatewayCall) -> Made:
+    send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_NEWS)
+
+    def take(value: Mapping[str, Any]) -> None:
+        try:
+            send.send_nowait(value)
+        except trio.WouldBlock:
+            pass  # the client does not read: it misses some
+
+    async def pass_on() -> None:
+        count = 0
+        async for value in receive:
+            count += 1
+            await request.context.session.report_progress(*progress_of(value, count))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pass_on)
+        with send:
+            made = await maker.make(call, take)
+    return made
 
 
 def _key(context: Context) -> str:

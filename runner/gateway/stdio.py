@@ -18,12 +18,14 @@ from runner.gateway.catalogue import Catalogue
 from runner.gateway.making import Maker, SupervisedMaker
 from runner.gateway.options import StdioOptions
 from runner.gateway.questions import Context, Questions
+from runner.gateway.remote import RemoteUpstream
 from runner.gateway.server import Gateway
 from runner.gateway.upstream import SupervisedUpstream
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.roster import Roster
 from runner.serve.watch import open_watch
+from sandbox.policy.load import load_policy
 
 MOST_LINE = 16 << 20  # bytes of one message of the client: as much as a plugin's may have
 _READ_BYTES = 64 << 10
@@ -81,37 +83,48 @@ class StdioGateway:
         async with open_supervisor(on_event=self._hear) as supervisor, trio.open_nursery() as nursery:
             self._nursery = nursery
             self._roster = self._make_roster(supervisor)
-            upstreams = self._roster.sources
+            sources, remotes = self._roster.sources, self._remotes()
             self._catalogue = Catalogue(
                 nursery,
-                lambda: [SupervisedUpstream(each, supervisor) for each in upstreams()],
+                lambda: [*(SupervisedUpstream(each, supervisor) for each in sources()), *remotes],
                 ToolRecord.at(tools_folder(self._environ)),
                 self._say,
                 seconds=self._options.list_seconds,
                 trust_first=self._options.settings.trust_first,
             )
-            maker: Maker = SupervisedMaker(supervisor)
-            if self._options.audit is not None:
-                maker = AuditedMaker(maker, self._options.audit, bodies=self._options.bodies)
+            maker = self._audited(SupervisedMaker(supervisor))
+            for remote in remotes:
+                remote.maker = self._audited(remote)
             self._gateway = Gateway(
                 *(self._catalogue, maker, self._questions, self._options.client, self._settings, nursery)
             )
             self._gateway.on_first = self._load
             nursery.start_soon(self._end_by_signal)
+            nursery.start_soon(self._catalogue.follow, supervisor.subscribe())
             server = self._gateway.server()
             await server.run(reads, writes, server.create_initialization_options())
             nursery.cancel_scope.cancel()
 
-    def _make_roster(self, supervisor: Supervisor) -> Roster:
+    def _audited(self, maker: Maker) -> Maker:
+        file = self._options.audit
+        return maker if file is None else AuditedMaker(maker, file, bodies=self._options.bodies)
+
+    def _remotes(self) -> list[RemoteUpstream]:
+        given = [each for each in self._options.settings.remotes if self._is_chosen(each.name)]
+        if not given:
+            return []
+        rule = load_policy(self._options.policy or self._settings.policy, self._environ).network
+        return [RemoteUpstream(each, rule) for each in given]
+
+    def _is_chosen(self, name: str) -> bool:
         names = self._options.names
+        return (not names or name in names) and self._settings.sees_plugin(name)
 
-        def chosen(name: str) -> bool:
-            return (not names or name in names) and self._settings.sees_plugin(name)
-
+    def _make_roster(self, supervisor: Supervisor) -> Roster:
         policy = self._options.policy or self._settings.policy
         return Roster(
             *(supervisor, None, self._options.config, policy, self._environ, self._say),
-            chosen=chosen,
+            chosen=self._is_chosen,
             services=self._services,
         )
 
@@ -125,7 +138,8 @@ class StdioGateway:
                 self._context = context
                 await self._roster.reload()
                 for name in self._options.names:
-                    if name not in {each.name for each in self._roster.sources()}:
+                    remotes = {each.name for each in self._options.settings.remotes}
+                    if name not in {each.name for each in self._roster.sources()} | remotes:
                         self._say(f"there is no plugin {name} in the configuration")
                 self._nursery.start_soon(self._follow)
         if self._gateway is not None:

@@ -11,6 +11,7 @@ import trio
 from runner.approvals.tools import identity_of
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
+from runner.gateway.making import Maker
 from runner.gateway.translate import LISTS, command_result, content_result, value_result
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Call
@@ -38,6 +39,11 @@ class Upstream(Protocol):
         """Its entries and the data of its errors are MCP's own."""
         ...
 
+    @property
+    def maker(self) -> Maker | None:
+        """What makes its calls. None: what makes those of plugins."""
+        ...
+
     def result(self, tool: str, value: Any) -> dict[str, Any]:
         """What a tool answered, as a client of MCP reads it."""
         ...
@@ -48,6 +54,8 @@ class Upstream(Protocol):
 
 
 class SupervisedUpstream:
+    maker: Maker | None = None
+
     def __init__(self, source: PluginSource, supervisor: Supervisor) -> None:
         self.name, self.mark = source.name, source.digest
         self._plugin = source.plugin

@@ -106,7 +106,9 @@ class Daemon:
             nursery = await stack.enter_async_context(trio.open_nursery())
             self._nursery = nursery
             if self._mounted is not None:
-                self._mounted.parts = DaemonParts(self._supervisor, self._desk, self._roster)
+                self._mounted.parts = DaemonParts(
+                    self._supervisor, self._desk, self._roster, self._ledger, self._options.policy
+                )
                 self._mounted.nursery = nursery
             nursery.start_soon(self._signals, nursery)
             await self._roster.reload()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import trio
 
+from runner.ledger.ledger import Ledger
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.desk import Desk
@@ -26,6 +27,8 @@ class DaemonParts(NamedTuple):
     supervisor: Supervisor
     desk: Desk
     roster: Roster
+    ledger: Ledger
+    policy: str | None = None
 
 
 class MountedApplication(Protocol):

@@ -201,7 +201,7 @@ async def check_server(client: Client, heard: Heard, server: str, *, newer: bool
         assert heard.logged == [("warning", f"{server}/bare", {"said": "mind the gap"})]
     begun = trio.Event()
 
-    async def step(*_: object) -> None:
+    async def step(progress: float, total: float | None, message: str | None) -> None:
         begun.set()
 
     async def wait() -> None:

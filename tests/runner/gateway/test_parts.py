@@ -120,6 +120,7 @@ class FakeUpstream:
     """A plugin whose list arrives when the test says so."""
 
     passes = True
+    maker = None
 
     def __init__(self, name: str) -> None:
         self.name = self.mark = self.identity = name
@@ -213,7 +214,7 @@ async def test_without_the_extra_the_door_says_which(monkeypatch: pytest.MonkeyP
         sent.append(message)
 
     mounted = Mounted(load, lambda text: None)
-    mounted.parts = DaemonParts(None, None, None)  # type: ignore[arg-type]
+    mounted.parts = DaemonParts(None, None, None, None)  # type: ignore[arg-type]
     await mounted({"type": "http", "path": "/mcp"}, None, send)  # type: ignore[arg-type]
     assert sent[0]["status"] == 501
     assert b"plugin-runner[gateway]" in sent[1]["body"]
