@@ -50,14 +50,14 @@ NEW = "it is new since a person saw the tools of this plugin"
 UNSEEN = "no person has seen the tools of this plugin yet"
 
 
-class Withheld(NamedTuple):
+class WithheldTool(NamedTuple):
     name: str
     reason: str  # a sentence without its end
 
 
 class Judgement(NamedTuple):
     shown: list[Mapping[str, Any]]  # as a person has seen them, in the order of the plugin
-    withheld: list[Withheld]
+    withheld: list[WithheldTool]
 
 
 class ToolChange(NamedTuple):
@@ -68,7 +68,7 @@ class ToolChange(NamedTuple):
     after: str
 
 
-class _Seen(NamedTuple):
+class SeenTools(NamedTuple):
     """What is known about one plugin: its tools, each as canonical JSON by its name."""
 
     tools: dict[str, str]  # as a person saw them
@@ -98,6 +98,7 @@ class ToolRecord:
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
+        self._written: dict[str, SeenTools] = {}  # by plugin: what this process wrote last
 
     @classmethod
     def at(cls, folder: Path) -> ToolRecord:
@@ -111,17 +112,21 @@ class ToolRecord:
         plugin. `tools`: the plugin's whole list. The withheld ones are kept for `runner allow --diff`."""
         listed, refused = _canonical(tools)
         old = self._read(plugin)
-        if (new := _with_listed(old, listed, trust_first)) != old and new is not None:
+        new = _with_listed(old, listed, trust_first)
+        # Two gateways may have two versions of one plugin, and each follows the file. If both wrote what they
+        # have whenever the other one did, they would never stop.
+        if new is not None and new not in (old, self._written.get(plugin)):
             with self._locked():
                 new = _with_listed(self._read(plugin), listed, trust_first) or new
                 self._write(plugin, new)
+                self._written[plugin] = new
         shown, withheld = [], list(refused)
         for name, (tool, text) in listed.items():
             before = "" if new is None else new.tools.get(name, "")
             if before == text:
                 shown.append(tool)
             else:
-                withheld.append(Withheld(name, _difference(before, text) if before else NEW))
+                withheld.append(WithheldTool(name, _difference(before, text) if before else NEW))
         if new is not None and not new.tools:
             withheld = [each._replace(reason=UNSEEN) if each.reason == NEW else each for each in withheld]
         return Judgement(shown, withheld)
@@ -161,7 +166,7 @@ class ToolRecord:
     def _remedy(self, plugin: str) -> str:
         return f"remove {self._path(plugin)}: the next list of this plugin is then recorded as its first one"
 
-    def _read(self, plugin: str) -> _Seen | None:
+    def _read(self, plugin: str) -> SeenTools | None:
         path = self._path(plugin)
         if not look.lexists(path):
             return None
@@ -170,13 +175,13 @@ class ToolRecord:
             data = json.loads(raw)
             if data["version"] != _VERSION or data["plugin"] != plugin:
                 raise ValueError("it is of another version, or about another plugin than its name says")
-            seen = _Seen(_texts(data["tools"]), _texts(data["proposed"]), float(data["when"]))
+            seen = SeenTools(_texts(data["tools"]), _texts(data["proposed"]), float(data["when"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             message = f"{_WHAT} {path} is damaged: {str(error)[:200]}"
             raise ApprovalsUnusable(message, self._remedy(plugin)) from None
         return seen
 
-    def _write(self, plugin: str, seen: _Seen) -> None:
+    def _write(self, plugin: str, seen: SeenTools) -> None:
         document = {"version": _VERSION, "plugin": plugin, **seen._asdict()}
         raw = json.dumps(document, indent=1).encode() + b"\n"
         with open_folder(self._folder) as directory:
@@ -212,32 +217,32 @@ class ToolRecord:
 
 def _canonical(
     tools: Sequence[Mapping[str, Any]],
-) -> tuple[dict[str, tuple[Mapping[str, Any], str]], list[Withheld]]:
+) -> tuple[dict[str, tuple[Mapping[str, Any], str]], list[WithheldTool]]:
     """The tools by name, each with its canonical JSON, and those that no record can hold."""
     if len(tools) > MOST_TOOLS:
         message = f"the plugin lists {len(tools)} tools, and at most {MOST_TOOLS} are shown: so none is"
         raise ApprovalsUnusable(message, "ask its author for a smaller plugin, or for an option")
     listed: dict[str, tuple[Mapping[str, Any], str]] = {}
-    refused: list[Withheld] = []
+    refused: list[WithheldTool] = []
     total = 0
     for tool in tools:
         name = tool.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
             shown = printable(cut(name, _LONGEST_NAME)) if isinstance(name, str) else "(no name)"
             told = f"its name is not a text of 1 to {_LONGEST_NAME} characters that can be printed"
-            refused.append(Withheld(shown, told))
+            refused.append(WithheldTool(shown, told))
             continue
         if name in listed:
-            refused.append(Withheld(name, "the plugin lists it twice; the first one counts"))
+            refused.append(WithheldTool(name, "the plugin lists it twice; the first one counts"))
             continue
         try:
             text = _dump({key: value for key, value in tool.items() if key not in _UNJUDGED})
         except (TypeError, ValueError, RecursionError):
-            refused.append(Withheld(name, "it is not JSON, or is nested too deeply"))
+            refused.append(WithheldTool(name, "it is not JSON, or is nested too deeply"))
             continue
         if len(text) > MOST_TOOL_BYTES:
             told = f"its description and schemas have {len(text)} bytes; at most {MOST_TOOL_BYTES} are kept"
-            refused.append(Withheld(name, told))
+            refused.append(WithheldTool(name, told))
             continue
         total += len(text)
         if total > MOST_LISTED_BYTES:
@@ -250,14 +255,14 @@ def _canonical(
 
 
 def _with_listed(
-    seen: _Seen | None, listed: Mapping[str, tuple[Mapping[str, Any], str]], trust_first: bool
-) -> _Seen | None:
+    seen: SeenTools | None, listed: Mapping[str, tuple[Mapping[str, Any], str]], trust_first: bool
+) -> SeenTools | None:
     """The record after a list. None: there is still nothing to record."""
     texts = {name: text for name, (_, text) in listed.items()}
     if seen is None:
         if not texts:
             return None  # a server without a login may list nothing at first
-        return _Seen(texts, {}, time.time()) if trust_first else _Seen({}, texts, time.time())
+        return SeenTools(texts, {}, time.time()) if trust_first else SeenTools({}, texts, time.time())
     return seen._replace(
         proposed={name: text for name, text in texts.items() if seen.tools.get(name) != text}
     )

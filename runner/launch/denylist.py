@@ -61,6 +61,8 @@ def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, 
     places = [root, *beside, *cache.every_directory(homes)]
     if (approvals := approvals_folder(environ)) is not None:
         places.append(os.path.dirname(approvals))
+    # Entries that `runner wrap` wrote have theirs there, whatever XDG_CONFIG_HOME says.
+    places += [os.path.join(home, ".config/runner") for home in homes]
     if os.geteuid() == 0:
         places += [os.path.dirname(RESERVATIONS), RESERVATIONS]
     return tuple(dict.fromkeys(look.realpath(place) for place in places))

@@ -378,7 +378,17 @@ def test_a_second_grant_opens_no_way(runner_as: Caller, project: Path) -> None:
         assert "would be mounted below" in _refused(runner_as, "--write", project, "--write", project / name)
 
 
-@one_case("name", [".config/runner", ".config/runner/approvals/tools", ".config/runner/gateway", ".config", ".cursor", ".codex/x"])
+@one_case(
+    "name",
+    [
+        ".config/runner",
+        ".config/runner/approvals/tools",
+        ".config/runner/gateway",
+        ".config",
+        ".cursor",
+        ".codex/x",
+    ],
+)
 def test_no_grant_opens_the_places_of_a_home(runner_as: Caller, plugin_dir: Path, name: str) -> None:
     """As `--write`, and through a link."""
     home = plugin_dir / "home"
@@ -407,6 +417,15 @@ def test_a_configuration_elsewhere_is_protected_too(runner_as: Caller, plugin_di
     for name, status in (("runner", 126), ("zed", 126), ("codex", 126), ("", 126), ("other", 0)):
         done = runner_as("run", "--write", place / name, "--", "/usr/bin/true", env=environ)
         assert done.returncode == status, (name, done.stderr)
+    # Entries of `runner wrap` have their approvals, and a gateway its servers, below the home all the same.
+    own = plugin_dir / "home/.config/runner/gateway"
+    own.mkdir(parents=True)
+    (plugin_dir / "home/free").mkdir()
+    _give(plugin_dir / "home", runner_as.uid or SPARE_UID + 5)
+    environ["HOME"] = str(plugin_dir / "home")
+    for path, status in ((own, 126), (own.parent, 126), (plugin_dir / "home/free", 0)):
+        done = runner_as("run", "--write", path, "--", "/usr/bin/true", env=environ)
+        assert done.returncode == status, (path, done.stderr)
 
 
 @one_case("name", [".vscode", ".git/hooks", ".claude/new"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from runner.approvals.record import ApprovalsUnusable, key_of
 from runner.cli import drop_environment
@@ -57,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         more.add_argument(option, metavar=metavar, action="append", default=[], help=about)
     do = parser.add_argument_group("what to do")
     do.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
-    do.add_argument("--diff", action="store_true", help="show what is new or gone since your yes")
+    do.add_argument(
+        "--diff",
+        action="store_true",
+        help="show what is new or gone since your yes; ask about tools that a gateway withholds",
+    )
     do.add_argument("--list", action="store_true", help="show all that you have allowed")
     do.add_argument(
         "--revoke",
@@ -91,10 +96,11 @@ def run(args: argparse.Namespace) -> int:
             return _revoke(args)
         invocation, added = _invocation(args), _added_approval(args)
         subject = unwrap_subject(load(invocation, Stopwatch()))
+        environ = dict(os.environ)
         if subject.entry is not None:
             drop_environment()  # as its launch does, so that the launch finds the approval
         if args.diff:
-            return print_diff(subject)
+            return print_diff(subject, environ, sure=args.yes)
         return propose(subject, added, sure=args.yes)
     except ValueError as error:
         say(f"runner allow: {printable(str(error))}")

@@ -12,6 +12,7 @@ from runner.approvals.record import VERSION, ApprovalRecord, asked_of, digest_of
 from runner.approvals.store import find_approval, find_inapplicable
 from runner.cli.approving.items import AskedItem, item_lines, items_of, limit_items
 from runner.cli.approving.subject import AllowSubject, command_for, own_words
+from runner.cli.approving.tool_changes import ask_about_tools, withheld_tools
 from runner.cli.shared.text import ask_person, day, say
 from runner.launch.prepare import hold_against_policy
 from runner.launch.stages import Decided, Loaded, Stopwatch
@@ -21,7 +22,7 @@ from sandbox.paths.homes import homes
 from sandbox.policy.approval import join_approvals
 from sandbox.policy.policy import steers
 from sandbox.spec import Approval, Denial
-from sandbox.speed.typed import Iterator
+from sandbox.speed.typed import Iterator, Mapping
 from sandbox.speed.value import NamedTuple
 
 _DECLINED = _DIFFERENT = _NOT_FOUND = 1
@@ -275,12 +276,29 @@ def _unasked_paths(shown: _Proposal) -> Iterator[str]:
 # --- what has changed ---------------------------------------------------------------------------------------
 
 
-def print_diff(subject: AllowSubject) -> int:
-    """Show what the plugin asks for that it did not ask for when it was allowed, or the reverse."""
+def print_diff(subject: AllowSubject, environ: Mapping[str, str], *, sure: bool) -> int:
+    """Show what the plugin asks for that it did not ask for when it was allowed, or the reverse. Then show
+    the tools that a gateway withholds, and ask about them; `sure`: without a question. `environ`: of the
+    caller, which the gateway has too."""
+    withheld = withheld_tools(subject.loaded.plugin, environ)
+    status = _print_asked(subject, tools_seen=withheld is not None)
+    if not withheld:
+        if withheld is not None:
+            say("  none of its tools is withheld", sys.stdout)
+        return status
+    return ask_about_tools(subject.loaded.plugin, withheld, environ, sure=sure) or status
+
+
+def _print_asked(subject: AllowSubject, *, tools_seen: bool) -> int:
     loaded = subject.loaded
     key = key_of(loaded.plugin)
     key = None if key is None else with_program(key, loaded.plugin, os.environ)[0]
     old = None if key is None else find_approval(key, os.environ)
+    if old is None and tools_seen:
+        say(
+            printable(f"{loaded.plugin.id} ({loaded.plugin.contract}); nothing is allowed for it"), sys.stdout
+        )
+        return EXIT["ok"]
     if old is None:
         told = f"you have allowed nothing for this plugin; {command_for(subject)} shows what it asks"
         say(f"runner allow: {told}")

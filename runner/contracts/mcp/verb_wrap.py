@@ -13,6 +13,8 @@ from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from runner.contracts.mcp.hosts.host import HostServer
     from runner.contracts.mcp.named_paths import NamedPath
     from runner.contracts.mcp.wrap.configuration import Configuration
@@ -45,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="only this server; may be given several times",
     )
+    parser.add_argument(
+        "--gateway",
+        action="store_true",
+        help="put one entry, which starts runner gateway, in the place of all; with --undo: put them back",
+    )
     parser.add_argument("--undo", action="store_true", help="put the servers' own commands back")
     parser.add_argument("--dry-run", action="store_true", help="show the change, and do not make it")
     parser.add_argument(
@@ -72,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.find:
         return _find(args.file, as_json=args.json)
     try:
-        return _change(args)
+        return (_undo_gateway if args.undo else _move_to_gateway)(args) if args.gateway else _change(args)
     except DocumentError as error:
         print_diagnostics(error.diagnostics)
         return EXIT["manifest_invalid"]
@@ -85,8 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _usage_fault(args: argparse.Namespace) -> str:
-    if args.find and (args.undo or args.dry_run or args.yes or args.server or args.install):
-        return "--find only lists; leave --server, --undo, --dry-run, --install and --yes out"
+    if args.find and (args.undo or args.dry_run or args.yes or args.server or args.install or args.gateway):
+        return "--find only lists; leave --server, --undo, --dry-run, --install, --gateway and --yes out"
+    if args.gateway and args.undo and args.server:
+        return "--gateway --undo puts all entries back; leave --server out"
     if args.install and (args.undo or args.dry_run):
         return "--install fetches packages; leave --undo and --dry-run out"
     if args.json and not args.find:
@@ -101,6 +110,7 @@ def _change(args: argparse.Namespace) -> int:
     from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
     from runner.contracts.mcp.wrap.configuration import read_configuration
     from runner.contracts.mcp.wrap.diff import diff
+    from runner.contracts.mcp.wrap.gateway import find_gateway
     from runner.contracts.mcp.wrap.program import runner_path
     from runner.contracts.mcp.wrap.steps import chosen, undo_step, wrap_step
 
@@ -126,6 +136,8 @@ def _change(args: argparse.Namespace) -> int:
         raw, status = file.read()
         before, after, steps = planned(raw)
         _tell(before, steps, bool(args.server))
+        if args.undo and find_gateway(before) is not None:
+            say("One of its entries starts a gateway: --gateway --undo puts its servers back.", sys.stdout)
         if after.raw == before.raw:
             _put("There is nothing to change.")
             return fetched
@@ -148,6 +160,149 @@ def _change(args: argparse.Namespace) -> int:
         _put(f"Changed {printable(file.path)}. As it was before: {printable(backup)}")
         _tell_next(args.file, before, steps)
     return fetched
+
+
+def _move_to_gateway(args: argparse.Namespace) -> int:
+    from runner.contracts.mcp.wrap import gateway
+    from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
+    from runner.contracts.mcp.wrap.configuration import read_configuration
+    from runner.contracts.mcp.wrap.diff import diff
+    from runner.contracts.mcp.wrap.program import runner_path
+    from runner.contracts.mcp.wrap.steps import chosen
+
+    program = runner_path()
+    if not program:
+        raise FileRefused("the program runner is neither on PATH nor beside this Python; install it first")
+
+    def planned(raw: bytes) -> tuple[Configuration, gateway.GatewayPlan]:
+        config = read_configuration(file.path, raw, file.given)
+        return config, gateway.plan_gateway(config, chosen(config, args.server), program, file.given)
+
+    with open_config(args.file) as file:
+        planned(file.read()[0])  # before anything is fetched
+        fetched = _offer_install(args)
+        if fetched is None:
+            return _NOT_WRITTEN
+        raw, status = file.read()
+        before, plan = planned(raw)
+        _tell(before, plan.steps, True, "will be started by the gateway")
+        if not plan.name:
+            _put("There is nothing to change.")
+            return fetched
+        for line in diff(before, read_configuration(file.path, plan.after, file.given)):
+            _put(line)
+        path = gateway.stored_path(before)
+        _put(f"The entries that it takes out go to {printable(path)}")
+        if args.dry_run:
+            return EXIT["ok"]
+        file.check_writable(status)
+        if not args.yes and (refusal := _confirm(file.path)) is not None:
+            return refusal
+
+        with gateway.locked_folder() as folder:
+            wrote = False
+
+            def change(now: bytes) -> bytes:
+                nonlocal wrote
+                if wrote:  # and the file changed since
+                    gateway.remove_stored(path)
+                _, again = planned(now)
+                if (again.name, again.stored) != (plan.name, plan.stored):
+                    raise FileRefused("its servers changed since the question; run the command again")
+                wrote = True
+                gateway.write_stored(folder, path, again)  # first: the entries are always in one of the files
+                return again.after
+
+            try:
+                backup, _ = file.replace(change, backups_folder(os.environ))
+            except FileRefused:
+                if wrote:
+                    gateway.remove_stored(path)
+                raise
+        _put(f"Changed {printable(file.path)}. As it was before: {printable(backup)}")
+        moved = tuple(step for step in plan.steps if step.does == "wrap")
+        kept = _keep_approvals(file.path, path, [step.server.name for step in moved])
+        _tell_next(path, before, tuple(step for step in moved if step.server.name not in kept))
+        rule = f"mcp__{plan.name}__SERVER__TOOL"
+        say(f"A rule of the host about mcp__SERVER__TOOL has to be written as {rule} now.", sys.stdout)
+    return fetched
+
+
+def _undo_gateway(args: argparse.Namespace) -> int:
+    from runner.contracts.mcp.wrap import gateway
+    from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
+    from runner.contracts.mcp.wrap.configuration import read_configuration
+    from runner.contracts.mcp.wrap.diff import diff
+
+    with open_config(args.file) as file:
+
+        def planned(raw: bytes) -> tuple[Configuration, bytes, str, gateway.GatewayUndo | None]:
+            config = read_configuration(file.path, raw, file.given)
+            if (found := gateway.find_gateway(config)) is None:
+                path = gateway.stored_path(config)
+                left = f"; entries of an earlier one are in {path}" if os.path.lexists(path) else ""
+                say(f"No entry of {printable(file.path)} starts a gateway{printable(left)}.", sys.stdout)
+                return config, raw, "", None
+            undo = gateway.read_undo(config, found[1])
+            return config, gateway.undo_gateway(config, found[0], undo), found[1], undo
+
+        raw, status = file.read()
+        before, content, path, undo = planned(raw)
+        if undo is None:
+            _put("There is nothing to change.")
+            return EXIT["ok"]
+        for line in diff(before, read_configuration(file.path, content, file.given)):
+            _put(line)
+        if args.dry_run:
+            return EXIT["ok"]
+        file.check_writable(status)
+        if not args.yes and (refusal := _confirm(file.path)) is not None:
+            return refusal
+
+        def change(now: bytes) -> bytes:
+            _, result, *found = planned(now)
+            if found != [path, undo]:
+                raise FileRefused("its servers changed since the question; run the command again")
+            return result
+
+        with gateway.locked_folder():
+            backup, written = file.replace(change, backups_folder(os.environ))
+            removed = gateway.remove_stored(path, undo)
+        _put(f"Changed {printable(file.path)}. As it was before: {printable(backup)}")
+        if written != undo.before.encode("utf-8"):
+            say("It had been changed since, so only the entries are as they were.", sys.stdout)
+        if not removed:
+            say(f"{printable(path)} was changed by hand, and stays: look at it, and remove it.", sys.stdout)
+        _keep_approvals(os.path.realpath(path), "", undo.names)
+    return EXIT["ok"]
+
+
+def _keep_approvals(file: str, moved_to: str, names: Sequence[str]) -> list[str]:
+    """What the person allowed a server holds in its new place too. Returns the names of these servers.
+    `moved_to`: empty if there is no new place; then what was allowed for the old one is removed."""
+    from runner.approvals.files import list_records, remove_record, write_record
+    from runner.approvals.record import VERSION, ApprovalsUnusable
+    from runner.contracts.mcp.hosts.wrapping import run_name
+
+    ids = {run_name(name): name for name in names}
+    kept: dict[str, None] = {}
+    try:
+        found = [each.record for each in list_records(os.environ) if each.record is not None]
+        for record in found:
+            if record.version != VERSION or record.key.file != file or record.key.id not in ids:
+                continue
+            if moved_to:
+                write_record(
+                    record._replace(key=record.key._replace(file=os.path.realpath(moved_to))), os.environ
+                )
+                kept[ids[record.key.id]] = None
+            else:
+                remove_record(record.key.name, os.environ)
+    except ApprovalsUnusable as unusable:
+        say(f"runner wrap: {printable(str(unusable))}; allow its servers again: runner allow FILE")
+    if kept:
+        say(f"What you allowed holds for the gateway too: {printable(', '.join(kept))}", sys.stdout)
+    return [*kept]
 
 
 def _offer_install(args: argparse.Namespace) -> int | None:
@@ -191,7 +346,9 @@ def _changes_in(steps: tuple[Step, ...]) -> list[tuple[object, ...]]:
 # --- what people read ------------------------------------------------------------------------------------
 
 
-def _tell(config: Configuration, steps: tuple[Step, ...], named: bool) -> None:
+def _tell(
+    config: Configuration, steps: tuple[Step, ...], named: bool, wrapped: str = "will run in a cage"
+) -> None:
     from runner.contracts.mcp.wrap.steps import NOT_WRAPPED
 
     say(f"{printable(config.path)}: {config.host_name}", sys.stdout)
@@ -203,7 +360,7 @@ def _tell(config: Configuration, steps: tuple[Step, ...], named: bool) -> None:
         name = printable(step.server.label)
         match step.does:
             case "wrap":
-                text = "will run in a cage"
+                text = wrapped
             case "rewrap":
                 text = "will be wrapped anew"
             case "undo":

@@ -58,7 +58,16 @@ class RenameKeys(NamedTuple):
     names: tuple[tuple[str, str], ...]  # the old one and the new one
 
 
-Change = SetWord | SetNull | Prepend | DropFirst | InsertList | DeleteKey | RenameKeys
+class SwapEntries(NamedTuple):
+    """Put entries of a mapping in the place of others. The new ones stand where the first old one stood. Only
+    for JSON."""
+
+    keys: KeyPath  # of the mapping
+    old: tuple[str, ...]
+    new: tuple[tuple[str, str, Any], ...]  # of each its name, the text of its value, and the value
+
+
+Change = SetWord | SetNull | Prepend | DropFirst | InsertList | DeleteKey | RenameKeys | SwapEntries
 
 
 def apply_changes(data: Any, changes: Iterable[Change]) -> Any:
@@ -85,6 +94,10 @@ def apply_changes(data: Any, changes: Iterable[Change]) -> Any:
             case RenameKeys(keys, names):
                 new = dict(names)
                 around = {new.get(name, name): value for name, value in _at(data, keys).items()}
+                data = copies.replace(data, keys, around)
+            case SwapEntries(keys, old, entries):
+                around = {name: value for name, value in _at(data, keys).items() if name not in old}
+                around.update((name, value) for name, _, value in entries)
                 data = copies.replace(data, keys, around)
     return data
 

@@ -20,6 +20,7 @@ from sandbox.document.edit.change import (
     RenameKeys,
     SetNull,
     SetWord,
+    SwapEntries,
     apply_changes,
     same,
 )
@@ -114,6 +115,8 @@ class _Editor:
                 return [self._delete_key(keys)]
             case RenameKeys(keys, names):
                 return self._rename_keys(keys, names)
+            case SwapEntries(keys, old, new):
+                return self._swap_entries(keys, old, [(name, text) for name, text, _ in new])
 
     def _span(self, keys: KeyPath, kind: str) -> Span:
         """The span of a value to change. Raises EditRefused for a value inside an alias, which has no text of
@@ -289,6 +292,30 @@ class _Editor:
             return same(read_spans(text, self.syntax)[0], {word: 1})
         except EditRefused:
             return False
+
+    def _swap_entries(
+        self, keys: KeyPath, old: Sequence[str], new: Sequence[tuple[str, str]]
+    ) -> list[Splice]:
+        siblings = self._children.get(keys, [])
+        gone = [each for each in siblings if each[-1] in old]
+        if self.syntax not in ("json", "jsonc") or not gone or len(gone) != len(old):
+            raise EditRefused("entries to be changed are not there")
+        for name, _ in new:
+            if (*keys, name) in siblings and name not in old:
+                taken = self.spans[(*keys, name)].key_start
+                raise EditRefused(f"there is {quoted(name)} already; rename one of them", taken)
+        first = self.spans[gone[0]]
+        separator = f",{self._line_break_before(first)}"
+        texts = [f"{encode_word(name, self.syntax)}: {text}" for name, text in new]
+        splices = [Splice(first.key_start, first.end, separator.join(texts))]
+        for each in gone[1:]:
+            before, span = self.spans[siblings[siblings.index(each) - 1]].end, self.spans[each]
+            if _SEPARATOR.fullmatch(self.text[before : span.key_start]):
+                splices.append(Splice(before, span.end, ""))
+                continue
+            comma = self._comma(before, span.key_start)  # a comment between them stays
+            splices += [Splice(comma, comma + 1, ""), Splice(span.key_start, span.end, "")]
+        return splices
 
     def _line_break_before(self, span: Span) -> str:
         """The line break and indentation before a key on a line of its own, else a space."""

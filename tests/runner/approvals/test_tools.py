@@ -176,6 +176,31 @@ def test_a_hostile_number_of_tools_ends_in_a_sentence(tmp_path: Path, record: To
     assert len(record.judge("one", most).shown) == MOST_TOOLS
 
 
+def test_two_versions_of_a_plugin_do_not_write_in_turns(tmp_path: Path, record: ToolRecord) -> None:
+    """Each gateway looks at its list again when the file changes."""
+    other = ToolRecord.at(tools_folder({"XDG_CONFIG_HOME": str(tmp_path)}))
+    record.judge("one", [tool()])
+    [path] = files(tmp_path)
+    mine, theirs = tool(description="Two."), tool(description="Three.")
+
+    def writes() -> list[bool]:
+        found = []
+        for each, listed in ((record, mine), (other, theirs)):
+            before = path.stat().st_ino
+            assert each.judge("one", [listed]).shown == []
+            found.append(path.stat().st_ino != before)
+        return found
+
+    assert [writes(), writes()] == [[True, True], [False, False]]
+    assert [json.loads(each.after) for each in record.proposed("one") or ()] == [theirs]
+    record.accept("one", record.proposed("one") or ())
+    assert other.judge("one", [theirs]).shown == [theirs]
+    assert record.judge("one", [mine]).shown == []
+    assert [json.loads(each.after) for each in record.proposed("one") or ()] == [
+        mine
+    ]  # it can be accepted next
+
+
 def test_a_yes_is_for_what_was_shown(record: ToolRecord) -> None:
     record.judge("one", [tool()])
     record.judge("one", [tool(description="Harmless.")])

@@ -27,6 +27,9 @@ from sandbox.speed.value import NamedTuple
 MOST_BYTES = 16 << 20
 MOST_VALUES = 1_000_000
 MOST_FILES = 100  # that one pattern with a * can stand for
+# Where `runner wrap --gateway` keeps the entries of a host, in the host's own notation. XDG_CONFIG_HOME does
+# not count: a shell's variables do not reach every host, and a manifest is read by the home alone.
+GATEWAY_FOLDER = "~/.config/runner/gateway"
 _PROGRAM_KEYS = ("command", "url", "serverUrl")
 
 
@@ -59,7 +62,23 @@ def place_of(path: str, home: str = "", environ: Mapping[str, str] | None = None
     return found
 
 
+def gateway_file(host: Host, digest: str) -> str:
+    """The name of the file for the entries of a host, which says whose they are."""
+    return f"{host.name.lower().replace(' ', '-')}-{digest}.json"
+
+
+def _gateway_place(path: str, home: str) -> Place | None:
+    folder, name = os.path.split(path)
+    if not folder.endswith(GATEWAY_FOLDER[1:]) or folder not in _absolute(GATEWAY_FOLDER, home, {}):
+        return None
+    hosts = [host for host in HOSTS if host.syntax in ("json", "jsonc")]
+    host = next((each for each in hosts if fnmatchcase(name, gateway_file(each, "*"))), None)
+    return None if host is None else Place(host, own=True)
+
+
 def _place_at(path: str, home: str, environ: Mapping[str, str] | None) -> Place | None:
+    if (stored := _gateway_place(path, home)) is not None:
+        return stored
     for host in HOSTS:
         for pattern in (*host.files, *host.system_files):
             if any(_is_at(path, each) for each in _absolute(pattern, home, environ or {})):

@@ -35,6 +35,7 @@ from sandbox.speed.value import NamedTuple
 
 NOT_WRAPPED = "is not wrapped"
 WRAPPED = "is wrapped already"
+IS_GATEWAY = "starts the gateway, which has a cage for each of its plugins"
 OUTDATED = "an earlier version wrapped it, so its variables act on the runner itself"
 _AGAIN = "runner wrap --undo, then runner wrap, writes it anew"
 ENV_FILE = "envFile"
@@ -177,11 +178,14 @@ def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> S
     """The step for an entry that starts this runner by hand: a cage in a cage cannot be made. Another program
     of that name is a program like all others."""
     argv = server.argv
-    if len(argv) < 2 or argv[1] not in ("run", "exec") or not _starts_this_runner(server, argv[0], program):
+    verbs = ("run", "exec", "gateway")
+    if len(argv) < 2 or argv[1] not in verbs or not _starts_this_runner(server, argv[0], program):
         return None
     options = argv[2 : argv.index("--")] if "--" in argv else argv[2:]
     told = "runs in a cage already"
-    if argv[1] == "exec" or only_limits(options) != options:
+    if argv[1] == "gateway":
+        told = IS_GATEWAY
+    elif argv[1] == "exec" or only_limits(options) != options:
         words = options if argv[1] == "run" else argv[1:]
         told = f"starts this runner by {_shown_options(words)}; runner wrap cannot judge them"
     elif options:
@@ -190,6 +194,8 @@ def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> S
     # In a file that came with a project, its author chose the options.
     is_own = config.place is not None and config.place.own
     allowed = _BY_HAND if is_own else (*_GIVES_NOTHING, *option_names(only_limits(options)))
+    if argv[1] == "gateway":
+        allowed = (*allowed, "--config", "--client", "--list-wait", *(("--settings",) if is_own else ()))
     if names := [name for name in dict.fromkeys(option_names(options)) if name not in allowed]:
         shown = ", ".join(cut(name, 40) for name in names)
         unsafe.append(f"the configuration chooses what only you should choose: {shown}")
@@ -199,7 +205,8 @@ def _caged_by_hand(config: Configuration, server: HostServer, program: str) -> S
         unsafe.append(f"these act on the runner itself: {', '.join(map(quoted, acting))}")
     advice = ("write the command itself into the entry, and wrap it",) if unsafe else ()
     reason = "; ".join((told, *unsafe, *advice))
-    return Step(server, "leave", reason, unsafe=tuple(unsafe), acting=acting, by_hand=told)
+    by_hand = "" if told == IS_GATEWAY else told
+    return Step(server, "leave", reason, unsafe=tuple(unsafe), acting=acting, by_hand=by_hand)
 
 
 def undo_step(server: HostServer) -> Step:

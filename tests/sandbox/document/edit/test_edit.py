@@ -13,6 +13,7 @@ from sandbox.document.edit.change import (
     RenameKeys,
     SetNull,
     SetWord,
+    SwapEntries,
     apply_changes,
     same,
 )
@@ -25,9 +26,26 @@ A = ("s", "a")
 COMMAND, ARGS = (*A, "command"), (*A, "args")
 Y, P = SetWord(COMMAND, "y"), Prepend(ARGS, ("p",))
 
+NEW = SwapEntries(("s",), ("a", "c"), (("n", "[1]", [1]),))
 SWAP = RenameKeys(A, (("x", "y"), ("y", "x")))
 
 CASES: list[tuple[str, EditSyntax, str, tuple[Change, ...], str]] = [
+    ("one entry for two", "json", '{"s": {"a": 1, "b": {}, "c": {}}}', (NEW,), '{"s": {"n": [1], "b": {}}}'),
+    ("one for all", "json", '{"s": {\n "a": 1,\n "c": {}\n}}', (NEW,), '{"s": {\n "n": [1]\n}}'),
+    (
+        "one entry for two, with comments and trailing commas",
+        "jsonc",
+        '{"s": { /* a, */ "a": 1, // b,\n "b": 2 /* , */, // c,\n "c": 3,}}',
+        (NEW,),
+        '{"s": { /* a, */ "n": [1], // b,\n "b": 2 /* , */ // c,\n ,}}',
+    ),
+    (
+        "two entries for one, of which one has its name",
+        "json",
+        '{"s": {\r\n  "a": 1}}',
+        (SwapEntries(("s",), ("a",), (("a", "{ }", {}), ("b", "2", 2))),),
+        '{"s": {\r\n  "a": { },\r\n  "b": 2}}',
+    ),
     (
         "names of keys, of which each takes the place of another",
         "jsonc",
@@ -242,6 +260,9 @@ def test_change(syntax: EditSyntax, before: str, changes: tuple[Change, ...], af
 
 
 REFUSED: list[tuple[str, EditSyntax, str, Change, str]] = [
+    ("an entry of that name", "json", '{"s": {"a": 1, "n": 2, "c": 3}}', NEW, "there is 'n' already"),
+    ("an entry that is gone", "json", '{"s": {"a": 1}}', NEW, "not there"),
+    ("entries of another syntax", "toml", "[s]\na = 1\nc = 2\n", NEW, "not there"),
     (
         "a name that is there",
         "json",
