@@ -155,11 +155,12 @@ class Contract(Protocol):
     # first is the default.
     calls: Mapping[str, tuple[str, ...]] = {"tool": ()}
     lists: tuple[Listing, ...] = (Listing("tools"),)  # what `runner tools` shows
-    mcp_entries: bool = False  # whether entries of its lists, and the data of a tool's error, are MCP's own
+    # Whether entries of its lists, and the data of a tool's error, are what the gateway's clients read.
+    plain_entries: bool = False
 
     def content_of(self, value: Any) -> Mapping[str, Any] | None:
-        """A tool's result as MCP writes it: content, structuredContent and isError. None: it is any JSON
-        value."""
+        """A tool's result as the gateway's clients read it: content, structuredContent and isError. None: it
+        is any JSON value."""
         return None
 
     def declared_tools(self, plugin: Plugin) -> Sequence[Mapping[str, Any]] | None:

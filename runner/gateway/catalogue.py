@@ -16,8 +16,8 @@ from runner.approvals.tools import ToolRecord
 from runner.exceptions import PluginError, PluginFailure
 from runner.gateway.names import SEPARATOR, plugin_part
 from runner.gateway.settings import LIST_SECONDS
-from runner.gateway.translate import LISTS, Shown, Unfit, shown
-from runner.gateway.upstream import Lists, Upstream
+from runner.gateway.tool_source import Lists, ToolSource
+from runner.gateway.translate import LISTS, Shown, UnfitEntry, shown
 from runner.lifecycle.spec import LifecycleNews
 from sandbox.document.diagnostic import printable, quoted
 
@@ -28,11 +28,11 @@ _MOST_WITHHELD_TOLD = 10
 _LOOK = "; to see the change and accept it: runner allow --diff"
 
 
-class KnownUpstream:
+class KnownSource:
     """What is known about one plugin."""
 
-    def __init__(self, upstream: Upstream) -> None:
-        self.upstream = upstream
+    def __init__(self, source: ToolSource) -> None:
+        self.source = source
         self.lists: Lists | None = None  # as the plugin gave them
         self.shown: Mapping[str, Mapping[str, Shown]] = {}  # name of a list -> public name -> entry
         self.fault = ""  # why there is nothing
@@ -49,25 +49,25 @@ class Catalogue:
     def __init__(
         self,
         nursery: trio.Nursery,
-        upstreams: Callable[[], Iterable[Upstream]],
+        sources: Callable[[], Iterable[ToolSource]],
         record: ToolRecord,
         say: Callable[[str], None],
         *,
         seconds: float = LIST_SECONDS,
         trust_first: bool = True,
     ) -> None:
-        """`upstreams`: those that there are now. `seconds`: how long a list waits for plugins. `trust_first`:
+        """`sources`: those that there are now. `seconds`: how long a list waits for plugins. `trust_first`:
         whether tools of a plugin that was never seen are shown."""
         self._nursery = nursery
-        self._upstreams = upstreams
+        self._sources = sources
         self._record = record
         self._seconds = seconds
         self._trust_first = trust_first
         self._say = say
-        self._known: dict[str, KnownUpstream] = {}  # by the plugin's part of public names
+        self._known: dict[str, KnownSource] = {}  # by the plugin's part of public names
         self.on_changed: list[Callable[[str], None]] = []  # called with the name of a list
 
-    async def all(self) -> list[KnownUpstream]:
+    async def all(self) -> list[KnownSource]:
         """All plugins, with what is known after a bounded time."""
         self._follow()
         known = list(self._known.values())
@@ -87,7 +87,7 @@ class Catalogue:
         known = await self.plugin(part)
         return None if known is None else known.shown.get(what, {}).get(public)
 
-    async def plugin(self, part: str) -> KnownUpstream | None:
+    async def plugin(self, part: str) -> KnownSource | None:
         if part not in self._known:
             self._follow()
         known = self._known.get(part)
@@ -100,7 +100,7 @@ class Catalogue:
     def changed(self, name: str) -> None:
         """A plugin says that its lists have changed, or it was started again."""
         known = self._known.get(plugin_part(name))
-        if known is None or known.upstream.name != name:
+        if known is None or known.source.name != name:
             return
         known.stale, known.failed_at = True, -_AGAIN_SECONDS
         self._ask(known)
@@ -114,9 +114,9 @@ class Catalogue:
 
     async def reload(self) -> None:
         """The configuration or the record of approved tools may have changed."""
-        before = {part: known.upstream.mark for part, known in self._known.items()}
+        before = {part: known.source.mark for part, known in self._known.items()}
         self._follow()
-        if before and before != {part: known.upstream.mark for part, known in self._known.items()}:
+        if before and before != {part: known.source.mark for part, known in self._known.items()}:
             self._tell(LISTS)
         for known in list(self._known.values()):
             known.failed_at = -_AGAIN_SECONDS
@@ -128,32 +128,32 @@ class Catalogue:
 
     def _follow(self) -> None:
         """Take notice of plugins that have come, changed or gone."""
-        found: dict[str, KnownUpstream] = {}
-        for upstream in sorted(self._upstreams(), key=lambda each: each.name):
-            part = plugin_part(upstream.name)
+        found: dict[str, KnownSource] = {}
+        for source in sorted(self._sources(), key=lambda each: each.name):
+            part = plugin_part(source.name)
             if part in found:
-                self._say(f"{upstream.name} is left out: {found[part].upstream.name} has the same short name")
+                self._say(f"{source.name} is left out: {found[part].source.name} has the same short name")
                 continue
             known = self._known.get(part)
-            same = known is not None and _mark(known.upstream) == _mark(upstream)
-            found[part] = known if same and known is not None else KnownUpstream(upstream)
+            same = known is not None and _mark(known.source) == _mark(source)
+            found[part] = known if same and known is not None else KnownSource(source)
         self._known = found
 
-    def _ask(self, known: KnownUpstream) -> None:
+    def _ask(self, known: KnownSource) -> None:
         failed = known.fault and trio.current_time() - known.failed_at < _AGAIN_SECONDS
         if known.asking or failed or (known.lists is not None and not known.stale):
             return
         known.asking, known.done = True, trio.Event()
         self._nursery.start_soon(self._learn, known)
 
-    async def _learn(self, known: KnownUpstream) -> None:
+    async def _learn(self, known: KnownSource) -> None:
         try:
             while True:
                 # A plugin may announce changes as often as it likes.
                 await trio.sleep_until(known.asked_at + _PAUSE_SECONDS)
                 known.asked_at = trio.current_time()
                 known.stale, known.fault = False, ""
-                known.lists = await known.upstream.lists()
+                known.lists = await known.source.lists()
                 await self._show(known)
                 if not known.stale:
                     break
@@ -172,38 +172,36 @@ class Catalogue:
             known.missed = False
             self._tell(LISTS)
 
-    def _failed(self, known: KnownUpstream, why: str, hint: str) -> None:
+    def _failed(self, known: KnownSource, why: str, hint: str) -> None:
         known.lists, known.shown, known.failed_at = None, {}, trio.current_time()
         known.fault = printable(
-            f"{known.upstream.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
+            f"{known.source.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
         )
         self._say(known.fault)
 
-    async def _show(self, known: KnownUpstream) -> None:
+    async def _show(self, known: KnownSource) -> None:
         """Make what clients see of what the plugin gave."""
-        upstream, lists = known.upstream, known.lists or {}
+        source, lists = known.source, known.lists or {}
         judge = partial(self._record.judge, trust_first=self._trust_first)
-        judged = await trio.to_thread.run_sync(judge, upstream.identity, lists.get("tools", ()))
-        remarks = [
-            f"{upstream.name}: {quoted(each.name)} is withheld: {each.reason}{_LOOK}"
-            for each in judged.withheld
-        ]
+        judged = await trio.to_thread.run_sync(judge, source.identity, lists.get("tools", ()))
+        name = source.name
+        remarks = [f"{name}: {quoted(one.name)} is withheld: {one.reason}{_LOOK}" for one in judged.withheld]
         found: dict[str, dict[str, Shown]] = {}
         for what in LISTS:
             entries = judged.shown if what == "tools" else lists.get(what, ())
             found[what] = {}
             for entry in entries[:MOST_ENTRIES]:
                 try:
-                    one = shown(what, upstream.name, entry, passes=upstream.passes)
+                    one = shown(what, source.name, entry, passes=source.passes)
                     if one.public in found[what]:
-                        raise Unfit("another one has the same name")
-                except Unfit as unfit:
-                    name = quoted(str(entry.get(LISTS[what][2], "")))
-                    remarks.append(f"{upstream.name}: {name} of its {what} is left out: {unfit}")
+                        raise UnfitEntry("another one has the same name")
+                except UnfitEntry as unfit:
+                    own = quoted(str(entry.get(LISTS[what][2], "")))
+                    remarks.append(f"{name}: {own} of its {what} is left out: {unfit}")
                     continue
                 found[what][one.public] = one
             if len(entries) > MOST_ENTRIES:
-                remarks.append(f"{upstream.name}: only the first {MOST_ENTRIES} of its {what} are shown")
+                remarks.append(f"{name}: only the first {MOST_ENTRIES} of its {what} are shown")
         was, known.shown = known.shown, found
         fresh = [printable(each) for each in remarks if printable(each) not in known.remarks]
         known.remarks = tuple(map(printable, remarks))
@@ -218,5 +216,5 @@ class Catalogue:
                 tell(what)
 
 
-def _mark(upstream: Upstream) -> tuple[str, str]:
-    return upstream.name, upstream.mark
+def _mark(source: ToolSource) -> tuple[str, str]:
+    return source.name, source.mark

@@ -19,11 +19,11 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 from runner.approvals.tools import ToolRecord, tools_folder
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
-from runner.gateway.questions import Questions
-from runner.gateway.remote import RemoteUpstream
-from runner.gateway.server import Gateway
+from runner.gateway.questions import ClientQuestions
+from runner.gateway.remote import RemoteSource
+from runner.gateway.server import ClientGateway
 from runner.gateway.settings import GatewaySettings
-from runner.gateway.upstream import SupervisedUpstream
+from runner.gateway.tool_source import SupervisedSource
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import Accepted, EndOfCall, digest
@@ -116,21 +116,21 @@ class HttpGateway:
         self._nursery = nursery
         self._settings = settings
         self._say = say
-        self._questions = Questions()
+        self._questions = ClientQuestions()
         self._maker = DeskMaker(parts.desk, nursery)
-        self._gateways: dict[str, Gateway] = {}
+        self._gateways: dict[str, ClientGateway] = {}
         self._managers: dict[str, StreamableHTTPSessionManager] = {}
         self._turn = trio.Lock()
         sources, supervisor = parts.roster.sources, parts.supervisor
-        remotes: list[RemoteUpstream] = []
+        remotes: list[RemoteSource] = []
         if settings.remotes:
             rule = load_policy(parts.policy, environ).network
-            remotes = [RemoteUpstream(each, rule) for each in settings.remotes]
+            remotes = [RemoteSource(each, rule) for each in settings.remotes]
         for remote in remotes:
             remote.maker = LedgerMaker(remote, parts.ledger)
         self._catalogue = Catalogue(
             nursery,
-            lambda: [*(SupervisedUpstream(each, supervisor) for each in sources()), *remotes],
+            lambda: [*(SupervisedSource(each, supervisor) for each in sources()), *remotes],
             ToolRecord.at(tools_folder(environ)),
             say,
             trust_first=settings.trust_first,
@@ -162,7 +162,9 @@ class HttpGateway:
             self._say(
                 f"the settings of {caller} name a policy, which does not count: a daemon has one for all"
             )
-        gateway = Gateway(self._catalogue, self._maker, self._questions, caller, settings, self._nursery)
+        gateway = ClientGateway(
+            self._catalogue, self._maker, self._questions, caller, settings, self._nursery
+        )
         self._gateways[caller] = gateway
         manager = StreamableHTTPSessionManager(
             gateway.server(), max_sessions=_MOST_SESSIONS, session_idle_timeout=_IDLE_SECONDS

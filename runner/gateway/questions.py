@@ -105,7 +105,7 @@ class ClientRequest:
         return reply.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
-class Questions:
+class ClientQuestions:
     """The requests of all clients that plugins work on, by plugin."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Questions:
 
 
 class _Elicitation:
-    def __init__(self, questions: Questions, plugin: str) -> None:
+    def __init__(self, questions: ClientQuestions, plugin: str) -> None:
         self._questions, self._plugin = questions, plugin
 
     async def elicit(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -153,7 +153,7 @@ class _Elicitation:
 
 
 class _Sampling:
-    def __init__(self, questions: Questions, plugin: str) -> None:
+    def __init__(self, questions: ClientQuestions, plugin: str) -> None:
         self._questions, self._plugin = questions, plugin
 
     async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,8 +19,8 @@ from runner import __version__
 from runner.exceptions import PluginFailure
 from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
 from runner.gateway.settings import RemoteSettings
+from runner.gateway.tool_source import Lists
 from runner.gateway.translate import LISTS, content_result
-from runner.gateway.upstream import Lists
 from runner.outcome import Code, Outcome
 from runner.protocol import wire
 from runner.protocol.https.failure import FetchFailed
@@ -49,8 +49,8 @@ _OFFERED = {
 Ask = Callable[[HttpsRequest], Awaitable[HttpsResponse]]
 
 
-class RemoteUpstream:
-    """`Upstream` and `Maker` at once."""
+class RemoteSource:
+    """`ToolSource` and `Maker` at once."""
 
     passes = True
 

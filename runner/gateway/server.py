@@ -26,12 +26,13 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from runner import __version__
-from runner.gateway.catalogue import Catalogue, KnownUpstream
+from runner.gateway.catalogue import Catalogue, KnownSource
 from runner.gateway.making import GatewayCall, Made, Maker
 from runner.gateway.names import public_uri, split_uri
-from runner.gateway.questions import ClientRequest, Context, Questions, Waiting
+from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
 from runner.gateway.rate import RateLimit
 from runner.gateway.settings import ClientSettings
+from runner.gateway.tool_source import ToolSource
 from runner.gateway.translate import (
     LISTS,
     Shown,
@@ -43,7 +44,6 @@ from runner.gateway.translate import (
     prompt_result,
     resource_result,
 )
-from runner.gateway.upstream import Upstream
 from runner.outcome import Outcome
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
@@ -76,12 +76,12 @@ class _Session:
         self.subscribed: set[str] = set()
 
 
-class Gateway:
+class ClientGateway:
     def __init__(
         self,
         catalogue: Catalogue,
         maker: Maker,
-        questions: Questions,
+        questions: ClientQuestions,
         client: str,
         settings: ClientSettings,
         nursery: trio.Nursery,
@@ -136,7 +136,7 @@ class Gateway:
         async def lists(context: Context, params: Any) -> dict[str, Any]:
             found: list[dict[str, Any]] = []
             for known in await self._catalogue.all():
-                if not self._settings.sees_plugin(known.upstream.name):
+                if not self._settings.sees_plugin(known.source.name):
                     continue
                 await self._tell_remarks(context, known)
                 found += (self._entry(what, each) for each in known.shown.get(what, {}).values())
@@ -152,7 +152,7 @@ class Gateway:
             return {}
         return {**one.entry, "name": self._settings.shown_as(one.public)}
 
-    async def _tell_remarks(self, context: Context, known: KnownUpstream) -> None:
+    async def _tell_remarks(self, context: Context, known: KnownSource) -> None:
         for remark in (known.fault, *known.remarks):
             if remark and remark not in self._told and len(self._told) < _MOST_REMARKS:
                 self._told.add(remark)
@@ -166,11 +166,11 @@ class Gateway:
             return finished(refusal)
 
         async def work(request: ClientRequest) -> dict[str, Any]:
-            upstream = known.upstream
-            made = await self._make(request, upstream, one.own, params.arguments or {}, "tool")
+            source = known.source
+            made = await self._make(request, source, one.own, params.arguments or {}, "tool")
             if made.error is None:
-                result = upstream.result(one.own, made.value)
-            elif upstream.passes and made.error["cause"] == "isError" and isinstance(made.data, dict):
+                result = source.result(one.own, made.value)
+            elif source.passes and made.error["cause"] == "isError" and isinstance(made.data, dict):
                 result = content_result(one.plugin, made.data)
             else:
                 result = error_result(made.error)
@@ -183,7 +183,7 @@ class Gateway:
         self._require_rate()
 
         async def work(request: ClientRequest) -> dict[str, Any]:
-            made = await self._make(request, known.upstream, one.own, params.arguments or {}, "prompt")
+            made = await self._make(request, known.source, one.own, params.arguments or {}, "prompt")
             return finished(prompt_result(one.plugin, _value(made)))
 
         return await self._waiting.answer(self, context, f"prompt {params.name}", work)
@@ -191,12 +191,12 @@ class Gateway:
     async def _read_resource(
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> dict[str, Any]:
-        upstream, uri = await self._resource(str(params.uri))
+        source, uri = await self._resource(str(params.uri))
         self._require_rate()
 
         async def work(request: ClientRequest) -> dict[str, Any]:
-            made = await self._make(request, upstream, uri, None, "resource")
-            return finished(resource_result(upstream.name, _value(made)))
+            made = await self._make(request, source, uri, None, "resource")
+            return finished(resource_result(source.name, _value(made)))
 
         return await self._waiting.answer(self, context, f"resource {params.uri}", work)
 
@@ -205,21 +205,21 @@ class Gateway:
         given.pop("_meta", None)
         if isinstance(params.ref, types.PromptReference):
             one, known = await self._find("prompts", params.ref.name)
-            upstream, given["ref"]["name"] = known.upstream, one.own
+            source, given["ref"]["name"] = known.source, one.own
         else:
-            upstream, given["ref"]["uri"] = await self._resource(params.ref.uri)
+            source, given["ref"]["uri"] = await self._resource(params.ref.uri)
         self._require_rate()
-        return await self._method(context, upstream, "completion/complete", given)
+        return await self._method(context, source, "completion/complete", given)
 
-    async def _method(self, context: Context, upstream: Upstream, method: str, given: Any) -> dict[str, Any]:
+    async def _method(self, context: Context, source: ToolSource, method: str, given: Any) -> dict[str, Any]:
         request = ClientRequest(self, context, method)
-        value = _value(await self._make(request, upstream, method, given, "method"))
+        value = _value(await self._make(request, source, method, given, "method"))
         return finished(value if isinstance(value, dict) else {})
 
     async def _make(
-        self, request: ClientRequest, upstream: Upstream, name: str, given: Any, kind: str
+        self, request: ClientRequest, source: ToolSource, name: str, given: Any, kind: str
     ) -> Made:
-        plugin, maker = upstream.name, upstream.maker or self._maker
+        plugin, maker = source.name, source.maker or self._maker
         call = GatewayCall(plugin, name, given, kind, self._client)
         self._questions.enter(plugin, request)
         try:
@@ -229,7 +229,7 @@ class Gateway:
         finally:
             self._questions.leave(plugin, request)
 
-    async def _find(self, what: str, shown: str) -> tuple[Shown, KnownUpstream]:
+    async def _find(self, what: str, shown: str) -> tuple[Shown, KnownSource]:
         """Raises MCPError if this client has no such tool or prompt."""
         public = self._settings.meant_by(shown)
         one = await self._catalogue.find(what, public) if public else None
@@ -239,15 +239,15 @@ class Gateway:
         assert known is not None
         return one, known
 
-    async def _resource(self, uri: str) -> tuple[Upstream, str]:
+    async def _resource(self, uri: str) -> tuple[ToolSource, str]:
         """The plugin and its own URI. Raises MCPError."""
         split = split_uri(uri) if len(uri) <= _MOST_URI else None
         known = None if split is None else await self._catalogue.plugin(split[0])
-        if split is None or known is None or not self._settings.sees_plugin(known.upstream.name):
+        if split is None or known is None or not self._settings.sees_plugin(known.source.name):
             raise MCPError(_RESOURCE_NOT_FOUND, f"there is no resource {quoted(uri)} here")
         if not known.shown.get("resources") and not known.shown.get("resource_templates"):
-            raise MCPError(_RESOURCE_NOT_FOUND, f"{known.upstream.name} has no resources")
-        return known.upstream, split[1]
+            raise MCPError(_RESOURCE_NOT_FOUND, f"{known.source.name} has no resources")
+        return known.source, split[1]
 
     def _over_rate(self) -> dict[str, Any] | None:
         seconds = self._rate.take()
@@ -341,11 +341,11 @@ class Gateway:
         return types.EmptyResult()
 
     async def _subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
-        upstream, uri = await self._resource(str(params.uri))
+        source, uri = await self._resource(str(params.uri))
         session = self._session(context)
         if len(session.subscribed) >= _MOST_SUBSCRIBED:
             raise MCPError(INVALID_PARAMS, f"a client may subscribe to {_MOST_SUBSCRIBED} resources")
-        await self._method(context, upstream, "resources/subscribe", {"uri": uri})
+        await self._method(context, source, "resources/subscribe", {"uri": uri})
         session.subscribed.add(str(params.uri))
         return types.EmptyResult()
 

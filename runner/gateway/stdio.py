@@ -17,10 +17,10 @@ from runner.gateway.audit import AuditedMaker
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.making import Maker, SupervisedMaker
 from runner.gateway.options import StdioOptions
-from runner.gateway.questions import Context, Questions
-from runner.gateway.remote import RemoteUpstream
-from runner.gateway.server import Gateway
-from runner.gateway.upstream import SupervisedUpstream
+from runner.gateway.questions import ClientQuestions, Context
+from runner.gateway.remote import RemoteSource
+from runner.gateway.server import ClientGateway
+from runner.gateway.tool_source import SupervisedSource
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.roster import Roster
@@ -72,11 +72,11 @@ class StdioGateway:
         self._options = options
         self._environ = environ
         self._say = say
-        self._questions = Questions()
+        self._questions = ClientQuestions()
         self._settings = options.settings.client(options.client)
         self._context: Context | None = None  # of the first request: it says what the client can answer
         self._loading = trio.Lock()
-        self._gateway: Gateway | None = None
+        self._gateway: ClientGateway | None = None
         self._catalogue: Catalogue | None = None
 
     async def run(self, reads: Any, writes: Any) -> None:
@@ -86,7 +86,7 @@ class StdioGateway:
             sources, remotes = self._roster.sources, self._remotes()
             self._catalogue = Catalogue(
                 nursery,
-                lambda: [*(SupervisedUpstream(each, supervisor) for each in sources()), *remotes],
+                lambda: [*(SupervisedSource(each, supervisor) for each in sources()), *remotes],
                 ToolRecord.at(tools_folder(self._environ)),
                 self._say,
                 seconds=self._options.list_seconds,
@@ -95,7 +95,7 @@ class StdioGateway:
             maker = self._audited(SupervisedMaker(supervisor))
             for remote in remotes:
                 remote.maker = self._audited(remote)
-            self._gateway = Gateway(
+            self._gateway = ClientGateway(
                 *(self._catalogue, maker, self._questions, self._options.client, self._settings, nursery)
             )
             self._gateway.on_first = self._load
@@ -109,12 +109,12 @@ class StdioGateway:
         file = self._options.audit
         return maker if file is None else AuditedMaker(maker, file, bodies=self._options.bodies)
 
-    def _remotes(self) -> list[RemoteUpstream]:
+    def _remotes(self) -> list[RemoteSource]:
         given = [each for each in self._options.settings.remotes if self._is_chosen(each.name)]
         if not given:
             return []
         rule = load_policy(self._options.policy or self._settings.policy, self._environ).network
-        return [RemoteUpstream(each, rule) for each in given]
+        return [RemoteSource(each, rule) for each in given]
 
     def _is_chosen(self, name: str) -> bool:
         names = self._options.names

@@ -37,7 +37,7 @@ LISTS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-class Unfit(Exception):
+class UnfitEntry(Exception):
     """An entry that cannot be shown."""
 
 
@@ -51,11 +51,11 @@ class Shown(NamedTuple):
 
 
 def shown(what: str, plugin: str, entry: Mapping[str, Any], *, passes: bool) -> Shown:
-    """`passes`: the entry is MCP's own already. Raises Unfit."""
+    """`passes`: the entry is MCP's own already. Raises UnfitEntry."""
     key = LISTS[what][2]
     own = entry.get(key)
     if not isinstance(own, str) or not own:
-        raise Unfit(f"it has no {key}")
+        raise UnfitEntry(f"it has no {key}")
     public = public_name(plugin, own) if key == "name" else public_uri(plugin, own)
     made = dict(entry) if passes else _tool(entry)
     if what == "tools":
@@ -63,9 +63,9 @@ def shown(what: str, plugin: str, entry: Mapping[str, Any], *, passes: bool) -> 
     try:
         size = len(json.dumps(made))
     except (ValueError, TypeError, RecursionError):
-        raise Unfit("it is not JSON") from None
+        raise UnfitEntry("it is not JSON") from None
     if size > MOST_ENTRY_BYTES:
-        raise Unfit(f"its entry has {size} bytes, and {MOST_ENTRY_BYTES} is the most")
+        raise UnfitEntry(f"its entry has {size} bytes, and {MOST_ENTRY_BYTES} is the most")
     made = _cleaned(made)
     if isinstance(made.get("description"), str):
         made["description"] = cut(made["description"], MOST_DESCRIPTION)
@@ -106,7 +106,7 @@ def _check(what: str, made: Mapping[str, Any]) -> None:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(each) for each in first["loc"][1:])
-            raise Unfit(f"it does not fit the protocol: {where[-100:]}: {first['msg'][:100]}") from None
+            raise UnfitEntry(f"it does not fit the protocol: {where[-100:]}: {first['msg'][:100]}") from None
 
 
 def _cleaned(value: Any) -> Any:

@@ -24,7 +24,7 @@ from runner.serve.deliveries import Deliveries
 from runner.serve.desk import Desk
 from runner.serve.door import Door
 from runner.serve.metrics import Metrics
-from runner.serve.mounted import DaemonParts, LoadApplication, Mounted
+from runner.serve.mounted import DaemonParts, DoorMount, Mounted
 from runner.serve.peer import DoorPeer, Rules
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
@@ -52,7 +52,7 @@ class ServeOptions(NamedTuple):
     most_connections: int = MOST_CONNECTIONS
     body_seconds: float = 30.0
     most_body_bytes: int = 16 << 20
-    mcp: LoadApplication | None = None  # what answers at /mcp
+    mount: DoorMount | None = None
 
 
 class Daemon:
@@ -212,7 +212,7 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
     _raise_descriptors()
     async with open_ledger(options.ledger) as ledger:
-        mounted = None if options.mcp is None else Mounted(options.mcp, say)
+        mounted = None if options.mount is None else Mounted(options.mount, say)
         async with open_supervisor(on_event=None if mounted is None else mounted.hear) as supervisor:
             await Daemon(options, supervisor, ledger, environ, say, mounted).run()
         if not await ledger.flush():

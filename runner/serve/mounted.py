@@ -46,9 +46,14 @@ LoadApplication = Callable[
 ]
 
 
+class DoorMount(NamedTuple):
+    path: str
+    load: LoadApplication
+
+
 class Mounted:
-    def __init__(self, load: LoadApplication, say: Callable[[str], None]) -> None:
-        self._load = load
+    def __init__(self, mount: DoorMount, say: Callable[[str], None]) -> None:
+        self.path, self._load = mount
         self._say = say
         self._turn = trio.Lock()
         self._application: MountedApplication | None = None

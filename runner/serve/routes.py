@@ -59,7 +59,7 @@ class Routes:
         metrics: Metrics,
         drain: Callable[[float | None], None],
         say: Callable[[str], None],
-        mcp: Mounted | None = None,
+        mounted: Mounted | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._ledger = ledger
@@ -69,15 +69,15 @@ class Routes:
         self._metrics = metrics
         self._drain = drain
         self._say = say
-        self._mcp = mcp
+        self._mounted = mounted
 
     def application(self) -> Starlette:
         routes = [
             Route(each.path, self._handler(getattr(self, each.name), each.local), methods=[each.method])
             for each in OPERATIONS
         ]
-        if self._mcp is not None:
-            routes.append(Route("/mcp", self._mcp, methods=["GET", "POST", "DELETE"]))
+        if self._mounted is not None:
+            routes.append(Route(self._mounted.path, self._mounted, methods=["GET", "POST", "DELETE"]))
         return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
     def _handler(

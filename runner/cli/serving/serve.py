@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.serving.gateway import MISSING
+from runner.cli.serving.gateway import MISSING, PATH
 from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import default_socket
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import argparse
 
     from runner.serve.daemon import ServeOptions
-    from runner.serve.mounted import LoadApplication
+    from runner.serve.mounted import DoorMount
 
 NAME = "serve"
 HELP = "keep plugins alive and serve calls to them on a socket"
@@ -58,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", metavar="NAME|FILE", help="the policy for all plugins")
     parser.add_argument(
-        "--mcp-settings", metavar="FILE", help="what clients of /mcp see and how often they may call"
+        "--gateway-settings",
+        metavar="FILE",
+        help=f"what clients of {PATH} see and how often they may call: docs/gateway.md",
     )
     parser.add_argument(
         "--drain", metavar="TIME", default="30s", help="for calls in flight at the end (default: 30s)"
@@ -107,11 +109,10 @@ def _remove(made: tuple[str, os.stat_result] | None) -> None:
         pass
 
 
-def _gateway(settings_file: str | None) -> LoadApplication:
-    """What answers at /mcp. Its imports take most of a second, and wait for the first request. Raises
-    ValueError."""
+def _gateway(settings_file: str | None) -> DoorMount:
+    """The gateway. Its imports take most of a second, and wait for the first request. Raises ValueError."""
     from runner.gateway.settings import GatewaySettings, read_settings
-    from runner.serve.mounted import CannotMount
+    from runner.serve.mounted import CannotMount, DoorMount
 
     try:
         settings = GatewaySettings() if settings_file is None else read_settings(settings_file)
@@ -125,7 +126,7 @@ def _gateway(settings_file: str | None) -> LoadApplication:
             raise CannotMount(MISSING.format(error.name)) from None
         return open_gateway(settings, dict(os.environ))
 
-    return load
+    return DoorMount(PATH, load)
 
 
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
@@ -137,7 +138,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     from runner.serve.service_manager import take_sockets
     from sandbox.units import parse_limit
 
-    for name in ("socket", "http", "token_file", "ledger", "policy", "mcp_settings"):
+    for name in ("socket", "http", "token_file", "ledger", "policy", "gateway_settings"):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
     try:
@@ -166,5 +167,5 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         rules=Rules(os.geteuid(), token, names),
         policy=args.policy,
         drain_seconds=drain,
-        mcp=_gateway(args.mcp_settings),
+        mount=_gateway(args.gateway_settings),
     )

@@ -161,7 +161,7 @@ class McpContract(Contract):
     no_command_hint = 'give the server a command: "command": "./server"'
     configurations = McpConfigurations()
     calls: Mapping[str, tuple[str, ...]] = dict.fromkeys(("tool", "prompt", "resource", "method"), ())
-    mcp_entries = True
+    plain_entries = True
     lists = (
         Listing("tools", kind="tool"),
         Listing("prompts", kind="prompt", offered_as="prompts"),

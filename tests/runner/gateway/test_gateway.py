@@ -88,7 +88,7 @@ async def test_six_contracts_at_the_door(runner_as: Caller, shelf: Path) -> None
     )
     settings.chmod(0o600)
     runner_as.give(settings)
-    with serving(runner_as, shelf, "--mcp-settings", str(settings)) as served:
+    with serving(runner_as, shelf, "--gateway-settings", str(settings)) as served:
         if runner_as.uid and os.geteuid() == 0:  # this process is root: another client than the user
             async with at_door(served.socket, mode="auto") as client:
                 assert await names(client) == ["rune1__greet", "rune1__count"]

@@ -19,7 +19,7 @@ from runner.gateway.catalogue import Catalogue
 from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri, split_uri
 from runner.gateway.rate import RateLimit
 from runner.gateway.settings import read_settings
-from runner.gateway.upstream import Lists
+from runner.gateway.tool_source import Lists
 from runner.outcome import Outcome
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
 from sandbox.document.diagnostic import DocumentError
@@ -116,7 +116,7 @@ def test_secrets_are_not_in_bodies() -> None:
     assert "'s'" not in str(hide(given)) and "'n'" in str(hide(given)) and "'x'" in str(hide(given))
 
 
-class FakeUpstream:
+class FakeSource:
     """A plugin whose list arrives when the test says so."""
 
     passes = True
@@ -158,7 +158,7 @@ async def test_a_slow_plugin_keeps_nobody_back(
 ) -> None:
     # The clock would jump while a thread reads the record.
     monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
-    quick, slow, broken = map(FakeUpstream, ("quick", "slow", "broken"))
+    quick, slow, broken = map(FakeSource, ("quick", "slow", "broken"))
     quick.ready.set()
     broken.ready.set()
     broken.failure = PluginFailure(Outcome("crashed", "handshake", "it ended"))
@@ -168,10 +168,8 @@ async def test_a_slow_plugin_keeps_nobody_back(
     def hear(what: str) -> None:
         changed.set()
 
-    upstreams = [quick, slow, broken]
-    catalogue = Catalogue(
-        nursery, lambda: upstreams, ToolRecord.at(tmp_path / "tools"), said.append, seconds=5
-    )
+    sources = [quick, slow, broken]
+    catalogue = Catalogue(nursery, lambda: sources, ToolRecord.at(tmp_path / "tools"), said.append, seconds=5)
     catalogue.on_changed.append(hear)
     began = trio.current_time()
     assert await listed(catalogue) == ["quick__t"]
@@ -192,7 +190,7 @@ async def test_a_slow_plugin_keeps_nobody_back(
     assert await listed(catalogue) == ["broken__t", "slow__t"]
     assert "'t' is withheld" in said[-1]
     # One that is gone is not shown, and only the plugin of a name is asked for it.
-    upstreams.remove(slow)
+    sources.remove(slow)
     await catalogue.reload()
     assert await catalogue.find("tools", "slow__t") is None
     nursery.cancel_scope.cancel()
@@ -203,17 +201,17 @@ async def test_without_the_extra_the_door_says_which(monkeypatch: pytest.MonkeyP
     for name in [each for each in sys.modules if each.startswith("runner.gateway.http")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp.server.streamable_http_manager", None)
-    load = _gateway(None)
+    mount = _gateway(None)
     with pytest.raises(
         CannotMount, match=r"is missing; install it with pip install 'plugin-runner\[gateway\]'"
     ):
-        load()
+        mount.load()
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    mounted = Mounted(load, lambda text: None)
+    mounted = Mounted(mount, lambda text: None)
     mounted.parts = DaemonParts(None, None, None, None)  # type: ignore[arg-type]
     await mounted({"type": "http", "path": "/mcp"}, None, send)  # type: ignore[arg-type]
     assert sent[0]["status"] == 501

@@ -17,7 +17,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from runner.exceptions import PluginFailure
 from runner.gateway.making import GatewayCall
-from runner.gateway.remote import RemoteUpstream
+from runner.gateway.remote import RemoteSource
 from runner.gateway.settings import RemoteSettings
 from runner.protocol.https.fetch import follow
 from runner.protocol.https.request import HttpsRequest, Target
@@ -43,7 +43,7 @@ class Wire:
         if dict(request.headers).get("Authorization") != f"Bearer {TOKEN}":
             return HttpsResponse(401, (), b"", request.url)
         headers = dict(request.headers)
-        if self.forget_session and headers.pop("Mcp-Session-Id", None):
+        if self.forget_session and headers.pop("Mcp-Session-Id", ""):
             self.forget_session = False
             return HttpsResponse(404, (), b"", request.url)
         answer = await self._client.post(request.url, content=request.body, headers=headers)
@@ -89,7 +89,7 @@ async def test_a_remote_server(tmp_path: Path) -> None:
     by_command = ("/bin/sh", "-c", f"cat {token}")
     for json_response, secret in ((True, {"token_file": str(token)}), (False, {"token_command": by_command})):
         async with tracker(json_response=json_response) as wire:
-            remote = RemoteUpstream(RemoteSettings("tracker", URL, **secret), RULE, wire.ask)  # type: ignore[arg-type]
+            remote = RemoteSource(RemoteSettings("tracker", URL, **secret), RULE, wire.ask)
             lists = await remote.lists()
             assert [each["name"] for each in lists["tools"]] == ["close"]
             assert lists["tools"][0]["inputSchema"]["required"] == ["number"]
@@ -136,9 +136,9 @@ async def test_hosts_and_tokens_that_are_refused(tmp_path: Path) -> None:
     }
     for message, settings in rows.items():
         with pytest.raises(PluginFailure, match=re.escape(message)):
-            await RemoteUpstream(settings, RULE).lists()
+            await RemoteSource(settings, RULE).lists()
     with pytest.raises(PluginFailure, match="does not list"):  # the default policy: no network at all
-        await RemoteUpstream(RemoteSettings("x", URL), NetworkRule(hosts=RULE.hosts)).lists()
+        await RemoteSource(RemoteSettings("x", URL), NetworkRule(hosts=RULE.hosts)).lists()
 
 
 @pytest.mark.trio
@@ -154,7 +154,7 @@ async def test_no_token_follows_a_redirect_elsewhere() -> None:
         return await follow(request, parse_rules(("tracker.example:443",)), one)
 
     with pytest.raises(PluginFailure, match=r"evil\.example:443 was not asked"):
-        await RemoteUpstream(RemoteSettings("x", URL), RULE, ask).lists()
+        await RemoteSource(RemoteSettings("x", URL), RULE, ask).lists()
     assert asked == ["tracker.example:443"]
 
 
@@ -173,4 +173,4 @@ async def test_answers_that_are_none() -> None:
             return HttpsResponse(200, (("Content-Type", "application/json"),), body, request.url)
 
         with pytest.raises(PluginFailure, match=message):
-            await RemoteUpstream(RemoteSettings("x", URL), RULE, ask).lists()
+            await RemoteSource(RemoteSettings("x", URL), RULE, ask).lists()

@@ -20,7 +20,7 @@ from runner.serve.sources import PluginSource
 Lists = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-class Upstream(Protocol):
+class ToolSource(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -53,7 +53,7 @@ class Upstream(Protocol):
         ...
 
 
-class SupervisedUpstream:
+class SupervisedSource:
     maker: Maker | None = None
 
     def __init__(self, source: PluginSource, supervisor: Supervisor) -> None:
@@ -62,7 +62,7 @@ class SupervisedUpstream:
         self._contract = find_contract(source.plugin.contract)
         self._supervisor = supervisor
         self.identity = identity_of(source.plugin)
-        self.passes = self._contract.mcp_entries
+        self.passes = self._contract.plain_entries
 
     def result(self, tool: str, value: Any) -> dict[str, Any]:
         content, commands = self._contract.content_of(value), self._contract.commands
