@@ -19,6 +19,7 @@ from runner.gateway.settings import LIST_SECONDS
 from runner.gateway.tool_source import Lists, ToolSource
 from runner.gateway.translate import LISTS, Shown, UnfitEntry, shown
 from runner.lifecycle.spec import LifecycleNews
+from runner.protocol.dialect import Notice, Progress
 from sandbox.document.diagnostic import printable, quoted
 
 MOST_ENTRIES = 512  # of one list of one plugin
@@ -75,10 +76,10 @@ class Catalogue:
             self._ask(each)
         with trio.move_on_after(self._seconds):
             for each in known:
-                if each.asking:
+                if each.lists is None and each.asking:
                     await each.done.wait()
         for each in known:
-            each.missed = each.missed or each.asking or bool(each.fault)
+            each.missed = each.missed or each.lists is None
         return known
 
     async def find(self, what: str, public: str) -> Shown | None:
@@ -96,6 +97,12 @@ class Catalogue:
             if known.asking:
                 await known.done.wait()
         return known
+
+    def hear(self, name: str, event: Notice | Progress) -> None:
+        """What a plugin says beside its answers."""
+        value = event.value if isinstance(event, Notice) and event.kind == "changed" else None
+        if isinstance(value, dict) and "list" in value:
+            self.changed(name)
 
     def changed(self, name: str) -> None:
         """A plugin says that its lists have changed, or it was started again."""
@@ -120,7 +127,9 @@ class Catalogue:
             self._tell(LISTS)
         for known in list(self._known.values()):
             known.failed_at = -_AGAIN_SECONDS
-            if known.lists is not None and not known.asking:
+            if known.fault:  # it may have been approved
+                self._ask(known)
+            elif known.lists is not None and not known.asking:
                 try:
                     await self._show(known)
                 except ApprovalsUnusable as unusable:

@@ -140,8 +140,7 @@ class HttpGateway:
 
     def hear(self, plugin: str, event: Notice | Progress) -> None:
         """What a plugin says beside its answers."""
-        if isinstance(event, Notice) and event.kind == "changed" and "list" in event.value:
-            self._catalogue.changed(plugin)
+        self._catalogue.hear(plugin, event)
         for gateway in self._gateways.values():
             gateway.hear(plugin, event)
 

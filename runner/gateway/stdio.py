@@ -40,6 +40,10 @@ class _Lines(AsyncIterator[str]):
         self._buffer = bytearray()
         self._seen = 0  # bytes of the buffer without an end of line
 
+    def close(self) -> None:
+        """A terminal is left as it was: others read from it too."""
+        self._stream.close()
+
     async def __anext__(self) -> str:
         while (end := self._buffer.find(b"\n", self._seen)) < 0:
             self._seen = len(self._buffer)
@@ -66,14 +70,20 @@ class _Writer:
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    def close(self) -> None:
+        self._stream.close()
+
 
 class StdioGateway:
     def __init__(self, options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """Raises DocumentError and ApprovalsUnusable."""
         self._options = options
         self._environ = environ
         self._say = say
         self._questions = ClientQuestions()
         self._settings = options.settings.client(options.client)
+        self._record = ToolRecord.at(tools_folder(environ))
+        self._remotes = self._make_remotes()
         self._context: Context | None = None  # of the first request: it says what the client can answer
         self._loading = trio.Lock()
         self._gateway: ClientGateway | None = None
@@ -83,11 +93,11 @@ class StdioGateway:
         async with open_supervisor(on_event=self._hear) as supervisor, trio.open_nursery() as nursery:
             self._nursery = nursery
             self._roster = self._make_roster(supervisor)
-            sources, remotes = self._roster.sources, self._remotes()
+            sources, remotes = self._roster.sources, self._remotes
             self._catalogue = Catalogue(
                 nursery,
                 lambda: [*(SupervisedSource(each, supervisor) for each in sources()), *remotes],
-                ToolRecord.at(tools_folder(self._environ)),
+                self._record,
                 self._say,
                 seconds=self._options.list_seconds,
                 trust_first=self._options.settings.trust_first,
@@ -109,7 +119,7 @@ class StdioGateway:
         file = self._options.audit
         return maker if file is None else AuditedMaker(maker, file, bodies=self._options.bodies)
 
-    def _remotes(self) -> list[RemoteSource]:
+    def _make_remotes(self) -> list[RemoteSource]:
         given = [each for each in self._options.settings.remotes if self._is_chosen(each.name)]
         if not given:
             return []
@@ -150,18 +160,16 @@ class StdioGateway:
         with open_watch() as watch:
             if watch is None or self._catalogue is None:
                 return
-            record = str(tools_folder(self._environ))
-            watch.set((*self._roster.watched, record))
+            watch.set(self._roster.watched)
             async for _ in watch.changes():
                 await self._roster.reload()
-                watch.set((*self._roster.watched, record))
+                watch.set(self._roster.watched)
                 await self._catalogue.reload()
 
     def _hear(self, plugin: str, event: Notice | Progress) -> None:
         if self._gateway is None or self._catalogue is None:
             return
-        if isinstance(event, Notice) and event.kind == "changed" and "list" in event.value:
-            self._catalogue.changed(plugin)
+        self._catalogue.hear(plugin, event)
         self._gateway.hear(plugin, event)
 
     async def _end_by_signal(self) -> None:
@@ -185,6 +193,9 @@ async def _serve(options: StdioOptions, environ: Mapping[str, str], say: Callabl
             await gateway.run(reads, writes)
     except* (trio.BrokenResourceError, trio.ClosedResourceError):
         pass  # the client has gone while it was told something
+    finally:
+        lines.close()
+        out.close()
 
 
 def run(options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:

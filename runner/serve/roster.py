@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from runner.approvals.record import approvals_folder
+from runner.approvals.tools import tools_folder
 from runner.contracts.registry import find_contract
 from runner.launch.prepare import decide
 from runner.launch.read import load
@@ -78,7 +79,8 @@ class Roster:
             found = await trio.to_thread.run_sync(scan, self._paths)
             # Where approvals come to be: the folder itself may not exist yet.
             approvals = approvals_folder(self._environ) or ""
-            self.watched = (*found.watched, approvals, os.path.dirname(approvals))
+            tools = str(tools_folder(self._environ)) if approvals else ""
+            self.watched = (*found.watched, approvals, os.path.dirname(approvals), tools)
             for fault in found.faults:
                 if fault not in self.faults:
                     self._say(f"{fault.path}: {fault.message}")
