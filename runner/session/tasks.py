@@ -333,7 +333,7 @@ class SessionTasks:
             state.flushed.set()
             if not state.closing:
                 await trio.sleep(LINGER_SECONDS)
-                if state.is_awaited:
+                if state.is_awaited and state.cell.runs:
                     state.fail(verdict.stream_closed(state.phase, "stdin", state.record.stderr))
         finally:
             state.flushed.set()
@@ -372,7 +372,7 @@ class SessionTasks:
         state = self._state
         await state.stdout_eof.wait()
         await trio.sleep(LINGER_SECONDS)
-        if not state.closing and state.cell.has_ended is None:
+        if not state.closing and state.cell.runs:
             state.fail(verdict.stream_closed(state.phase, "stdout", state.record.stderr))
 
     @_uninterrupted
@@ -383,7 +383,7 @@ class SessionTasks:
             errors.register(state.cell.stdin.fileno(), 0)  # EPOLLERR is always reported
             await trio.lowlevel.wait_readable(errors.fileno())
         await trio.sleep(LINGER_SECONDS)
-        if not state.closing and state.is_awaited and state.cell.has_ended is None:
+        if not state.closing and state.is_awaited and state.cell.runs:
             state.fail(verdict.stream_closed(state.phase, "stdin", state.record.stderr))
 
     @_uninterrupted

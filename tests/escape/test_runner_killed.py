@@ -69,6 +69,7 @@ def test_a_killed_runner_leaves_nothing_behind(cage_with_state: ProbeCage) -> No
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process holds it any more
         # The next launch works like the first: neither the uid nor the state directory is locked.
         assert _time_to_ready(cage, command, pids) > 0
+        assert vanished(descendants() - before)
         # A killed runner leaves its cgroups. The next runner removes them.
         assert (
             cage.caller(

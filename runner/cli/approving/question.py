@@ -300,8 +300,8 @@ def _print_asked(subject: AllowSubject, *, tools_seen: bool) -> int:
         )
         return EXIT["ok"]
     if old is None:
-        told = f"you have allowed nothing for this plugin; {command_for(subject)} shows what it asks"
-        say(f"runner allow: {told}")
+        say("runner allow: you have allowed nothing for this plugin, and no gateway has listed its tools")
+        say(f"  {printable(command_for(subject))} shows what it asks for")
         return _NOT_FOUND
     own = homes(os.environ)
     asked = Approval() if loaded.invocation.command is not None else asked_of(loaded.plugin)

@@ -95,7 +95,7 @@ def _diff(before: list[str], after: list[str]) -> Iterator[str]:
         yield from (f"- {line}" for line in before)
         yield from (f"+ {line}" for line in after)
         return
-    for line in [*unified_diff(before, after, n=1, lineterm="")][2:]:
+    for line in [*unified_diff(before, after, n=1, lineterm="")][3:]:  # behind the first @@
         yield "..." if line.startswith("@@") else f"{line[:1]} {line[1:]}"
 
 

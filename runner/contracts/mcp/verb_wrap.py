@@ -222,7 +222,7 @@ def _move_to_gateway(args: argparse.Namespace) -> int:
         _put(f"Changed {printable(file.path)}. As it was before: {printable(backup)}")
         moved = tuple(step for step in plan.steps if step.does == "wrap")
         kept = _keep_approvals(file.path, path, [step.server.name for step in moved])
-        _tell_next(path, before, tuple(step for step in moved if step.server.name not in kept))
+        _tell_next(path, before, moved, kept)
         rule = f"mcp__{plan.name}__SERVER__TOOL"
         say(f"A rule of the host about mcp__SERVER__TOOL has to be written as {rule} now.", sys.stdout)
     return fetched
@@ -437,13 +437,17 @@ def _confirm(path: str) -> int | None:
     return _NOT_WRITTEN
 
 
-def _tell_next(given: str, config: Configuration, steps: tuple[Step, ...]) -> None:
+def _tell_next(
+    given: str, config: Configuration, steps: tuple[Step, ...], allowed: Sequence[str] = ()
+) -> None:
+    """`allowed`: names of servers that have a yes already."""
     from itertools import chain
     from shlex import join
 
     file = given if not given.startswith("-") else config.path
     wrapped = [step.server for step in steps if step.does in ("wrap", "rewrap")]
-    for server in (step.server for step in steps if step.does == "wrap"):
+    new = (step.server for step in steps if step.does == "wrap")
+    for server in (each for each in new if each.name not in allowed):
         words, label = _words_of(config, server), printable(server.label)
         command = ("runner", "allow", file, "--server", server.label)
         if named := [each for each in words.named() if not each.missing]:

@@ -127,6 +127,20 @@ class RemoteCell:
     def has_ended(self) -> MonitorEnd | None:
         return self._ended
 
+    @property
+    def runs(self) -> bool:
+        """Whether the plugin is known to run: it was launched, and its process is there. Its monitor may need
+        seconds to find out why it has ended."""
+        if self._ended is not None or self.plugin_pid is None:
+            return False
+        try:
+            os.kill(self.plugin_pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it has the plugin's uid
+        return True
+
     def signal(self, number: int) -> None:
         """Pass a signal on. The first starts the plugin's grace, a second ends everything."""
         self._asked = self._asked or number

@@ -148,7 +148,8 @@ async def test_plugins_of_all_contracts_are_called_killed_and_called_again(shelf
         for name in names:
             shutil.copytree(example_folder(name), shelf / name / "greeter")
             _open_to_all(shelf / name)
-            supervisor.add(spec(name, shelf / name / "greeter", numbers={**SOON, "respawn": True}))
+            numbers = {**SOON, "respawn": True, "healthy": 1e9}
+            supervisor.add(spec(name, shelf / name / "greeter", numbers=numbers))
         assert {each.state for each in supervisor.plugins()} == {"idle"}
 
         async def greet(name: str) -> None:

@@ -35,6 +35,10 @@ class PipedCell:
         self.signals: list[tuple[int, float]] = []  # with the time of each; 9 for the kill
         self._over = trio.Event()
 
+    @property
+    def runs(self) -> bool:
+        return self.has_ended is None
+
     async def launched(self) -> Mapping[str, float]:
         return {}
 

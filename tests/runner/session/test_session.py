@@ -71,7 +71,15 @@ class Seen:
         self.report: dict[str, Any] = {}
 
 
-async def ask(manifest: Path, contract: Contract, limits: Mapping[str, Any], seconds: float | None) -> Seen:
+async def ask(
+    manifest: Path,
+    contract: Contract,
+    limits: Mapping[str, Any],
+    seconds: float | None,
+    *,
+    patient: bool = False,
+) -> Seen:
+    """Call the plugin. `patient`: it ends by itself, if a busy machine lets it within the contract's time."""
     seen = Seen()
     call = Call("tool", TOOL[contract], misbehaviour.given_to(contract, INPUT))
     try:
@@ -79,6 +87,8 @@ async def ask(manifest: Path, contract: Contract, limits: Mapping[str, Any], sec
             async with opened(manifest, limits=limits, call=call, seconds=seconds) as session:
                 seen.value = await session.call(call, seconds=seconds)
                 if session.is_one_shot:
+                    if patient and contract == "rune":
+                        vars(session.state.dialect)["_seconds"] = lambda phase: SECONDS
                     await session.conclude()
         seen.report, seen.stderr = session.report, session.stderr
     except PluginFailure as failure:
@@ -209,7 +219,8 @@ def results() -> Mapping[tuple[str, str], Seen]:
             place.chmod(0o755)
             manifest = misbehaviour.plugin(place, behaviour, contract)
             limits, seconds = limits_for(behaviour, contract)
-            found[behaviour, contract] = await ask(manifest, contract, limits, seconds)
+            patient = crashed("no_exit", "teardown") not in expected(behaviour, contract)
+            found[behaviour, contract] = await ask(manifest, contract, limits, seconds, patient=patient)
 
     async def main(folder: Path) -> None:
         async with trio.open_nursery() as nursery:

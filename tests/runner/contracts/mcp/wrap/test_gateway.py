@@ -82,6 +82,7 @@ def test_ten_entries_become_one_and_come_back(home: CursorHome) -> None:
         ("near", "names './server' in "),
     ):
         assert any(f"  {name}: stays" in line and why in line for line in done.stdout.splitlines()), name
+    assert "Restart Cursor to use it." in done.stdout
     assert "mcp__SERVER__TOOL has to be written as mcp__runner-gateway__SERVER__TOOL" in done.stdout
     text = home.file.read_text()
     assert "// mine" in text and "// not now" in text and "/* about two */" in text  # comments stay
