@@ -120,10 +120,9 @@ class StdioGateway:
         return maker if file is None else AuditedMaker(maker, file, bodies=self._options.bodies)
 
     def _make_remotes(self) -> list[RemoteSource]:
-        given = [each for each in self._options.settings.remotes if self._is_chosen(each.name)]
-        if not given:
-            return []
+        # Also without any: a policy that cannot be used is told before the first request.
         rule = load_policy(self._options.policy or self._settings.policy, self._environ).network
+        given = (each for each in self._options.settings.remotes if self._is_chosen(each.name))
         return [RemoteSource(each, rule) for each in given]
 
     def _is_chosen(self, name: str) -> bool:

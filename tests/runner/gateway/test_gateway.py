@@ -322,6 +322,7 @@ def test_wrong_words(runner_as: Caller, shelf: Path, write_file: Callable[..., P
         ("gateway", "--config", str(shelf / "nowhere")): "there is no such file or folder",
         (*at, "--client", "me"): "the settings have no such client",
         (*at, "--bodies"): "give --audit FILE",
+        (*at, "--policy", "nosuch"): "nosuch",
         (*at, "--list-wait", "soon"): "--list-wait soon",
         (*at, "--audit", "/dev/null"): "only you can read",
         (
