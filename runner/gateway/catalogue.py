@@ -35,7 +35,8 @@ class KnownSource:
     def __init__(self, source: ToolSource) -> None:
         self.source = source
         self.lists: Lists | None = None  # as the plugin gave them
-        self.shown: Mapping[str, Mapping[str, Shown]] = {}  # name of a list -> public name -> entry
+        # Name of a list -> public name -> entry. Empty until the plugin has answered and was judged.
+        self.shown: Mapping[str, Mapping[str, Shown]] = {}
         self.fault = ""  # why there is nothing
         self.remarks: tuple[str, ...] = ()  # what is withheld, and why
         self.failed_at = -_AGAIN_SECONDS
@@ -76,10 +77,10 @@ class Catalogue:
             self._ask(each)
         with trio.move_on_after(self._seconds):
             for each in known:
-                if each.lists is None and each.asking:
+                if each.asking and not each.shown:
                     await each.done.wait()
         for each in known:
-            each.missed = each.missed or each.lists is None
+            each.missed = each.missed or not each.shown
         return known
 
     async def find(self, what: str, public: str) -> Shown | None:
@@ -92,7 +93,7 @@ class Catalogue:
         if part not in self._known:
             self._follow()
         known = self._known.get(part)
-        if known is not None and known.lists is None:
+        if known is not None and not known.shown:
             self._ask(known)
             if known.asking:
                 await known.done.wait()
