@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -430,8 +431,9 @@ class _Cage(NamedTuple):
             said.seek(max(0, size - _LONGEST_SAID))
             text = self.registries.hidden.hide_in_tail(said.read(), cut=size > _LONGEST_SAID)
         if client.returncode:
+            # The hint names the option of `runner run`; ours has another name.
             lines = [
-                printable(each)
+                printable(re.sub(r"--limit (disk|deadline)=…", r"--\1", each))
                 for each in text.decode(errors="replace").splitlines()
                 if each.strip() and "A complete log of this run" not in each  # it is gone by then
             ]

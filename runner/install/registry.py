@@ -185,7 +185,10 @@ def _asked(argv: tuple[str, ...], environ: Mapping[str, str]) -> str:
         )
     except FileNotFoundError:
         raise RegistryFault(f"{argv[0]} is not installed, and it fetches the packages") from None
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        message = f"{' '.join(argv[:3])} did not answer within {_ASK_SECONDS:.0f} seconds; try it by hand"
+        raise RegistryFault(message) from None
+    except OSError as error:
         raise RegistryFault(f"{' '.join(argv[:3])} cannot be asked: {error}") from None
     if done.returncode:
         said = printable(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])

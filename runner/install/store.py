@@ -28,6 +28,7 @@ from sandbox import look
 from sandbox.document.diagnostic import printable
 from sandbox.files import write_all
 from sandbox.identity import removal
+from sandbox.identity.accounts import is_private_group
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.speed.value import NamedTuple
 
@@ -322,7 +323,10 @@ def _require_own_status(path: str, status: os.stat_result, *, is_shared: bool = 
             f"{printable(path)} belongs to uid {status.st_uid}, who could change what is started from it",
             f"chown -h {os.geteuid()} {printable(path)}",
         )
-    if status.st_mode & 0o022 and not is_shared:
+    writers = status.st_mode & 0o022
+    if writers == 0o020 and is_private_group(status.st_gid):  # a home with umask 002
+        return
+    if writers and not is_shared:
         raise StoreRefused(
             f"{printable(path)} can be written by its group or by everybody, who could change what is started"
             " from it",

@@ -525,9 +525,10 @@ def _make_private(path: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        fault = trust_fault(folder, "the folder")
-        if fault is None and os.stat(folder).st_mode & 0o022:
-            # Sticky: others could still put a log of theirs beside the file.
+        fault = trust_fault(folder, "the folder", private_groups=True)
+        mode = os.stat(folder).st_mode
+        if fault is None and mode & stat.S_ISVTX and mode & 0o022:
+            # Others could still put a log of theirs beside the file.
             fault = f"everybody can write to the folder {folder}", "name a file in a folder of your own"
         if fault is not None:
             raise LedgerUnusable(f"the ledger {path} is not used: {fault[0]}", fault[1])

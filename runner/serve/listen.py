@@ -24,7 +24,7 @@ def listen_unix(path: str) -> socket.socket:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:
         raise CannotListen(f"--socket {path}: {folder} cannot be made: {error.strerror}") from None
-    fault = trust_fault(folder, "the folder")
+    fault = trust_fault(folder, "the folder", private_groups=True)
     if fault is not None:
         raise CannotListen(f"--socket {path}: {fault[0]}; {fault[1]}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

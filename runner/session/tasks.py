@@ -32,6 +32,7 @@ _LONG_READ_BYTES, _LONG_FRAME_BYTES = 256 << 10, 128 << 10
 _THREAD_BYTES = 256 << 10  # a longer frame is decoded in a thread: it would hold up all other sessions
 # Of a frame whose events are searched for secrets: a longer one is searched in a thread.
 _SEARCH_BYTES = 16 << 10
+_TELL_SECONDS = 10.0  # for the monitor to say how a killed process has ended
 _PIPE_SECONDS = 0.2  # for an answer that has arrived, and was not read yet
 _TURN_SECONDS = 0.005  # for the frames of one plugin, before other tasks run
 # What a plugin may say between two calls if it is ended for more (state.ends_if_talkative). An event or a
@@ -52,6 +53,7 @@ class SessionTasks:
         self._running = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._unasked: dict[str, int] = {}  # since the last call
+        self._blamed: Outcome | None = None  # what the plugin was killed for
 
     async def run(self) -> None:
         """Run all tasks until `stop`. Shielded: a caller that is cancelled still needs them for shutdown."""
@@ -332,9 +334,7 @@ class SessionTasks:
             # The plugin closed its stdin. It may have answered before, or be about to end.
             state.flushed.set()
             if not state.closing:
-                await trio.sleep(LINGER_SECONDS)
-                if state.is_awaited and state.cell.runs:
-                    state.fail(verdict.stream_closed(state.phase, "stdin", state.record.stderr))
+                await self._end_closed("stdin")
         finally:
             state.flushed.set()
 
@@ -359,6 +359,8 @@ class SessionTasks:
             return
         if state.spent:
             state.verdict = state.doom
+        elif self._blamed is not None and ended.outcome.code == "cancelled":
+            state.fail(self._blamed)
         elif state.is_awaited:
             state.verdict = state.doom or verdict.ended_early(ended.outcome, state.phase, state.record.stderr)
         elif state.dialect.one_shot:
@@ -371,9 +373,7 @@ class SessionTasks:
     async def _watch_stdout(self) -> None:
         state = self._state
         await state.stdout_eof.wait()
-        await trio.sleep(LINGER_SECONDS)
-        if not state.closing and state.cell.runs:
-            state.fail(verdict.stream_closed(state.phase, "stdout", state.record.stderr))
+        await self._end_closed("stdout", also_idle=True)
 
     @_uninterrupted
     async def _watch_stdin(self) -> None:
@@ -382,9 +382,23 @@ class SessionTasks:
         with select.epoll() as errors:
             errors.register(state.cell.stdin.fileno(), 0)  # EPOLLERR is always reported
             await trio.lowlevel.wait_readable(errors.fileno())
+        await self._end_closed("stdin")
+
+    async def _end_closed(self, stream: str, *, also_idle: bool = False) -> None:
+        """End a plugin that has closed a stream and goes on. On a busy machine it may have ended long ago,
+        and its monitor has had no time to say so. So it is killed, and the monitor says what came first."""
+        state = self._state
         await trio.sleep(LINGER_SECONDS)
-        if not state.closing and state.is_awaited and state.cell.runs:
-            state.fail(verdict.stream_closed(state.phase, "stdin", state.record.stderr))
+        if state.closing or not state.cell.runs or not (also_idle or state.is_awaited):
+            return
+        blamed = self._blamed = self._blamed or verdict.stream_closed(
+            state.phase, stream, state.record.stderr
+        )
+        state.cell.kill()
+        with trio.move_on_after(_TELL_SECONDS) as waiting:
+            await state.cell.ended()
+        if waiting.cancelled_caught:
+            state.fail(blamed)
 
     @_uninterrupted
     async def _watch_clock(self, seconds: float) -> None:

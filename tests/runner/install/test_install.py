@@ -379,7 +379,7 @@ def test_limits_of_a_fetch(person: Caller, internet: Internet, nothing_left: Non
     piece = os.urandom(2000) + bytes(1 << 18)
     publish_npm(internet.registry, "bomb", {"1.0.0": {**GOOD["1.0.0"], "zeros": piece * 400}})
     done = person("install", "--disk", "30M", "--yes", "--", "npx", "bomb", timeout=120)
-    assert done.returncode == 1 and "disk" in done.stderr, done.stderr
+    assert done.returncode == 1 and "raise the disk limit with --disk" in done.stderr, done.stderr
     (internet.registry / "hangs").write_bytes(b"")
     done = person("install", "--deadline", "5s", "--yes", "--", "npx", "hangs", timeout=120)
     assert done.returncode == 1 and "deadline" in done.stderr, done.stderr

@@ -22,9 +22,11 @@ from runner.install.store import (
     copy_tree,
     remove_tree,
 )
+from sandbox.identity.accounts import is_private_group
 from tests.conftest import ROOT
 
 REQUEST = npm_request(("demo",), "")
+NOBODYS_GROUP = 54399  # which counts as one with members
 LOCK = Lock("npm", "node", (Locked("demo", "1.0.0", "sha512-x"),))
 
 
@@ -93,7 +95,12 @@ def test_a_store_that_others_could_write_is_refused(store: Store, plugin_dir: Pa
     fill(store, plugin_dir / "runner-install-1")
     [path] = [Path(store.root)] if where == "." else Path(store.root).glob(where)
     mode = path.stat().st_mode
-    for added in (0o020, 0o002):
+    if is_private_group(path.stat().st_gid):  # as in a home with umask 002
+        path.chmod(mode & 0o777 | 0o020)
+        assert store.find(REQUEST) is not None
+    for added in (0o020, 0o002) if os.geteuid() == 0 else (0o002,):
+        if added == 0o020:
+            os.chown(path, -1, NOBODYS_GROUP)
         path.chmod(mode & 0o777 | added)
         with pytest.raises(StoreRefused, match="can be written by") as refused:
             store.find(REQUEST)

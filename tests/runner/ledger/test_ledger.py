@@ -26,6 +26,7 @@ from runner.ledger.rows import (
     digest,
 )
 from runner.ledger.schema import MIGRATIONS
+from sandbox.identity.accounts import is_private_group
 from tests.tables import check_rows
 
 EVENT = '{"type":"run.completed"}'
@@ -321,6 +322,11 @@ def _sticky_folder(path: Path) -> None:
     path.parent.chmod(0o1777)
 
 
+def _group_folder(path: Path) -> None:
+    os.chown(path.parent, -1, 54399)
+    path.parent.chmod(0o770)
+
+
 def _link(path: Path) -> None:
     path.symlink_to("/etc/passwd")
 
@@ -338,6 +344,7 @@ def test_a_file_that_cannot_be_trusted_or_read_is_refused(tmp_path: Path) -> Non
         _open_mode: "others than its owner",
         _open_folder: "can be written by its group or by everybody",
         _sticky_folder: "everybody can write to the folder",
+        **({_group_folder: "can be written by its group"} if os.geteuid() == 0 else {}),
         _link: "cannot be opened",
         _folder: "cannot be opened",
     }
@@ -351,6 +358,14 @@ def test_a_file_that_cannot_be_trusted_or_read_is_refused(tmp_path: Path) -> Non
         assert caught.value.hint
 
     check_rows(rows, check)
+
+
+def test_a_folder_of_the_users_own_group_is_used(tmp_path: Path) -> None:
+    """As in a home with umask 002."""
+    if not is_private_group(tmp_path.stat().st_gid):
+        pytest.skip("this user has no group of its own")
+    tmp_path.chmod(0o770)
+    open_file(str(tmp_path / "ledger.db")).close()
 
 
 def test_file_and_log_belong_to_their_user_alone(file: LedgerFile, path: str) -> None:

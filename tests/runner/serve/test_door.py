@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -35,7 +36,7 @@ from runner.serve.peer import DoorPeer, Rules, identify, read_token
 from runner.serve.refusal import STATUS, Refused
 from runner.serve.routes import Routes
 from runner.serve.service_manager import Notifier, take_sockets, watchdog_seconds
-from tests.conftest import ROOT, SPARE_UID
+from tests.conftest import ROOT, SPARE_UID, Caller
 from tests.tables import check_rows
 
 TOKEN = b"t" * 43
@@ -495,6 +496,22 @@ def test_units_start_the_daemon_as_it_is_and_set_nothing_that_stops_a_launch() -
     assert (
         f"ListenStream={default_socket({})}" in (folder / "runner-serve.socket").read_text() or os.geteuid()
     )
+
+
+@pytest.mark.needs("user")
+def test_a_plugin_in_the_folder_of_the_users_unit_may_be_launched(runner_as_user: Caller) -> None:
+    unit = (ROOT / "policies/systemd/runner-serve-user.service").read_text()
+    [folder] = re.findall(r"^ExecStart=.* --config %h/(\S+)$", unit, re.MULTILINE)
+
+    def explained(place: Path) -> subprocess.CompletedProcess[str]:
+        shutil.copytree(ROOT / "runner/contracts/mcp/example", place / "words")
+        runner_as_user.give(runner_as_user.home)
+        return runner_as_user("explain", place / "words")
+
+    found = explained(runner_as_user.home / folder)
+    assert found.returncode == 0, found.stderr
+    # No plugin is shown anything of the runner's own folder.
+    assert "which is the runner's own" in explained(runner_as_user.home / ".config/runner/plugins").stdout
 
 
 def test_every_outcome_has_a_status() -> None:
