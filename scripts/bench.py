@@ -20,6 +20,7 @@ from sandbox.speed.value import NamedTuple
 from scripts.benches import (
     binds,
     call,
+    gateway,
     growth,
     kill,
     launch,
@@ -135,6 +136,10 @@ def _serve(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Tabl
     return serve.bench(caller, counts.calls, min(counts.most, IDLE))
 
 
+def _gateway(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return gateway.bench(caller, counts.calls, max(2, counts.starts))
+
+
 def _network(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return network.bench(caller, max(2, counts.launches // 2), counts.connections, counts.downloads)
 
@@ -157,6 +162,7 @@ PARTS: Mapping[str, Part] = {
     "sessions": _sessions,
     "growth": _growth,
     "serve": _serve,
+    "gateway": _gateway,
     "network": _network,
     "waiting": _waiting,
 }

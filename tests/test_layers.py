@@ -29,6 +29,7 @@ from tests.tables import one_case
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.__main__",),
     ("runner.cli.*",),
+    ("runner.gateway.*",),
     ("runner.serve.*",),
     ("runner.aio", "runner.lifecycle.*", "runner.ledger.*"),
     ("runner.library", "runner.trio_thread"),
@@ -76,7 +77,14 @@ class Use(NamedTuple):
 
 
 MAY_IMPORT: Mapping[str, Use] = {
-    "pydantic": Use(("runner.contracts.*.manifest", "runner.contracts.*.tables")),
+    "pydantic": Use(
+        (
+            "runner.contracts.*.manifest",
+            "runner.contracts.*.tables",
+            "runner.gateway.questions",
+            "runner.gateway.translate",
+        )
+    ),
     "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),
     "trio": Use(
         (
@@ -88,6 +96,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.sockets",
             "runner.contracts.*.storage",
             "runner.event_loop",
+            "runner.gateway.*",
             "runner.ledger.ledger",
             "runner.launch.remote.pipe",
             "runner.launch.remote.remote_cell",
@@ -111,6 +120,11 @@ MAY_IMPORT: Mapping[str, Use] = {
     "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
     "starlette": Use(("runner.serve.event_stream", "runner.serve.page.page", "runner.serve.routes")),
+    # The extra [gateway].
+    "mcp": Use(
+        ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")
+    ),
+    "mcp_types": Use(("runner.gateway.questions", "runner.gateway.server", "runner.gateway.translate")),
     "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
 
@@ -362,6 +376,11 @@ def _is_of_a_contract(path: Path) -> bool:
     return path.match("runner/contracts/*/*.py") or path.match("runner/contracts/*/*/*.py")
 
 
+def _serves_a_protocol(path: Path) -> bool:
+    """The gateway's own clients speak the protocol of one contract. It names no plugin of it."""
+    return path.match("runner/gateway/*.py") or path.match("runner/cli/serving/gateway.py")
+
+
 def test_no_two_classes_share_a_name() -> None:
     """But for the same role in each contract's folder, and runner.aio, which has the names of the library."""
     places: dict[str, list[str]] = {}
@@ -379,7 +398,7 @@ def test_only_its_own_folder_names_a_contract() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for _, path in _sources()
-        if not _is_of_a_contract(path)
+        if not _is_of_a_contract(path) and not _serves_a_protocol(path)
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if CONTRACT_WORDS.search(line)
     ]

@@ -20,7 +20,7 @@ from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from runner.plugin import Allowance, Plugin
     from runner.protocol.dialect import Call, CallEnd
@@ -155,6 +155,19 @@ class Contract(Protocol):
     # first is the default.
     calls: Mapping[str, tuple[str, ...]] = {"tool": ()}
     lists: tuple[Listing, ...] = (Listing("tools"),)  # what `runner tools` shows
+    # Whether entries of its lists, and the data of a tool's error, are what the gateway's clients read.
+    plain_entries: bool = False
+
+    def content_of(self, value: Any) -> Mapping[str, Any] | None:
+        """A tool's result as the gateway's clients read it: content, structuredContent and isError. None: it
+        is any JSON value."""
+        return None
+
+    def declared_tools(self, plugin: Plugin) -> Sequence[Mapping[str, Any]] | None:
+        """The tools with descriptions and schemas, from the manifest and the files beside it. None: only the
+        running plugin knows them."""
+        calls = self.prepared_calls
+        return None if calls is None else calls.catalogue(plugin)["tools"]
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         """What a plugin may ask of its host."""

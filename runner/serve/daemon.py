@@ -27,6 +27,7 @@ from runner.serve.deliveries import Deliveries
 from runner.serve.desk import Desk
 from runner.serve.door import Door
 from runner.serve.metrics import Metrics
+from runner.serve.mounted import DaemonParts, DoorMount, Mounted
 from runner.serve.page.board import Board
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import Sessions
@@ -63,6 +64,7 @@ class ServeOptions(NamedTuple):
     most_connections: int = MOST_CONNECTIONS
     body_seconds: float = 30.0
     most_body_bytes: int = 16 << 20
+    mount: DoorMount | None = None
 
 
 class Daemon:
@@ -73,8 +75,10 @@ class Daemon:
         ledger: Ledger,
         environ: Mapping[str, str],
         say: Callable[[str], None],
+        mounted: Mounted | None = None,
     ) -> None:
         self._options = options
+        self._mounted = mounted
         self._supervisor = supervisor
         self._ledger = ledger
         self._environ = environ
@@ -101,7 +105,7 @@ class Daemon:
         page = Page(self._sessions, self.board, tuple(self._urls()), self._began_session)
         routes = Routes(
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
-            *(page, self._drain, self._reload, self._say),
+            *(page, self._drain, self._reload, self._say, self._mounted),
         )
         door = Door(
             routes.application(),
@@ -124,6 +128,11 @@ class Daemon:
             watch = stack.enter_context(open_watch())
             nursery = await stack.enter_async_context(trio.open_nursery())
             self._nursery = nursery
+            if self._mounted is not None:
+                self._mounted.parts = DaemonParts(
+                    self._supervisor, self._desk, self._roster, self._ledger, self._options.policy
+                )
+                self._mounted.nursery = nursery
             nursery.start_soon(self._signals, nursery)
             await self._roster.reload()
             for listener in self._options.listeners:
@@ -259,12 +268,15 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
     _raise_descriptors()
     async with open_ledger(options.ledger) as ledger:
+        mounted = None if options.mount is None else Mounted(options.mount, say)
 
         def hear(plugin: str, event: Notice | Progress) -> None:
             daemon.board.hear(plugin, event)
+            if mounted is not None:
+                mounted.hear(plugin, event)
 
         async with open_supervisor(on_event=hear) as supervisor:
-            daemon = Daemon(options, supervisor, ledger, environ, say)
+            daemon = Daemon(options, supervisor, ledger, environ, say, mounted)
             await daemon.run()
         if not await ledger.flush():
             count = f"{ledger.owed} outcome{'s' * (ledger.owed > 1)}"

@@ -144,8 +144,8 @@ def _without_port(host: str) -> str:
     return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and ":" in host else host
 
 
-def read_token(path: str) -> bytes:
-    """The token in a file that only this user can read. Raises ValueError."""
+def read_token(path: str, least: int = _LEAST_TOKEN) -> bytes:
+    """The token in a file that only this user can read, of so many characters at least. Raises ValueError."""
     fault = trust_fault(path, "the token file")
     if fault is not None:
         raise ValueError(f"{path} is not used: {fault[0]}; {fault[1]}")
@@ -160,9 +160,9 @@ def read_token(path: str) -> bytes:
         token = os.read(fd, _MOST_TOKEN_BYTES + 1).strip()
     finally:
         os.close(fd)
-    if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN_BYTES or not token.isascii() or b" " in token:
+    if not least <= len(token) <= _MOST_TOKEN_BYTES or not token.isascii() or b" " in token:
         raise ValueError(
-            f"{path}: a token has {_LEAST_TOKEN} or more ASCII characters and no space; make one with"
+            f"{path}: a token has {least} or more ASCII characters and no space; make one with"
             f" python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path}"
         )
     return token

@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from runner.approvals.record import approvals_folder
+from runner.approvals.tools import tools_folder
 from runner.contracts.registry import find_contract
 from runner.launch.prepare import decide
 from runner.launch.read import load
@@ -29,6 +30,7 @@ from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.spec import Spec, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
+from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
 from runner.serve.settings import Settings, read_settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
@@ -59,14 +61,21 @@ class Roster:
     def __init__(
         self,
         supervisor: Supervisor,
-        ledger: Ledger,
+        ledger: Ledger | None,
         paths: tuple[str, ...],
         policy: str | None,
         settings: str | None,
         environ: Mapping[str, str],
         say: Callable[[str], None],
+        *,
+        chosen: Callable[[str], bool] = lambda name: True,
+        services: Callable[[str], Services | None] = lambda name: None,
     ) -> None:
+        """`ledger`: None if no changes are recorded. `chosen`: whether a plugin of the configuration is
+        wanted, by its name. `services`: what a plugin may ask for."""
         self._supervisor = supervisor
+        self._chosen = chosen
+        self._services = services
         self._ledger = ledger
         self._paths = paths
         self._policy = policy
@@ -78,6 +87,7 @@ class Roster:
         self._judgements: dict[str, PolicyJudgement] = {}
         self.faults: tuple[SourceFault, ...] = ()
         self.watched: tuple[str, ...] = ()
+        self.on_reload: Callable[[], None] = lambda: None
 
     async def reload(self, name: str | None = None) -> None:
         """Read the configuration again, and add, replace and remove what has changed. `name`: a plugin that
@@ -88,7 +98,8 @@ class Roster:
             found, given, wanted = await trio.to_thread.run_sync(self._read)
             # Where approvals come to be: the folder itself may not exist yet.
             approvals = approvals_folder(self._environ) or ""
-            self.watched = (*found.watched, *given.watched, approvals, os.path.dirname(approvals))
+            tools = str(tools_folder(self._environ)) if approvals else ""
+            self.watched = (*found.watched, *given.watched, approvals, os.path.dirname(approvals), tools)
             faults = (*found.faults, *(_fault_of(each) for each in given.diagnostics))
             for fault in faults:
                 if fault not in self.faults:
@@ -100,6 +111,7 @@ class Roster:
                 for each, entry in wanted.items():
                     if self._entries.get(each) != entry or each == name:
                         nursery.start_soon(self._put, entry)
+        self.on_reload()
 
     def _kept(self, found: SourceScan) -> list[PluginSource]:
         """What there is now, and the plugins of files that have a fault now, as they were."""
@@ -113,7 +125,8 @@ class Roster:
     def _read(self) -> tuple[SourceScan, Settings, dict[str, _Entry]]:
         """What the files say now. Changes nothing."""
         found = scan(self._paths)
-        sources, given = self._kept(found), Settings()
+        sources = [source for source in self._kept(found) if self._chosen(source.name)]
+        given = Settings()
         if self._settings is not None:
             contracts = {source.name: source.plugin.contract for source in sources}
             given = read_settings(self._settings, contracts, self._environ)
@@ -155,6 +168,7 @@ class Roster:
             server=source.server,
             policy=self._policy,
             environ=self._environ,
+            services=self._services(source.name),
             pending=entry.pending,
             **(entry.settings or {}),
         )
@@ -175,6 +189,8 @@ class Roster:
         await self._supervisor.remove(name)
 
     async def _note(self, name: str, detail: dict[str, Any]) -> None:
+        if self._ledger is None:
+            return
         try:
             what = "refusal" if detail.get("pending") else "grant"
             await self._ledger.note(what, "configuration", name, json.dumps(detail))
@@ -182,6 +198,9 @@ class Roster:
             self._say(f"{unusable}; {unusable.hint}")
 
     # --- what is told ---------------------------------------------------------------------------------------
+
+    def sources(self) -> list[PluginSource]:
+        return [entry.source for entry in self._entries.values()]
 
     def describe(self, status: Status) -> dict[str, Any]:
         found = {**status._asdict(), "identity": status.identity and status.identity._asdict()}

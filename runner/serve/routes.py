@@ -27,6 +27,7 @@ from runner.serve.deliveries import Deliveries, delivery_of, type_of
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
+from runner.serve.mounted import Mounted
 from runner.serve.openapi import OPERATIONS, Operation, document
 from runner.serve.page.page import Page
 from runner.serve.peer import PAGE, VISITOR, is_local
@@ -65,6 +66,7 @@ class Routes:
         drain: Callable[[float | None], None],
         reload: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
+        mounted: Mounted | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._ledger = ledger
@@ -76,6 +78,7 @@ class Routes:
         self._drain = drain
         self._reload = reload
         self._say = say
+        self._mounted = mounted
 
     def application(self) -> ASGIApp:
         """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
@@ -88,6 +91,9 @@ class Routes:
         routes["HEAD"] = routes["GET"]
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if self._mounted is not None and scope["path"] == self._mounted.path:
+                await self._mounted(scope, receive, send)
+                return
             handler: _Handler = _not_found
             for pattern, found in routes.get(scope["method"], ()):
                 if (match := pattern.match(scope["path"])) is not None:

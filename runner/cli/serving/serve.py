@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from runner.cli.serving.gateway import MISSING, PATH
 from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import default_socket
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import DocumentError, printable
 
 if TYPE_CHECKING:
     import argparse
 
     from runner.serve.daemon import ServeOptions
+    from runner.serve.mounted import DoorMount
     from runner.serve.tls import DoorTls
 
 NAME = "serve"
@@ -72,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a TOML file with a table for each plugin that needs one: config, secrets, limits, state_dir,"
         " env, args, parked, eager, numbers, and what its contract has as options (binding, project, …)",
+    )
+    parser.add_argument(
+        "--gateway-settings",
+        metavar="FILE",
+        help=f"what clients of {PATH} see and how often they may call: docs/gateway.md",
     )
     parser.add_argument(
         "--drain", metavar="TIME", default="30s", help="for calls in flight at the end (default: 30s)"
@@ -133,6 +140,26 @@ def _tls(args: argparse.Namespace) -> DoorTls | None:
     return DoorTls(args.tls_cert, args.tls_key, args.client_ca)
 
 
+def _gateway(settings_file: str | None) -> DoorMount:
+    """The gateway. Its imports take most of a second, and wait for the first request. Raises ValueError."""
+    from runner.gateway.settings import GatewaySettings, read_settings
+    from runner.serve.mounted import CannotMount, DoorMount
+
+    try:
+        settings = GatewaySettings() if settings_file is None else read_settings(settings_file)
+    except DocumentError as error:
+        raise ValueError("\n".join(each.text() for each in error.diagnostics)) from None
+
+    def load() -> Any:
+        try:
+            from runner.gateway.http import open_gateway
+        except ModuleNotFoundError as error:
+            raise CannotMount(MISSING.format(error.name)) from None
+        return open_gateway(settings, dict(os.environ))
+
+    return DoorMount(PATH, load)
+
+
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
     """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
     from runner.serve.daemon import ServeOptions
@@ -142,8 +169,17 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     from runner.serve.service_manager import take_sockets
     from sandbox.units import parse_limit
 
-    files = ("token_file", "tls_cert", "tls_key", "client_ca", "ledger", "policy", "settings")
-    for name in ("socket", "http", *files):
+    files = (
+        "token_file",
+        "tls_cert",
+        "tls_key",
+        "client_ca",
+        "ledger",
+        "policy",
+        "settings",
+        "gateway_settings",
+    )
+    for name in ("socket", "http", *files, "settings", "gateway_settings"):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
     try:
@@ -183,4 +219,5 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         policy=args.policy,
         settings=None if args.settings is None else os.path.abspath(args.settings),
         drain_seconds=drain,
+        mount=_gateway(args.gateway_settings),
     )

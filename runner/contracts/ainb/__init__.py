@@ -6,7 +6,7 @@ from runner.contracts.contract import CommandCalls, CommandOutput, Contract, Con
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from runner.contracts.contract import Layout
     from runner.plugin import Allowance, Plugin
@@ -75,6 +75,12 @@ class AinbContract(Contract):
         from runner.contracts.ainb.host.services import provide
 
         return provide(plugin, services, allowance)
+
+    def declared_tools(self, plugin: Plugin) -> Sequence[Mapping[str, Any]]:
+        argv = {"type": "array", "items": {"type": "string"}, "description": "the words of its command line"}
+        schema = {"type": "object", "properties": {"argv": argv}, "additionalProperties": False}
+        names = dict(plugin.exports).get("tools", ())
+        return [{"name": each, "description": plugin.description, "input_schema": schema} for each in names]
 
     def supervision(self, plugin: Plugin) -> Supervision:
         from runner.supervision import Supervision

@@ -6,7 +6,7 @@ from runner.contracts.contract import Contract, ContractOption, Listing
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from runner.contracts.contract import Declarations, Takes
     from runner.plugin import Allowance, Plugin
@@ -49,6 +49,14 @@ class KagedContract(Contract):
         from runner.contracts.kaged.manifest import check_files
 
         return check_files(document, plugin)
+
+    def declared_tools(self, plugin: Plugin) -> Sequence[Mapping[str, Any]]:
+        from runner.contracts.kaged.declared import declared_by
+
+        return [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
+            for tool in declared_by(plugin).tools.values()
+        ]
 
     def declarations(self, plugin: Plugin) -> tuple[Declarations, ...]:
         from runner.contracts.kaged.declared import declarations

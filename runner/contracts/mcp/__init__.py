@@ -157,6 +157,7 @@ class McpContract(Contract):
     no_command_hint = 'give the server a command: "command": "./server"'
     configurations = McpConfigurations()
     calls: Mapping[str, tuple[str, ...]] = dict.fromkeys(("tool", "prompt", "resource", "method"), ())
+    plain_entries = True
     lists = (
         Listing("tools", kind="tool"),
         Listing("prompts", kind="prompt", offered_as="prompts"),
@@ -177,6 +178,10 @@ class McpContract(Contract):
             "allow",
         ),
     )
+
+    def content_of(self, value: Any) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = value
+        return found
 
     def recognises(self, document: Document) -> bool:
         if document.format in ("json", "jsonc") and isinstance(document.data.get("mcpServers"), dict):

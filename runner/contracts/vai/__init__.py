@@ -68,6 +68,11 @@ class VaiContract(Contract):
         *(ContractOption(flag, "", "", ()) for flag in ("--timeout", "--output-schema", "--artifact")),
     )
 
+    def content_of(self, value: Any) -> Mapping[str, Any]:
+        structured = value.get("structured_output")
+        found = {"content": value.get("content", []), "isError": value.get("is_error") is True}
+        return {**found, "structuredContent": structured} if isinstance(structured, dict) else found
+
     def recognises(self, document: Document) -> bool:
         return document.data.get("api_version") == "vai.plugin.v1"
 

@@ -22,7 +22,7 @@ from runner.serve.page.sessions import (
     Sessions,
 )
 from sandbox.network.egress import AuditLine
-from tests.runner.serve.test_door import TOKEN, House, code, house, request, status
+from tests.runner.serve.house import TOKEN, House, code, house, request, status
 
 
 class Clock:

@@ -1,0 +1,79 @@
+"""A line of JSON for each call through a gateway without a daemon: who called what, its outcome, how much."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from runner.gateway.making import GatewayCall, Made, Maker, OnProgress
+from runner.ledger.rows import digest
+
+_SECRET = re.compile(r"pass(word|wd|phrase)|secret|token|api[_-]?key|credential|authorization|cookie", re.I)
+_MOST_BODY = 64 << 10  # characters of a body in the audit
+HIDDEN = "[hidden]"
+
+
+class AuditFile:
+    """Only its owner can read it. Lines of several processes do not mix: each is one write to its end."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ValueError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self._fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            os.close(self._fd)
+            raise ValueError(
+                f"{path} is not used: it has to be a file that only you can read; chmod 600 {path}"
+            )
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        os.write(self._fd, json.dumps(line).encode() + b"\n")
+
+
+class AuditedMaker:
+    """Makes calls, and writes one line for each. A line that cannot be written is an error of the call."""
+
+    def __init__(self, maker: Maker, file: AuditFile, *, bodies: bool) -> None:
+        self._maker = maker
+        self._file = file
+        self._bodies = bodies
+
+    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+        began, at = time.monotonic(), time.time()
+        code, output = "cancelled", None
+        try:
+            made = await self._maker.make(call, on_progress)
+            code = "ok" if made.error is None else made.error["code"]
+            output = made.value if made.error is None else made.data
+            return made
+        finally:
+            line = {"at": at, "seconds": round(time.monotonic() - began, 6), "client": call.caller}
+            line |= {"plugin": call.plugin, "kind": call.kind, "name": call.name, "code": code}
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._write, line, call.input, output)
+
+    def _write(self, line: dict[str, Any], given: Any, output: Any) -> None:
+        for name, value in (("input", given), ("output", output)):
+            found = digest(value)
+            line[name] = {"sha256": found.digest, "bytes": found.size}
+            if self._bodies:
+                line[name]["body"] = json.dumps(hide(value))[:_MOST_BODY]
+        self._file.write(line)
+
+
+def hide(value: Any) -> Any:
+    """The same without the values of keys that sound like secrets."""
+    if isinstance(value, Mapping):
+        return {key: HIDDEN if _SECRET.search(str(key)) else hide(each) for key, each in value.items()}
+    return [hide(each) for each in value] if isinstance(value, list) else value

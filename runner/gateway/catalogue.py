@@ -1,0 +1,230 @@
+"""What all plugins offer. A plugin is asked once, and again when something about it has changed.
+
+One that is slow or does not start keeps nobody else's list back: who asks waits for a bounded time, and is
+told later that there is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from functools import partial
+
+import trio
+
+from runner.approvals.record import ApprovalsUnusable
+from runner.approvals.tools import ToolRecord
+from runner.exceptions import PluginError, PluginFailure
+from runner.gateway.names import SEPARATOR, plugin_part
+from runner.gateway.settings import LIST_SECONDS
+from runner.gateway.tool_source import Lists, ToolSource
+from runner.gateway.translate import LISTS, Shown, UnfitEntry, shown
+from runner.lifecycle.spec import LifecycleNews
+from runner.protocol.dialect import Notice, Progress
+from sandbox.document.diagnostic import printable, quoted
+
+MOST_ENTRIES = 512  # of one list of one plugin
+_AGAIN_SECONDS = 10.0  # after a failure, before the plugin is asked again for a list
+_PAUSE_SECONDS = 1.0  # between two lists of one plugin
+_MOST_WITHHELD_TOLD = 10
+_LOOK = "; to see the change and accept it: runner allow --diff"
+
+
+class KnownSource:
+    """What is known about one plugin."""
+
+    def __init__(self, source: ToolSource) -> None:
+        self.source = source
+        self.lists: Lists | None = None  # as the plugin gave them
+        # Name of a list -> public name -> entry. Empty until the plugin has answered and was judged.
+        self.shown: Mapping[str, Mapping[str, Shown]] = {}
+        self.fault = ""  # why there is nothing
+        self.remarks: tuple[str, ...] = ()  # what is withheld, and why
+        self.failed_at = -_AGAIN_SECONDS
+        self.asked_at = -_PAUSE_SECONDS
+        self.missed = False  # somebody was answered without it
+        self.asking = False
+        self.stale = False  # it has changed while it was asked
+        self.done = trio.Event()
+
+
+class Catalogue:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        sources: Callable[[], Iterable[ToolSource]],
+        record: ToolRecord,
+        say: Callable[[str], None],
+        *,
+        seconds: float = LIST_SECONDS,
+        trust_first: bool = True,
+    ) -> None:
+        """`sources`: those that there are now. `seconds`: how long a list waits for plugins. `trust_first`:
+        whether tools of a plugin that was never seen are shown."""
+        self._nursery = nursery
+        self._sources = sources
+        self._record = record
+        self._seconds = seconds
+        self._trust_first = trust_first
+        self._say = say
+        self._known: dict[str, KnownSource] = {}  # by the plugin's part of public names
+        self.on_changed: list[Callable[[str], None]] = []  # called with the name of a list
+
+    async def all(self) -> list[KnownSource]:
+        """All plugins, with what is known after a bounded time."""
+        self._follow()
+        known = list(self._known.values())
+        for each in known:
+            self._ask(each)
+        with trio.move_on_after(self._seconds):
+            for each in known:
+                if each.asking and not each.shown:
+                    await each.done.wait()
+        for each in known:
+            each.missed = each.missed or not each.shown
+        return known
+
+    async def find(self, what: str, public: str) -> Shown | None:
+        """The entry of this name. Only its own plugin is asked, and waited for."""
+        part, _, _ = public.partition(SEPARATOR)
+        known = await self.plugin(part)
+        return None if known is None else known.shown.get(what, {}).get(public)
+
+    async def plugin(self, part: str) -> KnownSource | None:
+        if part not in self._known:
+            self._follow()
+        known = self._known.get(part)
+        if known is not None and not known.shown:
+            self._ask(known)
+            if known.asking:
+                await known.done.wait()
+        return known
+
+    def hear(self, name: str, event: Notice | Progress) -> None:
+        """What a plugin says beside its answers."""
+        value = event.value if isinstance(event, Notice) and event.kind == "changed" else None
+        if isinstance(value, dict) and "list" in value:
+            self.changed(name)
+
+    def changed(self, name: str) -> None:
+        """A plugin says that its lists have changed, or it was started again."""
+        known = self._known.get(plugin_part(name))
+        if known is None or known.source.name != name:
+            return
+        known.stale, known.failed_at = True, -_AGAIN_SECONDS
+        self._ask(known)
+
+    async def follow(self, news: AsyncIterable[LifecycleNews]) -> None:
+        """Ask a plugin that was started again: it may be another version of itself."""
+        async for each in news:
+            known = self._known.get(plugin_part(each.name))
+            if each.what == "state" and each.state == "ready" and known is not None and not known.asking:
+                self.changed(each.name)
+
+    async def reload(self) -> None:
+        """The configuration or the record of approved tools may have changed."""
+        before = {part: known.source.mark for part, known in self._known.items()}
+        self._follow()
+        if before and before != {part: known.source.mark for part, known in self._known.items()}:
+            self._tell(LISTS)
+        for known in list(self._known.values()):
+            known.failed_at = -_AGAIN_SECONDS
+            if known.fault:  # it may have been approved
+                self._ask(known)
+            elif known.lists is not None and not known.asking:
+                try:
+                    await self._show(known)
+                except ApprovalsUnusable as unusable:
+                    self._failed(known, str(unusable), unusable.hint)
+
+    def _follow(self) -> None:
+        """Take notice of plugins that have come, changed or gone."""
+        found: dict[str, KnownSource] = {}
+        for source in sorted(self._sources(), key=lambda each: each.name):
+            part = plugin_part(source.name)
+            if part in found:
+                self._say(f"{source.name} is left out: {found[part].source.name} has the same short name")
+                continue
+            known = self._known.get(part)
+            same = known is not None and _mark(known.source) == _mark(source)
+            found[part] = known if same and known is not None else KnownSource(source)
+        self._known = found
+
+    def _ask(self, known: KnownSource) -> None:
+        failed = known.fault and trio.current_time() - known.failed_at < _AGAIN_SECONDS
+        if known.asking or failed or (known.lists is not None and not known.stale):
+            return
+        known.asking, known.done = True, trio.Event()
+        self._nursery.start_soon(self._learn, known)
+
+    async def _learn(self, known: KnownSource) -> None:
+        try:
+            while True:
+                # A plugin may announce changes as often as it likes.
+                await trio.sleep_until(known.asked_at + _PAUSE_SECONDS)
+                known.asked_at = trio.current_time()
+                known.stale, known.fault = False, ""
+                known.lists = await known.source.lists()
+                await self._show(known)
+                if not known.stale:
+                    break
+        except (PluginError, PluginFailure) as error:
+            self._failed(known, f"{error.outcome.code}: {error.outcome.message}", error.outcome.hint)
+        except ApprovalsUnusable as unusable:
+            self._failed(known, str(unusable), unusable.hint)
+        except LookupError:
+            self._failed(known, "it is gone", "")
+        except Exception as error:  # noqa: BLE001 -- a bug; the other plugins stay
+            self._failed(known, f"internal: {type(error).__name__}: {error}", "")
+        finally:
+            known.asking = False
+            known.done.set()
+        if known.missed and not known.fault:
+            known.missed = False
+            self._tell(LISTS)
+
+    def _failed(self, known: KnownSource, why: str, hint: str) -> None:
+        known.lists, known.shown, known.failed_at = None, {}, trio.current_time()
+        known.fault = printable(
+            f"{known.source.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
+        )
+        self._say(known.fault)
+
+    async def _show(self, known: KnownSource) -> None:
+        """Make what clients see of what the plugin gave."""
+        source, lists = known.source, known.lists or {}
+        judge = partial(self._record.judge, trust_first=self._trust_first)
+        judged = await trio.to_thread.run_sync(judge, source.identity, lists.get("tools", ()))
+        name = source.name
+        remarks = [f"{name}: {quoted(one.name)} is withheld: {one.reason}{_LOOK}" for one in judged.withheld]
+        found: dict[str, dict[str, Shown]] = {}
+        for what in LISTS:
+            entries = judged.shown if what == "tools" else lists.get(what, ())
+            found[what] = {}
+            for entry in entries[:MOST_ENTRIES]:
+                try:
+                    one = shown(what, source.name, entry, passes=source.passes)
+                    if one.public in found[what]:
+                        raise UnfitEntry("another one has the same name")
+                except UnfitEntry as unfit:
+                    own = quoted(str(entry.get(LISTS[what][2], "")))
+                    remarks.append(f"{name}: {own} of its {what} is left out: {unfit}")
+                    continue
+                found[what][one.public] = one
+            if len(entries) > MOST_ENTRIES:
+                remarks.append(f"{name}: only the first {MOST_ENTRIES} of its {what} are shown")
+        was, known.shown = known.shown, found
+        fresh = [printable(each) for each in remarks if printable(each) not in known.remarks]
+        known.remarks = tuple(map(printable, remarks))
+        for each in fresh[:_MOST_WITHHELD_TOLD]:
+            self._say(each)
+        if was and was != found and not known.missed:
+            self._tell(what for what in LISTS if was.get(what) != found[what])
+
+    def _tell(self, lists: Iterable[str]) -> None:
+        for what in lists:
+            for tell in self.on_changed:
+                tell(what)
+
+
+def _mark(source: ToolSource) -> tuple[str, str]:
+    return source.name, source.mark

@@ -1,0 +1,182 @@
+"""The gateway at a daemon's door: streamable HTTP, one server for each caller, and every call in the ledger.
+
+Who may come in is decided by the door. A session belongs to the caller who began it: another one does not
+find it. Plugins are shared by all callers, so they cannot ask them anything.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Mapping
+
+import trio
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.exceptions import MCPDeprecationWarning
+
+from runner.approvals.tools import ToolRecord, tools_folder
+from runner.gateway.catalogue import Catalogue
+from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
+from runner.gateway.questions import ClientQuestions
+from runner.gateway.remote import RemoteSource
+from runner.gateway.server import ClientGateway
+from runner.gateway.settings import GatewaySettings
+from runner.gateway.tool_source import SupervisedSource
+from runner.ledger.file import LedgerUnusable
+from runner.ledger.ledger import Ledger
+from runner.ledger.rows import Accepted, EndOfCall, digest
+from runner.lifecycle.exceptions import UnknownPlugin
+from runner.outcome import Outcome
+from runner.protocol.dialect import Notice, Progress
+from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
+from runner.serve.door import Message, Receive, Send
+from runner.serve.mounted import DaemonParts
+from runner.serve.refusal import Refused
+from sandbox.policy.load import load_policy
+
+_MOST_SESSIONS = 256  # of one caller
+_IDLE_SECONDS = 1800.0
+
+
+class DeskMaker:
+    def __init__(self, desk: Desk, nursery: trio.Nursery) -> None:
+        self._desk = desk
+        self._nursery = nursery
+
+    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+        asked = DoorCall(call.plugin, call.name, call.input, call.kind, caller=call.caller)
+        try:
+            row = await self._desk.accept(asked)
+        except Refused as refused:
+            return Made(None, refused.document()["error"])
+        except UnknownPlugin as unknown:
+            return failed(Outcome("launch_failed", "call", str(unknown), "unknown_plugin"))
+        assert not isinstance(row, CallAnswer)  # that is for calls with a key
+        answers: list[CallAnswer] = []
+        done = trio.Event()
+
+        async def make() -> None:
+            answers.append(await self._desk.make(row, asked, on_progress))
+            done.set()
+
+        # In a task of its own: a client that gives up is another outcome than a daemon that ends.
+        self._nursery.start_soon(make)
+        try:
+            await done.wait()
+        except trio.Cancelled:
+            self._desk.give_up(row.id)
+            raise
+        document = answers[0].document
+        if answers[0].is_ok:
+            return Made(document["value"])
+        return Made(None, document["error"], document.get("data"))
+
+
+class LedgerMaker:
+    """Writes calls that no plugin of the daemon gets to its ledger."""
+
+    def __init__(self, maker: Maker, ledger: Ledger) -> None:
+        self._maker = maker
+        self._ledger = ledger
+
+    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+        number, started = f"call_{secrets.token_hex(12)}", time.time()
+        input_digest = await off_loop_if_large(digest, call.input)
+        given = Accepted(number, call.plugin, call.name, call.kind, call.caller, input_digest)
+        try:
+            await self._ledger.accept(given)
+        except LedgerUnusable as unusable:
+            message = f"the call cannot be recorded, so it is not made: {unusable}"
+            return failed(Outcome("internal", "call", message, "ledger", unusable.hint))
+        made = failed(Outcome("cancelled", "call", "the client gave the call up", "given_up"))
+        try:
+            made = await self._maker.make(call, on_progress)
+            return made
+        finally:
+            code = "ok" if made.error is None else made.error["code"]
+            record = json.dumps({"outcome": made.error, "invocation": None})
+            with trio.CancelScope(shield=True):
+                output = await off_loop_if_large(digest, made.value)
+                await self._ledger.end(number, EndOfCall(code, output, record, None, started))
+
+
+class HttpGateway:
+    """An application for the door's path /mcp."""
+
+    def __init__(
+        self,
+        parts: DaemonParts,
+        nursery: trio.Nursery,
+        settings: GatewaySettings,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._nursery = nursery
+        self._settings = settings
+        self._say = say
+        self._questions = ClientQuestions()
+        self._maker = DeskMaker(parts.desk, nursery)
+        self._gateways: dict[str, ClientGateway] = {}
+        self._managers: dict[str, StreamableHTTPSessionManager] = {}
+        self._turn = trio.Lock()
+        sources, supervisor = parts.roster.sources, parts.supervisor
+        remotes: list[RemoteSource] = []
+        if settings.remotes:
+            rule = load_policy(parts.policy, environ).network
+            remotes = [RemoteSource(each, rule) for each in settings.remotes]
+        for remote in remotes:
+            remote.maker = LedgerMaker(remote, parts.ledger)
+        self._catalogue = Catalogue(
+            nursery,
+            lambda: [*(SupervisedSource(each, supervisor) for each in sources()), *remotes],
+            ToolRecord.at(tools_folder(environ)),
+            say,
+            trust_first=settings.trust_first,
+        )
+        nursery.start_soon(self._catalogue.follow, supervisor.subscribe())
+        parts.roster.on_reload = lambda: nursery.start_soon(self._catalogue.reload)
+
+    def hear(self, plugin: str, event: Notice | Progress) -> None:
+        """What a plugin says beside its answers."""
+        self._catalogue.hear(plugin, event)
+        for gateway in self._gateways.values():
+            gateway.hear(plugin, event)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        caller: str = scope["state"]["caller"]
+        async with self._turn:
+            if caller not in self._managers:  # there are three at most: the user, root, and the token
+                self._managers[caller] = await self._nursery.start(self._serve, caller)
+        await self._managers[caller].handle_request(scope, receive, send)
+
+    async def _serve(
+        self,
+        caller: str,
+        task_status: trio.TaskStatus[StreamableHTTPSessionManager] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        settings = self._settings.client(caller)
+        if settings.policy is not None:
+            self._say(
+                f"the settings of {caller} name a policy, which does not count: a daemon has one for all"
+            )
+        gateway = ClientGateway(
+            self._catalogue, self._maker, self._questions, caller, settings, self._nursery
+        )
+        self._gateways[caller] = gateway
+        manager = StreamableHTTPSessionManager(
+            gateway.server(), max_sessions=_MOST_SESSIONS, session_idle_timeout=_IDLE_SECONDS
+        )
+        async with manager.run():
+            task_status.started(manager)
+            await trio.sleep_forever()
+
+
+def open_gateway(settings: GatewaySettings, environ: Mapping[str, str]) -> Callable[..., HttpGateway]:
+    warnings.simplefilter("ignore", MCPDeprecationWarning)
+
+    def make(parts: DaemonParts, nursery: trio.Nursery, say: Callable[[str], None]) -> HttpGateway:
+        return HttpGateway(parts, nursery, settings, environ, say)
+
+    return make

@@ -1,0 +1,60 @@
+"""Making a call, as the gateway needs it: with an outcome in every case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from runner.exceptions import PluginError, PluginFailure
+from runner.lifecycle.exceptions import UnknownPlugin
+from runner.lifecycle.supervisor import Supervisor
+from runner.outcome import Outcome
+from runner.serve.refusal import outcome_error
+from sandbox.speed.value import NamedTuple
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class GatewayCall(NamedTuple):
+    plugin: str
+    name: str  # the plugin's own
+    input: Any
+    kind: str
+    caller: str  # for the ledger, and for calls that take turns
+
+
+class Made(NamedTuple):
+    """The value, or an error with code, phase, cause, message and hint."""
+
+    value: Any = None
+    error: Mapping[str, Any] | None = None
+    data: Any = None  # of the plugin's own error
+
+
+class Maker(Protocol):
+    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made: ...
+
+
+class SupervisedMaker:
+    """Without a daemon: there is no ledger."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+        plugin, name, given, kind, caller = call
+        try:
+            result = await self._supervisor.call(
+                plugin, name, given, kind=kind, on_progress=on_progress, caller=caller
+            )
+        except PluginError as error:
+            return failed(error.outcome, error.data)
+        except PluginFailure as failure:
+            return failed(failure.outcome)
+        except UnknownPlugin as unknown:  # it was removed meanwhile
+            return failed(Outcome("launch_failed", "call", str(unknown), "unknown_plugin"))
+        return Made(result.value)
+
+
+def failed(outcome: Outcome, data: Any = None) -> Made:
+    return Made(None, outcome_error(outcome)["error"], data)

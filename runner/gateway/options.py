@@ -1,0 +1,18 @@
+"""What `runner gateway` was told. Without the SDK, whose import takes most of a second."""
+
+from __future__ import annotations
+
+from runner.gateway.audit import AuditFile
+from runner.gateway.settings import DEFAULT_CLIENT, LIST_SECONDS, GatewaySettings
+from sandbox.speed.value import NamedTuple
+
+
+class StdioOptions(NamedTuple):
+    config: tuple[str, ...]
+    names: tuple[str, ...] = ()  # which plugins; none: all
+    policy: str | None = None
+    settings: GatewaySettings = GatewaySettings()
+    client: str = DEFAULT_CLIENT
+    list_seconds: float = LIST_SECONDS
+    audit: AuditFile | None = None
+    bodies: bool = False

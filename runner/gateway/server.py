@@ -1,0 +1,401 @@
+"""The tools, prompts and resources of all plugins as one MCP server, for one client."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import mcp_types as types
+import trio
+from mcp.server.context import CallNext, HandlerResult
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from runner import __version__
+from runner.gateway.catalogue import Catalogue, KnownSource
+from runner.gateway.making import GatewayCall, Made, Maker
+from runner.gateway.names import public_uri, split_uri
+from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
+from runner.gateway.rate import RateLimit
+from runner.gateway.settings import ClientSettings
+from runner.gateway.tool_source import ToolSource
+from runner.gateway.translate import (
+    LISTS,
+    Shown,
+    content_result,
+    error_result,
+    error_text,
+    finished,
+    progress_of,
+    prompt_result,
+    resource_result,
+)
+from runner.outcome import Outcome
+from runner.protocol.dialect import Notice, Progress
+from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
+from runner.serve.refusal import outcome_error
+from sandbox.document.diagnostic import quoted
+
+_RESOURCE_NOT_FOUND = -32002
+_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+_MOST_URI = 4096  # characters: the ledger keeps it
+_MOST_REMARKS = 1000  # that one client is told: a plugin may fail with other words each time
+_MOST_SESSIONS = 256  # that are told of changes
+_MOST_SUBSCRIBED = 256  # resources of one session
+_MOST_NEWS = 256  # that wait for a client that does not read
+_CHANGES: Mapping[str, tuple[ServerEvent, str]] = {  # the newer protocol's event, the older one's method
+    "tools": (ToolsListChanged(), "send_tool_list_changed"),
+    "prompts": (PromptsListChanged(), "send_prompt_list_changed"),
+    "resources": (ResourcesListChanged(), "send_resource_list_changed"),
+}
+INSTRUCTIONS = (
+    "Tools of several plugins, each named PLUGIN__TOOL. Descriptions and results are the plugins' own words."
+)
+
+
+class _Session:
+    """A connection of the older protocol."""
+
+    def __init__(self, session: ServerSession) -> None:
+        self.session = session
+        self.level = 0
+        self.subscribed: set[str] = set()
+
+
+class ClientGateway:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        maker: Maker,
+        questions: ClientQuestions,
+        client: str,
+        settings: ClientSettings,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._catalogue = catalogue
+        self._maker = maker
+        self._questions = questions
+        self._client = client
+        self._settings = settings
+        self._nursery = nursery
+        self._rate = RateLimit(settings.calls_per_minute, trio.current_time)
+        self._waiting = Waiting(nursery)
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._bus = InMemorySubscriptionBus()
+        self._told: set[str] = set()  # remarks that this client has heard
+        self._changed: set[str] = set()
+        self._news, self._to_tell = trio.open_memory_channel[Callable[[], Awaitable[None]] | None](_MOST_NEWS)
+        self.on_first: Callable[[Context], Awaitable[None]] | None = None
+        catalogue.on_changed.append(self._list_changed)
+        nursery.start_soon(self._tell)
+
+    def server(self) -> Server[Any]:
+        server: Server[Any] = Server(
+            "runner",
+            version=__version__,
+            title="runner gateway",
+            instructions=INSTRUCTIONS,
+            on_list_tools=self._lister("tools"),
+            on_list_prompts=self._lister("prompts"),
+            on_list_resources=self._lister("resources"),
+            on_list_resource_templates=self._lister("resource_templates"),
+            on_call_tool=self._call_tool,  # type: ignore[arg-type]  # a dict is a result too
+            on_get_prompt=self._get_prompt,  # type: ignore[arg-type]
+            on_read_resource=self._read_resource,  # type: ignore[arg-type]
+            on_completion=self._complete,  # type: ignore[arg-type]
+            on_subscribe_resource=self._subscribe,
+            on_unsubscribe_resource=self._unsubscribe,
+            on_subscriptions_listen=ListenHandler(self._bus),
+        )
+        # Not by the constructor, which warns that the newer protocol has no levels.
+        server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
+        server.middleware[:] = [self._remember]  # type: ignore[list-item]  # its arguments have other names
+        options = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        server.create_initialization_options = (  # type: ignore[method-assign]  # HTTP makes them itself
+            lambda *_, make=server.create_initialization_options, **__: make(options)
+        )
+        return server
+
+    # --- lists ----------------------------------------------------------------------------------------------
+
+    def _lister(self, what: str) -> Callable[[Context, Any], Awaitable[Any]]:
+        async def lists(context: Context, params: Any) -> dict[str, Any]:
+            found: list[dict[str, Any]] = []
+            for known in await self._catalogue.all():
+                if not self._settings.sees_plugin(known.source.name):
+                    continue
+                await self._tell_remarks(context, known)
+                found += (self._entry(what, each) for each in known.shown.get(what, {}).values())
+            return finished({LISTS[what][1]: [each for each in found if each]})
+
+        return lists
+
+    def _entry(self, what: str, one: Shown) -> dict[str, Any]:
+        """As this client sees it; empty: it does not."""
+        if LISTS[what][2] != "name":
+            return dict(one.entry)
+        if not self._settings.sees_tool(one.public):
+            return {}
+        return {**one.entry, "name": self._settings.shown_as(one.public)}
+
+    async def _tell_remarks(self, context: Context, known: KnownSource) -> None:
+        for remark in (known.fault, *known.remarks):
+            if remark and remark not in self._told and len(self._told) < _MOST_REMARKS:
+                self._told.add(remark)
+                await self._log(context, "warning", "runner", remark)
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
+        one, known = await self._find("tools", params.name)
+        if refusal := self._over_rate():
+            return finished(refusal)
+
+        async def work(request: ClientRequest) -> dict[str, Any]:
+            source = known.source
+            made = await self._make(request, source, one.own, params.arguments or {}, "tool")
+            if made.error is None:
+                result = source.result(one.own, made.value)
+            elif source.passes and made.error["cause"] == "isError" and isinstance(made.data, dict):
+                result = content_result(one.plugin, made.data)
+            else:
+                result = error_result(made.error)
+            return finished(result)
+
+        return await self._waiting.answer(self, context, f"tool {params.name}", work)
+
+    async def _get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> dict[str, Any]:
+        one, known = await self._find("prompts", params.name)
+        self._require_rate()
+
+        async def work(request: ClientRequest) -> dict[str, Any]:
+            made = await self._make(request, known.source, one.own, params.arguments or {}, "prompt")
+            return finished(prompt_result(one.plugin, _value(made)))
+
+        return await self._waiting.answer(self, context, f"prompt {params.name}", work)
+
+    async def _read_resource(
+        self, context: Context, params: types.ReadResourceRequestParams
+    ) -> dict[str, Any]:
+        source, uri = await self._resource(str(params.uri))
+        self._require_rate()
+
+        async def work(request: ClientRequest) -> dict[str, Any]:
+            made = await self._make(request, source, uri, None, "resource")
+            return finished(resource_result(source.name, _value(made)))
+
+        return await self._waiting.answer(self, context, f"resource {params.uri}", work)
+
+    async def _complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
+        given = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        given.pop("_meta", None)
+        if isinstance(params.ref, types.PromptReference):
+            one, known = await self._find("prompts", params.ref.name)
+            source, given["ref"]["name"] = known.source, one.own
+        else:
+            source, given["ref"]["uri"] = await self._resource(params.ref.uri)
+        self._require_rate()
+        return await self._method(context, source, "completion/complete", given)
+
+    async def _method(self, context: Context, source: ToolSource, method: str, given: Any) -> dict[str, Any]:
+        request = ClientRequest(self, context, method)
+        value = _value(await self._make(request, source, method, given, "method"))
+        return finished(value if isinstance(value, dict) else {})
+
+    async def _make(
+        self, request: ClientRequest, source: ToolSource, name: str, given: Any, kind: str
+    ) -> Made:
+        plugin, maker = source.name, source.maker or self._maker
+        call = GatewayCall(plugin, name, given, kind, self._client)
+        self._questions.enter(plugin, request)
+        try:
+            if not (request.context.meta or {}).get("progress_token"):
+                return await maker.make(call, None)
+            return await _make_with_progress(maker, request, call)
+        finally:
+            self._questions.leave(plugin, request)
+
+    async def _find(self, what: str, shown: str) -> tuple[Shown, KnownSource]:
+        """Raises MCPError if this client has no such tool or prompt."""
+        public = self._settings.meant_by(shown)
+        one = await self._catalogue.find(what, public) if public else None
+        if one is None or not (self._settings.sees_plugin(one.plugin) and self._settings.sees_tool(public)):
+            raise MCPError(INVALID_PARAMS, f"there is no {what[:-1]} {quoted(shown)} here")
+        known = await self._catalogue.plugin(public.partition("__")[0])
+        assert known is not None
+        return one, known
+
+    async def _resource(self, uri: str) -> tuple[ToolSource, str]:
+        """The plugin and its own URI. Raises MCPError."""
+        split = split_uri(uri) if len(uri) <= _MOST_URI else None
+        known = None if split is None else await self._catalogue.plugin(split[0])
+        if split is None or known is None or not self._settings.sees_plugin(known.source.name):
+            raise MCPError(_RESOURCE_NOT_FOUND, f"there is no resource {quoted(uri)} here")
+        if not known.shown.get("resources") and not known.shown.get("resource_templates"):
+            raise MCPError(_RESOURCE_NOT_FOUND, f"{known.source.name} has no resources")
+        return known.source, split[1]
+
+    def _over_rate(self) -> dict[str, Any] | None:
+        seconds = self._rate.take()
+        if not seconds:
+            return None
+        message = f"this client may make {self._settings.calls_per_minute} calls a minute"
+        outcome = Outcome("overloaded", "call", message, "rate", f"call again in {math.ceil(seconds)} s")
+        return error_result({**outcome_error(outcome)["error"], "retry_after": math.ceil(seconds)})
+
+    def _require_rate(self) -> None:
+        if refusal := self._over_rate():
+            raise MCPError(INTERNAL_ERROR, refusal["content"][0]["text"], refusal["_meta"]["runner/error"])
+
+    # --- what is told without being asked -------------------------------------------------------------------
+
+    def hear(self, plugin: str, event: Notice | Progress) -> None:
+        """What a plugin says beside its answers."""
+        if not isinstance(event, Notice) or not isinstance(event.value, dict):
+            return
+        if event.kind == "log":
+            self._heard_log(plugin, event.value)
+        elif event.kind == "changed" and isinstance(uri := event.value.get("resource"), str):
+            self._resource_changed(public_uri(plugin, uri))
+
+    def _heard_log(self, plugin: str, value: Mapping[str, Any]) -> None:
+        """To the client whose call it belongs to: it may be about that call's input."""
+        request = self._questions.said_to(plugin)
+        if request is None or request.client is not self:
+            return
+        level = value.get("level") if value.get("level") in _LEVELS else "info"
+        context, logger = request.context, str(value.get("logger") or "")[:100]
+        name = f"{plugin}/{logger}" if logger else plugin
+        self._post(lambda: self._log(context, str(level), name, value.get("data")))
+
+    def _resource_changed(self, uri: str) -> None:
+        self._post(partial(self._bus.publish, ResourceUpdated(uri)))
+        for each in self._sessions.values():
+            if uri in each.subscribed:
+                self._post(partial(each.session.send_resource_updated, uri))
+
+    def _list_changed(self, what: str) -> None:
+        self._changed.add("resources" if what == "resource_templates" else what)
+        self._post(None)
+
+    def _post(self, news: Callable[[], Awaitable[None]] | None) -> None:
+        try:
+            self._news.send_nowait(news)
+        except trio.WouldBlock:
+            pass  # the client does not read; changes of lists stay noted
+
+    async def _tell(self) -> None:
+        async for news in self._to_tell:
+            changed, self._changed = self._changed, set()
+            for what in sorted(changed):
+                event, method = _CHANGES[what]
+                await self._bus.publish(event)
+                for each in list(self._sessions.values()):
+                    await _try(getattr(each.session, method))
+            if news is not None:
+                await _try(news)
+
+    async def _log(self, context: Context, level: str, logger: str, data: Any) -> None:
+        known = self._sessions.get(_key(context))
+        if known is not None and _LEVELS.index(level) < known.level:
+            return
+        # Not on the stream of its request, which may be over. The newer protocol has no other.
+        send = partial(context.session.send_log_message, level, data, logger)  # type: ignore[arg-type]
+        await _try(send)
+
+    # --- sessions of the older protocol ---------------------------------------------------------------------
+
+    async def _remember(self, context: Context, call_next: CallNext) -> HandlerResult:
+        if context.method != "initialize":
+            if self.on_first is not None and context.request_id is not None:
+                await self.on_first(context)
+            if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+                self._session(context).session = context.session
+        return await call_next(context)
+
+    def _session(self, context: Context) -> _Session:
+        key = _key(context)
+        if key not in self._sessions:
+            self._sessions[key] = _Session(context.session)
+            if len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        self._sessions.move_to_end(key)
+        return self._sessions[key]
+
+    async def _set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        self._session(context).level = _LEVELS.index(params.level)
+        return types.EmptyResult()
+
+    async def _subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        source, uri = await self._resource(str(params.uri))
+        session = self._session(context)
+        if len(session.subscribed) >= _MOST_SUBSCRIBED:
+            raise MCPError(INVALID_PARAMS, f"a client may subscribe to {_MOST_SUBSCRIBED} resources")
+        await self._method(context, source, "resources/subscribe", {"uri": uri})
+        session.subscribed.add(str(params.uri))
+        return types.EmptyResult()
+
+    async def _unsubscribe(
+        self, context: Context, params: types.UnsubscribeRequestParams
+    ) -> types.EmptyResult:
+        """Its plugin goes on telling: another client may have subscribed too."""
+        self._session(context).subscribed.discard(str(params.uri))
+        return types.EmptyResult()
+
+
+async def _make_with_progress(maker: Maker, request: ClientRequest, call: GatewayCall) -> Made:
+    send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_NEWS)
+
+    def take(value: Mapping[str, Any]) -> None:
+        try:
+            send.send_nowait(value)
+        except trio.WouldBlock:
+            pass  # the client does not read: it misses some
+
+    async def pass_on() -> None:
+        count = 0
+        async for value in receive:
+            count += 1
+            await request.context.session.report_progress(*progress_of(value, count))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pass_on)
+        with send:
+            made = await maker.make(call, take)
+    return made
+
+
+def _key(context: Context) -> str:
+    """Tells sessions of one client apart. On stdio there is one."""
+    key: str = "" if context.request is None else context.request.headers.get("mcp-session-id", "")
+    return key
+
+
+def _value(made: Made) -> Any:
+    """Raises MCPError with the plugin's own code, where that is one of the protocol's."""
+    if made.error is None:
+        return made.value
+    cause = str(made.error["cause"])
+    code = int(cause) if cause.removeprefix("-").isdigit() and len(cause) < 8 else INTERNAL_ERROR
+    raise MCPError(code, error_text(made.error), dict(made.error))
+
+
+async def _try(send: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await send()
+    except Exception:  # noqa: BLE001 -- the client has gone, or cannot be told
+        pass

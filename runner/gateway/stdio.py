@@ -1,0 +1,202 @@
+"""`runner gateway`: one server on stdin and stdout for one client, with plugins of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import trio
+from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPDeprecationWarning
+
+from runner.approvals.tools import ToolRecord, tools_folder
+from runner.gateway.audit import AuditedMaker
+from runner.gateway.catalogue import Catalogue
+from runner.gateway.making import Maker, SupervisedMaker
+from runner.gateway.options import StdioOptions
+from runner.gateway.questions import ClientQuestions, Context
+from runner.gateway.remote import RemoteSource
+from runner.gateway.server import ClientGateway
+from runner.gateway.tool_source import SupervisedSource
+from runner.lifecycle.supervisor import Supervisor, open_supervisor
+from runner.protocol.dialect import Notice, Progress
+from runner.serve.roster import Roster
+from runner.serve.watch import open_watch
+from sandbox.policy.load import load_policy
+
+MOST_LINE = 16 << 20  # bytes of one message of the client: as much as a plugin's may have
+_READ_BYTES = 64 << 10
+
+
+class _Lines(AsyncIterator[str]):
+    """Lines of a descriptor. One that is too long ends the conversation: what follows cannot be trusted."""
+
+    def __init__(self, fd: int, say: Callable[[str], None]) -> None:
+        self._stream = trio.lowlevel.FdStream(fd)
+        self._say = say
+        self._buffer = bytearray()
+        self._seen = 0  # bytes of the buffer without an end of line
+
+    def close(self) -> None:
+        """A terminal is left as it was: others read from it too."""
+        self._stream.close()
+
+    async def __anext__(self) -> str:
+        while (end := self._buffer.find(b"\n", self._seen)) < 0:
+            self._seen = len(self._buffer)
+            if self._seen > MOST_LINE:
+                self._say(f"the client sent a line of more than {MOST_LINE} bytes; the gateway ends")
+                raise StopAsyncIteration
+            more = await self._stream.receive_some(_READ_BYTES)
+            if not more:
+                raise StopAsyncIteration
+            self._buffer += more
+        line = self._buffer[:end].decode("utf-8", "replace")
+        del self._buffer[: end + 1]
+        self._seen = 0
+        return line
+
+
+class _Writer:
+    def __init__(self, fd: int) -> None:
+        self._stream = trio.lowlevel.FdStream(fd)
+
+    async def write(self, text: str) -> None:
+        await self._stream.send_all(text.encode())
+
+    async def flush(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class StdioGateway:
+    def __init__(self, options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """Raises DocumentError and ApprovalsUnusable."""
+        self._options = options
+        self._environ = environ
+        self._say = say
+        self._questions = ClientQuestions()
+        self._settings = options.settings.client(options.client)
+        self._record = ToolRecord.at(tools_folder(environ))
+        self._remotes = self._make_remotes()
+        self._context: Context | None = None  # of the first request: it says what the client can answer
+        self._loading = trio.Lock()
+        self._gateway: ClientGateway | None = None
+        self._catalogue: Catalogue | None = None
+
+    async def run(self, reads: Any, writes: Any) -> None:
+        async with open_supervisor(on_event=self._hear) as supervisor, trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._roster = self._make_roster(supervisor)
+            sources, remotes = self._roster.sources, self._remotes
+            self._catalogue = Catalogue(
+                nursery,
+                lambda: [*(SupervisedSource(each, supervisor) for each in sources()), *remotes],
+                self._record,
+                self._say,
+                seconds=self._options.list_seconds,
+                trust_first=self._options.settings.trust_first,
+            )
+            maker = self._audited(SupervisedMaker(supervisor))
+            for remote in remotes:
+                remote.maker = self._audited(remote)
+            self._gateway = ClientGateway(
+                *(self._catalogue, maker, self._questions, self._options.client, self._settings, nursery)
+            )
+            self._gateway.on_first = self._load
+            nursery.start_soon(self._end_by_signal)
+            nursery.start_soon(self._catalogue.follow, supervisor.subscribe())
+            server = self._gateway.server()
+            await server.run(reads, writes, server.create_initialization_options())
+            nursery.cancel_scope.cancel()
+
+    def _audited(self, maker: Maker) -> Maker:
+        file = self._options.audit
+        return maker if file is None else AuditedMaker(maker, file, bodies=self._options.bodies)
+
+    def _make_remotes(self) -> list[RemoteSource]:
+        # Also without any: a policy that cannot be used is told before the first request.
+        rule = load_policy(self._options.policy or self._settings.policy, self._environ).network
+        given = (each for each in self._options.settings.remotes if self._is_chosen(each.name))
+        return [RemoteSource(each, rule) for each in given]
+
+    def _is_chosen(self, name: str) -> bool:
+        names = self._options.names
+        return (not names or name in names) and self._settings.sees_plugin(name)
+
+    def _make_roster(self, supervisor: Supervisor) -> Roster:
+        policy = self._options.policy or self._settings.policy
+        return Roster(
+            *(supervisor, None, self._options.config, policy, None, self._environ, self._say),
+            chosen=self._is_chosen,
+            services=self._services,
+        )
+
+    def _services(self, name: str) -> Any:
+        return None if self._context is None else self._questions.services(name, self._context)
+
+    async def _load(self, context: Context) -> None:
+        """Read the configuration at the first request: then it is known what plugins may ask the client."""
+        async with self._loading:
+            if self._context is None:
+                self._context = context
+                await self._roster.reload()
+                for name in self._options.names:
+                    remotes = {each.name for each in self._options.settings.remotes}
+                    if name not in {each.name for each in self._roster.sources()} | remotes:
+                        self._say(f"there is no plugin {name} in the configuration")
+                self._nursery.start_soon(self._follow)
+        if self._gateway is not None:
+            self._gateway.on_first = None
+
+    async def _follow(self) -> None:
+        """Keep up with changes of the configuration, of approvals and of the record of tools."""
+        with open_watch() as watch:
+            if watch is None or self._catalogue is None:
+                return
+            watch.set(self._roster.watched)
+            async for _ in watch.changes():
+                await self._roster.reload()
+                watch.set(self._roster.watched)
+                await self._catalogue.reload()
+
+    def _hear(self, plugin: str, event: Notice | Progress) -> None:
+        if self._gateway is None or self._catalogue is None:
+            return
+        self._catalogue.hear(plugin, event)
+        self._gateway.hear(plugin, event)
+
+    async def _end_by_signal(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async for _ in signals:
+                self._nursery.cancel_scope.cancel()
+
+
+async def _serve(options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    # Nothing else may read the client's messages, or write among ours.
+    read, write = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    lines: Any = _Lines(read, say)
+    out: Any = _Writer(write)
+    gateway = StdioGateway(options, environ, say)
+    try:
+        async with stdio_server(lines, out) as (reads, writes):
+            await gateway.run(reads, writes)
+    except* (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass  # the client has gone while it was told something
+    finally:
+        lines.close()
+        out.close()
+
+
+def run(options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    warnings.simplefilter("ignore", MCPDeprecationWarning)  # of what the older protocol has and the newer not
+    trio.run(_serve, options, environ, say)

@@ -1,0 +1,92 @@
+"""A source of tools: a plugin that a supervisor keeps, or a server elsewhere (remote.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import trio
+
+from runner.approvals.tools import identity_of
+from runner.contracts.registry import find_contract
+from runner.exceptions import PluginError
+from runner.gateway.making import Maker
+from runner.gateway.translate import LISTS, command_result, content_result, value_result
+from runner.lifecycle.supervisor import Supervisor
+from runner.protocol.dialect import Call
+from runner.serve.sources import PluginSource
+
+Lists = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+class ToolSource(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mark(self) -> str:
+        """Another one: what is known about it does not count any more."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Its name in the record of approved tools."""
+        ...
+
+    @property
+    def passes(self) -> bool:
+        """Its entries and the data of its errors are MCP's own."""
+        ...
+
+    @property
+    def maker(self) -> Maker | None:
+        """What makes its calls. None: what makes those of plugins."""
+        ...
+
+    def result(self, tool: str, value: Any) -> dict[str, Any]:
+        """What a tool answered, as a client of MCP reads it."""
+        ...
+
+    async def lists(self) -> Lists:
+        """All that it offers, by the names of lists. Raises PluginFailure, or LookupError if it is gone."""
+        ...
+
+
+class SupervisedSource:
+    maker: Maker | None = None
+
+    def __init__(self, source: PluginSource, supervisor: Supervisor) -> None:
+        self.name, self.mark = source.name, source.digest
+        self._plugin = source.plugin
+        self._contract = find_contract(source.plugin.contract)
+        self._supervisor = supervisor
+        self.identity = identity_of(source.plugin)
+        self.passes = self._contract.plain_entries
+
+    def result(self, tool: str, value: Any) -> dict[str, Any]:
+        content, commands = self._contract.content_of(value), self._contract.commands
+        if content is not None:
+            return content_result(self.name, content)
+        output = None if commands is None else commands.output(Call("tool", tool), value)
+        return value_result(value) if output is None else command_result(value, output)
+
+    async def lists(self) -> Lists:
+        """What the manifest declares needs no start."""
+        declared = await trio.to_thread.run_sync(self._contract.declared_tools, self._plugin)
+        if declared is not None:
+            return {"tools": declared}
+        found: dict[str, Sequence[Mapping[str, Any]]] = {"tools": ()}
+        with suppress(PluginError):  # it has none
+            found["tools"] = await self._supervisor.tools(self.name)
+        for listing in self._contract.lists:
+            if listing.what in found or listing.declared or listing.what not in LISTS:
+                continue
+            if listing.offered_as in self._offered():
+                with suppress(PluginError):
+                    found[listing.what] = await self._supervisor.tools(self.name, listing.what)
+        return found
+
+    def _offered(self) -> Mapping[str, Any]:
+        status = next((each for each in self._supervisor.plugins() if each.name == self.name), None)
+        return {} if status is None or status.identity is None else status.identity.details

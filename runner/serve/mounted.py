@@ -1,0 +1,87 @@
+"""An application of another package at a path of the door. It is loaded when it is first asked for.
+
+Its dependencies may be missing: then every request is told which.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from runner.ledger.ledger import Ledger
+from runner.lifecycle.supervisor import Supervisor
+from runner.protocol.dialect import Notice, Progress
+from runner.serve.desk import Desk
+from runner.serve.door import Message, Receive, Send
+from runner.serve.refusal import Refused
+from runner.serve.roster import Roster
+from sandbox.speed.value import NamedTuple
+
+
+class DaemonParts(NamedTuple):
+    """What a daemon shares with it."""
+
+    supervisor: Supervisor
+    desk: Desk
+    roster: Roster
+    ledger: Ledger
+    policy: str | None = None
+
+
+class MountedApplication(Protocol):
+    def hear(self, plugin: str, event: Notice | Progress) -> None: ...
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None: ...
+
+
+class CannotMount(Exception):
+    """A dependency is missing. The message says how to install it."""
+
+
+# Imports the application. Raises CannotMount.
+LoadApplication = Callable[
+    [], Callable[[DaemonParts, trio.Nursery, Callable[[str], None]], MountedApplication]
+]
+
+
+class DoorMount(NamedTuple):
+    path: str
+    load: LoadApplication
+
+
+class Mounted:
+    def __init__(self, mount: DoorMount, say: Callable[[str], None]) -> None:
+        self.path, self._load = mount
+        self._say = say
+        self._turn = trio.Lock()
+        self._application: MountedApplication | None = None
+        self.parts: DaemonParts | None = None
+        self.nursery: trio.Nursery | None = None
+
+    def hear(self, plugin: str, event: Notice | Progress) -> None:
+        if self._application is not None:
+            self._application.hear(plugin, event)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            async with self._turn:
+                if self._application is None:
+                    make = await trio.to_thread.run_sync(self._load)
+                    assert self.parts is not None and self.nursery is not None
+                    self._application = make(self.parts, self.nursery, self._say)
+        except CannotMount as missing:
+            await _answer(Refused(501, "not_installed", str(missing)), send)
+        except Exception as error:  # noqa: BLE001 -- our bug, or an unusable record: the daemon goes on
+            self._say(f"{scope['path']}: {type(error).__name__}: {error}")
+            await _answer(Refused(500, "internal", "it cannot be served; the daemon's stderr says why"), send)
+        else:
+            await self._application(scope, receive, send)
+
+
+async def _answer(refused: Refused, send: Send) -> None:
+    raw = json.dumps(refused.document()).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": raw, "more_body": False})

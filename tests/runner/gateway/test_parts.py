@@ -1,0 +1,218 @@
+"""Names, settings, limits and lists of the gateway, without a process."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from runner.approvals.tools import ToolRecord
+from runner.cli.serving.serve import _gateway
+from runner.exceptions import PluginFailure
+from runner.gateway.audit import hide
+from runner.gateway.catalogue import Catalogue
+from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri, split_uri
+from runner.gateway.rate import RateLimit
+from runner.gateway.settings import read_settings
+from runner.gateway.tool_source import Lists
+from runner.outcome import Outcome
+from runner.serve.mounted import CannotMount, DaemonParts, Mounted
+from sandbox.document.diagnostic import DocumentError
+
+# Names that plugins and tools may choose to be taken for each other.
+HOSTILE = (
+    *("a", "a_", "a__b", "_a", "a__", "b__c", "c", "_b", "__", "b", "-", ""),
+    *("a.b", "a b", "a-b", "ä", "a\nb", "x" * 29, "x" * 30, "x" * 31, "x" * 64, "x" * 200, "\udc80"),
+    *("a--b-0123456789ab", "b-0123456789ab", "0123456789ab", "a-0123456789AB"),
+)
+
+
+def test_no_two_tools_share_a_name_and_none_changes() -> None:
+    made: dict[str, tuple[str, str]] = {}
+    for plugin in filter(None, HOSTILE):
+        for tool in filter(None, HOSTILE):
+            name = public_name(plugin, tool)
+            assert re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) and len(name) <= MOST_NAME
+            assert name.startswith(plugin_part(plugin) + "__")
+            assert "__" not in plugin_part(plugin) and not plugin_part(plugin).endswith("_")
+            assert made.setdefault(name, (plugin, tool)) == (plugin, tool)
+    # A name that somebody computed for another one's tool does not become that tool.
+    short = public_name("notes", "find all")
+    for plugin in filter(None, HOSTILE):
+        assert public_name(plugin, short.partition("__")[2]) != short
+    assert public_name("a", "b__c") == "a__b__c"  # the usual case is plain
+    assert public_name("notes", "find") == "notes__find"
+    assert public_name("notes", "find all") == "notes__find-all-" + short[-12:]
+
+
+def test_uris_lead_back_to_their_plugin() -> None:
+    for plugin in ("notes", "a.b"):
+        for uri in ("file:///x", "memo://a/b?c#d", "runner:other/x", "note:"):
+            assert split_uri(public_uri(plugin, uri)) == (plugin_part(plugin), uri)
+    assert [split_uri(uri) for uri in ("file:///x", "runner:", "runner:x", "runner:x/", "runner:/y")] == [
+        None
+    ] * 5
+
+
+FAULTS: Mapping[str, str] = {
+    "[clients.a]\ntols = []": ":2:1: unknown_key: there is no key 'tols' here",
+    "client = 1": ":1:1: unknown_key: there is no key 'client' here",
+    "[clients]\na = 1": ":2:1: wrong_type: clients.a has to be a table",
+    "[clients.a]\ntools = 'x'": ":2:1: wrong_type: tools has to be a list of texts",
+    "[clients.a]\ncalls_per_minute = 0": ":2:1: wrong_type: calls_per_minute has to be a whole number",
+    "[clients.a]\ncalls_per_minute = true": ":2:1: wrong_type: calls_per_minute",
+    "[clients.a]\nrename = {x__y = 'z__w'}": ": bad_name: the new name of 'x__y' cannot be used",
+    "[clients.a]\nrename = {x__y = 'z', x__w = 'z'}": ": name_taken: two tools cannot both be called 'z'",
+    "[remotes.a]\nurl = 'https://x.example/mcp'\ntoken = 'abc'": ":3:1: literal_token: token: a token does",
+    "[remotes.a]\nurl = 'https://me:pw@x.example/mcp'": ":2:1: bad_url: url has to begin with https://",
+    "[remotes.a]\ntoken_file = 'x'": ":1:10: missing_key: the remote 'a' has no url",
+    "trust_first = 1": ":1:1: wrong_type: trust_first has to be true or false",
+    "x = [": ": toml_syntax: ",
+}
+
+
+def test_settings(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    for text, message in FAULTS.items():
+        path.write_text(text)
+        with pytest.raises(DocumentError) as caught:
+            read_settings(str(path))
+        told = "\n".join(each.text() for each in caught.value.diagnostics)
+        assert f"{path}{message}" in told or message in told, (text, told)
+    path.write_text('[clients.default]\nplugins = ["a*"]\n[clients.b]\nrename = {a__x = "y"}\n')
+    settings = read_settings(str(path))
+    assert settings.client("nobody").sees_plugin("ab") and not settings.client("nobody").sees_plugin("b")
+    other = settings.client("b")
+    assert other.sees_plugin("b") and other.shown_as("a__x") == "y" and other.meant_by("y") == "a__x"
+    assert other.meant_by("a__x") == ""  # the old name is gone
+    path.chmod(0o666)
+    with pytest.raises(DocumentError, match="settings_untrusted"):
+        read_settings(str(path))
+
+
+def test_a_minutes_calls_at_once_and_then_one_by_one() -> None:
+    now = [0.0]
+    rate = RateLimit(6, lambda: now[0])
+    assert [rate.take() for _ in range(8)] == [0, 0, 0, 0, 0, 0, 10, 10]
+    now[0] = 9.0
+    assert rate.take() == pytest.approx(1)
+    now[0] = 10.0
+    assert [rate.take(), rate.take()] == [0, pytest.approx(10)]
+    assert [RateLimit(0, lambda: 0.0).take() for _ in range(1000)] == [0] * 1000
+
+
+def test_secrets_are_not_in_bodies() -> None:
+    given = {
+        "query": "x",
+        "apiKey": "s",
+        "nested": [{"Password": "s", "note": "n"}],
+        "x-auth-token": {"a": "s"},
+    }
+    assert "'s'" not in str(hide(given)) and "'n'" in str(hide(given)) and "'x'" in str(hide(given))
+
+
+class FakeSource:
+    """A plugin whose list arrives when the test says so."""
+
+    passes = True
+    maker = None
+
+    def __init__(self, name: str) -> None:
+        self.name = self.mark = self.identity = name
+        self.ready = trio.Event()
+        self.failure: Exception | None = None
+        self.asked = 0
+        self.tools: Sequence[Mapping[str, Any]] = [{"name": "t", "inputSchema": {"type": "object"}}]
+
+    async def lists(self) -> Lists:
+        self.asked += 1
+        await self.ready.wait()
+        if self.failure is not None:
+            raise self.failure
+        return {"tools": self.tools}
+
+    def result(self, tool: str, value: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+async def run_here(function: Any, *args: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return function(*args)
+
+
+async def listed(catalogue: Catalogue) -> list[str]:
+    return [name for known in await catalogue.all() for name in known.shown.get("tools", ())]
+
+
+@pytest.mark.trio
+async def test_a_slow_plugin_keeps_nobody_back(
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The clock would jump while a thread reads the record.
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+    quick, slow, broken = map(FakeSource, ("quick", "slow", "broken"))
+    quick.ready.set()
+    broken.ready.set()
+    broken.failure = PluginFailure(Outcome("crashed", "handshake", "it ended"))
+    said: list[str] = []
+    changed = trio.Event()
+
+    def hear(what: str) -> None:
+        changed.set()
+
+    sources = [quick, slow, broken]
+    catalogue = Catalogue(nursery, lambda: sources, ToolRecord.at(tmp_path / "tools"), said.append, seconds=5)
+    catalogue.on_changed.append(hear)
+    began = trio.current_time()
+    assert await listed(catalogue) == ["quick__t"]
+    assert trio.current_time() - began == 5
+    assert said == ["broken: its tools are missing: crashed: it ended"] and not changed.is_set()
+    slow.ready.set()
+    await changed.wait()
+    assert await listed(catalogue) == ["quick__t", "slow__t"]
+    assert (quick.asked, slow.asked, broken.asked) == (1, 1, 1)  # the broken one not at every list
+    await trio.sleep(20)
+    broken.failure = None
+    assert await listed(catalogue) == ["broken__t", "quick__t", "slow__t"]
+    # It announces a change: an approved tool with another description is withheld, the list gets shorter.
+    changed = trio.Event()
+    quick.tools = [{"name": "t", "description": "now with teeth", "inputSchema": {"type": "object"}}]
+    catalogue.changed("quick")
+    await changed.wait()
+    assert await listed(catalogue) == ["broken__t", "slow__t"]
+    assert "'t' is withheld" in said[-1]
+    # One that is gone is not shown, and only the plugin of a name is asked for it.
+    sources.remove(slow)
+    await catalogue.reload()
+    assert await catalogue.find("tools", "slow__t") is None
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_without_the_extra_the_door_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith("runner.gateway.http")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mcp.server.streamable_http_manager", None)
+    mount = _gateway(None)
+    with pytest.raises(
+        CannotMount, match=r"is missing; install it with pip install 'plugin-runner\[gateway\]'"
+    ):
+        mount.load()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    mounted = Mounted(mount, lambda text: None)
+    mounted.parts = DaemonParts(None, None, None, None)  # type: ignore[arg-type]
+    await mounted({"type": "http", "path": "/mcp"}, None, send)  # type: ignore[arg-type]
+    assert sent[0]["status"] == 501
+    assert b"plugin-runner[gateway]" in sent[1]["body"]
