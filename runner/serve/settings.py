@@ -59,12 +59,12 @@ def read_settings(path: str, contracts: Mapping[str, str], environ: Mapping[str,
     """`contracts`: of the daemon's plugins, by their names. Never raises for what is in a file."""
     path = os.path.abspath(path)
     try:
-        return _Reader(path, environ).read(contracts)
+        return _SettingsReader(path, environ).read(contracts)
     except DocumentError as error:
         return Settings({}, error.diagnostics, (os.path.dirname(path),))
 
 
-class _Reader:
+class _SettingsReader:
     def __init__(self, path: str, environ: Mapping[str, str]) -> None:
         self._folder = os.path.dirname(path)
         self._environ = environ
