@@ -69,7 +69,7 @@ class AuditedMaker:
                 try:
                     await trio.to_thread.run_sync(self._write, line, call.input, output)
                 except OSError as error:
-                    unwritten = error.strerror
+                    unwritten = str(error.strerror)
         if unwritten:
             message = f"the call was made, but it cannot be written to the audit: {unwritten}"
             return failed(Outcome("internal", "call", message, "audit"))

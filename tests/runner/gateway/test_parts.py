@@ -322,14 +322,8 @@ async def test_a_session_that_does_not_read_keeps_no_news_from_others(
     async def answer(context: Any) -> None: ...
 
     catalogue = Catalogue(nursery, list, ToolRecord.at(tmp_path / "tools"), lambda text: None)
-    client = ClientGateway(
-        catalogue,
-        SupervisedMaker(None),
-        ClientQuestions(),
-        "me",
-        ClientSettings(),
-        nursery,  # type: ignore[arg-type]
-    )
+    maker = SupervisedMaker(None)  # type: ignore[arg-type]
+    client = ClientGateway(catalogue, maker, ClientQuestions(), "me", ClientSettings(), nursery)
     for key, send in (("stuck", trio.sleep_forever), ("other", tell)):
         session = SimpleNamespace(send_tool_list_changed=send)
         request = SimpleNamespace(headers={"mcp-session-id": key})
