@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -28,3 +29,13 @@ def test_what_is_no_file_is_a_fault_or_left_out(plugin_dir: Path) -> None:
     found = scan((str(plugin_dir),))
     assert {each.name for each in found.sources} == {"greeter", "acme.devkit"}
     assert [os.path.basename(each.path) for each in found.faults] == ["circle.json", "gone.json", "pipe.json"]
+
+
+def test_a_server_that_is_switched_off_is_left_out(plugin_dir: Path) -> None:
+    file = plugin_dir / "mcp.json"
+    servers = {"on": {"command": "/bin/cat"}, "off": {"command": "/bin/cat", "disabled": True}}
+    file.write_text(json.dumps({"mcpServers": servers}))
+    file.chmod(0o644)
+    found = scan((str(file),))
+    assert [each.name for each in found.sources] == ["on"]
+    assert [each.message for each in found.faults] == ["off: it is disabled in this file: left out"]
