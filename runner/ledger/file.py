@@ -34,6 +34,7 @@ from runner.ledger.rows import (
     DeliveryConflict,
     DeliveryRow,
     DeliveryState,
+    DeliveryTooLarge,
     EndOfCall,
     InvocationRow,
     KeyReused,
@@ -275,7 +276,7 @@ class LedgerFile:
 
     def enqueue(self, delivery: Delivery) -> DeliveryRow:
         """Store a delivery, due at once. The same delivery again changes nothing. Raises DeliveryConflict if
-        another one has its id, and DeliveriesFull."""
+        another one has its id, DeliveryTooLarge and DeliveriesFull."""
         known = self.delivery(delivery.id)
         if known is not None:
             if tuple(known[: len(delivery)]) != tuple(delivery):
@@ -289,31 +290,54 @@ class LedgerFile:
 
     def enqueue_all(self, event: Delivery, hooks: Sequence[tuple[str, str]]) -> list[DeliveryRow]:
         """Store a delivery of an event to each of these plugins' hooks, or none. `event`: a delivery without
-        plugin and hook. The same event again changes nothing, also if other hooks want it by now: it returns
-        the rows that there are. Raises DeliveryConflict if another event has its id, and DeliveriesFull."""
+        hook, and without plugin unless all hooks are of that one. The same event again changes nothing, also
+        if other hooks want it by now: it returns the rows that there are. One plugin after the other may get
+        it. Raises DeliveryConflict if another event has its id, DeliveryTooLarge and DeliveriesFull."""
         found = self._connection.execute(
             "SELECT * FROM deliveries WHERE id > ?1 || '~' AND id < ?1 || char(127)", (event.id,)
         )
-        known, differs = [], False
+        to_all: list[DeliveryRow] = []
+        to_named: list[DeliveryRow] = []
+        differs = False
         for row in map(DeliveryRow._make, found):
-            if row.id == hook_id(event.id, row.plugin, row.hook):
-                differs |= (row.event, row.context) != (event.event, event.context)
-                known.append(row._replace(event=event.event, context=event.context))  # in memory once
+            for rows, named in ((to_all, False), (to_named, True)):
+                if row.id == hook_id(event.id, row.plugin, row.hook, named=named):
+                    differs |= (row.event, row.context) != (event.event, event.context)
+                    rows.append(row._replace(event=event.event, context=event.context))  # in memory once
         if differs:
             raise DeliveryConflict(f"there is another event with the id {event.id!a}")
+        known = to_all
+        if event.plugin:
+            known = [row for row in (*to_all, *to_named) if row.plugin == event.plugin]
+        elif to_named and not to_all:
+            raise DeliveryConflict(f"the event {event.id!a} was delivered to plugins by their names")
+        if not known:
+            self._require_possible(len(hooks) * (len(event.event) + len(event.context)))
         return known or [
-            self.enqueue(event._replace(id=hook_id(event.id, plugin, hook), plugin=plugin, hook=hook))
+            self.enqueue(
+                Delivery(
+                    hook_id(event.id, plugin, hook, named=bool(event.plugin)),
+                    *(plugin, hook, event.event, event.context),
+                )
+            )
             for plugin, hook in hooks
         ]
 
+    def _require_possible(self, size: int) -> None:
+        most = int(self._bounds.size * _MOST_WAITING)
+        if size > most:
+            message = f"it takes {size} bytes for all its hooks, and all deliveries that wait have {most}"
+            raise DeliveryTooLarge(message)
+
     def _make_room(self, delivery: Delivery | DeliveryRow) -> None:
-        """Count a delivery among those that wait. Raises DeliveriesFull."""
+        """Count a delivery among those that wait. Raises DeliveryTooLarge and DeliveriesFull."""
         if self._waiting_bytes is None:
             (self._waiting_bytes,) = self._connection.execute(
                 "SELECT COALESCE(SUM(LENGTH(event) + LENGTH(context)), 0) FROM deliveries"
                 " WHERE state IN ('queued', 'running')"
             ).fetchone()
         waiting, size = self._waiting_bytes or 0, len(delivery.event) + len(delivery.context)
+        self._require_possible(size)
         if waiting + size > self._bounds.size * _MOST_WAITING:
             raise DeliveriesFull(f"deliveries of {waiting} bytes wait, and there is no room for {size} more")
         self._waiting_bytes = waiting + size

@@ -92,9 +92,11 @@ class Delivery(NamedTuple):
     context: str = "{}"  # JSON
 
 
-def hook_id(event: str, plugin: str, hook: str) -> str:
-    """The id of the delivery to one hook of an event that goes to several."""
-    return f"{event}~{hashlib.sha256(json.dumps([plugin, hook]).encode()).hexdigest()[:24]}"
+def hook_id(event: str, plugin: str, hook: str, *, named: bool = False) -> str:
+    """The id of the delivery to one hook of an event that goes to several. `named`: it goes to hooks of this
+    plugin only."""
+    key = [plugin, hook, "named"] if named else [plugin, hook]
+    return f"{event}~{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}"
 
 
 class DeliveryRow(NamedTuple):
@@ -134,6 +136,10 @@ class KeyReused(LedgerRefusal):
 
 class DeliveriesFull(LedgerRefusal):
     """So much waits for delivery that it would take the room of other rows."""
+
+
+class DeliveryTooLarge(LedgerRefusal):
+    """It takes more room than all deliveries together may have."""
 
 
 class DeliveryConflict(LedgerRefusal):

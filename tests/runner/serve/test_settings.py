@@ -312,7 +312,9 @@ def check_events(served: Served) -> None:
     assert wait_for(lambda: served.ask("GET", f"/deliveries/{row['id']}")[1]["state"] == "acked")
     assert post(event={"type": "nobody.cares"})[1]["deliveries"] == []
     assert post(plugin="quirks", event=event({}))[1]["deliveries"] == []
+    assert len(post(id="e2", plugin="acme.devkit", event=event({}))[1]["deliveries"]) == 1
     rows: list[tuple[dict[str, Any], tuple[int, str]]] = [
+        ({"id": "e2", "event": event({})}, (409, "delivery_conflict")),
         ({"id": "e1", "event": event({"other": 1})}, (409, "delivery_conflict")),
         ({"id": "x" * 201, "event": event({})}, (400, "invalid_delivery")),
         ({"event": {}}, (400, "invalid_delivery")),
