@@ -36,6 +36,7 @@ from runner.serve.settings import Settings, read_settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.identity.state import state_root
+from sandbox.policy.load import policy_folders
 from sandbox.spec import Denial, Limits
 from sandbox.speed.value import NamedTuple
 
@@ -101,9 +102,11 @@ class Roster:
             # Where approvals come to be: the folder itself may not exist yet.
             approvals = approvals_folder(self._environ) or ""
             tools = str(tools_folder(self._environ)) if approvals else ""
+            policies = policy_folders(self._policy, self._environ)
             for _ in range(_MOST_READS):
                 found, sources, given = await trio.to_thread.run_sync(self._read)
                 self.watched = (*found.watched, *given.watched, approvals, os.path.dirname(approvals), tools)
+                self.watched += policies
                 if not self.follow(self.watched):
                     break  # else files may have changed after they were read, and before they were watched
             wanted = await trio.to_thread.run_sync(self._judge, sources, given)

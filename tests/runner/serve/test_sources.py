@@ -35,14 +35,14 @@ def test_what_is_no_file_is_a_fault_or_left_out(plugin_dir: Path) -> None:
     assert [os.path.basename(each.path) for each in found.faults] == ["circle.json", "gone.json", "pipe.json"]
 
 
-def test_what_changes_between_a_reading_and_its_watch_is_read(plugin_dir: Path) -> None:
+def test_what_changes_between_a_reading_and_its_watch_is_read(plugin_dir: Path, tmp_path: Path) -> None:
     put_plugins(plugin_dir)
     said: list[str] = []
 
     async def main() -> None:
         async with open_supervisor() as supervisor:
-            paths = (str(plugin_dir),)
-            roster = Roster(supervisor, None, paths, None, None, {**os.environ}, said.append)
+            paths, policy = (str(plugin_dir),), str(tmp_path / "policy.toml")
+            roster = Roster(supervisor, None, paths, policy, None, {**os.environ}, said.append)
             with open_watch() as watch:
                 assert watch is not None
 
@@ -55,6 +55,7 @@ def test_what_changes_between_a_reading_and_its_watch_is_read(plugin_dir: Path) 
                 await roster.reload()
                 assert [each.name for each in roster.sources()] == ["acme.devkit"]
                 assert [each.path for each in roster.faults] == [str(plugin_dir / "words")]
+                assert {str(tmp_path), "/etc/runner"} <= {*roster.watched}  # where a policy may change
                 assert not watch.set(roster.watched)  # nothing is new: one reading is enough
                 (plugin_dir / "more").mkdir(mode=0o755)
                 assert watch.set((*roster.watched, str(plugin_dir / "more")))
