@@ -138,6 +138,8 @@ def delivery_of(document: dict[str, Any]) -> Delivery:
         value, most = given[key], _MOST_ID if "hook" in given else _MOST_EVENT_ID
         if not isinstance(value, str) or not 0 < len(value) <= most or not value.isprintable():
             raise ValueError(f"{key}: it has to be a text of 1 to {most} printable characters")
+    if "/" in given["id"] or given["id"] in (".", ".."):
+        raise ValueError("id: it is a part of addresses, such as /deliveries/ID/repeat, so it has no slash")
     event, context = document.get("event"), document.get("context", {})
     if not isinstance(event, dict) or not isinstance(context, dict):
         raise ValueError("event, and context if there is one, have to be objects")

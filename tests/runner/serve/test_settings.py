@@ -324,6 +324,7 @@ def check_events(served: Served) -> None:
         ({"id": "e2", "event": event({})}, (409, "delivery_conflict")),
         ({"id": "e1", "event": event({"other": 1})}, (409, "delivery_conflict")),
         ({"id": "x" * 201, "event": event({})}, (400, "invalid_delivery")),
+        ({"id": "a/b", "event": event({})}, (400, "invalid_delivery")),
         ({"event": {}}, (400, "invalid_delivery")),
         ({"event": {"type": 5}}, (400, "invalid_delivery")),
         ({"type": "a", "event": {"type": "b"}}, (400, "invalid_delivery")),
