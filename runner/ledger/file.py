@@ -18,6 +18,7 @@ import random
 import sqlite3
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -41,6 +42,7 @@ from runner.ledger.rows import (
     LedgerRefusal,
     Verdict,
     digest,
+    has_place,
     hook_id,
 )
 from runner.ledger.schema import APPLICATION_ID, MIGRATIONS, migrate
@@ -342,16 +344,35 @@ class LedgerFile:
             raise DeliveriesFull(f"deliveries of {waiting} bytes wait, and there is no room for {size} more")
         self._waiting_bytes = waiting + size
 
-    def claim(self, most: int, name: Callable[[], str], busy: Sequence[str] = ()) -> list[Attempt]:
+    def claim(
+        self,
+        most: int,
+        name: Callable[[], str],
+        busy: Sequence[str] = (),
+        running: Counter[str] | None = None,
+    ) -> list[Attempt]:
         """Begin the next attempt of deliveries that are due, at most `most`. Each attempt is also a call,
-        which is written with it. `name` makes the id of a call. `busy`: plugins that get none now."""
-        marks = ", ".join("?" * len(busy))
-        rows = self._connection.execute(
-            f"SELECT * FROM deliveries WHERE state = 'queued' AND due <= ? AND plugin NOT IN ({marks})"
-            " ORDER BY due, id LIMIT ?",
-            (self.clock(), *busy, most),
-        ).fetchall()
-        return [self._begin(DeliveryRow(*row), name()) for row in rows]
+        which is written with it. `name` makes the id of a call. `busy`: plugins that get none now. `running`:
+        how many attempts of each plugin run, if they are to share the places (`has_place`)."""
+        begun: list[Attempt] = []
+        counts, places = Counter(running), most + (0 if running is None else running.total())
+        full = {*busy}
+        while (left := most - len(begun)) > 0:
+            marks = ", ".join("?" * len(full))
+            rows = self._connection.execute(
+                f"SELECT * FROM deliveries WHERE state = 'queued' AND due <= ? AND plugin NOT IN ({marks})"
+                " ORDER BY due, id LIMIT ?",
+                (self.clock(), *full, left),
+            ).fetchall()
+            for row in map(DeliveryRow._make, rows):
+                if running is None or has_place(row.plugin, counts, places):
+                    counts[row.plugin] += 1
+                    begun.append(self._begin(row, name()))
+                else:
+                    full.add(row.plugin)
+            if len(rows) < left:
+                break
+        return begun
 
     def _begin(self, row: DeliveryRow, invocation: str) -> Attempt:
         begun = row._replace(state="running", attempt=row.attempt + 1, due=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from typing import Any, Literal
 
 from sandbox.speed.value import NamedTuple
@@ -97,6 +98,13 @@ def hook_id(event: str, plugin: str, hook: str, *, named: bool = False) -> str:
     plugin only."""
     key = [plugin, hook, "named"] if named else [plugin, hook]
     return f"{event}~{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}"
+
+
+def has_place(plugin: str, running: Counter[str], places: int) -> bool:
+    """Whether one more attempt for a plugin may begin. It gets half of the places that others leave, so that
+    hooks that never answer do not keep those of other plugins waiting."""
+    own = running[plugin]
+    return own < max(1, (places - (running.total() - own)) // 2)
 
 
 class DeliveryRow(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from runner.ledger.rows import (
     EndOfCall,
     KeyReused,
     digest,
+    has_place,
     hook_id,
 )
 from runner.ledger.schema import MIGRATIONS
@@ -285,6 +287,26 @@ def test_an_event_for_several_hooks_is_stored_for_all_of_them_or_none(path: str)
         file.do(LedgerFile.enqueue_all, large._replace(id="e5"), [*hooks, ("four", "h")])
     with pytest.raises(DeliveryTooLarge):
         file.do(LedgerFile.enqueue, Delivery("e6", "one", "h", json.dumps("x" * 100_000)))
+    file.close()
+
+
+def test_a_plugin_with_many_deliveries_leaves_places_to_others(path: str, clock: Clock) -> None:
+    file = open_file(path, clock=clock)
+    for number in range(40):
+        file.do(LedgerFile.enqueue, Delivery(f"a{number}", "slow", "h", EVENT))
+    clock.now += 1
+    for late in ("other", "third"):
+        file.do(LedgerFile.enqueue, Delivery(late, late, "h", EVENT))
+    name = names()
+    begun = [each.delivery.plugin for each in file.do(LedgerFile.claim, 16, name, (), Counter())]
+    assert Counter(begun) == {"slow": 8, "other": 1, "third": 1}
+    # Places that became free are not for it either, as long as its eight run.
+    assert file.do(LedgerFile.claim, 6, name, (), Counter(begun)) == []
+    assert not has_place("slow", Counter(begun), 16) and has_place("other", Counter(begun), 16)
+    assert has_place("late", Counter(slow=8, other=4, third=3), 16)  # the last place
+    # The control: without shares the first ones get all.
+    begun = [each.delivery.plugin for each in file.do(LedgerFile.claim, 16, name)]
+    assert begun == ["slow"] * 16
     file.close()
 
 
