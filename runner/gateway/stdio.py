@@ -159,10 +159,12 @@ class StdioGateway:
         with open_watch() as watch:
             if watch is None or self._catalogue is None:
                 return
-            watch.set(self._roster.watched)
+            self._roster.follow = watch.set
+            if watch.set(self._roster.watched):  # it was read before it was watched
+                await self._roster.reload()
+                await self._catalogue.reload()
             async for _ in watch.changes():
                 await self._roster.reload()
-                watch.set(self._roster.watched)
                 await self._catalogue.reload()
 
     def _hear(self, plugin: str, event: Notice | Progress) -> None:
