@@ -85,7 +85,7 @@ class SeenTools(NamedTuple):
 def identity_of(plugin: Plugin) -> str:
     """The plugin's name for `judge`: an approval's key without the command line and the program. Another
     program in the same entry has to list the same tools, or a person looks at them."""
-    return _dump([plugin.contract, plugin.id, look.realpath(plugin.manifest), plugin.scope])
+    return _dump((plugin.contract, plugin.id, look.realpath(plugin.manifest), plugin.scope))
 
 
 def remote_identity(name: str, url: str) -> str:

@@ -90,7 +90,7 @@ def read_settings(path: str) -> GatewaySettings:
     if fault is not None:
         raise DocumentError(Diagnostic(path, 0, 0, "settings_untrusted", *fault))
     document = parse(path, read_bounded(path), "toml")
-    reader = _Reader(document)
+    reader = _GatewayReader(document)
     reader.known((), document.data, ("clients", "remotes", "trust_first"))
     trust_first = document.data.get("trust_first", True)
     if not isinstance(trust_first, bool):
@@ -102,7 +102,7 @@ def read_settings(path: str) -> GatewaySettings:
     return GatewaySettings(clients, remotes, trust_first is True)
 
 
-class _Reader:
+class _GatewayReader:
     def __init__(self, document: Document) -> None:
         self._document = document
         self.faults: list[Diagnostic] = []
@@ -147,7 +147,7 @@ class _Reader:
         return ()
 
 
-def _client(reader: _Reader, keys: KeyPath, table: dict[str, Any]) -> ClientSettings:
+def _client(reader: _GatewayReader, keys: KeyPath, table: dict[str, Any]) -> ClientSettings:
     reader.known(keys, table, ClientSettings._fields)
     every = ("*",)
     plugins, tools = reader.texts(keys, table, "plugins"), reader.texts(keys, table, "tools")
@@ -165,7 +165,7 @@ def _client(reader: _Reader, keys: KeyPath, table: dict[str, Any]) -> ClientSett
     )
 
 
-def _rename(reader: _Reader, keys: KeyPath, table: dict[str, Any]) -> dict[str, str]:
+def _rename(reader: _GatewayReader, keys: KeyPath, table: dict[str, Any]) -> dict[str, str]:
     given, keys = table.get("rename", {}), (*keys, "rename")
     if not isinstance(given, dict):
         reader.fault(keys, "wrong_type", "rename has to be a table of names")
@@ -184,7 +184,7 @@ def _rename(reader: _Reader, keys: KeyPath, table: dict[str, Any]) -> dict[str, 
     return found
 
 
-def _remote(reader: _Reader, name: str, keys: KeyPath, table: dict[str, Any]) -> RemoteSettings:
+def _remote(reader: _GatewayReader, name: str, keys: KeyPath, table: dict[str, Any]) -> RemoteSettings:
     for key in table:
         if key in _TOKEN_KEYS:
             reader.fault((*keys, key), "literal_token", f"{key}: a token does not belong here", _TOKEN_HINT)

@@ -47,7 +47,10 @@ class _Body:
         return own <= (MOST_HELD_BYTES - (self._held.total() - own)) // 2
 
     def drop(self) -> None:
+        """Give its room back. May be called twice."""
         self._held[self._caller] -= self.size
+        self.content.clear()
+        self.size = 0
         if not self._held[self._caller]:
             del self._held[self._caller]
 
@@ -110,6 +113,8 @@ class Door:
             with nullcontext() if session is None else session.bound():
                 await self._application(scope, replay, send)
         except Refused as refused:
+            if body is not None:
+                body.drop()  # before the answer, for which the client may take its time
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_drop, receive)
                 self._on_refused(peer, refused)

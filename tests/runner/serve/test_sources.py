@@ -6,7 +6,12 @@ import json
 import os
 from pathlib import Path
 
+import trio
+
+from runner.lifecycle.supervisor import open_supervisor
+from runner.serve.roster import Roster
 from runner.serve.sources import scan
+from runner.serve.watch import open_watch
 from tests.runner.serve.served import put_plugins
 
 
@@ -39,3 +44,31 @@ def test_a_server_that_is_switched_off_is_left_out(plugin_dir: Path) -> None:
     found = scan((str(file),))
     assert [each.name for each in found.sources] == ["on"]
     assert [each.message for each in found.faults] == ["off: it is disabled in this file: left out"]
+
+
+def test_what_changes_between_a_reading_and_its_watch_is_read(plugin_dir: Path, tmp_path: Path) -> None:
+    put_plugins(plugin_dir)
+    said: list[str] = []
+
+    async def main() -> None:
+        async with open_supervisor() as supervisor:
+            paths, policy = (str(plugin_dir),), str(tmp_path / "policy.toml")
+            roster = Roster(supervisor, None, paths, policy, None, {**os.environ}, said.append)
+            with open_watch() as watch:
+                assert watch is not None
+
+                def follow(folders: tuple[str, ...]) -> bool:
+                    """It was read before, and nothing tells that it has changed."""
+                    (plugin_dir / "words/mcp.json").write_text("{")
+                    return watch.set(folders)
+
+                roster.follow = follow
+                await roster.reload()
+                assert [each.name for each in roster.sources()] == ["acme.devkit"]
+                assert [each.path for each in roster.faults] == [str(plugin_dir / "words")]
+                assert {str(tmp_path), "/etc/runner"} <= {*roster.watched}  # where a policy may change
+                assert not watch.set(roster.watched)  # nothing is new: one reading is enough
+                (plugin_dir / "more").mkdir(mode=0o755)
+                assert watch.set((*roster.watched, str(plugin_dir / "more")))
+
+    trio.run(main)
