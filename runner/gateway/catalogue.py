@@ -67,6 +67,7 @@ class Catalogue:
         self._trust_first = trust_first
         self._say = say
         self._known: dict[str, KnownSource] = {}  # by the plugin's part of public names
+        self._left_out: set[str] = set()  # names of which that was said
         self.on_changed: list[Callable[[str], None]] = []  # called with the name of a list
 
     async def all(self) -> list[KnownSource]:
@@ -146,7 +147,9 @@ class Catalogue:
         for source in sorted(self._sources(), key=lambda each: each.name):
             part = plugin_part(source.name)
             if part in found:
-                self._say(f"{source.name} is left out: {found[part].source.name} has the same short name")
+                if source.name not in self._left_out:  # once, and not at every list
+                    self._left_out.add(source.name)
+                    self._say(f"{source.name} is left out: {found[part].source.name} has the same short name")
                 continue
             known = self._known.get(part)
             same = known is not None and _mark(known.source) == _mark(source)

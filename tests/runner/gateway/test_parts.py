@@ -204,7 +204,12 @@ async def test_a_slow_plugin_keeps_nobody_back(
     assert "'t' is withheld" in said[-1]
     # One that is gone is not shown, and only the plugin of a name is asked for it.
     sources.remove(slow)
+    sources.append(FakeSource("quick"))  # a remote server may have a plugin's name
     await catalogue.reload()
+    await listed(catalogue)
+    assert [each for each in said if "left out" in each] == [
+        "quick is left out: quick has the same short name"
+    ]
     assert await catalogue.find("tools", "slow__t") is None
     nursery.cancel_scope.cancel()
 
