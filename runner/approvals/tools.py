@@ -53,6 +53,7 @@ UNSEEN = "no person has seen the tools of this plugin yet"
 class WithheldTool(NamedTuple):
     name: str
     reason: str  # a sentence without its end
+    is_kept: bool = True  # for `runner allow --diff`; False: no record can hold it, so nobody can accept it
 
 
 class Judgement(NamedTuple):
@@ -230,19 +231,21 @@ def _canonical(
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
             shown = printable(cut(name, _LONGEST_NAME)) if isinstance(name, str) else "(no name)"
             told = f"its name is not a text of 1 to {_LONGEST_NAME} characters that can be printed"
-            refused.append(WithheldTool(shown, told))
+            refused.append(WithheldTool(shown, told, is_kept=False))
             continue
         if name in listed:
-            refused.append(WithheldTool(name, "the plugin lists it twice; the first one counts"))
+            told = "the plugin lists it twice; the first one counts"
+            refused.append(WithheldTool(name, told, is_kept=False))
             continue
         try:
             text = _dump({key: value for key, value in tool.items() if key not in _UNJUDGED})
         except (TypeError, ValueError, RecursionError):
-            refused.append(WithheldTool(name, "it is not JSON, or is nested too deeply"))
+            told = "it is not JSON, or is nested too deeply"
+            refused.append(WithheldTool(name, told, is_kept=False))
             continue
         if len(text) > MOST_TOOL_BYTES:
             told = f"its description and schemas have {len(text)} bytes; at most {MOST_TOOL_BYTES} are kept"
-            refused.append(WithheldTool(name, told))
+            refused.append(WithheldTool(name, told, is_kept=False))
             continue
         total += len(text)
         if total > MOST_LISTED_BYTES:

@@ -6,13 +6,13 @@ told later that there is more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import trio
 
 from runner.approvals.record import ApprovalsUnusable
-from runner.approvals.tools import ToolRecord
+from runner.approvals.tools import ToolRecord, WithheldTool
 from runner.exceptions import PluginError, PluginFailure
 from runner.gateway.names import SEPARATOR, plugin_part
 from runner.gateway.settings import LIST_SECONDS
@@ -37,6 +37,7 @@ class KnownSource:
         self.lists: Lists | None = None  # as the plugin gave them
         # Name of a list -> public name -> entry. Empty until the plugin has answered and was judged.
         self.shown: Mapping[str, Mapping[str, Shown]] = {}
+        self.withheld: tuple[WithheldTool, ...] = ()
         self.fault = ""  # why there is nothing
         self.remarks: tuple[str, ...] = ()  # what is withheld, and why
         self.failed_at = -_AGAIN_SECONDS
@@ -98,6 +99,10 @@ class Catalogue:
             if known.asking:
                 await known.done.wait()
         return known
+
+    def withheld(self) -> Iterator[tuple[str, WithheldTool]]:
+        """The tools that no client sees, each with the name of its plugin."""
+        return ((known.source.name, tool) for known in self._known.values() for tool in known.withheld)
 
     def hear(self, name: str, event: Notice | Progress) -> None:
         """What a plugin says beside its answers."""
@@ -184,6 +189,7 @@ class Catalogue:
 
     def _failed(self, known: KnownSource, why: str, hint: str) -> None:
         known.lists, known.shown, known.failed_at = None, {}, trio.current_time()
+        known.withheld = ()
         known.fault = printable(
             f"{known.source.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
         )
@@ -195,7 +201,11 @@ class Catalogue:
         judge = partial(self._record.judge, trust_first=self._trust_first)
         judged = await trio.to_thread.run_sync(judge, source.identity, lists.get("tools", ()))
         name = source.name
-        remarks = [f"{name}: {quoted(one.name)} is withheld: {one.reason}{_LOOK}" for one in judged.withheld]
+        known.withheld = tuple(judged.withheld)
+        remarks = [
+            f"{name}: {quoted(one.name)} is withheld: {one.reason}{_LOOK * one.is_kept}"
+            for one in known.withheld
+        ]
         found: dict[str, dict[str, Shown]] = {}
         for what in LISTS:
             entries = judged.shown if what == "tools" else lists.get(what, ())

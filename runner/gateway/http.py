@@ -10,7 +10,8 @@ import json
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import trio
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -115,6 +116,7 @@ class HttpGateway:
     ) -> None:
         self._nursery = nursery
         self._settings = settings
+        self._roster = parts.roster
         self._say = say
         self._questions = ClientQuestions()
         self._maker = DeskMaker(parts.desk, nursery)
@@ -144,10 +146,18 @@ class HttpGateway:
         for gateway in self._gateways.values():
             gateway.hear(plugin, event)
 
+    def questions(self) -> Iterator[dict[str, Any]]:
+        """A row for each withheld tool, as the page shows it."""
+        for plugin, tool in self._catalogue.withheld():
+            command = self._roster.allow(plugin, "--diff") if tool.is_kept else ""
+            yield {"plugin": plugin, "tool": tool.name, "change": tool.reason, "command": command}
+
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         caller: str = scope["state"]["caller"]
         async with self._turn:
-            if caller not in self._managers:  # there are three at most: the user, root, and the token
+            if (
+                caller not in self._managers
+            ):  # the user, root, the token, the page; and certificates, by subject
                 self._managers[caller] = await self._nursery.start(self._serve, caller)
         await self._managers[caller].handle_request(scope, receive, send)
 

@@ -213,15 +213,15 @@ class Roster:
     def judgement(self, name: str) -> PolicyJudgement:
         return self._judgements.get(name, PolicyJudgement())
 
-    def allow(self, name: str) -> str:
+    def allow(self, name: str, *options: str) -> str:
         """The command by which a person allows what the plugin asks for. Empty: a name in it has characters
         that a terminal would obey."""
         entry = self._entries.get(name)
         if entry is None or not (entry.source.path + (entry.source.server or "")).isprintable():
             return ""
         server = () if entry.source.server is None else ("--server", entry.source.server)
-        policy = () if self._policy is None else ("--policy", self._policy)
-        return shlex.join(("runner", "allow", entry.source.path, *server, *policy))
+        policy = () if self._policy is None else ("--policy", _from_anywhere(self._policy))
+        return shlex.join(("runner", "allow", *options, entry.source.path, *server, *policy))
 
     def effect(self, name: str, tool: str) -> Effect:
         """The effect class of a tool, by the manifest. Where the contract has none, it is unknown."""
@@ -268,6 +268,11 @@ class Roster:
         full = report(stage, outcome, EXIT[outcome.code])
         kept = ("plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
         return {key: full[key] for key in kept if key in full}
+
+
+def _from_anywhere(policy: str) -> str:
+    """The same policy in another working directory: a word is the name of one that comes with the runner."""
+    return os.path.abspath(policy) if "/" in policy or "." in policy else policy
 
 
 def _fault_of(found: Diagnostic) -> SourceFault:

@@ -19,6 +19,7 @@ from runner.approvals.tools import (
     NEW,
     UNSEEN,
     ToolRecord,
+    WithheldTool,
     identity_of,
     tools_folder,
 )
@@ -96,14 +97,16 @@ def test_what_no_model_reads_may_change(record: ToolRecord) -> None:
 
 def test_a_new_tool_is_withheld_and_a_removed_one_stays_recorded(record: ToolRecord) -> None:
     record.judge("one", [tool()])
-    assert record.judge("one", [tool("drop")]).withheld == [("drop", NEW)]
+    assert record.judge("one", [tool("drop")]).withheld == [WithheldTool("drop", NEW)]
     assert names(record, tool(description="Other."), tool("drop")) == ([], ["search", "drop"])
     assert names(record, tool()) == (["search"], [])
 
 
 def test_a_person_can_ask_to_see_the_first_list(record: ToolRecord) -> None:
-    assert record.judge("one", [tool()], trust_first=False).withheld == [("search", UNSEEN)]
-    assert record.judge("one", [tool()]).withheld == [("search", UNSEEN)]  # the next start does not trust it
+    assert record.judge("one", [tool()], trust_first=False).withheld == [WithheldTool("search", UNSEEN)]
+    assert record.judge("one", [tool()]).withheld == [
+        WithheldTool("search", UNSEEN)
+    ]  # the next start does not trust it
     record.accept("one", record.proposed("one") or ())
     assert names(record, tool()) == (["search"], [])
 
