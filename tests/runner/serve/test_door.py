@@ -305,6 +305,32 @@ async def test_a_streamed_call_that_is_cancelled_before_it_is_made_has_an_outcom
 
 
 @pytest.mark.trio
+async def test_a_call_that_ends_with_its_session_is_not_taken_for_the_end_of_the_daemon(
+    tmp_path: Path,
+) -> None:
+    roster: Any = SimpleNamespace(effect=lambda plugin, tool: "unknown", secrets=lambda plugin: None)
+    scope = trio.CancelScope()
+
+    async def call(*given: object, **more: object) -> None:
+        scope.cancel()
+        await trio.sleep_forever()
+
+    supervisor: Any = SimpleNamespace(call=call)
+    async with open_ledger(str(tmp_path / "ledger.db")) as ledger:
+        desk = Desk(supervisor, ledger, roster, Metrics())
+        for draining, cause in ((False, "given_up"), (True, "draining")):
+            asked = DoorCall("plugin", "tool", None)
+            desk.draining = False  # it accepts no call then
+            row = await desk.accept(asked)
+            assert not isinstance(row, CallAnswer)
+            desk.draining = draining
+            with trio.CancelScope() as scope:
+                await desk.make(row, asked, None)
+            found = await ledger.do(LedgerFile.invocation, row.id)
+            assert found is not None and json.loads(found.record or "")["outcome"]["cause"] == cause
+
+
+@pytest.mark.trio
 async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(tmp_path: Path) -> None:
     async with house(tmp_path) as door:
         other = sqlite3.connect(door.ledger.path, isolation_level=None)
