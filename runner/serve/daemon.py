@@ -32,7 +32,7 @@ from runner.serve.mounted import DaemonParts, DoorMount, Mounted
 from runner.serve.page.board import Board
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import Sessions
-from runner.serve.peer import PAGE, DoorPeer, Rules
+from runner.serve.peer import LOCAL_NAMES, PAGE, DoorPeer, Rules
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.routes import Routes
@@ -230,7 +230,11 @@ class Daemon:
             if each.family != socket.AF_UNIX:
                 host, port = each.getsockname()[:2]
                 host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-                yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+                host = f"[{host}]" if ":" in host else host
+                # By TLS, the name that was added: the certificate will have it, and hardly the address.
+                names = self._options.rules.names
+                added = [name for name in names if name[-1:].isalpha() and name not in LOCAL_NAMES]
+                yield f"{scheme}://{added[0] if added and scheme == 'https' else host}:{port}/"
 
     # --- audit and metrics ----------------------------------------------------------------------------------
 

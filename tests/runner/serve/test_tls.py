@@ -196,15 +196,19 @@ async def test_a_handshake_has_a_deadline_and_counts_as_a_connection(
 @pytest.mark.trio
 async def test_large_bodies_and_answers_pass_by_tls(tmp_path: Path) -> None:
     known = Authorities(tmp_path / "tls")
+    named = NO_TOKEN._replace(names=(*NO_TOKEN.names, "plugins.example", "127.0.0.1"))
     large = request("/deliveries", HOST, method="POST", body=b"x" * (1 << 20))
     async with (
-        house(tmp_path, tls=known.tls(), rules=NO_TOKEN) as door,
+        house(tmp_path, tls=known.tls(), rules=named) as door,
         await door.connect(tls=known.client(known.own)) as stream,
     ):
         await stream.send_all(large)
         assert code(await answer(stream)) == "invalid_json"
         await stream.send_all(request("/openapi.json", HOST))
         assert len(await answer(stream)) > 10_000
+        # A link to the page has a name for which there may be a certificate.
+        opened = await door.ask(request("/session/codes", HOST, method="POST"))
+        assert f'"https://plugins.example:{door.tcp}/#code='.encode() in opened
 
 
 @pytest.mark.trio
