@@ -220,7 +220,7 @@ class Roster:
         if entry is None or not (entry.source.path + (entry.source.server or "")).isprintable():
             return ""
         server = () if entry.source.server is None else ("--server", entry.source.server)
-        policy = () if self._policy is None else ("--policy", _from_anywhere(self._policy))
+        policy = () if self._policy is None else ("--policy", from_anywhere(self._policy))
         return shlex.join(("runner", "allow", *options, entry.source.path, *server, *policy))
 
     def effect(self, name: str, tool: str) -> Effect:
@@ -270,7 +270,7 @@ class Roster:
         return {key: full[key] for key in kept if key in full}
 
 
-def _from_anywhere(policy: str) -> str:
+def from_anywhere(policy: str) -> str:
     """The same policy in another working directory: a word is the name of one that comes with the runner."""
     return os.path.abspath(policy) if "/" in policy or "." in policy else policy
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from runner.serve.roster import from_anywhere
 from runner.serve.sources import scan
 from tests.runner.serve.served import put_plugins
 
@@ -28,3 +29,9 @@ def test_what_is_no_file_is_a_fault_or_left_out(plugin_dir: Path) -> None:
     found = scan((str(plugin_dir),))
     assert {each.name for each in found.sources} == {"greeter", "acme.devkit"}
     assert [os.path.basename(each.path) for each in found.faults] == ["circle.json", "gone.json", "pipe.json"]
+
+
+def test_the_policy_in_a_command_to_copy_is_the_same_in_every_folder() -> None:
+    assert from_anywhere("strict") == "strict"
+    for name in ("mine.toml", "./mine"):
+        assert from_anywhere(name) == os.path.abspath(name)

@@ -324,6 +324,7 @@ def check_hostile_text(page: Page) -> None:
     page.until("#log", "after it")
     page.until("#log", "more characters")
     assert page.run("return window.pwned") is None
+    assert page.run("return [own({}, 'constructor'), own({a: 7}, 'a')]") == [0, 7]  # names of plugins
     assert page.run("return document.querySelectorAll('img, i, b, body script').length") == 0
     assert "\u202e" not in page.run("return document.body.textContent")
 
