@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,10 @@ _MOST_RECORDED = 2 * MOST_TOOLS  # tools that are gone stay recorded
 _MOST_RECORDED_BYTES = 2 * MOST_LISTED_BYTES
 _MOST_BYTES = 32 << 20  # of a file: JSON in JSON has up to twice the bytes
 _LONGEST_NAME = 256
+# Printable by Unicode's tables, and still nothing to see: text can be hidden in them.
+INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 NEW = "it is new since a person saw the tools of this plugin"
 UNSEEN = "no person has seen the tools of this plugin yet"
@@ -53,7 +58,7 @@ UNSEEN = "no person has seen the tools of this plugin yet"
 class WithheldTool(NamedTuple):
     name: str
     reason: str  # a sentence without its end
-    is_kept: bool = True  # for `runner allow --diff`; False: no record can hold it, so nobody can accept it
+    acceptable: bool = True  # False: no record can hold it
 
 
 class Judgement(NamedTuple):
@@ -80,7 +85,12 @@ class SeenTools(NamedTuple):
 def identity_of(plugin: Plugin) -> str:
     """The plugin's name for `judge`: an approval's key without the command line and the program. Another
     program in the same entry has to list the same tools, or a person looks at them."""
-    return _dump([plugin.contract, plugin.id, look.realpath(plugin.manifest), plugin.scope])
+    return _dump((plugin.contract, plugin.id, look.realpath(plugin.manifest), plugin.scope))
+
+
+def remote_identity(name: str, url: str) -> str:
+    """The same for a server elsewhere. It is no JSON, so it is no plugin's."""
+    return f"remote {name} {url}"
 
 
 def tools_folder(environ: Mapping[str, str]) -> Path:
@@ -138,6 +148,24 @@ class ToolRecord:
         if seen is None:
             return None
         return tuple(ToolChange(name, seen.tools.get(name, ""), text) for name, text in seen.proposed.items())
+
+    def urls_of(self, remote: str) -> list[str]:
+        """Where servers elsewhere of this name were, when their tools were listed."""
+        if not look.lexists(self._folder):
+            return []
+        with open_folder(self._folder) as directory:
+            names = sorted(name for name in os.listdir(directory) if name.endswith(_ENDING))
+        found = []
+        for name in names:
+            path = os.path.join(self._folder, name)
+            try:
+                plugin = json.loads(read_bytes(path, _WHAT, _MOST_BYTES, f"remove {path}"))["plugin"]
+                label, _, url = plugin.rpartition(" ")
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue  # it is damaged, which the gateway tells; the others count
+            if remote_identity(remote, url) == plugin and label:
+                found.append(url)
+        return found
 
     def accept(self, plugin: str, changes: Sequence[ToolChange]) -> None:
         """A person has seen these changes, and wants the tools to be shown."""
@@ -231,21 +259,21 @@ def _canonical(
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
             shown = printable(cut(name, _LONGEST_NAME)) if isinstance(name, str) else "(no name)"
             told = f"its name is not a text of 1 to {_LONGEST_NAME} characters that can be printed"
-            refused.append(WithheldTool(shown, told, is_kept=False))
+            refused.append(WithheldTool(shown, told, acceptable=False))
             continue
         if name in listed:
-            told = "the plugin lists it twice; the first one counts"
-            refused.append(WithheldTool(name, told, is_kept=False))
+            refused.append(
+                WithheldTool(name, "the plugin lists it twice; the first one counts", acceptable=False)
+            )
             continue
         try:
             text = _dump({key: value for key, value in tool.items() if key not in _UNJUDGED})
         except (TypeError, ValueError, RecursionError):
-            told = "it is not JSON, or is nested too deeply"
-            refused.append(WithheldTool(name, told, is_kept=False))
+            refused.append(WithheldTool(name, "it is not JSON, or is nested too deeply", acceptable=False))
             continue
         if len(text) > MOST_TOOL_BYTES:
             told = f"its description and schemas have {len(text)} bytes; at most {MOST_TOOL_BYTES} are kept"
-            refused.append(WithheldTool(name, told, is_kept=False))
+            refused.append(WithheldTool(name, told, acceptable=False))
             continue
         total += len(text)
         if total > MOST_LISTED_BYTES:

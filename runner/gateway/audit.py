@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -12,8 +13,9 @@ from typing import Any
 
 import trio
 
-from runner.gateway.making import GatewayCall, Made, Maker, OnProgress
+from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
 from runner.ledger.rows import digest
+from runner.outcome import Outcome
 
 _SECRET = re.compile(r"pass(word|wd|phrase)|secret|token|api[_-]?key|credential|authorization|cookie", re.I)
 _MOST_BODY = 64 << 10  # characters of a body in the audit
@@ -38,7 +40,10 @@ class AuditFile:
             )
 
     def write(self, line: Mapping[str, Any]) -> None:
-        os.write(self._fd, json.dumps(line).encode() + b"\n")
+        """Raises OSError."""
+        raw = json.dumps(line).encode() + b"\n"
+        if os.write(self._fd, raw) != len(raw):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class AuditedMaker:
@@ -52,16 +57,23 @@ class AuditedMaker:
     async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
         began, at = time.monotonic(), time.time()
         code, output = "cancelled", None
+        unwritten = ""
         try:
             made = await self._maker.make(call, on_progress)
             code = "ok" if made.error is None else made.error["code"]
             output = made.value if made.error is None else made.data
-            return made
         finally:
             line = {"at": at, "seconds": round(time.monotonic() - began, 6), "client": call.caller}
             line |= {"plugin": call.plugin, "kind": call.kind, "name": call.name, "code": code}
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._write, line, call.input, output)
+                try:
+                    await trio.to_thread.run_sync(self._write, line, call.input, output)
+                except OSError as error:
+                    unwritten = str(error.strerror)
+        if unwritten:
+            message = f"the call was made, but it cannot be written to the audit: {unwritten}"
+            return failed(Outcome("internal", "call", message, "audit"))
+        return made
 
     def _write(self, line: dict[str, Any], given: Any, output: Any) -> None:
         for name, value in (("input", given), ("output", output)):
@@ -73,7 +85,15 @@ class AuditedMaker:
 
 
 def hide(value: Any) -> Any:
-    """The same without the values of keys that sound like secrets."""
+    """The same without the values of keys that sound like secrets. Also in a text that is JSON: many tools
+    answer so."""
     if isinstance(value, Mapping):
         return {key: HIDDEN if _SECRET.search(str(key)) else hide(each) for key, each in value.items()}
-    return [hide(each) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [hide(each) for each in value]
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.dumps(hide(json.loads(value)))
+        except (ValueError, RecursionError):
+            return value
+    return value

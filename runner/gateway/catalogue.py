@@ -20,13 +20,13 @@ from runner.gateway.tool_source import Lists, ToolSource
 from runner.gateway.translate import LISTS, Shown, UnfitEntry, shown
 from runner.lifecycle.spec import LifecycleNews
 from runner.protocol.dialect import Notice, Progress
+from runner.session.verdict import MORE_SECONDS
 from sandbox.document.diagnostic import printable, quoted
 
 MOST_ENTRIES = 512  # of one list of one plugin
 _AGAIN_SECONDS = 10.0  # after a failure, before the plugin is asked again for a list
 _PAUSE_SECONDS = 1.0  # between two lists of one plugin
 _MOST_WITHHELD_TOLD = 10
-_LOOK = "; to see the change and accept it: runner allow --diff"
 
 
 class KnownSource:
@@ -90,6 +90,10 @@ class Catalogue:
         known = await self.plugin(part)
         return None if known is None else known.shown.get(what, {}).get(public)
 
+    def known(self, part: str) -> KnownSource | None:
+        """What is known now, by the plugin's part of public names."""
+        return self._known.get(part)
+
     async def plugin(self, part: str) -> KnownSource | None:
         if part not in self._known:
             self._follow()
@@ -100,9 +104,9 @@ class Catalogue:
                 await known.done.wait()
         return known
 
-    def withheld(self) -> Iterator[tuple[str, WithheldTool]]:
-        """The tools that no client sees, each with the name of its plugin."""
-        return ((known.source.name, tool) for known in self._known.values() for tool in known.withheld)
+    def withheld(self) -> Iterator[tuple[ToolSource, WithheldTool]]:
+        """The tools that no client sees, each with its plugin."""
+        return ((known.source, tool) for known in self._known.values() for tool in known.withheld)
 
     def hear(self, name: str, event: Notice | Progress) -> None:
         """What a plugin says beside its answers."""
@@ -190,6 +194,7 @@ class Catalogue:
     def _failed(self, known: KnownSource, why: str, hint: str) -> None:
         known.lists, known.shown, known.failed_at = None, {}, trio.current_time()
         known.withheld = ()
+        hint = "" if hint == MORE_SECONDS else hint  # nobody can: the gateway made the call
         known.fault = printable(
             f"{known.source.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
         )
@@ -197,14 +202,18 @@ class Catalogue:
 
     async def _show(self, known: KnownSource) -> None:
         """Make what clients see of what the plugin gave."""
-        source, lists = known.source, known.lists or {}
+        source, given = known.source, known.lists
+        lists = given or {}
         judge = partial(self._record.judge, trust_first=self._trust_first)
         judged = await trio.to_thread.run_sync(judge, source.identity, lists.get("tools", ()))
+        if known.lists is not given:
+            return  # it gave another list meanwhile, which is judged too
         name = source.name
         known.withheld = tuple(judged.withheld)
+        look = f"; to see the change and accept it: {source.look}"
         remarks = [
-            f"{name}: {quoted(one.name)} is withheld: {one.reason}{_LOOK * one.is_kept}"
-            for one in known.withheld
+            f"{name}: {quoted(one.name)} is withheld: {one.reason}{look * one.acceptable}"
+            for one in judged.withheld
         ]
         found: dict[str, dict[str, Shown]] = {}
         for what in LISTS:

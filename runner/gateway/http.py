@@ -39,6 +39,10 @@ from sandbox.policy.load import load_policy
 
 _MOST_SESSIONS = 256  # of one caller
 _IDLE_SECONDS = 1800.0
+MOST_CALLERS = 64  # with a server each: certificates may name any number
+# Before the server of a caller without a session makes room. By then a minute's calls are allowed anew:
+# nobody may make more calls by being forgotten.
+FORGET_SECONDS = 60.0
 
 
 class DeskMaker:
@@ -103,6 +107,21 @@ class LedgerMaker:
                 await self._ledger.end(number, EndOfCall(code, output, record, None, started))
 
 
+class _Caller:
+    """A caller, and what serves it."""
+
+    def __init__(self, gateway: ClientGateway, manager: StreamableHTTPSessionManager) -> None:
+        self.gateway = gateway
+        self.manager = manager
+        self.scope = trio.CancelScope()
+        self.requests = 0  # in work
+        self.left_at = trio.current_time()
+
+    def is_forgotten(self) -> bool:
+        idle = not self.requests and not self.manager._server_instances
+        return idle and trio.current_time() - self.left_at >= FORGET_SECONDS
+
+
 class HttpGateway:
     """An application for the door's path /mcp."""
 
@@ -116,12 +135,10 @@ class HttpGateway:
     ) -> None:
         self._nursery = nursery
         self._settings = settings
-        self._roster = parts.roster
         self._say = say
         self._questions = ClientQuestions()
         self._maker = DeskMaker(parts.desk, nursery)
-        self._gateways: dict[str, ClientGateway] = {}
-        self._managers: dict[str, StreamableHTTPSessionManager] = {}
+        self._callers: dict[str, _Caller] = {}
         self._turn = trio.Lock()
         sources, supervisor = parts.roster.sources, parts.supervisor
         remotes: list[RemoteSource] = []
@@ -143,44 +160,66 @@ class HttpGateway:
     def hear(self, plugin: str, event: Notice | Progress) -> None:
         """What a plugin says beside its answers."""
         self._catalogue.hear(plugin, event)
-        for gateway in self._gateways.values():
-            gateway.hear(plugin, event)
+        for each in self._callers.values():
+            each.gateway.hear(plugin, event)
 
     def questions(self) -> Iterator[dict[str, Any]]:
         """A row for each withheld tool, as the page shows it."""
-        for plugin, tool in self._catalogue.withheld():
-            command = self._roster.allow(plugin, "--diff") if tool.is_kept else ""
-            yield {"plugin": plugin, "tool": tool.name, "change": tool.reason, "command": command}
+        for source, tool in self._catalogue.withheld():
+            # A terminal would obey some characters of a name.
+            command = source.look if tool.acceptable and source.look.isprintable() else ""
+            yield {"plugin": source.name, "tool": tool.name, "change": tool.reason, "command": command}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        caller: str = scope["state"]["caller"]
+        name: str = scope["state"]["caller"]
         async with self._turn:
-            if (
-                caller not in self._managers
-            ):  # the user, root, the token, the page; and certificates, by subject
-                self._managers[caller] = await self._nursery.start(self._serve, caller)
-        await self._managers[caller].handle_request(scope, receive, send)
+            if name not in self._callers:
+                self._make_room()
+                self._callers[name] = await self._nursery.start(self._serve, name)
+            caller = self._callers[name]
+            caller.requests += 1
+        try:
+            await caller.manager.handle_request(scope, receive, send)
+        finally:
+            caller.requests -= 1
+            caller.left_at = trio.current_time()
+
+    def _make_room(self) -> None:
+        """Raises Refused."""
+        if len(self._callers) < MOST_CALLERS:
+            return
+        forgotten = [name for name, each in self._callers.items() if each.is_forgotten()]
+        if not forgotten:
+            message = f"{MOST_CALLERS} callers use /mcp, which is the most"
+            hint = "come back later: a caller makes room a minute after its last session has ended"
+            raise Refused(503, "too_many_callers", message, hint, retry_after=FORGET_SECONDS)
+        for name in forgotten:
+            self._callers.pop(name).scope.cancel()
 
     async def _serve(
         self,
         caller: str,
-        task_status: trio.TaskStatus[StreamableHTTPSessionManager] = trio.TASK_STATUS_IGNORED,
+        task_status: trio.TaskStatus[_Caller] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         settings = self._settings.client(caller)
         if settings.policy is not None:
             self._say(
                 f"the settings of {caller} name a policy, which does not count: a daemon has one for all"
             )
-        gateway = ClientGateway(
-            self._catalogue, self._maker, self._questions, caller, settings, self._nursery
-        )
-        self._gateways[caller] = gateway
-        manager = StreamableHTTPSessionManager(
-            gateway.server(), max_sessions=_MOST_SESSIONS, session_idle_timeout=_IDLE_SECONDS
-        )
-        async with manager.run():
-            task_status.started(manager)
-            await trio.sleep_forever()
+        async with trio.open_nursery() as nursery:
+            gateway = ClientGateway(self._catalogue, self._maker, self._questions, caller, settings, nursery)
+            manager = StreamableHTTPSessionManager(
+                gateway.server(), max_sessions=_MOST_SESSIONS, session_idle_timeout=_IDLE_SECONDS
+            )
+            served = _Caller(gateway, manager)
+            try:
+                with served.scope:
+                    async with manager.run():
+                        task_status.started(served)
+                        await trio.sleep_forever()
+            finally:
+                gateway.close()
+            nursery.cancel_scope.cancel()
 
 
 def open_gateway(settings: GatewaySettings, environ: Mapping[str, str]) -> Callable[..., HttpGateway]:

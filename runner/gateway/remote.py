@@ -9,6 +9,7 @@ each session, and is sent to this host only. OAuth is not supported.
 from __future__ import annotations
 
 import itertools
+import shlex
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import trio
 
 from runner import __version__
+from runner.approvals.tools import remote_identity
 from runner.exceptions import PluginFailure
 from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
 from runner.gateway.settings import RemoteSettings
@@ -57,7 +59,8 @@ class RemoteSource:
     def __init__(self, settings: RemoteSettings, rule: NetworkRule, ask: Ask | None = None) -> None:
         """`rule`: of the policy. `ask`: sends a request; None: to the server."""
         self.name = settings.name
-        self.mark = self.identity = f"remote {settings.name} {settings.url}"
+        self.mark = self.identity = remote_identity(settings.name, settings.url)
+        self.look = shlex.join(("runner", "allow", "--diff", "--remote", settings.name))
         self.maker: Maker = self
         self._settings = settings
         self._rule = rule
@@ -81,7 +84,10 @@ class RemoteSource:
         found: list[Mapping[str, Any]] = []
         params: dict[str, Any] = {}
         for _ in range(_MOST_PAGES):
-            page = await self._request(method, params)
+            try:
+                page = await self._request(method, params)
+            except _RpcError as error:
+                raise _failure("plugin_error", f"it refuses {method}: {error}", str(error.code)) from None
             entries = page.get(key)
             if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
                 raise _failure("malformed_response", f"its answer to {method} has no list of {key}")

@@ -40,6 +40,7 @@ from runner.gateway.translate import (
     error_result,
     error_text,
     finished,
+    is_sound,
     progress_of,
     prompt_result,
     resource_result,
@@ -56,6 +57,7 @@ _MOST_URI = 4096  # characters: the ledger keeps it
 _MOST_REMARKS = 1000  # that one client is told: a plugin may fail with other words each time
 _MOST_SESSIONS = 256  # that are told of changes
 _MOST_SUBSCRIBED = 256  # resources of one session
+_TELL_SECONDS = 5.0
 _MOST_NEWS = 256  # that wait for a client that does not read
 _CHANGES: Mapping[str, tuple[ServerEvent, str]] = {  # the newer protocol's event, the older one's method
     "tools": (ToolsListChanged(), "send_tool_list_changed"),
@@ -102,6 +104,10 @@ class ClientGateway:
         self.on_first: Callable[[Context], Awaitable[None]] | None = None
         catalogue.on_changed.append(self._list_changed)
         nursery.start_soon(self._tell)
+
+    def close(self) -> None:
+        """This client is told nothing more."""
+        self._catalogue.on_changed.remove(self._list_changed)
 
     def server(self) -> Server[Any]:
         server: Server[Any] = Server(
@@ -174,7 +180,10 @@ class ClientGateway:
                 result = content_result(one.plugin, made.data)
             else:
                 result = error_result(made.error)
-            return finished(result)
+            result = finished(result)
+            if not is_sound("tools/call", request.context.protocol_version, result):
+                result = finished(error_result(_unreadable("tools/call", one.own)))
+            return result
 
         return await self._waiting.answer(self, context, f"tool {params.name}", work)
 
@@ -184,7 +193,7 @@ class ClientGateway:
 
         async def work(request: ClientRequest) -> dict[str, Any]:
             made = await self._make(request, known.source, one.own, params.arguments or {}, "prompt")
-            return finished(prompt_result(one.plugin, _value(made)))
+            return _sound(request, "prompts/get", one.own, prompt_result(one.plugin, _value(made)))
 
         return await self._waiting.answer(self, context, f"prompt {params.name}", work)
 
@@ -196,7 +205,7 @@ class ClientGateway:
 
         async def work(request: ClientRequest) -> dict[str, Any]:
             made = await self._make(request, source, uri, None, "resource")
-            return finished(resource_result(source.name, _value(made)))
+            return _sound(request, "resources/read", uri, resource_result(source.name, _value(made)))
 
         return await self._waiting.answer(self, context, f"resource {params.uri}", work)
 
@@ -209,12 +218,10 @@ class ClientGateway:
         else:
             source, given["ref"]["uri"] = await self._resource(params.ref.uri)
         self._require_rate()
-        return await self._method(context, source, "completion/complete", given)
-
-    async def _method(self, context: Context, source: ToolSource, method: str, given: Any) -> dict[str, Any]:
-        request = ClientRequest(self, context, method)
-        value = _value(await self._make(request, source, method, given, "method"))
-        return finished(value if isinstance(value, dict) else {})
+        request = ClientRequest(self, context, "completion")
+        value = _value(await self._make(request, source, "completion/complete", given, "method"))
+        value = value if isinstance(value, dict) else {}
+        return _sound(request, "completion/complete", params.argument.name, value)
 
     async def _make(
         self, request: ClientRequest, source: ToolSource, name: str, given: Any, kind: str
@@ -234,10 +241,17 @@ class ClientGateway:
         public = self._settings.meant_by(shown)
         one = await self._catalogue.find(what, public) if public else None
         if one is None or not (self._settings.sees_plugin(one.plugin) and self._settings.sees_tool(public)):
-            raise MCPError(INVALID_PARAMS, f"there is no {what[:-1]} {quoted(shown)} here")
+            raise MCPError(INVALID_PARAMS, f"there is no {what[:-1]} {quoted(shown)} here{self._why(public)}")
         known = await self._catalogue.plugin(public.partition("__")[0])
         assert known is not None
         return one, known
+
+    def _why(self, public: str) -> str:
+        """Why a plugin that this client sees has no tools now."""
+        known = self._catalogue.known(public.partition("__")[0])
+        if known is None or not known.fault or not self._settings.sees_plugin(known.source.name):
+            return ""
+        return f"; {known.fault}"
 
     async def _resource(self, uri: str) -> tuple[ToolSource, str]:
         """The plugin and its own URI. Raises MCPError."""
@@ -345,7 +359,9 @@ class ClientGateway:
         session = self._session(context)
         if len(session.subscribed) >= _MOST_SUBSCRIBED:
             raise MCPError(INVALID_PARAMS, f"a client may subscribe to {_MOST_SUBSCRIBED} resources")
-        await self._method(context, source, "resources/subscribe", {"uri": uri})
+        self._require_rate()
+        request = ClientRequest(self, context, "subscription")
+        _value(await self._make(request, source, "resources/subscribe", {"uri": uri}, "method"))
         session.subscribed.add(str(params.uri))
         return types.EmptyResult()
 
@@ -394,8 +410,26 @@ def _value(made: Made) -> Any:
     raise MCPError(code, error_text(made.error), dict(made.error))
 
 
+def _sound(request: ClientRequest, method: str, name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole result. Raises MCPError if the client could not read it."""
+    whole = finished(result)
+    if not is_sound(method, request.context.protocol_version, whole):
+        error = _unreadable(method, name)
+        raise MCPError(INTERNAL_ERROR, error_text(error), dict(error))
+    return whole
+
+
+def _unreadable(method: str, name: str) -> Mapping[str, Any]:
+    message = f"the result of {method} {quoted(name)} does not fit the protocol"
+    outcome = Outcome("malformed_response", "call", message, "bad_type")
+    error: Mapping[str, Any] = outcome_error(outcome)["error"]
+    return error
+
+
 async def _try(send: Callable[[], Awaitable[None]]) -> None:
-    try:
-        await send()
-    except Exception:  # noqa: BLE001 -- the client has gone, or cannot be told
-        pass
+    """One that does not read must not keep news from the other sessions of its caller."""
+    with trio.move_on_after(_TELL_SECONDS):
+        try:
+            await send()
+        except Exception:  # noqa: BLE001 -- the client has gone, or cannot be told
+            pass

@@ -10,7 +10,7 @@
     policy = "strict"                       # on stdio; a daemon has one policy for all
 
     [clients.cursor]                        # runner gateway --client cursor
-    [clients."uid:1000"]                    # at a daemon's door: by uid, or "token" for callers by TCP
+    [clients."uid:1000"]                    # at a daemon's door: by uid, "token", or "cert:SUBJECT"
 
     [remotes.tracker]                       # a server on streamable HTTP, as one more plugin
     url = "https://mcp.example.com/mcp"

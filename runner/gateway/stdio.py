@@ -190,6 +190,7 @@ async def _serve(options: StdioOptions, environ: Mapping[str, str], say: Callabl
     try:
         async with stdio_server(lines, out) as (reads, writes):
             await gateway.run(reads, writes)
+            lines.close()  # after a signal, the client may not have closed it
     except* (trio.BrokenResourceError, trio.ClosedResourceError):
         pass  # the client has gone while it was told something
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -35,6 +36,11 @@ class ToolSource(Protocol):
         ...
 
     @property
+    def look(self) -> str:
+        """The command with which a person looks at tools that are withheld."""
+        ...
+
+    @property
     def passes(self) -> bool:
         """Its entries and the data of its errors are MCP's own."""
         ...
@@ -62,6 +68,8 @@ class SupervisedSource:
         self._contract = find_contract(source.plugin.contract)
         self._supervisor = supervisor
         self.identity = identity_of(source.plugin)
+        server = () if source.server is None else ("--server", source.server)
+        self.look = shlex.join(("runner", "allow", "--diff", source.path, *server))
         self.passes = self._contract.plain_entries
 
     def result(self, tool: str, value: Any) -> dict[str, Any]:

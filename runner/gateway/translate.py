@@ -11,6 +11,7 @@ from mcp_types import methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from runner.approvals.tools import INVISIBLE
 from runner.contracts.contract import CommandOutput
 from runner.gateway.names import public_name, public_uri
 from sandbox.document.diagnostic import cut
@@ -27,6 +28,13 @@ _EFFECTS = {
     "non_idempotent_write": {"readOnlyHint": False, "idempotentHint": False},
 }
 _HIDDEN = ("Cf", "Cs", "Co", "Cn")  # formats such as reversed text, surrogates, private use, unassigned
+# method -> key without which its result is none
+_RESULTS = {
+    "tools/call": "content",
+    "prompts/get": "messages",
+    "resources/read": "contents",
+    "completion/complete": "completion",
+}
 _CONTENT = {"text": "text", "image": "data", "audio": "data", "resource_link": "uri", "resource": "resource"}
 # name of a list -> method, key of its result, key of an entry's name
 LISTS: Mapping[str, tuple[str, str, str]] = {
@@ -124,7 +132,7 @@ def _cleaned(value: Any) -> Any:
 
 def _is_seen(char: str) -> bool:
     category = unicodedata.category(char)
-    return category != "Cc" and category not in _HIDDEN
+    return category != "Cc" and category not in _HIDDEN and not INVISIBLE.match(char)
 
 
 def finished(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,6 +160,15 @@ def command_result(value: Any, output: CommandOutput) -> dict[str, Any]:
     parts = (output.stdout.decode("utf-8", "replace"), output.stderr.decode("utf-8", "replace"))
     content = [{"type": "text", "text": part} for part in parts if part]
     return {"content": content, "structuredContent": value, "isError": output.status != 0}
+
+
+def is_sound(method: str, version: str, result: Mapping[str, Any]) -> bool:
+    """Whether a client of this version can read a result. The SDK would print a traceback, or take a faulty
+    result for one of another kind and leave its content out."""
+    try:
+        return _RESULTS[method] in methods.serialize_server_result(method, version, result)
+    except ValidationError:
+        return False
 
 
 def content_result(plugin: str, value: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import random
 import sqlite3
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -34,12 +35,14 @@ from runner.ledger.rows import (
     DeliveryConflict,
     DeliveryRow,
     DeliveryState,
+    DeliveryTooLarge,
     EndOfCall,
     InvocationRow,
     KeyReused,
     LedgerRefusal,
     Verdict,
     digest,
+    has_place,
     hook_id,
 )
 from runner.ledger.schema import APPLICATION_ID, MIGRATIONS, migrate
@@ -275,7 +278,7 @@ class LedgerFile:
 
     def enqueue(self, delivery: Delivery) -> DeliveryRow:
         """Store a delivery, due at once. The same delivery again changes nothing. Raises DeliveryConflict if
-        another one has its id, and DeliveriesFull."""
+        another one has its id, DeliveryTooLarge and DeliveriesFull."""
         known = self.delivery(delivery.id)
         if known is not None:
             if tuple(known[: len(delivery)]) != tuple(delivery):
@@ -289,45 +292,87 @@ class LedgerFile:
 
     def enqueue_all(self, event: Delivery, hooks: Sequence[tuple[str, str]]) -> list[DeliveryRow]:
         """Store a delivery of an event to each of these plugins' hooks, or none. `event`: a delivery without
-        plugin and hook. The same event again changes nothing, also if other hooks want it by now: it returns
-        the rows that there are. Raises DeliveryConflict if another event has its id, and DeliveriesFull."""
+        hook, and without plugin unless all hooks are of that one. The same event again changes nothing, also
+        if other hooks want it by now: it returns the rows that there are. One plugin after the other may get
+        it. Raises DeliveryConflict if another event has its id, DeliveryTooLarge and DeliveriesFull."""
         found = self._connection.execute(
             "SELECT * FROM deliveries WHERE id > ?1 || '~' AND id < ?1 || char(127)", (event.id,)
         )
-        known, differs = [], False
+        to_all: list[DeliveryRow] = []
+        to_named: list[DeliveryRow] = []
+        differs = False
         for row in map(DeliveryRow._make, found):
-            if row.id == hook_id(event.id, row.plugin, row.hook):
-                differs |= (row.event, row.context) != (event.event, event.context)
-                known.append(row._replace(event=event.event, context=event.context))  # in memory once
+            for rows, named in ((to_all, False), (to_named, True)):
+                if row.id == hook_id(event.id, row.plugin, row.hook, named=named):
+                    differs |= (row.event, row.context) != (event.event, event.context)
+                    rows.append(row._replace(event=event.event, context=event.context))  # in memory once
         if differs:
             raise DeliveryConflict(f"there is another event with the id {event.id!a}")
+        known = to_all
+        if event.plugin:
+            known = [row for row in (*to_all, *to_named) if row.plugin == event.plugin]
+        elif to_named and not to_all:
+            raise DeliveryConflict(f"the event {event.id!a} was delivered to plugins by their names")
+        if not known:
+            self._require_possible(len(hooks) * (len(event.event) + len(event.context)))
         return known or [
-            self.enqueue(event._replace(id=hook_id(event.id, plugin, hook), plugin=plugin, hook=hook))
+            self.enqueue(
+                Delivery(
+                    hook_id(event.id, plugin, hook, named=bool(event.plugin)),
+                    *(plugin, hook, event.event, event.context),
+                )
+            )
             for plugin, hook in hooks
         ]
 
+    def _require_possible(self, size: int) -> None:
+        most = int(self._bounds.size * _MOST_WAITING)
+        if size > most:
+            message = f"it takes {size} bytes for all its hooks, and all deliveries that wait have {most}"
+            raise DeliveryTooLarge(message)
+
     def _make_room(self, delivery: Delivery | DeliveryRow) -> None:
-        """Count a delivery among those that wait. Raises DeliveriesFull."""
+        """Count a delivery among those that wait. Raises DeliveryTooLarge and DeliveriesFull."""
         if self._waiting_bytes is None:
             (self._waiting_bytes,) = self._connection.execute(
                 "SELECT COALESCE(SUM(LENGTH(event) + LENGTH(context)), 0) FROM deliveries"
                 " WHERE state IN ('queued', 'running')"
             ).fetchone()
         waiting, size = self._waiting_bytes or 0, len(delivery.event) + len(delivery.context)
+        self._require_possible(size)
         if waiting + size > self._bounds.size * _MOST_WAITING:
             raise DeliveriesFull(f"deliveries of {waiting} bytes wait, and there is no room for {size} more")
         self._waiting_bytes = waiting + size
 
-    def claim(self, most: int, name: Callable[[], str], busy: Sequence[str] = ()) -> list[Attempt]:
+    def claim(
+        self,
+        most: int,
+        name: Callable[[], str],
+        busy: Sequence[str] = (),
+        running: Counter[str] | None = None,
+    ) -> list[Attempt]:
         """Begin the next attempt of deliveries that are due, at most `most`. Each attempt is also a call,
-        which is written with it. `name` makes the id of a call. `busy`: plugins that get none now."""
-        marks = ", ".join("?" * len(busy))
-        rows = self._connection.execute(
-            f"SELECT * FROM deliveries WHERE state = 'queued' AND due <= ? AND plugin NOT IN ({marks})"
-            " ORDER BY due, id LIMIT ?",
-            (self.clock(), *busy, most),
-        ).fetchall()
-        return [self._begin(DeliveryRow(*row), name()) for row in rows]
+        which is written with it. `name` makes the id of a call. `busy`: plugins that get none now. `running`:
+        how many attempts of each plugin run, if they are to share the places (`has_place`)."""
+        begun: list[Attempt] = []
+        counts, places = Counter(running), most + (0 if running is None else running.total())
+        full = {*busy}
+        while (left := most - len(begun)) > 0:
+            marks = ", ".join("?" * len(full))
+            rows = self._connection.execute(
+                f"SELECT * FROM deliveries WHERE state = 'queued' AND due <= ? AND plugin NOT IN ({marks})"
+                " ORDER BY due, id LIMIT ?",
+                (self.clock(), *full, left),
+            ).fetchall()
+            for row in map(DeliveryRow._make, rows):
+                if running is None or has_place(row.plugin, counts, places):
+                    counts[row.plugin] += 1
+                    begun.append(self._begin(row, name()))
+                else:
+                    full.add(row.plugin)
+            if len(rows) < left:
+                break
+        return begun
 
     def _begin(self, row: DeliveryRow, invocation: str) -> Attempt:
         begun = row._replace(state="running", attempt=row.attempt + 1, due=None)

@@ -6,6 +6,7 @@ cancelled task: a call that was accepted is in the ledger, and its caller has to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -73,8 +74,14 @@ class Ledger:
         )
         return stored
 
-    async def claim(self, most: int, name: Callable[[], str], busy: tuple[str, ...] = ()) -> list[Attempt]:
-        return await self.do(LedgerFile.claim, most, name, busy)
+    async def claim(
+        self,
+        most: int,
+        name: Callable[[], str],
+        busy: tuple[str, ...] = (),
+        running: Counter[str] | None = None,
+    ) -> list[Attempt]:
+        return await self.do(LedgerFile.claim, most, name, busy, running)
 
     async def next_due(self, busy: tuple[str, ...] = ()) -> float | None:
         return await self.do(LedgerFile.next_due, busy)

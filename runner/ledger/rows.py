@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from typing import Any, Literal
 
 from sandbox.speed.value import NamedTuple
@@ -92,9 +93,18 @@ class Delivery(NamedTuple):
     context: str = "{}"  # JSON
 
 
-def hook_id(event: str, plugin: str, hook: str) -> str:
-    """The id of the delivery to one hook of an event that goes to several."""
-    return f"{event}~{hashlib.sha256(json.dumps([plugin, hook]).encode()).hexdigest()[:24]}"
+def hook_id(event: str, plugin: str, hook: str, *, named: bool = False) -> str:
+    """The id of the delivery to one hook of an event that goes to several. `named`: it goes to hooks of this
+    plugin only."""
+    key = [plugin, hook, "named"] if named else [plugin, hook]
+    return f"{event}~{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}"
+
+
+def has_place(plugin: str, running: Counter[str], places: int) -> bool:
+    """Whether one more attempt for a plugin may begin. It gets half of the places that others leave, so that
+    hooks that never answer do not keep those of other plugins waiting."""
+    own = running[plugin]
+    return own < max(1, (places - (running.total() - own)) // 2)
 
 
 class DeliveryRow(NamedTuple):
@@ -134,6 +144,10 @@ class KeyReused(LedgerRefusal):
 
 class DeliveriesFull(LedgerRefusal):
     """So much waits for delivery that it would take the room of other rows."""
+
+
+class DeliveryTooLarge(LedgerRefusal):
+    """It takes more room than all deliveries together may have."""
 
 
 class DeliveryConflict(LedgerRefusal):

@@ -137,6 +137,8 @@ class Daemon:
                 )
                 self._mounted.nursery = nursery
             nursery.start_soon(self._signals, nursery)
+            if watch is not None:
+                self._roster.follow = watch.set
             await self._roster.reload()
             for listener in self._options.listeners:
                 nursery.start_soon(connections.serve, listener)
@@ -194,10 +196,8 @@ class Daemon:
             await self._ledger.flush()
 
     async def _follow_changes(self, watch: Watch) -> None:
-        watch.set(self._roster.watched)
         async for _ in watch.changes():
             await self._reload()
-            watch.set(self._roster.watched)
 
     async def _reload(self) -> None:
         self._notifier.send("RELOADING=1")

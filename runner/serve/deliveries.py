@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Delivery, EndOfCall, Verdict
+from runner.ledger.rows import Delivery, EndOfCall, Verdict, has_place
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome, outcome_document
@@ -40,7 +41,7 @@ class Deliveries:
         self._ledger = ledger
         self._metrics = metrics
         self._context_keys = context_keys
-        self._running = 0
+        self._running: Counter[str] = Counter()  # attempts, by plugin
         self._news = trio.Event()
 
     def wake(self) -> None:
@@ -62,16 +63,17 @@ class Deliveries:
     async def _begin(self, nursery: trio.Nursery) -> float:
         """Begin what is due. Returns how long nothing else is."""
         held = tuple(each.name for each in self._supervisor.plugins() if each.state in _HELD)
-        free = _MOST_AT_ONCE - self._running
+        free = _MOST_AT_ONCE - self._running.total()
         if free <= 0:
             return _MOST_SLEEP_SECONDS  # the end of an attempt wakes it
-        begun = await self._ledger.claim(free, lambda: f"call_{secrets.token_hex(12)}", held)
+        begun = await self._ledger.claim(free, _call_id, held, Counter(self._running))
         for attempt in begun:
-            self._running += 1
+            self._running[attempt.delivery.plugin] += 1
             nursery.start_soon(self._attempt, attempt)
         if len(begun) == free:
             return _MOST_SLEEP_SECONDS
-        due = await self._ledger.next_due(held)
+        full = [each for each in self._running if not has_place(each, self._running, _MOST_AT_ONCE)]
+        due = await self._ledger.next_due((*held, *full))
         return _MOST_SLEEP_SECONDS if due is None else max(0.0, min(due - time.time(), _MOST_SLEEP_SECONDS))
 
     async def _attempt(self, attempt: Attempt) -> None:
@@ -98,7 +100,7 @@ class Deliveries:
         except Exception as error:  # noqa: BLE001 -- a bug, of this delivery only: the record has it
             outcome = Outcome("internal", "call", f"{type(error).__name__}: {error}")
         finally:
-            self._running -= 1
+            self._running -= Counter([row.plugin])
             record = json.dumps({"outcome": outcome_document(outcome), "invocation": invocation})
             with trio.CancelScope(shield=True):
                 await self._ledger.settle(
@@ -114,6 +116,10 @@ class Deliveries:
         known = self._context_keys(row.plugin)
         own = {"delivery_id": row.id, "attempt": attempt.number, "invocation_id": attempt.invocation}
         return {**context, **{key: value for key, value in own.items() if key in known}} or None
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
 
 
 def _verdict(error: PluginError | PluginFailure) -> Verdict:
@@ -138,6 +144,8 @@ def delivery_of(document: dict[str, Any]) -> Delivery:
         value, most = given[key], _MOST_ID if "hook" in given else _MOST_EVENT_ID
         if not isinstance(value, str) or not 0 < len(value) <= most or not value.isprintable():
             raise ValueError(f"{key}: it has to be a text of 1 to {most} printable characters")
+    if "/" in given["id"] or given["id"] in (".", ".."):
+        raise ValueError("id: it is a part of addresses, such as /deliveries/ID/repeat, so it has no slash")
     event, context = document.get("event"), document.get("context", {})
     if not isinstance(event, dict) or not isinstance(context, dict):
         raise ValueError("event, and context if there is one, have to be objects")

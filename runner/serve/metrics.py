@@ -38,7 +38,9 @@ class _Gauges:
         yield "runner_sessions", "cells that live", {each.name: each.sessions for each in found}
         yield "runner_calls_in_flight", "calls in flight", {each.name: each.in_flight for each in found}
         yield "runner_calls_queued", "calls that wait", {each.name: each.queued for each in found}
-        used = usage_below({each.name: each.pids for each in found})
+        # Where each call has a process of its own, nothing is known: 0 would be a lie.
+        known = [each for each in found if each.pids or not each.sessions]
+        used = usage_below({each.name: each.pids for each in known})
         memory = {name: float(usage.memory) for name, usage in used.items()}
         yield "runner_memory_bytes", "resident memory of the plugin's processes", memory
 

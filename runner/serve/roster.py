@@ -36,10 +36,12 @@ from runner.serve.settings import Settings, read_settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.identity.state import state_root
+from sandbox.policy.load import policy_folders
 from sandbox.spec import Denial, Limits
 from sandbox.speed.value import NamedTuple
 
 _MOST_DENIALS = 5  # that a reason names
+_MOST_READS = 5  # of one reload, while new folders turn up
 
 
 class _Entry(NamedTuple):
@@ -88,6 +90,8 @@ class Roster:
         self.faults: tuple[SourceFault, ...] = ()
         self.watched: tuple[str, ...] = ()
         self.on_reload: Callable[[], None] = lambda: None
+        # Begins to watch these folders. Returns whether one of them was not watched before.
+        self.follow: Callable[[tuple[str, ...]], bool] = lambda folders: False
 
     async def reload(self, name: str | None = None) -> None:
         """Read the configuration again, and add, replace and remove what has changed. `name`: a plugin that
@@ -95,11 +99,17 @@ class Roster:
         async with self._turn:
             if name is not None and name not in self._entries:
                 raise UnknownPlugin(name)
-            found, given, wanted = await trio.to_thread.run_sync(self._read)
             # Where approvals come to be: the folder itself may not exist yet.
             approvals = approvals_folder(self._environ) or ""
             tools = str(tools_folder(self._environ)) if approvals else ""
-            self.watched = (*found.watched, *given.watched, approvals, os.path.dirname(approvals), tools)
+            policies = policy_folders(self._policy, self._environ)
+            for _ in range(_MOST_READS):
+                found, sources, given = await trio.to_thread.run_sync(self._read)
+                self.watched = (*found.watched, *given.watched, approvals, os.path.dirname(approvals), tools)
+                self.watched += policies
+                if not self.follow(self.watched):
+                    break  # else files may have changed after they were read, and before they were watched
+            wanted = await trio.to_thread.run_sync(self._judge, sources, given)
             faults = (*found.faults, *(_fault_of(each) for each in given.diagnostics))
             for fault in faults:
                 if fault not in self.faults:
@@ -122,14 +132,17 @@ class Roster:
         kept = (source for source in old if source.path in faulty or source.path.startswith(hidden))
         return [*found.sources, *kept]
 
-    def _read(self) -> tuple[SourceScan, Settings, dict[str, _Entry]]:
-        """What the files say now. Changes nothing."""
+    def _read(self) -> tuple[SourceScan, list[PluginSource], Settings]:
+        """What the files say now."""
         found = scan(self._paths)
         sources = [source for source in self._kept(found) if self._chosen(source.name)]
         given = Settings()
         if self._settings is not None:
             contracts = {source.name: source.plugin.contract for source in sources}
             given = read_settings(self._settings, contracts, self._environ)
+        return found, sources, given
+
+    def _judge(self, sources: list[PluginSource], given: Settings) -> dict[str, _Entry]:
         wanted = {}
         for source in sources:
             known = self._entries.get(source.name)
@@ -138,7 +151,7 @@ class Roster:
                 fields = None if known is None else known.settings
             entry = _Entry(source, fields)
             wanted[source.name] = entry._replace(pending=self._pending(entry))
-        return found, given, wanted
+        return wanted
 
     def _pending(self, entry: _Entry) -> str:
         """Why nothing of the plugin may start, or ''."""
@@ -213,7 +226,7 @@ class Roster:
     def judgement(self, name: str) -> PolicyJudgement:
         return self._judgements.get(name, PolicyJudgement())
 
-    def allow(self, name: str, *options: str) -> str:
+    def allow(self, name: str) -> str:
         """The command by which a person allows what the plugin asks for. Empty: a name in it has characters
         that a terminal would obey."""
         entry = self._entries.get(name)
@@ -221,7 +234,7 @@ class Roster:
             return ""
         server = () if entry.source.server is None else ("--server", entry.source.server)
         policy = () if self._policy is None else ("--policy", from_anywhere(self._policy))
-        return shlex.join(("runner", "allow", *options, entry.source.path, *server, *policy))
+        return shlex.join(("runner", "allow", entry.source.path, *server, *policy))
 
     def effect(self, name: str, tool: str) -> Effect:
         """The effect class of a tool, by the manifest. Where the contract has none, it is unknown."""

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import DeliveriesFull, Delivery, DeliveryConflict, DeliveryState
+from runner.ledger.rows import DeliveriesFull, Delivery, DeliveryConflict, DeliveryState, DeliveryTooLarge
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol import wire
@@ -320,6 +320,9 @@ class Routes:
             raise Refused(
                 409, "delivery_conflict", str(conflict), "give each event an id of its own"
             ) from None
+        except DeliveryTooLarge as large:
+            hint = "deliver it to one plugin at a time, or make the event smaller"
+            raise Refused(413, "event_too_large", str(large), hint) from None
         self._deliveries.wake()
         return _Json(answer, 202)
 
@@ -328,7 +331,7 @@ class Routes:
         if len(hooks) > _MOST_HOOKS:
             message = f"{len(hooks)} hooks want this event; {_MOST_HOOKS} are the most"
             raise Refused(413, "too_many_hooks", message, "deliver it to one plugin at a time")
-        rows = await self._ledger.enqueue_all(event._replace(plugin=""), hooks)
+        rows = await self._ledger.enqueue_all(event, hooks)
         shown = ("id", "plugin", "hook", "state", "attempt")  # not the event, for each of them again
         return {"id": event.id, "deliveries": [{key: getattr(row, key) for key in shown} for row in rows]}
 

@@ -131,11 +131,19 @@ class _SettingsReader:
             if not all(isinstance(word, str) for word in fields.get("args", ())):
                 raise ValueError("args: one of them is not a text")
             if "config" in fields:
-                wire.encode(fields["config"])  # TOML has dates
+                self._require_json((*keys, "config"), fields["config"])
             others = {**fields, "config": None, "limits": None}
             Spec("settings", "settings", **others).checked().invocation()
         except ValueError as error:
             self._fault(keys, "settings_value", str(error))
+
+    def _require_json(self, keys: KeyPath, value: Any) -> None:
+        """TOML has dates, and numbers that are none."""
+        try:
+            wire.encode(value)
+        except ValueError:
+            message = "config: JSON has no dates and times, and no inf and nan; write them as texts"
+            self._fault(keys, "settings_value", message)
 
     def _option(
         self,
@@ -166,14 +174,22 @@ class _SettingsReader:
             self._fault(keys, "settings_value", f"the contract {contract.name} sends its plugins no secrets")
             return {}
         if isinstance(given, str):
+            if "secrets" not in contract.takes:
+                self._fault(keys, "settings_value", "secrets has to be a table")
+                return {}
             found = self._json(keys, given)
-            if isinstance(found, dict) and "secrets" in contract.takes:
+            if isinstance(found, dict):
                 return found
             self._fault(keys, "settings_value", "secrets has to be a table, or a file with a JSON object")
             return {}
         texts = "secrets" in contract.takes  # sent in a message; otherwise the bytes are a file
-        found = {name: self._secret((*keys, name), source) for name, source in given.items()}
-        return {name: _as_text(_token(raw) if texts else raw) for name, raw in found.items()}
+        raw = {name: self._secret((*keys, name), source) for name, source in given.items()}
+        values = {name: _as_text(_token(each) if texts else each) for name, each in raw.items()}
+        for name, value in values.items():
+            if texts and isinstance(value, bytes):
+                message = f"the contract {contract.name} sends secrets as text, and this one is not UTF-8"
+                self._fault((*keys, name), "settings_value", message)
+        return values
 
     def _secret(self, keys: KeyPath, source: Any) -> bytes:
         """The bytes that @FILE or env:NAME stands for. The source itself may be a secret, by mistake."""
@@ -216,7 +232,9 @@ class _SettingsReader:
         try:
             raw = read_bounded(path)
         except DocumentError as error:
-            self._fault(keys, "settings_file", f"{path}: {error.diagnostics[0].message}")
+            # What names no file may be a secret, by mistake.
+            named = path if "secrets" not in keys or os.path.lexists(path) else "the file that it names"
+            self._fault(keys, "settings_file", f"{named}: {error.diagnostics[0].message}")
             return b""
         if not raw:
             self._fault(keys, "settings_file", f"{path}: the file is empty")

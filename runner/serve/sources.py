@@ -116,6 +116,9 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
             message = f"{where}{errors[0].message}" if errors else "it has a fault"
             faults.append(SourceFault(path, printable(f"{server}: {message}" if server else message)))
             continue
+        if any(each.rule == "server_disabled" for each in read.diagnostics):
+            faults.append(SourceFault(path, printable(f"{server}: it is disabled in this file: left out")))
+            continue
         name = _name(server or read.plugin.id)
         digest = hashlib.sha256(repr(read.plugin).encode("utf-8", "replace")).hexdigest()
         found.append(PluginSource(name, path, server, read.plugin, digest))

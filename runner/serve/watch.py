@@ -24,8 +24,10 @@ class Watch:
         self._known: dict[str, int] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
 
-    def set(self, folders: Iterable[str]) -> None:
-        """Watch these folders and no others. One that cannot be watched is left out: SIGHUP remains."""
+    def set(self, folders: Iterable[str]) -> bool:
+        """Watch these folders and no others. One that cannot be watched is left out: SIGHUP remains. Returns
+        whether one was not watched before."""
+        before = set(self._known.values())
         wanted = {folder for folder in folders if folder}
         for folder in self._known.keys() - wanted:
             self._libc.inotify_rm_watch(self._fd, self._known.pop(folder))
@@ -34,6 +36,7 @@ class Watch:
             number = self._libc.inotify_add_watch(self._fd, os.fsencode(folder), _CHANGES | _ONLYDIR)
             if number >= 0:
                 self._known[folder] = number
+        return not before.issuperset(self._known.values())
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields after each change, when no other has followed for a moment."""

@@ -59,6 +59,13 @@ def _packaged_directory() -> str:
     return os.path.join(CODE_ROOT, "policies")
 
 
+def policy_folders(name_or_path: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Folders in which a change may mean another policy. Packaged ones change with the code only."""
+    named = name_or_path or environ.get(ENVIRONMENT_NAME) or ""
+    own = (os.path.dirname(os.path.abspath(named)),) if "/" in named or "." in named else ()
+    return (*own, os.path.dirname(SYSTEM_POLICY))
+
+
 def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
     """The policy in force: as named, else $RUNNER_POLICY, else the system's, else "default".
 

@@ -63,7 +63,7 @@ AWAITED = {"call", "SnapshotBus.publish", "SnapshotBus.forget"}
 # Names of the trio library that are of use only on trio.
 ONLY_ON_TRIO = {
     "SnapshotBus": {"join", "find_action"},
-    "OpenPlugin": {"begin_call", "call_for_result", "on_stderr", "over", "pid"},
+    "OpenPlugin": {"begin_call", "call_for_result", "on_stderr", "over", "parked", "pid"},
     "Services": {"offered"},
 }
 

@@ -10,6 +10,7 @@ from runner.cli import drop_environment
 from runner.cli.approving.question import print_diff, propose
 from runner.cli.approving.records import print_list, revoke, revoke_key
 from runner.cli.approving.subject import unwrap_subject
+from runner.cli.approving.tool_changes import ask_about_remote
 from runner.cli.shared import text as printing
 from runner.cli.shared.command import command_of, network_of, path_of
 from runner.cli.shared.options import (
@@ -63,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show what is new or gone since your yes; ask about tools that a gateway withholds",
     )
+    do.add_argument(
+        "--remote", metavar="NAME", help="with --diff: of a server elsewhere in a gateway's settings"
+    )
     do.add_argument("--list", action="store_true", help="show all that you have allowed")
     do.add_argument(
         "--revoke",
@@ -94,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
             return print_list(as_json=args.json)
         if args.revoke is not None:
             return _revoke(args)
+        if args.remote is not None:
+            return ask_about_remote(args.remote, os.environ, sure=args.yes)
         invocation, added = _invocation(args), _added_approval(args)
         subject = unwrap_subject(load(invocation, Stopwatch()))
         environ = dict(os.environ)
@@ -125,6 +131,10 @@ def _check(args: argparse.Namespace) -> None:
     if more and chosen:
         raise ValueError(f"{more[0]}: it does not go with {chosen[0]}")
     is_command = args.name is not None or args.arguments
+    if args.remote is not None:
+        if not args.diff or args.manifest is not None or is_command:
+            raise ValueError("--remote: it goes with --diff, and no other plugin")
+        return
     if args.list and (args.manifest is not None or is_command):
         raise ValueError("--list: it shows all approvals; leave the rest out")
     if args.list or (args.revoke and not is_command and args.manifest is None):

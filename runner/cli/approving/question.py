@@ -10,6 +10,7 @@ from shlex import join
 from runner.approvals.files import remove_record, require_safe_code, write_record
 from runner.approvals.record import VERSION, ApprovalRecord, asked_of, digest_of, key_of, with_program
 from runner.approvals.store import find_approval, find_inapplicable
+from runner.approvals.tools import identity_of
 from runner.cli.approving.items import AskedItem, item_lines, items_of, limit_items
 from runner.cli.approving.subject import AllowSubject, command_for, own_words
 from runner.cli.approving.tool_changes import ask_about_tools, withheld_tools
@@ -276,13 +277,14 @@ def print_diff(subject: AllowSubject, environ: Mapping[str, str], *, sure: bool)
     """Show what the plugin asks for that it did not ask for when it was allowed, or the reverse. Then show
     the tools that a gateway withholds, and ask about them; `sure`: without a question. `environ`: of the
     caller, which the gateway has too."""
-    withheld = withheld_tools(subject.loaded.plugin, environ)
+    identity = identity_of(subject.loaded.plugin)
+    withheld = withheld_tools(identity, environ)
     status = _print_asked(subject, tools_seen=withheld is not None)
     if not withheld:
         if withheld is not None:
             say("  none of its tools is withheld", sys.stdout)
         return status
-    return ask_about_tools(subject.loaded.plugin, withheld, environ, sure=sure) or status
+    return ask_about_tools(identity, withheld, environ, sure=sure) or status
 
 
 def _print_asked(subject: AllowSubject, *, tools_seen: bool) -> int:

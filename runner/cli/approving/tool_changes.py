@@ -7,17 +7,15 @@ and none is invisible.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 from textwrap import TextWrapper
 from typing import Any
 
-from runner.approvals.tools import ToolChange, ToolRecord, identity_of, tools_folder
+from runner.approvals.tools import INVISIBLE, ToolChange, ToolRecord, remote_identity, tools_folder
 from runner.cli.shared.text import ask_person, say
 from runner.outcome import EXIT
-from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
 
 _DECLINED = 1
@@ -28,19 +26,33 @@ _FIRST_FIELDS = ("title", "description")
 _WRAP = TextWrapper(
     _COLUMNS, expand_tabs=False, replace_whitespace=False, drop_whitespace=False, break_on_hyphens=False
 )
-# Printable by Unicode's tables, and still nothing to see: text can be hidden in them.
-_INVISIBLE = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
 
 
-def withheld_tools(plugin: Plugin, environ: Mapping[str, str]) -> tuple[ToolChange, ...] | None:
-    """What a gateway withholds. None: no gateway has seen tools of this plugin. Raises ApprovalsUnusable."""
-    return ToolRecord.at(tools_folder(environ)).proposed(identity_of(plugin))
+def withheld_tools(identity: str, environ: Mapping[str, str]) -> tuple[ToolChange, ...] | None:
+    """What a gateway withholds. `identity`: the plugin's, in the record. None: no gateway has seen tools of
+    this plugin. Raises ApprovalsUnusable."""
+    return ToolRecord.at(tools_folder(environ)).proposed(identity)
+
+
+def ask_about_remote(name: str, environ: Mapping[str, str], *, sure: bool) -> int:
+    """The tools of a server elsewhere, by its name in the settings of gateways. Returns the exit status.
+    Raises ValueError and ApprovalsUnusable."""
+    urls = ToolRecord.at(tools_folder(environ)).urls_of(name)
+    if not urls:
+        raise ValueError(f"--remote {name}: no gateway has listed tools of a remote server of this name")
+    status: int = EXIT["ok"]
+    for url in urls:
+        say(_visible(f"{name} ({url})"), sys.stdout)
+        identity = remote_identity(name, url)
+        if changes := withheld_tools(identity, environ):
+            status = ask_about_tools(identity, changes, environ, sure=sure) or status
+        else:
+            say("  none of its tools is withheld", sys.stdout)
+    return status
 
 
 def ask_about_tools(
-    plugin: Plugin, changes: tuple[ToolChange, ...], environ: Mapping[str, str], *, sure: bool
+    identity: str, changes: tuple[ToolChange, ...], environ: Mapping[str, str], *, sure: bool
 ) -> int:
     """Show the changes, ask, and record a yes. `sure`: without a question. Returns the exit status. Raises
     ValueError and ApprovalsUnusable."""
@@ -55,7 +67,7 @@ def ask_about_tools(
     if not sure and not ask_person("May a gateway show these tools as they are now?"):
         say("runner allow: nothing is recorded; they stay withheld")
         return _DECLINED
-    ToolRecord.at(tools_folder(environ)).accept(identity_of(plugin), changes)
+    ToolRecord.at(tools_folder(environ)).accept(identity, changes)
     say("Recorded. A gateway shows them from now on.", sys.stdout)
     return EXIT["ok"]
 
@@ -100,4 +112,4 @@ def _diff(before: list[str], after: list[str]) -> Iterator[str]:
 
 
 def _visible(text: str) -> str:
-    return printable(_INVISIBLE.sub(lambda found: ascii(found[0])[1:-1], text))
+    return printable(INVISIBLE.sub(lambda found: ascii(found[0])[1:-1], text))

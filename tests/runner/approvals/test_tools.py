@@ -19,7 +19,6 @@ from runner.approvals.tools import (
     NEW,
     UNSEEN,
     ToolRecord,
-    WithheldTool,
     identity_of,
     tools_folder,
 )
@@ -97,16 +96,15 @@ def test_what_no_model_reads_may_change(record: ToolRecord) -> None:
 
 def test_a_new_tool_is_withheld_and_a_removed_one_stays_recorded(record: ToolRecord) -> None:
     record.judge("one", [tool()])
-    assert record.judge("one", [tool("drop")]).withheld == [WithheldTool("drop", NEW)]
+    assert record.judge("one", [tool("drop")]).withheld == [("drop", NEW, True)]
     assert names(record, tool(description="Other."), tool("drop")) == ([], ["search", "drop"])
     assert names(record, tool()) == (["search"], [])
 
 
 def test_a_person_can_ask_to_see_the_first_list(record: ToolRecord) -> None:
-    assert record.judge("one", [tool()], trust_first=False).withheld == [WithheldTool("search", UNSEEN)]
-    assert record.judge("one", [tool()]).withheld == [
-        WithheldTool("search", UNSEEN)
-    ]  # the next start does not trust it
+    assert record.judge("one", [tool()], trust_first=False).withheld == [("search", UNSEEN, True)]
+    # The next start does not trust it either.
+    assert record.judge("one", [tool()]).withheld == [("search", UNSEEN, True)]
     record.accept("one", record.proposed("one") or ())
     assert names(record, tool()) == (["search"], [])
 
@@ -154,7 +152,7 @@ def test_what_no_record_can_hold_is_withheld(record: ToolRecord) -> None:
     assert shown == [fits]
     assert len(withheld) == len(odd)
     for each, (_, why) in zip(withheld, odd, strict=True):
-        assert why in each.reason and each.name.isprintable()
+        assert why in each.reason and each.name.isprintable() and not each.acceptable
     assert record.proposed("one") == ()  # a person cannot accept them either
     assert names(record, fits) == (["search"], [])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_each_contract_is_complete(name: str) -> None:
 
 # What few contracts have: the last section of Contract. Who has none of it never reads about it.
 FEW = {"one_shot", "switches", "declarations", "configurations", "choice", "prepared_calls"}
-FEW |= {"package_rules", "commands", "lifecycle_notice"}
+FEW |= {"package_rules", "commands", "lifecycle_notice", "plain_entries", "hooks_for"}
 
 
 def test_the_core_of_the_seam_is_what_contracts_share() -> None:
@@ -51,7 +52,7 @@ def test_the_core_of_the_seam_is_what_contracts_share() -> None:
     answered = [set(vars(type(contract))) & members for contract in all_contracts()]
     shared = {name for name in members if sum(name in each for each in answered) > 1}
     assert members - shared == FEW, "one contract's own matter is a protocol of its own, or no member"
-    assert len(shared) <= 21
+    assert len(shared) <= 23
 
 
 def test_verbs_and_options_of_contracts_hide_no_other() -> None:
@@ -74,6 +75,12 @@ def test_an_option_knows_its_name() -> None:
 
 # What no module outside of runner/contracts/ may know: a contract's name, files, variables and tables.
 WORDS = ("rterm", "mcpServers", "NEXO_", "[plugin.")
+# But for MCP here: the gateway speaks it to its clients, whatever its plugins speak.
+SPEAKS_MCP = ("runner/gateway/", "runner/cli/serving/gateway.py")
+
+
+def _speaks_mcp(path: Path) -> bool:
+    return str(path.relative_to(ROOT)).startswith(SPEAKS_MCP)
 
 
 def test_no_module_outside_names_a_contract() -> None:
@@ -85,6 +92,6 @@ def test_no_module_outside_names_a_contract() -> None:
         for path in sorted((ROOT / "runner").rglob("*.py"))
         if not path.is_relative_to(ROOT / "runner" / "contracts")
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if words.search(line)
+        if words.search(re.sub("(?i)mcp", "", line) if _speaks_mcp(path) else line)
     ]
     assert found == []

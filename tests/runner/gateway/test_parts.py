@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from runner.approvals.tools import ToolRecord
 from runner.cli.serving.serve import _gateway
 from runner.exceptions import PluginFailure
-from runner.gateway.audit import hide
+from runner.gateway.audit import AuditedMaker, AuditFile, hide
 from runner.gateway.catalogue import Catalogue
+from runner.gateway.http import FORGET_SECONDS, MOST_CALLERS, HttpGateway, open_gateway
+from runner.gateway.making import GatewayCall, Made, SupervisedMaker
 from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri, split_uri
+from runner.gateway.questions import ClientQuestions
 from runner.gateway.rate import RateLimit
-from runner.gateway.settings import read_settings
+from runner.gateway.server import ClientGateway
+from runner.gateway.settings import ClientSettings, GatewaySettings, read_settings
 from runner.gateway.tool_source import Lists
 from runner.outcome import Outcome
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
+from runner.serve.refusal import Refused
 from sandbox.document.diagnostic import DocumentError
 
 # Names that plugins and tools may choose to be taken for each other.
@@ -113,6 +122,10 @@ def test_secrets_are_not_in_bodies() -> None:
         "nested": [{"Password": "s", "note": "n"}],
         "x-auth-token": {"a": "s"},
     }
+    for odd in ("[" * 100_000, '{"token": "t'):
+        assert hide(odd) == odd
+    given["content"] = [{"type": "text", "text": json.dumps(given)}]
+    assert '"s' not in str(hide(given)) and '"x' in str(hide(given))
     assert "'s'" not in str(hide(given)) and "'n'" in str(hide(given)) and "'x'" in str(hide(given))
 
 
@@ -123,7 +136,7 @@ class FakeSource:
     maker = None
 
     def __init__(self, name: str) -> None:
-        self.name = self.mark = self.identity = name
+        self.name = self.mark = self.identity = self.look = name
         self.ready = trio.Event()
         self.failure: Exception | None = None
         self.asked = 0
@@ -188,19 +201,147 @@ async def test_a_slow_plugin_keeps_nobody_back(
     catalogue.changed("quick")
     await changed.wait()
     assert await listed(catalogue) == ["broken__t", "slow__t"]
-    assert "'t' is withheld" in said[-1] and said[-1].endswith("runner allow --diff")
-    [(plugin, tool)] = catalogue.withheld()
-    assert (plugin, tool.name, tool.is_kept) == ("quick", "t", True) and "description" in tool.reason
+    assert "'t' is withheld" in said[-1] and said[-1].endswith("accept it: quick")
+    [(source, tool)] = catalogue.withheld()
+    assert (source.name, tool.name, tool.acceptable) == ("quick", "t", True) and "description" in tool.reason
     # What no record can hold cannot be accepted, so that nobody is told to.
     quick.tools = [*quick.tools, {"name": "u", "description": "x" * 100_000}]
     catalogue.changed("quick")
     await catalogue._known["quick"].done.wait()
-    assert {tool.name: tool.is_kept for _, tool in catalogue.withheld()} == {"t": True, "u": False}
-    assert "'u' is withheld" in said[-1] and "--diff" not in said[-1]
+    assert {tool.name: tool.acceptable for _, tool in catalogue.withheld()} == {"t": True, "u": False}
+    assert "'u' is withheld" in said[-1] and "accept it" not in said[-1]
     # One that is gone is not shown, and only the plugin of a name is asked for it.
     sources.remove(slow)
     await catalogue.reload()
     assert await catalogue.find("tools", "slow__t") is None
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_list_that_was_replaced_while_it_was_judged(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, changed, judging = FakeSource("one"), trio.Event(), trio.Event()
+    source.ready.set()
+    catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "tools"), lambda text: None)
+    assert await listed(catalogue) == ["one__t"]
+    catalogue.on_changed.append(lambda what: changed.set())
+
+    async def late(function: Any, *args: Any) -> Any:
+        monkeypatch.undo()  # only the first one is late
+        judging.set()
+        judged = function(*args)
+        await changed.wait()
+        return judged
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", late)
+    async with trio.open_nursery() as reloading:
+        reloading.start_soon(catalogue.reload)
+        await judging.wait()
+        source.tools = ()
+        catalogue.changed("one")
+    assert await listed(catalogue) == []
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_call_that_the_audit_cannot_hold(tmp_path: Path) -> None:
+    class OneMaker:
+        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+            return Made("done")
+
+    file = AuditFile(str(tmp_path / "audit"))
+    call = GatewayCall("p", "t", {}, "tool", "me")
+    assert await AuditedMaker(OneMaker(), file, bodies=False).make(call, None) == Made("done")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, file._fd)
+    os.close(full)
+    made = await AuditedMaker(OneMaker(), file, bodies=False).make(call, None)
+    os.close(file._fd)
+    assert made.error is not None
+    assert made.error["message"] == (
+        "the call was made, but it cannot be written to the audit: No space left on device"
+    )
+
+
+def http_gateway(nursery: trio.Nursery, home: Path) -> HttpGateway:
+    """The application at the door of a daemon without plugins."""
+    _, no_news = trio.open_memory_channel[Any](0)
+    parts: Any = SimpleNamespace(
+        desk=None,
+        roster=SimpleNamespace(sources=list),
+        supervisor=SimpleNamespace(subscribe=lambda: no_news),
+        ledger=None,
+    )
+    return open_gateway(GatewaySettings(), {"HOME": str(home)})(parts, nursery, lambda text: None)
+
+
+async def post(gateway: HttpGateway, caller: str, method: str = "ping") -> int:
+    """The status of the answer to a message."""
+    about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": about}
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    headers.append((b"accept", b"application/json, text/event-stream"))
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": headers}
+    given = [{"type": "http.request", "body": json.dumps(message).encode(), "more_body": False}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return given.pop() if given else await trio.sleep_forever()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await gateway({**scope, "state": {"caller": caller}}, receive, send)
+    status: int = sent[0]["status"]
+    return status
+
+
+@pytest.mark.trio
+async def test_callers_by_certificate_are_bounded(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    gateway = http_gateway(nursery, tmp_path)
+    assert await post(gateway, "cert:CN=0", "initialize") == 200  # it keeps a session
+    for number in range(1, MOST_CALLERS):
+        assert await post(gateway, f"cert:CN={number}") != 503
+    with pytest.raises(Refused, match="64 callers use /mcp") as refused:
+        await post(gateway, "cert:CN=new")
+    assert refused.value.status == 503 and refused.value.headers() == {"Retry-After": "60"}
+    assert await post(gateway, "cert:CN=1", "initialize") == 200  # those that are there go on
+    await trio.sleep(FORGET_SECONDS)
+    assert await post(gateway, "cert:CN=new", "initialize") == 200
+    # The two with a session are still there, and all others have made room.
+    assert sorted(gateway._callers) == ["cert:CN=0", "cert:CN=1", "cert:CN=new"]
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(gateway._catalogue.on_changed) == 3
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_session_that_does_not_read_keeps_no_news_from_others(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    told = trio.Event()
+
+    async def tell() -> None:
+        told.set()
+
+    async def answer(context: Any) -> None: ...
+
+    catalogue = Catalogue(nursery, list, ToolRecord.at(tmp_path / "tools"), lambda text: None)
+    maker = SupervisedMaker(None)  # type: ignore[arg-type]
+    client = ClientGateway(catalogue, maker, ClientQuestions(), "me", ClientSettings(), nursery)
+    for key, send in (("stuck", trio.sleep_forever), ("other", tell)):
+        session = SimpleNamespace(send_tool_list_changed=send)
+        request = SimpleNamespace(headers={"mcp-session-id": key})
+        context: Any = SimpleNamespace(
+            method="ping", request_id=1, protocol_version="2025-11-25", session=session, request=request
+        )
+        await client._remember(context, answer)
+    catalogue.on_changed[0]("tools")
+    with trio.fail_after(60):
+        await told.wait()
     nursery.cancel_scope.cancel()
 
 

@@ -174,3 +174,13 @@ async def test_answers_that_are_none() -> None:
 
         with pytest.raises(PluginFailure, match=message):
             await RemoteSource(RemoteSettings("x", URL), RULE, ask).lists()
+
+    async def refuse(request: HttpsRequest) -> HttpsResponse:
+        asked = json.loads(request.body or b"")
+        greeting = {"result": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}}
+        refusal = {"error": {"code": -32000, "message": "not\x1b[2J today"}}
+        answer = {"id": asked.get("id"), **(greeting if asked["method"] == "initialize" else refusal)}
+        return HttpsResponse(200, (), json.dumps(answer).encode(), request.url)
+
+    with pytest.raises(PluginFailure, match=r"it refuses tools/list: not\\x1b\[2J today"):
+        await RemoteSource(RemoteSettings("x", URL), RULE, refuse).lists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from runner.ledger.rows import (
     DeliveriesFull,
     Delivery,
     DeliveryConflict,
+    DeliveryTooLarge,
     Effect,
     EndOfCall,
     KeyReused,
     digest,
+    has_place,
     hook_id,
 )
 from runner.ledger.schema import MIGRATIONS
@@ -260,12 +263,50 @@ def test_an_event_for_several_hooks_is_stored_for_all_of_them_or_none(path: str)
         file.do(LedgerFile.enqueue_all, event._replace(id="e2"), hooks)
     stored = {row.id for row in file.deliveries(most=1000) if row.id.startswith("e2~")}
     assert stored == {"e2~x", hook_id("e2", "two", "h")}
+    # One plugin after the other gets it, each once. Afterwards nobody knows what "all" would mean.
+    for _ in range(2):
+        for name, most in (("one", 1), ("two", 2)):
+            named = Delivery("e4", name, "", EVENT)
+            rows = file.do(LedgerFile.enqueue_all, named, [each for each in hooks if each[0] == name])
+            assert [row.plugin for row in rows] == [name] * most
+    with pytest.raises(DeliveryConflict, match="by their names"):
+        file.do(LedgerFile.enqueue_all, event._replace(id="e4"), hooks)
+    # A plugin that had it among all does not get it again by its name; one that was not there then does.
+    assert len(file.do(LedgerFile.enqueue_all, event._replace(plugin="one"), [("one", "new")])) == 1
+    (late,) = file.do(LedgerFile.enqueue_all, event._replace(plugin="three"), [("three", "h")])
+    assert (late.plugin, late.event) == ("three", EVENT)
+    assert len(file.do(LedgerFile.enqueue_all, event, hooks)) == 3
     # No room for the last: none is stored, and none counts.
-    large = Delivery("e3", "", "", json.dumps("x" * 40_000))
+    large = Delivery("e3", "", "", json.dumps("x" * 33_300))
     for _ in range(3):
         with pytest.raises(DeliveriesFull):
             file.do(LedgerFile.enqueue_all, large, hooks)
     assert len(file.do(LedgerFile.enqueue_all, large, hooks[:2])) == 2
+    # There will never be room.
+    with pytest.raises(DeliveryTooLarge):
+        file.do(LedgerFile.enqueue_all, large._replace(id="e5"), [*hooks, ("four", "h")])
+    with pytest.raises(DeliveryTooLarge):
+        file.do(LedgerFile.enqueue, Delivery("e6", "one", "h", json.dumps("x" * 100_000)))
+    file.close()
+
+
+def test_a_plugin_with_many_deliveries_leaves_places_to_others(path: str, clock: Clock) -> None:
+    file = open_file(path, clock=clock)
+    for number in range(40):
+        file.do(LedgerFile.enqueue, Delivery(f"a{number}", "slow", "h", EVENT))
+    clock.now += 1
+    for late in ("other", "third"):
+        file.do(LedgerFile.enqueue, Delivery(late, late, "h", EVENT))
+    name = names()
+    begun = [each.delivery.plugin for each in file.do(LedgerFile.claim, 16, name, (), Counter())]
+    assert Counter(begun) == {"slow": 8, "other": 1, "third": 1}
+    # Places that became free are not for it either, as long as its eight run.
+    assert file.do(LedgerFile.claim, 6, name, (), Counter(begun)) == []
+    assert not has_place("slow", Counter(begun), 16) and has_place("other", Counter(begun), 16)
+    assert has_place("late", Counter(slow=8, other=4, third=3), 16)  # the last place
+    # The control: without shares the first ones get all.
+    begun = [each.delivery.plugin for each in file.do(LedgerFile.claim, 16, name)]
+    assert begun == ["slow"] * 16
     file.close()
 
 

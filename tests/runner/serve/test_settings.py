@@ -53,6 +53,8 @@ def folder(plugin_dir: Path) -> Path:
         (plugin_dir / name).chmod(0o644)
     (plugin_dir / "everybodys").write_text(SECRET)
     (plugin_dir / "everybodys").chmod(0o666)
+    (plugin_dir / "binary").write_bytes(b"\xff" + SECRET.encode())
+    (plugin_dir / "binary").chmod(0o644)
     os.mkfifo(plugin_dir / "fifo")
     return plugin_dir
 
@@ -113,7 +115,8 @@ def test_faults_are_told_with_their_place_and_without_secrets(folder: Path) -> N
         "[notes]\nparked = true": ("2:1", "parked is not a whole number"),
         "[notes]\nparked = 17": ("2:1", "from 0 to 16"),
         "[notes]\nparked = -1": ("2:1", "from 0 to 16"),
-        "[notes]\nconfig = {day = 2026-01-01}": ("1:2", "JSON"),
+        "[notes]\nconfig = {day = 2026-01-01}": ("2:1", "config: JSON has no dates"),
+        "[notes]\nconfig = {day = inf}": ("2:1", "config: JSON has no dates"),
         "[words]\nargs = [1]": ("1:2", "args: one of them is not a text"),
         '[words]\nenv = {"A=B" = "x"}': ("1:2", "is not the name of an environment variable"),
         "[words]\nnumbers = {idel = 1}": ("1:2", "there is no 'idel'"),
@@ -126,6 +129,10 @@ def test_faults_are_told_with_their_place_and_without_secrets(folder: Path) -> N
         f'[notes]\nsecrets = {{token = "{SECRET}"}}': ("2:12", "write @FILE, or env:NAME"),
         '[notes]\nsecrets = {token = "env:NONE"}': ("2:12", "no such variable"),
         '[notes]\nsecrets = {token = "env:EMPTY"}': ("2:12", "no such variable"),
+        '[notes]\nsecrets = {token = "@binary"}': ("2:12", "is not UTF-8"),
+        f'[notes]\nsecrets = {{token = "@{SECRET}"}}': ("2:12", "the file that it names: there is no such"),
+        f'[notes]\nsecrets = "{SECRET}"': ("2:1", "the file that it names: there is no such file"),
+        f'["acme.devkit"]\nsecrets = "{SECRET}"': ("2:1", "secrets has to be a table"),
         '[notes]\nsecrets = "broken.json"': ("2:1", "broken.json is not JSON that can be used"),
         '[notes]\nsecrets = {token = "@none"}': ("2:12", "there is no such file"),
         '[notes]\nsecrets = {token = "@empty"}': ("2:12", "the file is empty"),
@@ -312,9 +319,12 @@ def check_events(served: Served) -> None:
     assert wait_for(lambda: served.ask("GET", f"/deliveries/{row['id']}")[1]["state"] == "acked")
     assert post(event={"type": "nobody.cares"})[1]["deliveries"] == []
     assert post(plugin="quirks", event=event({}))[1]["deliveries"] == []
+    assert len(post(id="e2", plugin="acme.devkit", event=event({}))[1]["deliveries"]) == 1
     rows: list[tuple[dict[str, Any], tuple[int, str]]] = [
+        ({"id": "e2", "event": event({})}, (409, "delivery_conflict")),
         ({"id": "e1", "event": event({"other": 1})}, (409, "delivery_conflict")),
         ({"id": "x" * 201, "event": event({})}, (400, "invalid_delivery")),
+        ({"id": "a/b", "event": event({})}, (400, "invalid_delivery")),
         ({"event": {}}, (400, "invalid_delivery")),
         ({"event": {"type": 5}}, (400, "invalid_delivery")),
         ({"type": "a", "event": {"type": "b"}}, (400, "invalid_delivery")),

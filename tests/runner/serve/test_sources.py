@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
-from runner.serve.roster import from_anywhere
+import trio
+
+from runner.lifecycle.supervisor import open_supervisor
+from runner.serve.roster import Roster, from_anywhere
 from runner.serve.sources import scan
+from runner.serve.watch import open_watch
 from tests.runner.serve.served import put_plugins
 
 
@@ -35,3 +40,41 @@ def test_the_policy_in_a_command_to_copy_is_the_same_in_every_folder() -> None:
     assert from_anywhere("strict") == "strict"
     for name in ("mine.toml", "./mine"):
         assert from_anywhere(name) == os.path.abspath(name)
+
+
+def test_a_server_that_is_switched_off_is_left_out(plugin_dir: Path) -> None:
+    file = plugin_dir / "mcp.json"
+    servers = {"on": {"command": "/bin/cat"}, "off": {"command": "/bin/cat", "disabled": True}}
+    file.write_text(json.dumps({"mcpServers": servers}))
+    file.chmod(0o644)
+    found = scan((str(file),))
+    assert [each.name for each in found.sources] == ["on"]
+    assert [each.message for each in found.faults] == ["off: it is disabled in this file: left out"]
+
+
+def test_what_changes_between_a_reading_and_its_watch_is_read(plugin_dir: Path, tmp_path: Path) -> None:
+    put_plugins(plugin_dir)
+    said: list[str] = []
+
+    async def main() -> None:
+        async with open_supervisor() as supervisor:
+            paths, policy = (str(plugin_dir),), str(tmp_path / "policy.toml")
+            roster = Roster(supervisor, None, paths, policy, None, {**os.environ}, said.append)
+            with open_watch() as watch:
+                assert watch is not None
+
+                def follow(folders: tuple[str, ...]) -> bool:
+                    """It was read before, and nothing tells that it has changed."""
+                    (plugin_dir / "words/mcp.json").write_text("{")
+                    return watch.set(folders)
+
+                roster.follow = follow
+                await roster.reload()
+                assert [each.name for each in roster.sources()] == ["acme.devkit"]
+                assert [each.path for each in roster.faults] == [str(plugin_dir / "words")]
+                assert {str(tmp_path), "/etc/runner"} <= {*roster.watched}  # where a policy may change
+                assert not watch.set(roster.watched)  # nothing is new: one reading is enough
+                (plugin_dir / "more").mkdir(mode=0o755)
+                assert watch.set((*roster.watched, str(plugin_dir / "more")))
+
+    trio.run(main)

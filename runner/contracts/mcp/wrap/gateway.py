@@ -145,7 +145,7 @@ def _step(plain: Configuration, server: HostServer, program: str, own: Step | No
 def _host_reason(config: Configuration, server: HostServer) -> str:
     """Returns why only the host itself can start it, as the second half of a sentence, or ''."""
     if server.disabled:
-        return "is switched off, and a gateway would start it"
+        return "is switched off, and a gateway would leave it out"
     if server.scope:
         return f"is for the project {quoted(server.scope, 200)}, and a gateway does not know which is open"
     assert config.host is not None  # stored_path has refused it

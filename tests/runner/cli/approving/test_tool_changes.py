@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runner.approvals.tools import ToolChange, ToolRecord, identity_of, tools_folder
+from runner.approvals.tools import ToolChange, ToolRecord, identity_of, remote_identity, tools_folder
 from runner.cli.approving.tool_changes import change_lines
 from runner.manifest.load import load
 from runner.outcome import EXIT
@@ -28,7 +28,7 @@ class Withholding:
         self.caller, self.file = caller, file
         plugin = load(str(file)).plugin
         assert plugin is not None
-        self._identity = identity_of(plugin)
+        self.identity = identity_of(plugin)
 
     def lists(self, *tools: Tool) -> list[str]:
         """The names that a gateway would show."""
@@ -36,7 +36,7 @@ class Withholding:
         own = os.geteuid()
         os.seteuid(self.caller.uid)
         try:
-            shown = record.judge(self._identity, tools).shown
+            shown = record.judge(self.identity, tools).shown
         finally:
             os.seteuid(own)
         return [each["name"] for each in shown]
@@ -90,6 +90,25 @@ def test_another_file_with_the_same_name_has_its_own_tools(
     server.lists(tool())
     other = write_file(plugin_dir / "other" / "mcp.json", server.file.read_text())
     assert Withholding(server.caller, other).lists(tool(description="Other.")) == ["search"]
+
+
+def test_a_server_elsewhere_is_looked_at_by_its_name(server: Withholding) -> None:
+    at = ("allow", "--diff", "--remote", "my tracker")
+    unknown = server.caller(*at)
+    assert unknown.returncode == 2 and "no gateway has listed tools of a remote server" in unknown.stderr
+    server.identity = remote_identity("my tracker", "https://tracker.example/mcp")
+    assert server.lists(tool()) == ["search"]
+    evil = tool(description="Now with teeth.")
+    assert server.lists(evil) == []
+    looked = server.caller(*at)
+    assert looked.returncode == 2 and "    + Now with teeth.\n" in looked.stdout
+    assert looked.stdout.startswith("my tracker (https://tracker.example/mcp)\n")
+    assert "no gateway has" in server.caller(*at[:-1], "tracker").stderr  # another one's name
+    assert server.caller(*at, "--yes").returncode == 0
+    assert server.lists(evil) == ["search"]
+    for words in (("allow", "--remote", "x"), (*at, server.file), (*at, "--", "cat")):
+        wrong = server.caller(*words)
+        assert wrong.returncode == 2 and "--remote: it goes with --diff" in wrong.stderr
 
 
 def test_a_damaged_record_is_told(server: Withholding) -> None:
