@@ -6,13 +6,13 @@ told later that there is more.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import trio
 
 from runner.approvals.record import ApprovalsUnusable
-from runner.approvals.tools import ToolRecord
+from runner.approvals.tools import ToolRecord, WithheldTool
 from runner.exceptions import PluginError, PluginFailure
 from runner.gateway.names import SEPARATOR, plugin_part
 from runner.gateway.settings import LIST_SECONDS
@@ -37,6 +37,7 @@ class KnownSource:
         self.lists: Lists | None = None  # as the plugin gave them
         # Name of a list -> public name -> entry. Empty until the plugin has answered and was judged.
         self.shown: Mapping[str, Mapping[str, Shown]] = {}
+        self.withheld: tuple[WithheldTool, ...] = ()
         self.fault = ""  # why there is nothing
         self.remarks: tuple[str, ...] = ()  # what is withheld, and why
         self.failed_at = -_AGAIN_SECONDS
@@ -103,6 +104,10 @@ class Catalogue:
             if known.asking:
                 await known.done.wait()
         return known
+
+    def withheld(self) -> Iterator[tuple[ToolSource, WithheldTool]]:
+        """The tools that no client sees, each with its plugin."""
+        return ((known.source, tool) for known in self._known.values() for tool in known.withheld)
 
     def hear(self, name: str, event: Notice | Progress) -> None:
         """What a plugin says beside its answers."""
@@ -191,6 +196,7 @@ class Catalogue:
 
     def _failed(self, known: KnownSource, why: str, hint: str) -> None:
         known.lists, known.shown, known.failed_at = None, {}, trio.current_time()
+        known.withheld = ()
         hint = "" if hint == MORE_SECONDS else hint  # nobody can: the gateway made the call
         known.fault = printable(
             f"{known.source.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
@@ -206,6 +212,7 @@ class Catalogue:
         if known.lists is not given:
             return  # it gave another list meanwhile, which is judged too
         name = source.name
+        known.withheld = tuple(judged.withheld)
         look = f"; to see the change and accept it: {source.look}"
         remarks = [
             f"{name}: {quoted(one.name)} is withheld: {one.reason}{look * one.acceptable}"

@@ -10,7 +10,8 @@ import json
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import trio
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -161,6 +162,13 @@ class HttpGateway:
         self._catalogue.hear(plugin, event)
         for each in self._callers.values():
             each.gateway.hear(plugin, event)
+
+    def questions(self) -> Iterator[dict[str, Any]]:
+        """A row for each withheld tool, as the page shows it."""
+        for source, tool in self._catalogue.withheld():
+            # A terminal would obey some characters of a name.
+            command = source.look if tool.acceptable and source.look.isprintable() else ""
+            yield {"plugin": source.name, "tool": tool.name, "change": tool.reason, "command": command}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         name: str = scope["state"]["caller"]

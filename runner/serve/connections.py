@@ -24,13 +24,13 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 
+from runner.serve.door import MOST_HEADER_BYTES
 from runner.serve.peer import Departure, DoorPeer, unix_peer
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
 
 HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
 HANDSHAKE_SECONDS = 10.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
-_MOST_HEADER_BYTES = 16 << 10
 _PART_BYTES = 64 << 10
 _MOST_REQUESTS = 1_000_000  # of one connection
 _FULL = (
@@ -218,7 +218,7 @@ class Connections:
         config = Config()
         config.keep_alive_timeout = HEADER_SECONDS
         config.keep_alive_max_requests = _MOST_REQUESTS
-        config.h11_max_incomplete_size = _MOST_HEADER_BYTES
+        config.h11_max_incomplete_size = MOST_HEADER_BYTES
         config.include_server_header = config.include_date_header = False
         config.accesslog = config.errorlog = None
         self._config = config

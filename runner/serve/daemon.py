@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 
@@ -31,7 +32,7 @@ from runner.serve.mounted import DaemonParts, DoorMount, Mounted
 from runner.serve.page.board import Board
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import Sessions
-from runner.serve.peer import PAGE, DoorPeer, Rules
+from runner.serve.peer import LOCAL_NAMES, PAGE, DoorPeer, Rules
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.routes import Routes
@@ -86,7 +87,7 @@ class Daemon:
         self._notifier = Notifier(environ)
         self._end = trio.Event()
         self._drain_seconds = options.drain_seconds
-        self._notes = _NOTES_PER_SECOND
+        self._noted: Counter[str] = Counter()  # in this second, by kind
         self._noted_at = 0.0
         self._strangers = 0  # that no line has told
         self._stranger_told = -math.inf
@@ -96,6 +97,8 @@ class Daemon:
         )
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
         self.board = Board(supervisor, ledger, self._desk, self._roster, self._metrics)
+        if mounted is not None:
+            self.board.questions = mounted.questions
         folder = os.path.dirname(os.path.abspath(options.ledger))
         self._sessions = Sessions(os.path.join(folder, _SESSIONS))
         self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys)
@@ -227,7 +230,11 @@ class Daemon:
             if each.family != socket.AF_UNIX:
                 host, port = each.getsockname()[:2]
                 host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-                yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+                host = f"[{host}]" if ":" in host else host
+                # By TLS, the name that was added: the certificate will have it, and hardly the address.
+                names = self._options.rules.names
+                added = [name for name in names if name[-1:].isalpha() and name not in LOCAL_NAMES]
+                yield f"{scheme}://{added[0] if added and scheme == 'https' else host}:{port}/"
 
     # --- audit and metrics ----------------------------------------------------------------------------------
 
@@ -252,11 +259,11 @@ class Daemon:
 
     def _note(self, what: str, caller: str, detail: Mapping[str, object]) -> None:
         """A row of the audit, for which nobody waits. Strangers must not fill the ledger, so that there is a
-        most per second."""
+        most per second, of each kind: requests that are refused must not hide who was let in."""
         if trio.current_time() - self._noted_at >= 1.0:
-            self._noted_at, self._notes = trio.current_time(), _NOTES_PER_SECOND
-        self._notes -= 1
-        if self._notes >= 0:
+            self._noted_at, self._noted = trio.current_time(), Counter()
+        self._noted[what] += 1
+        if self._noted[what] <= _NOTES_PER_SECOND:
             self._nursery.start_soon(self._write_note, what, caller, json.dumps(detail))
 
     async def _write_note(self, what: str, caller: str, detail: str) -> None:

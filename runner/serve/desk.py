@@ -141,7 +141,7 @@ class Desk:
             outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
             answer = CallAnswer(404, outcome_error(outcome, id=row.id))
         except trio.Cancelled:
-            outcome = _ENDING
+            outcome = _ENDING if self.draining else _GIVEN_UP  # a session or a certificate has ended
             raise
         finally:
             del self._in_flight[row.id]

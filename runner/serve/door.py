@@ -7,9 +7,10 @@ closed, because Hypercorn waits for room in the application's queue before it cl
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from runner.serve.page.sessions import PageSession
 from runner.serve.peer import VISITOR, DoorPeer, Rules, identify
 from runner.serve.refusal import Refused
 
+MOST_HEADER_BYTES = 16 << 10
 MOST_BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0
 _MOST_VISITOR_BYTES = 4 << 10
@@ -92,13 +94,17 @@ class Door:
         peer: DoorPeer = scope["state"]["peer"]
         body: _Body | None = None
         try:
+            _require_short_header(scope)
             headers = _headers(scope)
             scope["state"]["session"] = None
             by_page = None if self._page is None else partial(self._page.identify, scope, headers)
             scope["state"]["caller"] = caller = identify(peer, headers, self._rules, by_page)
-            if not scope["state"]["greeted"]:
-                scope["state"]["greeted"].append(True)  # the list belongs to the connection
-                self._on_connected(peer, caller)
+            # The list belongs to the connection, which may have several callers: a visitor who then shows a
+            # token must not stay unknown. Visitors themselves would fill the audit.
+            if caller not in scope["state"]["greeted"]:
+                scope["state"]["greeted"].append(caller)
+                if caller != VISITOR:
+                    self._on_connected(peer, caller)
             body = _Body(self._held, caller)
             # Nobody has been let in yet: only as much as a code takes.
             most = min(self._most_bytes, _MOST_VISITOR_BYTES) if caller == VISITOR else self._most_bytes
@@ -110,7 +116,7 @@ class Door:
                 return given.pop() if given else await receive()
 
             session: PageSession | None = scope["state"]["session"]
-            with nullcontext() if session is None else session.bound():
+            with nullcontext() if session is None else session.bound(), _until_expiry(peer):
                 await self._application(scope, replay, send)
         except Refused as refused:
             if body is not None:
@@ -156,6 +162,18 @@ def _headers(scope: Message) -> dict[str, list[str]]:
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
     return found
+
+
+def _require_short_header(scope: Message) -> None:
+    """Hypercorn bounds a header only while it is incomplete: one that arrives at once may be longer."""
+    size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if size + len(scope["raw_path"]) + len(scope["query_string"]) > MOST_HEADER_BYTES:
+        raise Refused(431, "header_too_large", f"the request header is larger than {MOST_HEADER_BYTES} bytes")
+
+
+def _until_expiry(peer: DoorPeer) -> AbstractContextManager[object]:
+    """Cancel the body when the client's certificate expires: a stream may last for years."""
+    return trio.move_on_after(max(0.0, peer.expires - time.time())) if peer.subject else nullcontext()
 
 
 async def _drop(receive: Receive) -> None:

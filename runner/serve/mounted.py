@@ -6,8 +6,8 @@ Its dependencies may be missing: then every request is told which.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import trio
 
@@ -33,6 +33,10 @@ class DaemonParts(NamedTuple):
 
 class MountedApplication(Protocol):
     def hear(self, plugin: str, event: Notice | Progress) -> None: ...
+    def questions(self) -> Iterator[dict[str, Any]]:
+        """Tools that a person has to look at: rows of plugin, tool, change and command."""
+        ...
+
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None: ...
 
 
@@ -63,6 +67,10 @@ class Mounted:
     def hear(self, plugin: str, event: Notice | Progress) -> None:
         if self._application is not None:
             self._application.hear(plugin, event)
+
+    def questions(self) -> Iterator[dict[str, Any]]:
+        """None before it was first asked for: nothing is withheld from nobody."""
+        return iter(()) if self._application is None else self._application.questions()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         try:

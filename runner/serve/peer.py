@@ -98,6 +98,7 @@ def identify(
     if by_page is not None and (found := by_page()) is not None:
         return found
     if peer.subject:
+        _require_no_other_page(headers)
         return f"cert:{peer.subject}"
     given = headers.get("authorization", [])
     scheme, _, word = (given[0] if len(given) == 1 else "").partition(" ")
@@ -138,6 +139,16 @@ def _require_own_origin(headers: dict[str, list[str]], rules: Rules) -> None:
             raise Refused(
                 403, "origin", f"pages of {origin!a} may not call this door", "send no Origin header"
             )
+
+
+def _require_no_other_page(headers: dict[str, list[str]]) -> None:
+    """A browser shows the user's certificate whichever page makes the request: also one of another port of
+    this machine, or one that somebody on the way has put into a connection without TLS."""
+    own = [f"https://{each.lower()}" for each in headers["host"]]
+    origins = [each.lower() for each in headers.get("origin", own)]
+    if origins != own or not {"same-origin", "none"}.issuperset(headers.get("sec-fetch-site", ())):
+        message = "only pages of this door itself may use the client's certificate"
+        raise Refused(403, "origin", message, "send no Origin header")
 
 
 def _without_port(host: str) -> str:

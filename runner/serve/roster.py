@@ -233,7 +233,7 @@ class Roster:
         if entry is None or not (entry.source.path + (entry.source.server or "")).isprintable():
             return ""
         server = () if entry.source.server is None else ("--server", entry.source.server)
-        policy = () if self._policy is None else ("--policy", self._policy)
+        policy = () if self._policy is None else ("--policy", from_anywhere(self._policy))
         return shlex.join(("runner", "allow", entry.source.path, *server, *policy))
 
     def effect(self, name: str, tool: str) -> Effect:
@@ -281,6 +281,11 @@ class Roster:
         full = report(stage, outcome, EXIT[outcome.code])
         kept = ("plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
         return {key: full[key] for key in kept if key in full}
+
+
+def from_anywhere(policy: str) -> str:
+    """The same policy in another working directory: a word is the name of one that comes with the runner."""
+    return os.path.abspath(policy) if "/" in policy or "." in policy else policy
 
 
 def _fault_of(found: Diagnostic) -> SourceFault:

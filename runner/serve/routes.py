@@ -96,7 +96,7 @@ class Routes:
                 return
             handler: _Handler = _not_found
             for pattern, found in routes.get(scope["method"], ()):
-                if (match := pattern.match(scope["path"])) is not None:
+                if (match := pattern.fullmatch(scope["path"])) is not None:  # "$" lets a line end pass
                     scope["path_params"], handler = match.groupdict(), found
                     break
             response = await handler(Request(scope, receive, send))

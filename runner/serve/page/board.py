@@ -11,8 +11,9 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import trio
@@ -68,7 +69,7 @@ class Board:
         self._advice: deque[dict[str, Any]] = deque(maxlen=_MOST_HEARD)
         self._network: deque[dict[str, Any]] = deque(maxlen=_MOST_HEARD)
         # Tools that were withheld because they changed: rows of plugin, tool, change and command.
-        self.questions: Callable[[], Sequence[dict[str, Any]]] = lambda: ()
+        self.questions: Callable[[], Iterable[dict[str, Any]]] = lambda: ()
 
     def hear(self, plugin: str, event: Notice | Progress) -> None:
         """A plugin's network connection has ended, or there is advice about one that was refused."""
@@ -142,7 +143,7 @@ class Board:
         made: dict[str, Any] = {
             "daemon": self._daemon(),
             "plugins": [self._plugin(each) for each in self._supervisor.plugins()[:_MOST_PLUGINS]],
-            "questions": [_cut(dict(each)) for each in list(self.questions())[:_MOST_ROWS]],
+            "questions": [_cut(dict(each)) for each in islice(self.questions(), _MOST_ROWS)],
         }
         with suppress(LedgerUnusable):  # the daemon's section says so
             rows = await self._ledger.do(LedgerFile.invocations, None, None, None, _MOST_ROWS)

@@ -258,9 +258,12 @@ function suits(verb, state) {
   return verb === "reload" || ["quarantined", "backoff"].includes(state);
 }
 
+// A plugin may be called "constructor", which every object has.
+const own = (values, name) => (Object.hasOwn(values, name) ? values[name] : 0);
+
 function showSparks() {
   for (const [name, row] of pluginRows) {
-    const memory = samples.map((each) => each.memory[name] ?? 0), rates = perMinute(samples.map((each) => each.calls[name] ?? 0));
+    const memory = samples.map((each) => own(each.memory, name)), rates = perMinute(samples.map((each) => own(each.calls, name)));
     const quiet = Math.max(...memory, ...rates, 0) === 0;
     const spark = (title, values, text) => make("div", {}, title, make("div", { class: "plot" }, plot(values, `${title} of ${shown(name, 100)}: now ${text}`)));
     put(row.cells[3], quiet ? make("span", { class: "why" }, "quiet") : make("div", { class: "sparks" }, spark("memory", memory, bytes(memory.at(-1) ?? 0)), spark("calls", rates, `${rates.at(-1) ?? 0} a minute`)));

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from runner.serve.event_stream import EventStream
 from runner.serve.page.board import Board
 from runner.serve.page.sessions import CODE_SECONDS, PageSession, Sessions
-from runner.serve.peer import PAGE, VISITOR
+from runner.serve.peer import PAGE, VISITOR, is_local
 from runner.serve.refusal import Refused
 
 KEY_HEADER = "runner-page"
@@ -129,15 +129,20 @@ class Page:
 
     async def _end(self, request: Request) -> Response:
         session: PageSession | None = request.scope["state"]["session"]
+        if session is None:
+            raise Refused(403, "page_only", "this ends the session that asks for it, and there is none")
 
         async def end() -> None:
-            if session is not None:
-                self.sessions.end(session)
+            self.sessions.end(session)
 
         # Afterwards: it cancels the session's requests, of which this is one.
         return Response('{"ended": 1}', media_type="application/json", background=BackgroundTask(end))
 
     async def _stream(self, request: Request) -> Response:
+        # It shows the calls of all callers, and the audit.
+        caller: str = request.scope["state"]["caller"]
+        if caller != PAGE and not is_local(caller):
+            raise Refused(403, "page_only", "this is for sessions of the page", "runner ctl open begins one")
         if self._streams >= MOST_STREAMS:
             message = f"{MOST_STREAMS} pages are open, which is the most"
             raise Refused(429, "overloaded", message, "close some", retry_after=10)

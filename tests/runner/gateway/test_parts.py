@@ -201,7 +201,15 @@ async def test_a_slow_plugin_keeps_nobody_back(
     catalogue.changed("quick")
     await changed.wait()
     assert await listed(catalogue) == ["broken__t", "slow__t"]
-    assert "'t' is withheld" in said[-1]
+    assert "'t' is withheld" in said[-1] and said[-1].endswith("accept it: quick")
+    [(source, tool)] = catalogue.withheld()
+    assert (source.name, tool.name, tool.acceptable) == ("quick", "t", True) and "description" in tool.reason
+    # What no record can hold cannot be accepted, so that nobody is told to.
+    quick.tools = [*quick.tools, {"name": "u", "description": "x" * 100_000}]
+    catalogue.changed("quick")
+    await catalogue._known["quick"].done.wait()
+    assert {tool.name: tool.acceptable for _, tool in catalogue.withheld()} == {"t": True, "u": False}
+    assert "'u' is withheld" in said[-1] and "accept it" not in said[-1]
     # One that is gone is not shown, and only the plugin of a name is asked for it.
     sources.remove(slow)
     sources.append(FakeSource("quick"))  # a remote server may have a plugin's name

@@ -23,7 +23,7 @@ from openapi_spec_validator import validate
 from runner.cli import verb_parser
 from runner.cli.serving.via import call_via
 from runner.ledger.file import LedgerFile
-from runner.ledger.ledger import open_ledger
+from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import Accepted, digest
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve import connections, daemon, listen
@@ -67,6 +67,9 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
         assert (status(found := await door.ask(slow)), code(found)) == (408, "slow_body")
         assert await door.ask(b"GET /health HTT") == b""
         assert status(await door.ask(b"GET /health HTTP/1.1\r\nX: " + b"x" * 20_000)) == 431
+        whole = await door.ask(request("/health", host, "X: " + "x" * 20_000))  # it arrives at once
+        assert (status(whole), code(whole)) == (431, "header_too_large")
+        assert status(await door.ask(request("/health", host, "X: " + "x" * 16_000))) == 200
         # What is not HTTP/1.1, and what this door does not speak.
         for raw in (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
@@ -132,6 +135,27 @@ async def test_what_strangers_send_takes_little_room_in_the_audit(tmp_path: Path
         assert code(await door.ask(long, tcp=True)) == "host"
         (row,) = await audited(door.ledger, 1)
         assert "the Host header names" in row.detail and len(row.detail) < 400
+        # Those who get a file of the page take none, and hide nobody who is let in after them.
+        async with await door.connect(tcp=True) as stream:
+            for more in ((), (f"Authorization: Bearer {TOKEN.decode()}",)):
+                await stream.send_all(
+                    request("/page.css" if not more else "/health", "Host: localhost", *more)
+                )
+                assert status(await answer(stream)) == 200
+        assert await arrived(door.ledger, 1) == ["token"]
+        # Nor do those who are refused: each kind of row has a most of its own.
+        for _ in range(daemon._NOTES_PER_SECOND):
+            await door.ask(request("/health", "Host: evil.example"), tcp=True)
+        await door.ask(request("/health", "Host: localhost"))
+        assert await arrived(door.ledger, 2) == [f"uid:{os.geteuid()}", "token"]
+
+
+async def arrived(ledger: Ledger, count: int) -> list[str]:
+    """The callers in the audit, when there are so many: no request waits for them."""
+    with trio.fail_after(60):
+        while len(rows := await ledger.do(LedgerFile.audit, "connection")) < count:
+            pass
+    return [row.caller for row in rows]
 
 
 def test_a_key_of_the_command_line_begins_no_other_request(
@@ -278,6 +302,32 @@ async def test_a_streamed_call_that_is_cancelled_before_it_is_made_has_an_outcom
             await EventStream(produce, lambda: desk.abandon(row))(scope, nobody, send)
         found = await ledger.do(LedgerFile.invocation, row.id)
         assert found is not None and (found.code, found.started, desk.in_flight) == ("cancelled", None, 0)
+
+
+@pytest.mark.trio
+async def test_a_call_that_ends_with_its_session_is_not_taken_for_the_end_of_the_daemon(
+    tmp_path: Path,
+) -> None:
+    roster: Any = SimpleNamespace(effect=lambda plugin, tool: "unknown", secrets=lambda plugin: None)
+    scope = trio.CancelScope()
+
+    async def call(*given: object, **more: object) -> None:
+        scope.cancel()
+        await trio.sleep_forever()
+
+    supervisor: Any = SimpleNamespace(call=call)
+    async with open_ledger(str(tmp_path / "ledger.db")) as ledger:
+        desk = Desk(supervisor, ledger, roster, Metrics())
+        for draining, cause in ((False, "given_up"), (True, "draining")):
+            asked = DoorCall("plugin", "tool", None)
+            desk.draining = False  # it accepts no call then
+            row = await desk.accept(asked)
+            assert not isinstance(row, CallAnswer)
+            desk.draining = draining
+            with trio.CancelScope() as scope:
+                await desk.make(row, asked, None)
+            found = await ledger.do(LedgerFile.invocation, row.id)
+            assert found is not None and json.loads(found.record or "")["outcome"]["cause"] == cause
 
 
 @pytest.mark.trio

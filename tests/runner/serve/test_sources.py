@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from runner.lifecycle.supervisor import open_supervisor
-from runner.serve.roster import Roster
+from runner.serve.roster import Roster, from_anywhere
 from runner.serve.sources import scan
 from runner.serve.watch import open_watch
 from tests.runner.serve.served import put_plugins
@@ -34,6 +34,12 @@ def test_what_is_no_file_is_a_fault_or_left_out(plugin_dir: Path) -> None:
     found = scan((str(plugin_dir),))
     assert {each.name for each in found.sources} == {"greeter", "acme.devkit"}
     assert [os.path.basename(each.path) for each in found.faults] == ["circle.json", "gone.json", "pipe.json"]
+
+
+def test_the_policy_in_a_command_to_copy_is_the_same_in_every_folder() -> None:
+    assert from_anywhere("strict") == "strict"
+    for name in ("mine.toml", "./mine"):
+        assert from_anywhere(name) == os.path.abspath(name)
 
 
 def test_a_server_that_is_switched_off_is_left_out(plugin_dir: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import ssl
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from runner.ledger.file import LedgerFile
 from runner.ledger.rows import Accepted, digest
 from runner.outcome import USAGE_ERROR
 from runner.serve import connections, daemon
+from runner.serve import door as door_module
 from runner.serve.peer import DoorPeer, Rules, identify
 from runner.serve.refusal import Refused
 from runner.serve.tls import DoorTls, certified_peer
@@ -132,6 +134,12 @@ async def test_a_certificate_replaces_the_token_and_names_the_caller(
         # Host and Origin are looked at all the same: a browser shows a certificate for any page.
         right, page = clients["right"], "Origin: http://evil.example"
         assert await try_to(door, right, page) == "403"
+        # Also one of another port, and one that came without TLS; the control is the door's own.
+        for foreign in ("https://localhost:1", "http://localhost", "null"):
+            assert await try_to(door, right, f"Origin: {foreign}") == "403"
+        for site, wanted in (("cross-site", "403"), ("same-site", "403"), ("none", "200")):
+            assert await try_to(door, right, f"Sec-Fetch-Site: {site}") == wanted
+        assert await try_to(door, right, "Origin: https://localhost", "Sec-Fetch-Site: same-origin") == "200"
         other = request("/health", "Host: evil.example")
         assert status(await door.ask(other, tls=right)) == 421
         # The subject is the caller: it sees its own calls only, and not those of another subject.
@@ -143,6 +151,20 @@ async def test_a_certificate_replaces_the_token_and_names_the_caller(
         for path in ("/calls/call_1", "/calls/call_3", "/calls/call_4"):
             assert status(await door.ask(request(path, HOST), tls=right)) == 404
         assert code(await door.ask(request("/audit", HOST), tls=right)) == "local_only"
+        assert code(await door.ask(request("/page/stream", HOST), tls=right)) == "page_only"
+        # A stream ends with the certificate.
+        async with await door.connect(tls=right) as stream:
+            await stream.send_all(request("/events", HOST))
+            assert b": open" in await stream.receive_some()
+            async with await door.connect(tls=right) as brief:
+                monkeypatch.setattr(door_module, "time", SimpleNamespace(time=lambda: math.inf))
+                await brief.send_all(request("/events", HOST))
+                while await brief.receive_some():
+                    pass
+                monkeypatch.undo()
+            with trio.move_on_after(0) as still:
+                await stream.receive_some()
+            assert still.cancelled_caught
         while alice not in {row.caller for row in await door.ledger.do(LedgerFile.audit, "connection")}:
             pass  # no request waits for the audit
     # The control: the same clients where no certificate is asked for, with the token and without.
@@ -174,15 +196,19 @@ async def test_a_handshake_has_a_deadline_and_counts_as_a_connection(
 @pytest.mark.trio
 async def test_large_bodies_and_answers_pass_by_tls(tmp_path: Path) -> None:
     known = Authorities(tmp_path / "tls")
+    named = NO_TOKEN._replace(names=(*NO_TOKEN.names, "plugins.example", "127.0.0.1"))
     large = request("/deliveries", HOST, method="POST", body=b"x" * (1 << 20))
     async with (
-        house(tmp_path, tls=known.tls(), rules=NO_TOKEN) as door,
+        house(tmp_path, tls=known.tls(), rules=named) as door,
         await door.connect(tls=known.client(known.own)) as stream,
     ):
         await stream.send_all(large)
         assert code(await answer(stream)) == "invalid_json"
         await stream.send_all(request("/openapi.json", HOST))
         assert len(await answer(stream)) > 10_000
+        # A link to the page has a name for which there may be a certificate.
+        opened = await door.ask(request("/session/codes", HOST, method="POST"))
+        assert f'"https://plugins.example:{door.tcp}/#code='.encode() in opened
 
 
 @pytest.mark.trio

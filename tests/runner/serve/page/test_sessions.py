@@ -236,6 +236,13 @@ async def check_requests(door: House, pair: str, key: str) -> None:
         (request("/plugins", host, f"Authorization: Bearer {TOKEN.decode()}"), 200, ""),
         (request("/plugins", host, "Authorization: Bearer x", cookie, header), 401, "wrong_token"),
         (request("/plugins", host), 401, "wrong_token"),
+        # Who has the token does not see what others call, nor the audit.
+        (request("/page/stream", host, f"Authorization: Bearer {TOKEN.decode()}"), 403, "page_only"),
+        (
+            request("/session", host, f"Authorization: Bearer {TOKEN.decode()}", method="DELETE"),
+            *(403, "page_only"),
+        ),
+        (request("/page.js%0A", host, f"Authorization: Bearer {TOKEN.decode()}"), 404, "no_route"),
         # The stream is not open, nor is anything beside the files, however it is written.
         (request("/page/stream", host), 401, "wrong_token"),
         (request("//", host), 401, "wrong_token"),
