@@ -34,7 +34,7 @@ INTERRUPTED = 2
 # The exit code of scripts/test-container where it cannot run.
 CANNOT_RUN = 77
 # Tests that launch wait for processes half of the time.
-WORKERS_PER_CORE = 1.5
+WORKERS_PER_CORE = 2
 
 PARALLEL = ("--part", "parallel")
 MACHINE = ("--part", "machine")

@@ -58,6 +58,7 @@ EXEMPT = {
     "runner/approvals/files.py:write_record": "the verb `allow`, which launches nothing",
     "runner/approvals/files.py:open_folder": "it is for writing: no decision does",
     "runner/approvals/tools.py:_locked": "it is for writing: no decision does",
+    "runner/approvals/tools.py:urls_of": "the verb `allow`, which launches nothing",
     "runner/manifest/fill.py:_open_file": "read_named has said that nothing may be kept",
     "runner/manifest/fill.py:_text": "read_named has said that nothing may be kept",
     "runner/manifest/unpack.py:_extract_file": "`unpack` has said that nothing may be kept",
