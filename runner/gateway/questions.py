@@ -188,7 +188,9 @@ class Waiting:
         if request.over:
             if request.error is not None:
                 raise request.error
-            return request.result
+            # It is known for as long as its plugin makes no other call, and a result may be large.
+            result, request.result = request.result, {}
+            return result
         return self._suspend(request)
 
     def _suspend(self, request: ClientRequest) -> dict[str, Any]:

@@ -39,6 +39,7 @@ _CALL_SECONDS = 60.0
 _COMMAND_SECONDS = 30.0
 _MOST_PAGES = 20
 _MOST_MESSAGE = 2000  # characters of what the server says about an error
+_CODES: Mapping[str, Code] = {"denied": "policy_denied", "timeout": "timeout"}
 _CALLS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 _PARTS = {"tool": "content", "prompt": "messages", "resource": "contents"}
 _OFFERED = {
@@ -167,8 +168,7 @@ class RemoteSource:
         try:
             answer = await self._ask(request)
         except FetchFailed as error:
-            code: Code = {"denied": "policy_denied", "timeout": "timeout"}.get(error.kind, "launch_failed")  # type: ignore[assignment]
-            raise _failure(code, str(error), error.kind) from None
+            raise _failure(_CODES.get(error.kind, "launch_failed"), str(error), error.kind) from None
         if answer.status in (401, 403):
             hint = "check its token_file or token_command; servers that need OAuth are not supported"
             raise _failure("policy_denied", f"the server refuses the token ({answer.status})", "token", hint)

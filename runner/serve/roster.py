@@ -46,9 +46,8 @@ _MOST_READS = 5  # of one reload, while new folders turn up
 
 class _Entry(NamedTuple):
     source: PluginSource
-    settings: (
-        Mapping[str, Any] | None
-    )  # fields of its Spec. None: the settings have a fault since it is known
+    # Fields of its Spec. None: the plugin was found while the settings had a fault.
+    settings: Mapping[str, Any] | None
     pending: str = ""
 
 

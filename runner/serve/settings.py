@@ -6,8 +6,8 @@ The file has a table for each plugin that needs one, by its name:
     config = "notes.json"               # or a table
     secrets = {api_key = "@notes.key"}  # or env:NAME
 
-It is as strict as a policy: whoever could change it, or a file that it names, decides what plugins get. An
-unknown key is a fault. No message has anything of a secret.
+The rules are those of a policy: a file that another user can write is not used, neither this one nor one that
+it names, and an unknown key is a fault. No message has anything of a secret.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def test_faults_are_told_with_their_place_and_without_secrets(folder: Path) -> N
         '[notes]\nsecrets = {token = "@fifo"}': ("2:12", "this is a FIFO"),
         '[notes]\nconfig = "key"': ("2:1", "is not JSON"),
         '["acme.devkit"]\nbinding = "/proc/self/mem"': ("2:1", "cannot be read"),
-        # Whoever could write the file would decide what the plugin gets.
+        # Another user who can write the file would decide what the plugin gets.
         '[notes]\nsecrets = {token = "@everybodys"}': ("2:12", "can be written by its group or by everybody"),
     }
 
