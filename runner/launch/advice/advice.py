@@ -135,7 +135,7 @@ class _PathAdvice(CagePlaces):
                 continue  # many programs start messages with their own name
             if self.is_shown(path):
                 guard = next((each for each in scene.guarded if contains(each, path)), None)
-                if clue.read_only and guard is not None:
+                if guard is not None and (clue.read_only or clue.mounted):
                     yield from self._guarded(guard, wanted)
                 elif clue.read_only and not self.is_writable(path):
                     yield from self._read_only(path, wanted, inside)

@@ -825,7 +825,7 @@ def test_a_shim_of_a_version_manager_is_skipped(plugin_dir: Path, write_file: Wr
     for refused in (fault("python3", path=str(shim.parent)), fault(str(shim), trusted=True)):
         assert f"a shim of {manager}, whose files are not in the cage" in str(refused)
         assert refused.hint == (
-            f"write the program's own path in the manifest; '{manager} which python3' prints it"
+            f"name the program by its own path; '{manager} which python3' prints it"
         )
 
 

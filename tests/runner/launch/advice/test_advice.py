@@ -558,6 +558,7 @@ def test_paths_in_answers_need_an_error(tmp_path: Path) -> None:
     for answer, what in (
         ("ENOENT: no such file or directory, open '/etc/shadow'", "its answer names /etc/shadow, which is not"),
         (f"EROFS: read-only file system, open '{guard}/config'", f"its answer names {guard}, which stays read"),
+        (f"EBUSY: resource busy or locked, rename '{guard}.x' -> '{guard}'", f"its answer names {guard}, which st"),
         ("EROFS: read-only file system, open '/etc/none'", "its answer names a file in /etc, which is not"),
         ("EROFS: read-only file system, mkdir '/opt/none'", "its answer names a file in /opt, which is not"),
     ):
