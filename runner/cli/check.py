@@ -215,9 +215,9 @@ def is_policy(path: str) -> bool:
     if _VERSION.search(raw):
         likely = len(known) * 2 > len(tables)
     else:
-        keys = {key for table in known for key in schema[table].get("properties", ())}
-        own = {*_OWN_TABLES, *keys}
-        likely = known == tables and not own.isdisjoint((*tables, *(each.decode() for each in _KEY.findall(raw))))
+        own = {*_OWN_TABLES, *(key for table in known for key in schema[table].get("properties", ()))}
+        keys = {each.decode() for each in _KEY.findall(raw)}
+        likely = known == tables and not own.isdisjoint(tables | keys)
     return likely and contract_at(path) is None
 
 

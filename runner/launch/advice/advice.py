@@ -149,10 +149,9 @@ class _PathAdvice(CagePlaces):
                     yield from self._missing(path, wanted.replace("write", "make"))
                 else:
                     yield from self._advice(folder, "write", inside)
-            elif text == ITS_ANSWER and self.is_folder(folder := os.path.dirname(path)):
+            elif text == ITS_ANSWER and self._is_hidden(folder := os.path.dirname(path)):
                 # It may have wanted to make the file, or it was given a wrong name: the least that helps.
-                if not self.is_shown(folder) and folder not in WIDE_PATHS:
-                    yield from self._advice(folder, "read", inside)
+                yield from self._advice(folder, "read", inside)
 
     def of_words(self, mentions: Iterable[Mention]) -> Iterator[Advice]:
         for who, word in mentions:
@@ -169,6 +168,10 @@ class _PathAdvice(CagePlaces):
                 yield from (advice for advice in found if advice.option)
             elif _is_plain(word) and self.is_folder(os.path.dirname(folder)):
                 yield from self._missing(folder, f"{who} names a file in")
+
+    def _is_hidden(self, folder: str) -> bool:
+        """Whether this folder exists, is not in the cage, and is narrow enough to be proposed."""
+        return self.is_folder(folder) and not self.is_shown(folder) and folder not in WIDE_PATHS
 
     def _is_above_a_mention(self, path: str) -> bool:
         """Whether a word that the plugin was given is a path below this one, in a folder that can be

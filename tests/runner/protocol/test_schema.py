@@ -133,7 +133,7 @@ def test_plain_words(schema: Any, value: Any, words: str) -> None:
 
 
 def test_a_type_that_there_is_not() -> None:
-    with pytest.raises(SchemaFault, match='/type: .* one of "array", "boolean", .*"string"; or '):
+    with pytest.raises(SchemaFault, match=r'/type: .* one of "array", "boolean", .*"string"; or '):
         Schema({"type": "str"})
 
 
