@@ -43,7 +43,7 @@ _DRAFTS = {
 
 _CLASSES = tuple("\\" + letter for letter in "wWpPbBdDsS")
 
-_MOST_NAMED = 10  # keys, values or alternatives, in one message
+_MOST_NAMED = 10  # keys or values, in one message
 _MOST_COMPARED, _LONGEST_COMPARED = 200, 64  # keys of a schema with which one that it lacks is compared
 
 # As messages about manifests name them.
@@ -60,7 +60,7 @@ _FAULTS = {
     "additionalItems": "it has more items than its schema allows",
     "contains": "too few or too many of its items fit the schema in 'contains'",
     "falseSchema": "nothing is allowed here",
-    "not": "it fits the schema in 'not', which has to be avoided",
+    "not": "it must not fit the schema in 'not'",
     "unevaluatedItems": "it has more items than its schema allows",
     "uniqueItems": "the same item is in it twice",
 }

@@ -250,7 +250,7 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
         model.check(faults, ServerTable, data, server.keys, strict)
     entry = data if isinstance(data, dict) else {}
     no_command = server.fault.startswith("has no ") and not server.argv and isinstance(data, dict)
-    # Of a value that is no text the type was told.
+    # The model has reported values that are no text.
     untold = no_command and all(isinstance(entry.get(key, ""), str) for key in ("command", "url"))
     if server.fault and (untold or not faults.failed):
         rule = "command_missing" if no_command else "entry_invalid"

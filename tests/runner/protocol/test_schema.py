@@ -114,7 +114,7 @@ _MORE = "it has more items than its schema allows"
         ({"propertyNames": {"maxLength": 2}}, {"abc": 1}, 'the key "abc" is longer than 2 characters'),
         ({"uniqueItems": True}, [1, 1], "the same item is in it twice"),
         ({"contains": {"const": 1}}, [2], "too few or too many of its items fit the schema in 'contains'"),
-        ({"not": {"const": 1}}, 1, "it fits the schema in 'not', which has to be avoided"),
+        ({"not": {"const": 1}}, 1, "it must not fit the schema in 'not'"),
         ({"unevaluatedItems": False}, [1], _MORE),
         ({**TUPLE_07, "additionalItems": False}, ["a", 1], _MORE),
         # An optional argument of a server in Python.
