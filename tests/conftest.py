@@ -23,6 +23,7 @@ import ctypes
 import fcntl
 import functools
 import gc
+import glob
 import os
 import re
 import select
@@ -34,8 +35,8 @@ import sysconfig
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -215,9 +216,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     if not config.getoption("--all"):
         wanted = list(one_caller_each(wanted))
+    # The longest tests are beside this file. They begin early: at the end the other workers would wait.
+    here = Path(__file__).parent
+    wanted.sort(key=lambda item: item.path.parent != here)
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=list(set(items) - set(wanted)))
-        items[:] = wanted
+    items[:] = wanted
     for item in items:
         needs = {name for mark in item.iter_markers("needs") for name in mark.args}
         for name in sorted(needs):
@@ -249,10 +253,28 @@ def _only_caller(test: str, caller: str) -> str:
     return available[zlib.crc32(name.encode()) % len(available)]
 
 
+# The garbage collector would traverse thousands of collected tests again and again.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    # Otherwise the garbage collector traverses thousands of collected tests again and again.
     gc.collect()
     gc.freeze()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --part machine, leave out the files that have no such test: to import all of them takes longer
+    than to run it. A file that was named on the command line stays, because pytest refuses to ignore it."""
+    if config.getoption("--part") != "machine" or config.args_source is not config.ArgsSource.TESTPATHS:
+        return None
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and "mark.machine" not in collection_path.read_text() else None
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -416,6 +438,8 @@ def account_of(caller: Caller) -> Iterator[Caller]:
     """The caller, with an account in a password database of its own that has the caller's home. Entries of
     `runner wrap` are started with that home, whatever HOME says. Only root can do this: a test that starts
     such an entry marks itself `needs("root")`."""
+    from tests.template import with_account  # which imports this module
+
     if os.geteuid() != 0:
         yield caller
         return
@@ -440,7 +464,7 @@ def account_of(caller: Caller) -> Iterator[Caller]:
             script,
             str(passwd),
         )
-        yield replace(caller, prefix=(*alone, *caller.prefix))
+        yield with_account(caller, alone, str(passwd))
 
 
 @pytest.fixture
@@ -607,24 +631,29 @@ _MADE_BY_THE_RUNNER = re.compile(r"\.*(runner(?!-cache-)|bwrap|bubblewrap)")
 
 
 def descendants() -> set[int]:
-    """The pids of all living processes below this one, orphans included."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdecimal():
-            continue
-        try:
-            stat = Path(f"/proc/{name}/stat").read_text()
-        except OSError:  # it ended after the listing
-            continue
-        state, parent = stat.rpartition(")")[2].split()[:2]
-        if state not in "ZX":
-            parents[int(name)] = int(parent)
-    family = {os.getpid()}
-    while True:
-        grown = family | {pid for pid, parent in parents.items() if parent in family}
-        if grown == family:
-            return family - {os.getpid()}
-        family = grown
+    """The pids of all living processes below this one, orphans included.
+
+    Every test that launches asks three times, so this does not read all processes of the machine. The kernel
+    may leave out a child while its siblings end. The last of the three asks after they have ended.
+    """
+    found: set[int] = set()
+    parents = [os.getpid()]
+    while parents:
+        for file in glob.iglob(f"/proc/{parents.pop()}/task/*/children"):
+            with contextlib.suppress(OSError):  # it ended after the listing
+                children = set(map(int, Path(file).read_bytes().split())) - found
+                alive = set(filter(_is_alive, children))
+                found |= alive
+                parents += alive
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 def vanished(pids: set[int], seconds: float = _VANISH_SECONDS) -> bool:
