@@ -11,9 +11,9 @@ import hashlib
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import httpx
 import trio
@@ -52,6 +52,7 @@ _TOKEN = re.compile(r"[!-~]{1,32768}")
 _NEXT_PAGE = re.compile(r'<([^>]{1,2048})>\s*;\s*rel="?next"?')
 _PIECES = "application/octet-stream"
 
+Result = TypeVar("Result")
 Content = bytes | Callable[[], AsyncIterator[bytes]]
 
 
@@ -97,6 +98,11 @@ async def open_registry(
         # Not the text of the error: it may repeat what the server sent, and that what we sent.
         message = f"{reference.registry} does not speak HTTP as a registry does, or broke off"
         raise PackageFault("registry_answer", message, "try again") from None
+
+
+def wait_for(task: Callable[[], Awaitable[Result]]) -> Result:
+    """Returns what a task with registries returns, for callers that are not on trio."""
+    return trio.run(task)
 
 
 def _tls(ca: str) -> ssl.SSLContext:

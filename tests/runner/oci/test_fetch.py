@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -279,8 +280,18 @@ def _with_blob(change: Callable[[bytes], bytes]) -> Fault:
     return make
 
 
-def _with_manifest(**changes: object) -> Fault:
-    return lambda server, tar: server.publish(tar, **changes) and None
+def _with_manifest(**changes: Any) -> Fault:
+    def make(server: FakeRegistry, tar: bytes) -> None:
+        server.publish(tar, **changes)
+
+    return make
+
+
+def _with_tar(content: bytes) -> Fault:
+    def make(server: FakeRegistry, tar: bytes) -> None:
+        server.publish(content)
+
+    return make
 
 
 def _with_layers(count: int, **changes: object) -> Fault:
@@ -305,6 +316,10 @@ def _endless(handler: Handler) -> None:
     handler.end_headers()
     while True:
         handler.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+
+
+def _no_http(handler: Handler) -> None:
+    handler.wfile.write(b"hello\r\n\r\n")
 
 
 def _redirect(place: str) -> Callable[[Handler], None]:
@@ -371,7 +386,7 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
         "compressed its answer",
     ),
     "no HTTP": (
-        _answering("manifests/1", lambda handler: handler.wfile.write(b"hello\r\n\r\n") and None),
+        _answering("manifests/1", _no_http),
         "registry_answer",
         "does not speak HTTP",
     ),
@@ -413,16 +428,16 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
     ),
     "a redirect to nowhere": (_answering("", _redirect("https://[/")), "registry_redirect", "no address"),
     "files that are no plugin": (
-        lambda server, tar: server.publish(tar_of({"x": b""})) and None,
+        _with_tar(tar_of({"x": b""})),
         "manifest",
         "there is no manifest here",
     ),
     "a signature in the package": (
-        lambda server, tar: server.publish(tar_of({SIGNATURE_NAME: b""})) and None,
+        _with_tar(tar_of({SIGNATURE_NAME: b""})),
         "package_tar",
         "signatures are beside a package",
     ),
-    "no tar": (lambda server, tar: server.publish(b"x" * 2000) and None, "package_tar", "cannot be unpacked"),
+    "no tar": (_with_tar(b"x" * 2000), "package_tar", "cannot be unpacked"),
 }
 
 
@@ -526,8 +541,12 @@ def test_nothing_is_unpacked_before_its_signature_is_good(
     server: FakeRegistry, package: Package, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpacked: list[str] = []
-    extract = unpack.extract
-    monkeypatch.setattr("runner.oci.fetch.extract", lambda *a, **k: unpacked.append("x") or extract(*a, **k))
+
+    def extract(*given: Any, **options: Any) -> None:
+        unpacked.append("x")
+        unpack.extract(*given, **options)
+
+    monkeypatch.setattr("runner.oci.fetch.extract", extract)
     digest = server.publish(package.tar())
     refused(server.reference(), store, package.trust)
     assert unpacked == [] and not os.path.exists(store.root)
