@@ -123,6 +123,7 @@ MAY_IMPORT: Mapping[str, Use] = {
     "prometheus_client": Use(("runner.serve.metrics",)),
     "starlette": Use(("runner.serve.event_stream", "runner.serve.page.page", "runner.serve.routes")),
     # The extra [oci].
+    "httpcore": Use(("runner.oci.client",)),
     "httpx": Use(("runner.oci.client",)),
     # The extra [gateway].
     "mcp": Use(

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import IO, Any, TypeVar
 
+import httpcore
 import httpx
 import trio
 
@@ -51,6 +52,11 @@ _ERROR_CODE = re.compile(r"[A-Z_]{2,40}")
 _TOKEN = re.compile(r"[!-~]{1,32768}")
 _NEXT_PAGE = re.compile(r'<([^>]{1,2048})>\s*;\s*rel="?next"?')
 _PIECES = "application/octet-stream"
+
+# Of the headers of an answer, and of one reading. h11 takes a minute for one header of 100 KB of blanks and a
+# NUL, which no deadline ends. Nothing else here uses httpcore: these are its settings for the whole process.
+httpcore.AsyncHTTP11Connection.MAX_INCOMPLETE_EVENT_SIZE = 16 << 10
+httpcore.AsyncHTTP11Connection.READ_NUM_BYTES = 8 << 10
 
 Result = TypeVar("Result")
 Content = bytes | Callable[[], AsyncIterator[bytes]]

@@ -390,6 +390,16 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
         "registry_answer",
         "does not speak HTTP",
     ),
+    "headers of 40 KB": (
+        _answering("manifests/1", lambda handler: handler.answer(404, b"", X=f"{'a' * 40_000}")),
+        "registry_answer",
+        "does not speak HTTP",
+    ),
+    "headers of 8 KB, as a control": (
+        _answering("manifests/1", lambda handler: handler.answer(404, b"", X=f"{'a' * 8_000}")),
+        "registry_missing",
+        "has no acme/x 1",
+    ),
     "an error": (
         _answering("manifests/1", lambda handler: handler.answer(500, b'{"errors":[{"code":"UNKNOWN"}]}')),
         "registry_answer",
