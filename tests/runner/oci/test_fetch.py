@@ -680,3 +680,46 @@ def test_only_public_addresses_are_dialled_and_exactly_those_that_were_judged(
     monkeypatch.setattr(client_module, "vet", lambda address: "")
     fault = refused(server.reference(), store)  # the control: 127.0.0.1 is dialled, and has no TLS there
     assert asked == ["blobs.example.com"] * 2 and fault.rule == "registry_unreachable"
+
+
+def test_an_identity_token_is_exchanged_at_the_registry_only(
+    server: FakeRegistry, package: Package, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"auths": {server.address: {"identitytoken": "1dentity"}}})
+    )
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    server.publish(package.tar())
+    manifest, bodies = server.manifests["1"], list[bytes]()
+
+    def protected(handler: Handler) -> None:
+        if handler.headers.get("Authorization") == "Bearer t0ken":
+            handler.answer(200, manifest)
+        else:
+            handler.answer(401, b"", WWW_Authenticate='Bearer realm="/token",service="here"')
+
+    def exchange(handler: Handler) -> None:
+        bodies.append(handler.body)
+        handler.answer(200, b'{"access_token": "t0ken"}')
+
+    server.faults.update({"/1": protected, "/token": exchange})
+    assert fetched(server.reference(), store).plugin.id == "greeter"
+    [body] = bodies
+    assert b"grant_type=refresh_token" in body and b"refresh_token=1dentity" in body
+    server.faults["/token"] = lambda handler: handler.answer(200, b'{"token": "a b"}')
+    assert refused(server.reference(), Store(str(tmp_path / "other"))).rule == "registry_answer"
+
+
+def test_only_this_machine_is_asked_without_tls() -> None:
+    def scheme(host: str, access: RegistryAccess = QUICK) -> str:
+        reference = parse_reference(f"oci://{host}/x:1")
+        client = client_module.RegistryClient(None, reference, access, None, push=False)  # type: ignore[arg-type]
+        return client._url("x").scheme
+
+    assert {scheme(host) for host in ("localhost", "localhost:5000", "127.0.0.1:5000", "[::1]:5000")} == {
+        "http"
+    }
+    others = ("registry.example.com", "localhost.example.com", "10.0.0.1:5000", "docker.io")
+    assert {scheme(host) for host in others} == {"https"}
+    assert scheme("10.0.0.1:5000", QUICK._replace(plain_http=True)) == "http"
+    assert scheme("localhost:5000", QUICK._replace(ca="x")) == "https"
