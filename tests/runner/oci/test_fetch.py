@@ -207,36 +207,35 @@ def test_signatures_that_are_pushed_at_once_are_all_listed(
 def test_an_entry_that_another_client_removed_is_written_again(
     server: FakeRegistry, package: Package
 ) -> None:
-    """The registry has no referrers API. Two others write the index between our reading and our writing."""
+    """The registry has no referrers API. Three others had read the index before we wrote it. One of them
+    writes after we have seen our entry there."""
     package.sign()
-    reads: list[str] = []
     lost: list[bytes] = []
+
+    def lose(name: str) -> None:
+        lost.append(server.manifests[name])
+        theirs = {"mediaType": "x", "digest": digest_of(b"%d" % len(lost)), "size": 1, "artifactType": "x"}
+        server.manifests[name] = json.dumps({"mediaType": INDEX, "manifests": [theirs]}).encode()
 
     def index(handler: Handler) -> None:
         name = handler.path.rpartition("/")[2]
         if handler.command == "PUT":
             server.manifests[name] = handler.body
-            if len(lost) < 2:  # another one's writing, which had read before
-                lost.append(handler.body)
-                theirs = {
-                    "mediaType": "x",
-                    "digest": digest_of(b"%d" % len(lost)),
-                    "size": 1,
-                    "artifactType": "x",
-                }
-                server.manifests[name] = json.dumps({"mediaType": INDEX, "manifests": [theirs]}).encode()
+            if len(lost) < 2:
+                lose(name)
             handler.answer(201)
             return
-        reads.append(name)
         found = server.manifests.get(name)
         handler.answer(404) if found is None else handler.answer(200, found)
+        if len(lost) == 2 and found is not None and SIGNATURE.encode() in found:
+            lose(name)
 
     tag = trio.run(lambda: push(package.plugin, server.reference())).reference.digest.replace(":", "-")
     server.manifests.pop(tag)
     server.faults[tag] = index
     pushed(package, server.reference())
     listed = json.loads(server.manifests[tag])["manifests"]
-    assert len(lost) == 2 and [each["artifactType"] for each in listed] == ["x", SIGNATURE]
+    assert len(lost) == 3 and [each["artifactType"] for each in listed] == ["x", SIGNATURE]
     # The control: one that never stops is told.
     server.faults[tag] = lambda handler: handler.answer(201 if handler.command == "PUT" else 404)
     with pytest.raises(PackageFault, match="other clients keep removing it"):
