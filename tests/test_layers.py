@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop", "runner.learn.*"),
     ("runner.launch.*", "runner.exceptions"),
+    ("runner.oci.*",),
     ("runner.package.*", "runner.approvals.*"),
     ("runner.contracts.*",),
     ("runner.install.*",),
@@ -102,6 +103,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.launch.remote.remote_cell",
             "runner.library",
             "runner.lifecycle.*",
+            "runner.oci.*",
             "runner.protocol.bus",
             "runner.protocol.host_services",
             "runner.protocol.https.fetch",
@@ -120,6 +122,9 @@ MAY_IMPORT: Mapping[str, Use] = {
     "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
     "starlette": Use(("runner.serve.event_stream", "runner.serve.page.page", "runner.serve.routes")),
+    # The extra [oci].
+    "httpcore": Use(("runner.oci.client",)),
+    "httpx": Use(("runner.oci.client",)),
     # The extra [gateway].
     "mcp": Use(
         ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")
