@@ -20,7 +20,7 @@ Group = Literal[
 ]
 # How the control is run. Most are the same plan without this layer (controls.py). "unix": without the mounts,
 # for sockets. "limits": the whole plan, but without limits and cgroups. "uid": the plan with root's uid.
-# "bare": no sandbox. "unread": the runner passes the output on and does not read it.
+# "bare": no sandbox. "unread": the whole plan, but no runner reads what it prints.
 Control = Literal[
     "filter",
     "lock",
@@ -150,7 +150,7 @@ def _filesystem() -> Iterator[Attack]:
     )  # fmt: skip
     yield Attack(
         "sysctl", "filesystem", "open a sysctl for writing", "privileges",
-        ("open_to_write", "/proc/sys/kernel/core_pattern"), ("EROFS", "EACCES", "ENOENT"),
+        ("open_to_write", "/proc/sys/kernel/core_pattern"), ("EACCES", "EROFS", "ENOENT"),
     )  # fmt: skip
     yield Attack("device", "filesystem", "make a device node", "privileges", ("make_device",), ("EPERM",))
     yield Attack(
@@ -203,7 +203,7 @@ def _kernel() -> Iterator[Attack]:
             + (" with high bits" if "-" in name else ""), "lock", words, ("EPERM",),
         )  # fmt: skip
     for word, words in {
-        "add-key": ("add_key", "call:add_key", "runner-attack"),
+        "add-key": ("add_key", "call:add_key", "runner-attack", "-2"),
         "session-keyring": ("session_keyring", "call:keyctl"),
     }.items():
         yield Attack(word, "kernel surface", f"use the kernel's keys ({word})", "filter", words, ("EPERM",))
@@ -390,7 +390,7 @@ def _secrets() -> Iterator[Attack]:
             "descriptor",
             "read through a folder that was left open",
             "descriptors",
-            ("through_descriptors", "secret"),
+            ("through_descriptors", "self", "secret"),
         ),
     ):
         yield Attack(f"secret-{name}", "secrets", tries, layer, words, ("ENOENT",))
@@ -401,7 +401,7 @@ _SAYINGS = (
     (
         "endless-line",
         "a line of 17 MiB without an end",
-        "for _ in range(17): sys.stdout.write('a' * (1 << 20))",
+        "for _ in range(17): print('a' * (1 << 20), end='')",
         ("frame_too_large", "output"),
     ),
     ("deep", "JSON that is nested 100,000 deep", "print('[' * 100000)", ("too_deep",)),
@@ -416,9 +416,8 @@ _SAYINGS = (
 
 def _protocol() -> Iterator[Attack]:
     for name, what, code, causes in _SAYINGS:
-        program = f"import sys; sys.stdin.readline()\n{code}\nsys.stdout.flush(); sys.stdin.read()"
         held = tuple(f"ended by the runner ({cause})" for cause in causes)
-        yield Attack(f"say-{name}", "protocol", f"answer with {what}", "reader", ("say", program), held)
+        yield Attack(f"say-{name}", "protocol", f"answer with {what}", "reader", ("say", code), held)
 
 
 ATTACKS: tuple[Attack, ...] = (

@@ -123,8 +123,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end_orphans(before: set[int]) -> None:
-    """Kill what became our child. Its own children become ours then, and are next."""
-    while orphans := _children() - before:
+    """Kill what became our child. Its own children become ours then, and are next. Bounded: some programs
+    fork faster."""
+    until = time.monotonic() + _GRACE_SECONDS
+    while (orphans := _children() - before) and time.monotonic() < until:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

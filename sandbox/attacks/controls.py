@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sandbox.attacks.attacks import Control
-from sandbox.attacks.bounded import BoundedRun, memory_file, run_bounded
+from sandbox.attacks.bounded import MOST_OUTPUT, BoundedRun, memory_file, run_bounded
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan.bare import BareCommand, bare_command, vector
 from sandbox.plan.plan import Bind, Dev, LaunchPlan, Mask, Operation, Proc, ReadOnly
@@ -54,7 +54,9 @@ def _bind(path: str) -> Operation:
     return Bind(path, path, True, _NO_IDENTITY)
 
 
-def run_control(plan: LaunchPlan, bwrap: str, control: Control, program: bytes) -> BoundedRun:
+def run_control(
+    plan: LaunchPlan, bwrap: str, control: Control, program: bytes, most_output: int = MOST_OUTPUT
+) -> BoundedRun:
     """Run the plan's command in bwrap, with `program` as its stdin. Without cgroups and rlimits."""
     command = bare_command(without_layer(plan, control), bwrap, "", _FIRST)
     if control == "pids":
@@ -62,7 +64,9 @@ def run_control(plan: LaunchPlan, bwrap: str, control: Control, program: bytes) 
     uids = plan.layers.uid_range
     uid = uids[1] if os.geteuid() == 0 and uids is not None and control != "uid" else None
     with _opened(command, plan.layers.seccomp_filter) as numbers:
-        return run_bounded(vector(command), stdin=program, env={}, uid=uid, pass_fds=numbers)
+        return run_bounded(
+            vector(command), stdin=program, env={}, uid=uid, pass_fds=numbers, most_output=most_output
+        )
 
 
 @contextmanager

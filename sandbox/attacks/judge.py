@@ -23,7 +23,7 @@ class Row(NamedTuple):
     verdict: Verdict
     observed: str  # in the cage
     control: str  # without the layer
-    note: str = ""  # why it does not count, or what stands behind the layer
+    note: str = ""  # why it does not count
 
 
 def program(nonce: str, attempts: Sequence[Sequence[str]]) -> bytes:
@@ -92,9 +92,9 @@ def judge(attack: Attack, observed: str | None, control: str | None, excuse: str
         return Row(attack, "not_counted", observed, control, "without the layer it is refused too")
     if control in _ABSENT:
         return Row(attack, "not_counted", observed, control, "this machine does not have it")
-    # Another refusal comes from what stands behind the layer, so it was the layer that answered.
-    note = f"without the layer: {control}" if is_refusal(control) else ""
-    return Row(attack, "held", observed, control, note)
+    # If the control was refused with another errno, something behind the layer refused it: in the cage it was
+    # the layer that answered.
+    return Row(attack, "held", observed, control)
 
 
 def judge_foreign(attack: Attack, observed: str | None, control: str | None, excuse: str = "") -> Row:

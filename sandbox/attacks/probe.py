@@ -149,11 +149,11 @@ def become(uid: str) -> bool:
     return True
 
 
-def through_descriptors(path: str) -> str:
-    """Reach `path` from any descriptor, as from a directory that was left open."""
-    for name in os.listdir("/proc/self/fd"):
+def through_descriptors(pid: str, path: str) -> str:
+    """Reach `path` from any descriptor of `pid`, as from a directory that was left open."""
+    for name in os.listdir(f"/proc/{pid}/fd"):
         try:
-            with open(f"/proc/self/fd/{name}/{path}", "rb") as file:
+            with open(f"/proc/{pid}/fd/{name}/{path}", "rb") as file:
                 return file.read(64).decode("latin-1")
         except OSError:
             continue
@@ -224,11 +224,11 @@ def steal_descriptor(open_number: str, get_number: str) -> bool:
     return True
 
 
-def add_key(number: str, name: str) -> bool:
+def add_key(number: str, name: str, keyring: str) -> bool:
     kind, description, payload = (
         ctypes.create_string_buffer(each) for each in (b"user", name.encode(), b"k")
     )
-    call(number, *map(ctypes.addressof, (kind, description, payload)), 1, -2)  # the process's own keyring
+    call(number, *map(ctypes.addressof, (kind, description, payload)), 1, int(keyring))
     return True
 
 

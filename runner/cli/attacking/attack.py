@@ -58,7 +58,7 @@ def attack_own(policy: Policy, given: str | None) -> dict[str, Any]:
     with _ended_by_signals(), make_decoys() as decoys:
         scene = _Scene(decoys, python)
         own = {**scene.in_cage(given), **scene.in_small_cage(given), **scene.read_by_runner(given)}
-        without = scene.without(planned, given)
+        without = scene.without(planned)
         rows = [
             judge(
                 each, own.get(each.id), without.get(each.id), scene.excuse(each) or unmet.get(each.limit, "")
@@ -163,14 +163,15 @@ class _Scene:
     def _read(self, attack: Attack, given: str | None) -> str:
         with _report_file() as report:
             options = [*_policy(given), "--report", str(report)]
-            line = [*_runner("tools"), *options, "--", self._python, "-I", "-S", "-c", attack.act[1]]
+            code = f"import sys; sys.stdin.readline()\n{attack.act[1]}\nsys.stdout.flush(); sys.stdin.read()"
+            line = [*_runner("tools"), *options, "--", self._python, "-I", "-S", "-c", code]
             run = run_bounded(line, env=os.environ, pass_fds=[report])
             outcome = _outcome(report)
         return f"ended by the runner ({outcome['cause']})" if run.status and outcome else f"done: {run.fault}"
 
     # --- controls ---
 
-    def without(self, planned: Planned, given: str | None) -> Observed:
+    def without(self, planned: Planned) -> Observed:
         """Each attack with its layer removed, one launch for each layer."""
         found: Observed = {}
         groups: dict[Control, list[Attack]] = {}
@@ -180,7 +181,7 @@ class _Scene:
             if control == "bare":
                 found |= self._in_other((), attacks)[0]
             elif control == "unread":
-                found |= self._unread(attacks, given)
+                found |= self._unread(attacks, planned)
             elif control != "uid" or os.geteuid() == 0:
                 wanted = self._attempts(attacks)
                 made = program(self._decoys.nonce, list(wanted.values()))
@@ -188,15 +189,12 @@ class _Scene:
                 found |= self._answers(wanted, run)
         return found
 
-    def _unread(self, attacks: Iterable[Attack], given: str | None) -> Observed:
+    def _unread(self, attacks: Sequence[Attack], planned: Planned) -> Observed:
         """What the same plugins print if nobody reads it: all of it arrives."""
-        found = {}
-        for attack in attacks:
-            line = [*_runner("run"), *_policy(given), "--", self._python, "-I", "-S", "-c", attack.act[1]]
-            run = run_bounded(line, stdin=b"\n", env=os.environ, most_output=32 << 20)
-            if run.status == 0 and run.output:
-                found[attack.id] = f"done: {len(run.output)} bytes"
-        return found
+        said = b"".join(f"{each.act[1]}\n".encode() for each in attacks)
+        run = run_control(planned.plan, planned.bwrap, "unread", said, most_output=32 << 20)
+        arrived = f"done: {len(run.output)} bytes"
+        return {each.id: arrived for each in attacks if run.status == 0 and run.output}
 
     # --- other sandboxes ---
 
