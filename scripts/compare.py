@@ -88,7 +88,7 @@ def cells(caller: Caller, words: Sequence[str]) -> list[str]:
         out, err = process.communicate()
     if not out:
         said = err.decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
-        return [f"not tried: {said[0].partition(': ')[2][:120]}"]
+        return [f"not tried: {': '.join(said[0].split(': ')[1:3])}"]
     rows = json.loads(out)["rows"]
     counted = [[row for row in rows if row["class"] == group] for group in GROUPS]
     return [cell(each) for each in [*counted, rows]]

@@ -129,7 +129,7 @@ def _attack(args: argparse.Namespace, policy: Policy) -> int:
     from runner.outcome import Failure
 
     try:
-        found = attack_own(policy, args.policy) if args.against is None else attack_other(args.against)
+        found = attack_own(policy) if args.against is None else attack_other(args.against)
     except Failure as failed:
         failure(failed.stage, failed.outcome)
         return EXIT[failed.outcome.code]

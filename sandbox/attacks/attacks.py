@@ -37,49 +37,55 @@ Control = Literal[
 ]
 
 
-class Layer(NamedTuple):
+class AttackedLayer(NamedTuple):
     title: str
     control: Control
     remedy: str
 
 
 _DOCTOR = "run `runner doctor`, which names what is in the way"
-LAYERS: Mapping[str, Layer] = {
-    "filter": Layer("system call filter", "filter", f"{_DOCTOR}; let [layers] seccomp say require"),
-    "lock": Layer(
+LAYERS: Mapping[str, AttackedLayer] = {
+    "filter": AttackedLayer("system call filter", "filter", f"{_DOCTOR}; let [layers] seccomp say require"),
+    "lock": AttackedLayer(
         "system call filter, user namespace lock",
         "lock",
         f"{_DOCTOR}; let [layers] user_namespace_lock say require",
     ),
-    "mounts": Layer("own mounts", "mounts", "take the path out of [read] and [write] in the policy"),
-    "unix": Layer("own mounts", "unix", "take the path out of [read] and [write] in the policy"),
-    "masks": Layer("masked /proc", "masks", _DOCTOR),
-    "read_only": Layer("read-only mounts", "read_only", _DOCTOR),
-    "read_only_system": Layer("read-only mounts", "mounts", _DOCTOR),
-    "pids": Layer("pid namespace", "pids", _DOCTOR),
-    "network": Layer(
+    "mounts": AttackedLayer("own mounts", "mounts", "take the path out of [read] and [write] in the policy"),
+    "unix": AttackedLayer("own mounts", "unix", "take the path out of [read] and [write] in the policy"),
+    "masks": AttackedLayer("masked /proc", "masks", _DOCTOR),
+    "read_only": AttackedLayer("read-only mounts", "read_only", _DOCTOR),
+    "read_only_system": AttackedLayer("read-only mounts", "mounts", _DOCTOR),
+    "pids": AttackedLayer("pid namespace", "pids", _DOCTOR),
+    "network": AttackedLayer(
         "network namespace",
         "network",
         "let [network] default say none in the policy, and run `runner doctor`",
     ),
-    "uid": Layer("a uid of its own", "uid", f"{_DOCTOR}; let [layers] uid say require"),
-    "privileges": Layer("no capabilities, one mapped uid", "bare", _DOCTOR),
-    "environment": Layer("own environment", "bare", "take the variable out of [env] in the policy"),
-    "descriptors": Layer("closed descriptors", "bare", "report it: no setting of a policy opens them"),
-    "end": Layer("everything ends with the plugin", "bare", "report it: no setting of a policy changes it"),
-    "memory": Layer(
+    "uid": AttackedLayer("a uid of its own", "uid", f"{_DOCTOR}; let [layers] uid say require"),
+    "privileges": AttackedLayer("no capabilities, one mapped uid", "bare", _DOCTOR),
+    "environment": AttackedLayer("own environment", "bare", "take the variable out of [env] in the policy"),
+    "descriptors": AttackedLayer(
+        "closed descriptors", "bare", "report it: no setting of a policy opens them"
+    ),
+    "end": AttackedLayer(
+        "everything ends with the plugin", "bare", "report it: no setting of a policy changes it"
+    ),
+    "memory": AttackedLayer(
         "memory limit",
         "limits",
         "give the runner a cgroup: run it as root, or by systemd-run --user --scope -p Delegate=yes",
     ),
-    "processes": Layer(
+    "processes": AttackedLayer(
         "process limit",
         "limits",
         "give the runner a cgroup: run it as root, or by systemd-run --user --scope -p Delegate=yes",
     ),
-    "sizes": Layer("sizes of /tmp and /dev/shm", "limits", _DOCTOR),
-    "rlimits": Layer("resource limits of each process", "limits", _DOCTOR),
-    "reader": Layer("strict reading of messages", "unread", "report it: no setting of a policy changes it"),
+    "sizes": AttackedLayer("sizes of /tmp and /dev/shm", "limits", _DOCTOR),
+    "rlimits": AttackedLayer("resource limits of each process", "limits", _DOCTOR),
+    "reader": AttackedLayer(
+        "strict reading of messages", "unread", "report it: no setting of a policy changes it"
+    ),
 }
 
 

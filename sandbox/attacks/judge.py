@@ -52,7 +52,7 @@ def read_answers(output: bytes, nonce: str, count: int) -> dict[int, str]:
             continue
         if number in found:
             twice.add(number)
-        found[number] = describe(answer)
+        found[number] = describe(answer).replace(nonce, "the decoy")
     return {number: words for number, words in found.items() if number not in twice}
 
 

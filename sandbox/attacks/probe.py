@@ -128,19 +128,25 @@ def pids() -> list[int]:
 
 def leave_a_process(word: str) -> bool:
     """A daemon in a session of its own, which lives for a minute."""
+    reading, writing = os.pipe()  # closed by exec
     child = os.fork()
     if child == 0:
         os.setsid()
         if os.fork() == 0:
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
-            null = os.open("/dev/null", os.O_RDWR)
-            for each in (0, 1, 2):
-                os.dup2(null, each)
-            code = "import time; time.sleep(60)"
-            os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", code, word])
+            try:
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)
+                null = os.open("/dev/null", os.O_RDWR)
+                for each in (0, 1, 2):
+                    os.dup2(null, each)
+                code = "import time; time.sleep(60)"
+                os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", code, word])
+            finally:
+                os._exit(1)
         os._exit(0)
+    os.close(writing)
     os.waitpid(child, 0)
+    os.read(reading, 1)  # until the daemon has its own command line
     return True
 
 

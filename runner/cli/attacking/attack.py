@@ -35,7 +35,7 @@ from sandbox.spec import Limits, Overrides
 SCHEMA = "runner.attack.v1"
 PROBE_FILE = "{probe}"  # in a command line of --against: the path of the probe
 _VARIABLE = "RUNNER_ATTACK_SECRET"
-_LEFT = ("leave_a_process", "{left}")
+_LEAVE = "leave_a_process"
 _SAY = "say"
 _PYTHON_PLACES = "/usr/bin:/usr/local/bin"
 # The attacks that any sandbox can be tried with, in one launch.
@@ -48,16 +48,16 @@ class CannotAttack(Exception):
     """The sandbox did not run the probe. The text says why."""
 
 
-def attack_own(policy: Policy, given: str | None) -> dict[str, Any]:
+def attack_own(policy: Policy) -> dict[str, Any]:
     """Attack the cage of a policy. Returns the document. Raises Failure or CannotAttack."""
-    python = _python()
-    command = Command((python, "-I", "-S", "-"), "/")
-    invocation = Invocation("", policy=given, command=command)
+    facts = _policy_facts(policy)
+    command = Command((_python(), "-I", "-S", "-"), "/")
+    invocation = Invocation("", policy=policy.name, command=command)
     planned = rehearse(invocation, os.environ)
     unmet = _unenforced(rehearse(invocation._replace(overrides=Overrides(limits=SMALL)), os.environ))
     with _ended_by_signals(), make_decoys() as decoys:
-        scene = _Scene(decoys, python)
-        own = {**scene.in_cage(given), **scene.in_small_cage(given), **scene.read_by_runner(given)}
+        scene = _Scene(decoys, policy.name)
+        own = {**scene.in_cage(), **scene.in_small_cage(), **scene.read_by_runner()}
         without = scene.without(planned)
         rows = [
             judge(
@@ -65,13 +65,15 @@ def attack_own(policy: Policy, given: str | None) -> dict[str, Any]:
             )
             for each in ATTACKS
         ]
-    return _document(rows, {"policy": _policy_facts(policy), "bwrap": _bwrap(planned.bwrap)})
+    if _policy_facts(policy) != facts:
+        raise CannotAttack(f"{printable(policy.file)} was changed meanwhile; start again")
+    return _document(rows, {"policy": facts, "bwrap": _bwrap(planned.bwrap)})
 
 
 def attack_other(words: Sequence[str]) -> dict[str, Any]:
     """Attack another sandbox, by its command line. Returns the document. Raises CannotAttack."""
     with _ended_by_signals(), make_decoys() as decoys:
-        scene = _Scene(decoys, _python())
+        scene = _Scene(decoys)
         theirs = scene.in_other(words)
         bare = scene.in_other(())
         rows = [
@@ -101,8 +103,9 @@ def _unenforced(planned: Planned) -> dict[str, str]:
 class _Scene:
     """The decoys, and the sandboxes in which they are attacked."""
 
-    def __init__(self, decoys: Decoys, python: str) -> None:
-        self._decoys, self._python = decoys, python
+    def __init__(self, decoys: Decoys, policy: str = "") -> None:
+        """`policy`: of our own cages, by its name or absolute path."""
+        self._decoys, self._policy, self._python = decoys, policy, _python()
         self._calls = syscalls.load(os.uname().machine)
 
     def excuse(self, attack: Attack) -> str:
@@ -128,15 +131,18 @@ class _Scene:
 
     # --- our own cage ---
 
-    def in_cage(self, given: str | None) -> Observed:
+    def _runner(self, verb: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "runner", verb, "--policy", self._policy]
+
+    def in_cage(self) -> Observed:
         """The attacks that leave the cage alive, in one launch."""
-        return self._launch(_PLAIN, given, Limits())
+        return self._launch(_PLAIN, Limits())
 
-    def in_small_cage(self, given: str | None) -> Observed:
+    def in_small_cage(self) -> Observed:
         """The attacks on limits, in one launch. The last one ends it."""
-        return self._launch([each for each in ATTACKS if each.limit], given, SMALL)
+        return self._launch([each for each in ATTACKS if each.limit], SMALL)
 
-    def _launch(self, attacks: Sequence[Attack], given: str | None, limits: Limits) -> Observed:
+    def _launch(self, attacks: Sequence[Attack], limits: Limits) -> Observed:
         options = [
             word
             for name, value in limits._asdict().items()
@@ -144,28 +150,27 @@ class _Scene:
             for word in ("--limit", f"{name}={value}")
         ]
         with _report_file() as report:
-            line = [*_runner("run"), *_policy(given), *options, "--report", str(report), "--", self._python]
+            line = [*self._runner("run"), *options, "--report", str(report), "--", self._python]
             observed, run = self._attack(attacks, [*line, "-I", "-S", "-"], (report,))
             outcome = _outcome(report)
         if not observed:
             raise CannotAttack(
                 _why(run, f"the cage did not run the probe ({outcome.get('code', 'no report')})")
             )
-        tried = [each for each in attacks if self._words(each) is not None]
-        if outcome.get("cause") == "oom" and len(observed) == len(tried) - 1 and tried[-1].id not in observed:
-            observed[tried[-1].id] = OUT_OF_MEMORY
+        unanswered = [name for name in self._attempts(attacks) if name not in observed]
+        if outcome.get("cause") == "oom" and unanswered == [attacks[-1].id]:
+            observed[attacks[-1].id] = OUT_OF_MEMORY
         return observed
 
-    def read_by_runner(self, given: str | None) -> Observed:
+    def read_by_runner(self) -> Observed:
         """Plugins whose messages the runner reads, and must end."""
-        return {each.id: self._read(each, given) for each in ATTACKS if each.act[0] == _SAY}
+        return {each.id: self._read(each) for each in ATTACKS if each.act[0] == _SAY}
 
-    def _read(self, attack: Attack, given: str | None) -> str:
+    def _read(self, attack: Attack) -> str:
+        code = f"import sys; sys.stdin.readline()\n{attack.act[1]}\nsys.stdout.flush(); sys.stdin.read()"
         with _report_file() as report:
-            options = [*_policy(given), "--report", str(report)]
-            code = f"import sys; sys.stdin.readline()\n{attack.act[1]}\nsys.stdout.flush(); sys.stdin.read()"
-            line = [*_runner("tools"), *options, "--", self._python, "-I", "-S", "-c", code]
-            run = run_bounded(line, env=os.environ, pass_fds=[report])
+            line = [*self._runner("tools"), "--report", str(report), "--", self._python, "-I", "-S", "-c"]
+            run = run_bounded([*line, code], env=os.environ, pass_fds=[report])
             outcome = _outcome(report)
         return f"ended by the runner ({outcome['cause']})" if run.status and outcome else f"done: {run.fault}"
 
@@ -207,6 +212,8 @@ class _Scene:
 
     def _in_other(self, words: Sequence[str], attacks: Sequence[Attack]) -> tuple[Observed, BoundedRun]:
         if any(PROBE_FILE in word for word in words):
+            if "folder" not in self._decoys.made:
+                raise CannotAttack(f"{PROBE_FILE} needs a folder in /var/tmp, and none could be made")
             path = f"{self._decoys.made['folder']}/probe.py"
             wanted = self._attempts(attacks)
             with open(path, "wb") as file:
@@ -244,20 +251,12 @@ class _Scene:
         ids = list(wanted)
         found = {ids[number]: words for number, words in answers.items()}
         for name, words in wanted.items():
-            if words[0] == _LEFT[0] and found.get(name) == "done" and not run.left_processes:
+            if words[0] == _LEAVE and found.get(name) == "done" and not run.left_processes:
                 found[name] = "gone"
         return found
 
 
 # --- command lines ------------------------------------------------------------------------------------------
-
-
-def _runner(verb: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "runner", verb]
-
-
-def _policy(given: str | None) -> list[str]:
-    return [] if given is None else ["--policy", given]
 
 
 def _python() -> str:

@@ -149,11 +149,10 @@ def test_ctrl_c_leaves_nothing(runner_as_root: Caller, tmp_path: Path, own: bool
     there = tmp_path / "there"
     words = () if own else ("--against", "sh", "-c", f"echo > {there}; exec sleep 1000")
     with runner_as_root.start("doctor", "--attack", *words) as doctor:
-        decoys = lambda: _decoys_of(doctor)  # noqa: E731
-        assert wait_for(lambda: len(decoys()) == 3 and (own or there.exists()))
+        assert wait_for(lambda: len(_decoys_of(doctor)) == 3 and (own or there.exists()))
         if own:  # until the cage is there
             assert wait_for(lambda: len(_children(doctor.pid)) > 1)
-        made = decoys()
+        made = _decoys_of(doctor)
         doctor.send_signal(signal.SIGINT)
         out, err = doctor.communicate(timeout=120)
     assert (doctor.returncode, out) == (130, b""), err
