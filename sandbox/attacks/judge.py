@@ -83,8 +83,8 @@ def judge(attack: Attack, observed: str | None, control: str | None, excuse: str
     if observed is None:
         return Row(attack, "not_held", "no answer", control or "-")
     if observed not in attack.held:
-        if observed == control and is_refusal(observed):
-            return Row(attack, "not_counted", observed, control, "this machine cannot do it at all")
+        if observed == control and observed in _ABSENT:
+            return Row(attack, "not_counted", observed, control, "this machine does not have it")
         return Row(attack, "not_held", observed, control or "-")
     if control is None:
         return Row(attack, "not_counted", observed, "-", "the control could not run")

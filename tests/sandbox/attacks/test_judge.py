@@ -24,7 +24,8 @@ NONCE = "0123"
         ("EPERM", "ENOSYS", "not_counted"),  # the kernel does not have it
         ("EPERM", "failed: x", "not_counted"),
         ("EPERM", None, "not_counted"),
-        ("EFAULT", "EFAULT", "not_counted"),
+        ("ENOSYS", "ENOSYS", "not_counted"),
+        ("EFAULT", "EFAULT", "not_held"),  # the kernel looked at it
         ("EINVAL", "EFAULT", "not_held"),  # a refusal that this layer does not make
         ("done", "done", "not_held"),
         ("done: root", "EPERM", "not_held"),
