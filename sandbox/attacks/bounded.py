@@ -15,6 +15,7 @@ from sandbox.speed.value import NamedTuple
 
 MOST_OUTPUT = 4 << 20  # a probe prints some 100 bytes for each attempt
 _MOST_COMPLAINT = 4096
+_HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL: a runner needs some to take its cage down
 
 
@@ -47,6 +48,13 @@ def run_bounded(
     process.adopt_orphans(True)
     before = _children()
     given = memory_file(stdin)
+    # Held back while it is started: an exception of a handler that runs right after a fork is lost.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+
+    def prepare() -> None:
+        process.die_with_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     try:
         child = subprocess.Popen(
             argv,
@@ -57,17 +65,19 @@ def run_bounded(
             cwd="/",
             pass_fds=pass_fds,
             start_new_session=True,
-            preexec_fn=process.die_with_parent,
+            preexec_fn=prepare,
             user=uid,
             group=uid,
             extra_groups=None if uid is None else [],
         )
     except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return BoundedRun(b"", "", None, f"{argv[0]} cannot be started: {error.strerror}")
     finally:
         os.close(given)
     with child:
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             run = _collect(child, time.monotonic() + seconds, most_output)
             return run._replace(left_processes=bool(leftovers) and bool(end_processes(leftovers)))
         finally:
