@@ -16,6 +16,7 @@ from sandbox.speed.value import NamedTuple
 MOST_OUTPUT = 4 << 20  # a probe prints some 100 bytes for each attempt
 _MOST_COMPLAINT = 4096
 _HELD_BACK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LEFT_SECONDS = 2.0  # until a process that is still there counts as left behind
 _GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL: a runner needs some to take its cage down
 
 
@@ -79,7 +80,7 @@ def run_bounded(
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             run = _collect(child, time.monotonic() + seconds, most_output)
-            return run._replace(left_processes=bool(leftovers) and bool(end_processes(leftovers)))
+            return run._replace(left_processes=bool(leftovers) and _end_leftovers(leftovers))
         finally:
             _end(child)
             _end_orphans(before)
@@ -144,13 +145,23 @@ def _end_orphans(before: set[int]) -> None:
                 os.waitpid(pid, 0)
 
 
-def end_processes(word: str) -> list[int]:
-    """End the processes with this word in their command lines. Returns them."""
+def _end_leftovers(word: str) -> bool:
+    """End the processes with this word in their command lines. Returns whether there were any that did not
+    end by themselves: the kernel may still be busy with ending a namespace."""
+    until = time.monotonic() + _LEFT_SECONDS
+    while (left := _with_word(word)) and time.monotonic() < until:
+        time.sleep(0.05)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(left)
+
+
+def _with_word(word: str) -> list[int]:
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
             if word.encode() in file.read().split(b"\0"):
-                os.kill(int(name), signal.SIGKILL)
                 found.append(int(name))
     return found
 

@@ -50,10 +50,6 @@ def test_every_attack_is_held(runner_as: Caller, nothing_left: None) -> None:
     }
     assert wrong == {}
     assert found["policy"]["name"] == "default" and found["machine"]["uid"] == runner_as.uid
-    left = [
-        path for place in ("/tmp", "/var/tmp", "/dev/shm") for path in Path(place).glob("runner-attack-*")
-    ]
-    assert [path for path in left if path.owner() == str(runner_as.uid)] == []
 
 
 @pytest.mark.broad
