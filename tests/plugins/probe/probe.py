@@ -104,11 +104,6 @@ def mounts():
         return [(line.split()[4], line.split()[5].split(",")) for line in file]
 
 
-def free_space(path):
-    held = os.statvfs(path)
-    return held.f_blocks * held.f_frsize
-
-
 def set_user_id(path):
     """Every way to make a setuid program that runs as this uid when others start it."""
     made = []
@@ -259,10 +254,6 @@ def working_directory():
 
 def words(*arguments):
     return list(arguments)
-
-
-def echo_input():
-    return sys.stdin.read()
 
 
 # --- the kernel ---
