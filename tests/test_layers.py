@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.protocol.*",),
     ("runner.plugin", "runner.outcome", "runner.supervision"),
     ("runner",),
+    ("sandbox.attacks.*",),
     ("sandbox.doctor.*",),
     ("sandbox.cell.*",),
     ("sandbox.streams.*",),
