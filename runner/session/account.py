@@ -1,7 +1,7 @@
 """What the caller of a prepared call knows about it afterwards, and what the plugin is told if it gives up.
 
-A call that is cancelled raises trio's Cancelled, which carries nothing. A caller that needs the record of such
-a call opens an account in the task that makes it:
+A call that is cancelled raises trio's Cancelled, which carries nothing. A caller that needs the record of
+such a call opens an account in the task that makes it:
 
     with open_account() as account:
         result = await plugin.call(…)
@@ -21,7 +21,7 @@ USER_CANCELLED = "user_cancelled"
 class CallAccount:
     def __init__(self) -> None:
         self.reason = USER_CANCELLED  # what the plugin is told if the caller gives the call up
-        self.invocation: dict[str, Any] | None = None  # the contract's record; None: the call was not prepared
+        self.invocation: dict[str, Any] | None = None  # the contract's record; None: it was not prepared
         self.report: dict[str, Any] | None = None  # None: nothing was started, or the process lives on
         self.stderr = ""  # the end of it
 
