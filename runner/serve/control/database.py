@@ -268,7 +268,8 @@ class ControlFile(SqliteFile):
         """By their ids. None: any. `project`: "" is the whole org. `after`: the last id of a list before."""
         rows = self._connection.execute(
             "SELECT * FROM bindings WHERE id > ?1 AND (?2 IS NULL OR org = ?2)"
-            " AND (?3 IS NULL OR project = ?3) AND (?4 IS NULL OR package = ?4) AND (?5 IS NULL OR kind = ?5) ORDER BY id LIMIT ?6",
+            " AND (?3 IS NULL OR project = ?3) AND (?4 IS NULL OR package = ?4)"
+            " AND (?5 IS NULL OR kind = ?5) ORDER BY id LIMIT ?6",
             (after, org, project, package, kind, most),
         )
         return [BindingRow(*row) for row in rows]
