@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
+from runner.ledger.file import Attempt
 from runner.ledger.rows import Effect
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.library import Result
@@ -115,6 +116,19 @@ class RunningBindings:
         package = await self.database.do(ControlFile.package, row.package)
         assert package is not None  # the database holds it as long as it has bindings
         return await self._complete(row, package)
+
+    async def target_of(self, attempt: Attempt) -> BindingCall | None:
+        """Who gets a delivery, if it is for a binding. Raises UnknownPlugin, PluginFailure and
+        DatabaseUnusable."""
+        name = attempt.delivery.plugin
+        if not name.startswith(PREFIX):
+            return None
+        bound = await self.find(name.removeprefix(PREFIX))
+        if bound is None:
+            raise UnknownPlugin(name)
+        made = BindingCall(self, bound)
+        made.id, made.input_bytes = attempt.invocation, len(attempt.delivery.event)
+        return made
 
     async def _complete(self, row: BindingRow, package: PackageRow) -> LiveBinding:
         settings = self._settings()
@@ -277,10 +291,11 @@ class BindingCall:
         self.input_bytes = 0
         self.binding, self.name = bound.row.id, bound.name
         self.invocation: dict[str, Any] | None = None
-        calls = find_contract(bound.plugin.contract).prepared_calls
-        assert calls is not None
-        self._contract = calls
-        self.effect: Effect = calls.effect(bound.plugin, bound.row.export)
+        contract = find_contract(bound.plugin.contract)
+        assert contract.prepared_calls is not None
+        self._contract = contract.prepared_calls
+        self.effect: Effect = self._contract.effect(bound.plugin, bound.row.export)
+        self.hook_keys: Sequence[str] = contract.calls.get("hook", ())
         self._running = running
         self._scope = trio.CancelScope()
         self._account: CallAccount | None = None
