@@ -42,8 +42,12 @@ class CallTarget(Protocol):
     effect: Effect
     invocation: dict[str, Any] | None  # the contract's record of the call, when it is over, however it ended
 
-    def secrets(self) -> Secrets: ...
+    def accept(self, call: str, input_bytes: int) -> None:
+        """The call is in the ledger, with this id. `call` or `abandon` follows."""
+
     async def call(self, request: DoorCall, on_progress: OnProgress | None) -> Result: ...
+    async def abandon(self) -> None: ...
+    def secrets(self) -> Secrets: ...
 
 
 class DoorCall(NamedTuple):
@@ -74,6 +78,7 @@ class _InFlight(NamedTuple):
     scope: trio.CancelScope
     caller: str
     deleted: list[bool]
+    target: CallTarget | None
 
 
 class Desk:
@@ -118,7 +123,9 @@ class Desk:
             raise Refused(503, "ledger", message, unusable.hint, retry_after=5) from None
         if not accepted.fresh:
             return _earlier(accepted.row)
-        self._in_flight[call.id] = _InFlight(trio.CancelScope(), request.caller, [])
+        self._in_flight[call.id] = _InFlight(trio.CancelScope(), request.caller, [], target)
+        if target is not None:
+            target.accept(call.id, given.size)
         return accepted.row
 
     async def make(self, row: InvocationRow, request: DoorCall, on_progress: OnProgress | None) -> CallAnswer:
@@ -182,7 +189,9 @@ class Desk:
 
     async def abandon(self, row: InvocationRow) -> None:
         """End a call that was accepted, if it was not made."""
-        if self._in_flight.pop(row.id, None) is not None:
+        if (found := self._in_flight.pop(row.id, None)) is not None:
+            if found.target is not None:
+                await found.target.abandon()
             outcome = _ENDING if self.draining else _GIVEN_UP
             record = json.dumps({"outcome": outcome_document(outcome), "invocation": None})
             await self._ledger.end(row.id, EndOfCall(outcome.code, Digest(), record, None, None))

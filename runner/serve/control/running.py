@@ -127,7 +127,7 @@ class RunningBindings:
         if bound is None:
             raise UnknownPlugin(name)
         made = BindingCall(self, bound)
-        made.id, made.input_bytes = attempt.invocation, len(attempt.delivery.event)
+        made.accept(attempt.invocation, len(attempt.delivery.event))
         return made
 
     async def _complete(self, row: BindingRow, package: PackageRow) -> LiveBinding:
@@ -286,9 +286,7 @@ class BindingCall:
     """One call by a binding: the target of a DoorCall."""
 
     def __init__(self, running: RunningBindings, bound: LiveBinding) -> None:
-        self.bound = bound
-        self.id = ""  # of the invocation
-        self.input_bytes = 0
+        self.bound = bound  # as it was when it was looked at last
         self.binding, self.name = bound.row.id, bound.name
         self.invocation: dict[str, Any] | None = None
         contract = find_contract(bound.plugin.contract)
@@ -299,6 +297,11 @@ class BindingCall:
         self._running = running
         self._scope = trio.CancelScope()
         self._account: CallAccount | None = None
+        self._id, self._input_bytes = "", 0
+        self._context: Mapping[str, Any] = {}
+
+    def accept(self, call: str, input_bytes: int) -> None:
+        self._id, self._input_bytes = call, input_bytes
 
     def secrets(self) -> Secrets:
         return self.bound.secrets
@@ -313,6 +316,8 @@ class BindingCall:
         """Make the call, once. Raises PluginError, PluginFailure and DatabaseUnusable. Its record is in the
         database when this returns or raises."""
         end = CallEnd(GIVEN_UP, began=time.time())
+        request = request._replace(context={**(request.context or {}), "invocation_id": self._id})
+        self._context = request.context or {}
         result: Result | None = None
         try:
             with open_account() as self._account, self._scope:
@@ -322,41 +327,45 @@ class BindingCall:
                 raise PluginFailure(Outcome("cancelled", "call", message, DISABLED))
             end = end._replace(outcome=Outcome("ok", "call", "the plugin answered"))
             value = await off_loop_if_large(self.bound.secrets.hide_in, result.value)
-            return result._replace(value=value, invocation=self._describe(request, end))
+            return result._replace(value=value, invocation=self._describe(end))
         except (PluginError, PluginFailure) as error:
             refusal = error.refusal if isinstance(error, PluginError) else None
             end = end._replace(outcome=error.outcome, refusal=refusal)
-            error.invocation = self._describe(request, end)
+            error.invocation = self._describe(end)
+            raise
+        except (DatabaseUnusable, UnknownPlugin) as error:
+            end = end._replace(outcome=Outcome("launch_failed", "call", str(error), "binding"))
             raise
         finally:
-            await self._record(request, end)
+            await self._record(end)
 
     def _hiding(self, on_progress: OnProgress | None) -> OnProgress | None:
         if on_progress is None or not self.bound.secrets:
             return on_progress
         return lambda value: on_progress(self.bound.secrets.hide_in(value))
 
-    def _describe(self, request: DoorCall, end: CallEnd) -> dict[str, Any]:
+    def _describe(self, end: CallEnd) -> dict[str, Any]:
         """The contract's record of the call. Where the call was not prepared, it is made of what is known."""
         if self._account is not None and self._account.invocation is not None:
             return self._account.invocation
         bound = self.bound
         scope = {"org_id": bound.row.org} | ({"project_id": bound.row.project} if bound.row.project else {})
-        ids = {**(request.context or {}), **scope, "invocation_id": self.id}
+        ids = {**self._context, **scope, "invocation_id": self._id}
         call = Call(bound.row.kind, bound.row.export, None, ids)
         found = self._contract.record(bound.plugin, call, end._replace(ended=time.time()), bound.options)
         return dict(bound.secrets.hide_in(found))
 
-    async def _record(self, request: DoorCall, end: CallEnd) -> None:
+    async def _record(self, end: CallEnd) -> None:
         with trio.CancelScope(shield=True):
-            self.invocation = self._describe(request, end)
+            self.invocation = self._describe(end)
             ended = end._replace(ended=time.time())
-            row = record_row(self.id, self.bound.row, self.invocation, ended, self._account, self.input_bytes)
+            row = record_row(
+                self._id, self.bound.row, self.invocation, ended, self._account, self._input_bytes
+            )
             await self._running.database.finish(lambda file: file.add_record(row))
 
-    async def abandon(self, request: DoorCall) -> None:
-        """The call was accepted and is not made."""
-        await self._record(request, CallEnd(GIVEN_UP, began=time.time()))
+    async def abandon(self) -> None:
+        await self._record(CallEnd(GIVEN_UP, began=time.time()))
 
 
 def _looks(folder: str) -> tuple[object, ...]:
