@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from runner import __version__
 from sandbox.speed.value import NamedTuple
@@ -24,7 +25,7 @@ class Parameter(NamedTuple):
 
 class Operation(NamedTuple):
     name: str  # of the method of runner/serve/routes.py
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     text: str
     answer: str  # the name of a schema, or a media type for what is not JSON
@@ -34,6 +35,18 @@ class Operation(NamedTuple):
     streams: bool = False  # it may answer with server-sent events
     local: bool = False  # only for callers on the unix socket
     page: bool = False  # and for sessions of the page
+    # Of the control plane: for the operator on the unix socket, and "org": for tokens of orgs too.
+    control: Literal["", "org", "operator"] = ""
+
+
+class RoutePart(Protocol):
+    """Further routes. It has a method for each operation, by its name, which takes a request and returns the
+    response. Path parameters may be followed by a word: /v1/things/{thing}:check."""
+
+    @property
+    def OPERATIONS(self) -> tuple[Operation, ...]: ...  # noqa: N802 -- a constant of the class
+    @property
+    def SCHEMAS(self) -> Mapping[str, Schema]: ...  # noqa: N802
 
 
 _MOST = Parameter("most", "query", "how many rows, 100 if it is missing, 1000 at most", {"type": "integer"})
@@ -216,10 +229,13 @@ _SCHEMAS: dict[str, Schema] = {
 }
 
 
-def document() -> dict[str, Any]:
+def document(parts: Sequence[RoutePart] = ()) -> dict[str, Any]:
     """The OpenAPI document (3.1)."""
     paths: dict[str, dict[str, Any]] = {}
-    for each in OPERATIONS:
+    schemas = dict(_SCHEMAS)
+    for part in parts:
+        schemas |= part.SCHEMAS
+    for each in (*OPERATIONS, *(each for part in parts for each in part.OPERATIONS)):
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
     return {
         "openapi": "3.1.0",
@@ -231,7 +247,7 @@ def document() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": _SCHEMAS,
+            "schemas": schemas,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "certificate": {"type": "mutualTLS"},
@@ -239,6 +255,13 @@ def document() -> dict[str, Any]:
         },
         "security": [{"token": []}, {"certificate": []}, {}],
     }
+
+
+_FOR = {
+    "": "",
+    "org": " For the operator, on the unix socket, and for tokens of orgs.",
+    "operator": " For the operator, on the unix socket.",
+}
 
 
 def _operation(each: Operation) -> dict[str, Any]:
@@ -258,7 +281,8 @@ def _operation(each: Operation) -> dict[str, Any]:
         "operationId": each.name,
         "summary": each.text
         + (" Only on the unix socket." if not each.page else " Only on the unix socket and for the page.")
-        * each.local,
+        * each.local
+        + _FOR[each.control],
         "responses": {
             str(each.status): {"description": "as asked", "content": content},
             "default": {

@@ -43,6 +43,7 @@ _RECORDS_AT_ONCE = 5000
 State = Literal["contract-ready", "imported", "available", "installed", "withdrawn"]
 STATES: tuple[State, ...] = ("contract-ready", "imported", "available", "installed", "withdrawn")
 Subject = Literal["package", "binding"]
+TRUSTED = "trusted"
 
 _FIRST = (
     """CREATE TABLE packages (
@@ -50,7 +51,7 @@ _FIRST = (
         name TEXT NOT NULL, description TEXT NOT NULL,
         digest TEXT NOT NULL, folder TEXT NOT NULL, source TEXT NOT NULL, publisher TEXT NOT NULL,
         signature TEXT NOT NULL, key_id TEXT NOT NULL, review TEXT NOT NULL, install_policy TEXT NOT NULL,
-        withdrawn INTEGER NOT NULL, fault TEXT NOT NULL,
+        withdrawn INTEGER NOT NULL, trust TEXT NOT NULL, fault TEXT NOT NULL,
         revision INTEGER NOT NULL, created REAL NOT NULL, changed REAL NOT NULL
     ) WITHOUT ROWID""",
     """CREATE TABLE bindings (
@@ -98,6 +99,7 @@ class PackageRow(NamedTuple):
     review: str = "none"  # approved, rejected
     install_policy: str = '["*"]'  # JSON: the orgs that may install it; "*": all; none: the operator alone
     withdrawn: int = 0
+    trust: str = ""  # of the signature: "trusted", or the rule that it breaks
     fault: str = ""  # why it is not available; empty: it is, unless it was withdrawn
     revision: int = 0
     created: float = 0.0
@@ -175,16 +177,26 @@ class RecordRow(NamedTuple):
     number: int = 0  # grows with time: the cursor of lists
 
 
-class StaleRevision(OrderRefusal):
+class ControlRefusal(OrderRefusal):
+    """The status, code and hint of the answer."""
+
+    status, code, hint = 409, "conflict", ""
+
+
+class StaleRevision(ControlRefusal):
     """It was changed by somebody else since the caller read it."""
 
+    status, code, hint = 412, "stale_revision", "read it again, and send its ETag as If-Match"
 
-class RecordConflict(OrderRefusal):
+
+class RecordConflict(ControlRefusal):
     """Another package or binding stands where this one should."""
 
 
-class ControlFull(OrderRefusal):
+class ControlFull(ControlRefusal):
     """There are as many as there may be."""
+
+    status, code, hint = 409, "full", "the operator has to make room"
 
 
 class ControlFile(SqliteFile):
@@ -223,9 +235,13 @@ class ControlFile(SqliteFile):
             kept = {"revision": known.revision, "created": known.created, "withdrawn": known.withdrawn}
             changed = known._replace(**{**own, **kept})
             return self._put_package(changed, caller, "imported"), True
-        if row.signature not in ("", known.signature) and (known.fault or not row.fault):
+        if row.signature not in ("", known.signature) and (row.trust == TRUSTED or known.trust != TRUSTED):
             changed = known._replace(
-                signature=row.signature, key_id=row.key_id, folder=row.folder, fault=row.fault
+                signature=row.signature,
+                key_id=row.key_id,
+                folder=row.folder,
+                trust=row.trust,
+                fault=row.fault,
             )
             return self._put_package(changed, caller, "signed"), False
         return known, False
