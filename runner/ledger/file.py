@@ -213,13 +213,10 @@ class LedgerFile(SqliteFile):
         hook, and without plugin unless all hooks are of that one. The same event again changes nothing, also
         if other hooks want it by now: it returns the rows that there are. One plugin after the other may get
         it. Raises DeliveryConflict if another event has its id, DeliveryTooLarge and DeliveriesFull."""
-        found = self._connection.execute(
-            "SELECT * FROM deliveries WHERE id > ?1 || '~' AND id < ?1 || char(127)", (event.id,)
-        )
         to_all: list[DeliveryRow] = []
         to_named: list[DeliveryRow] = []
         differs = False
-        for row in map(DeliveryRow._make, found):
+        for row in self.deliveries_of(event.id):
             for rows, named in ((to_all, False), (to_named, True)):
                 if row.id == hook_id(event.id, row.plugin, row.hook, named=named):
                     differs |= (row.event, row.context) != (event.event, event.context)
@@ -242,6 +239,11 @@ class LedgerFile(SqliteFile):
             )
             for plugin, hook in hooks
         ]
+
+    def deliveries_of(self, event: str) -> list[DeliveryRow]:
+        """The deliveries of an event that goes to several hooks. Others may have ids like theirs."""
+        query = "SELECT * FROM deliveries WHERE id > ?1 || '~' AND id < ?1 || char(127)"
+        return [DeliveryRow(*row) for row in self._connection.execute(query, (event,))]
 
     def _require_possible(self, size: int) -> None:
         most = int(self._bounds.size * _MOST_WAITING)

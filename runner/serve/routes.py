@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
@@ -24,9 +24,10 @@ from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.serve.answers import Json, read_document, read_most
+from runner.serve.calling import answer_call, read_seconds, with_headers
 from runner.serve.control.database import ControlRefusal
 from runner.serve.deliveries import Deliveries, delivery_of, type_of
-from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
+from runner.serve.desk import Desk, DoorCall
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
 from runner.serve.mounted import Mounted
@@ -36,12 +37,10 @@ from runner.serve.peer import PAGE, VISITOR, is_local, org_of
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 
-_MOST_KEY = 255
 # The ledger keeps names whole. Without a bound they could hold what a body holds, and push out other rows.
 _MOST_NAME = 4096  # characters: it may be the address of a resource
 _MOST_KIND = 64
 _MOST_HOOKS = 1000  # that one event goes to
-_MOST_PROGRESS = 256  # events of one call that wait for a slow reader
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
 
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -119,13 +118,19 @@ class Routes:
             except DeliveriesFull as full:
                 hint = "deliver again later; runner ps shows what their plugins wait for"
                 refused = Refused(429, "overloaded", str(full), hint, retry_after=60)
+            except DeliveryConflict as conflict:
+                hint = "give each event an id of its own"
+                refused = Refused(409, "delivery_conflict", str(conflict), hint)
+            except DeliveryTooLarge as large:
+                hint = "deliver it to one plugin at a time, or make the event smaller"
+                refused = Refused(413, "event_too_large", str(large), hint)
             except DatabaseUnusable as unusable:
                 word = "ledger" if isinstance(unusable, LedgerUnusable) else "database"
                 refused = Refused(503, word, str(unusable), unusable.hint, retry_after=5)
-            except ControlRefusal as conflict:
-                refused = Refused(conflict.status, conflict.code, str(conflict), conflict.hint)
-            except Refused as given:
-                refused = given
+            except ControlRefusal as given:
+                refused = Refused(given.status, given.code, str(given), given.hint)
+            except Refused as found:
+                refused = found
             except PluginFailure as failure:  # of a start, a list or a reload
                 return Json(outcome_error(failure.outcome), STATUS[failure.outcome.code])
             except PluginError as error:
@@ -163,7 +168,7 @@ class Routes:
         return Json(document(self._parts))
 
     async def drain(self, request: Request) -> Response:
-        self._drain(_seconds(request.query_params.get("seconds"), "seconds"))
+        self._drain(read_seconds(request.query_params.get("seconds"), "seconds"))
         return Json({"draining": True}, 202)
 
     async def reload_all(self, request: Request) -> Response:
@@ -239,46 +244,7 @@ class Routes:
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def call(self, request: Request) -> Response:
-        asked = await _call_request(request)
-        accepted = await self._desk.accept(asked)
-        if isinstance(accepted, CallAnswer):
-            return await _answer(accepted)
-        row = accepted
-
-        def give_up() -> None:
-            self._desk.give_up(row.id)
-
-        if "text/event-stream" in request.headers.get("accept", ""):
-            return EventStream(
-                lambda emit: self._stream(row, asked, emit), lambda: self._desk.abandon(row), give_up
-            )
-        with request.scope["state"]["departure"].calls(give_up):
-            return await _answer(await self._desk.make(row, asked, None))
-
-    async def _stream(self, row: Any, asked: DoorCall, emit: Emit) -> None:
-        send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_PROGRESS)
-        dropped = 0
-
-        def on_progress(value: Mapping[str, Any]) -> None:
-            nonlocal dropped
-            try:
-                send.send_nowait(value)
-            except trio.WouldBlock:
-                dropped += 1
-
-        async def pass_on() -> None:
-            async for value in receive:
-                await emit("progress", dict(value))
-
-        await emit("accepted", {"id": row.id})
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pass_on)
-            with send:
-                answer = await self._desk.make(row, asked, on_progress)
-        await emit(
-            "result" if answer.is_ok else "error",
-            {"status": answer.status, "dropped_progress": dropped, **answer.document},
-        )
+        return await answer_call(self._desk, request, await _call_request(request))
 
     async def cancel(self, request: Request) -> Response:
         call = request.path_params["call"]
@@ -312,20 +278,12 @@ class Routes:
             event = "" if delivery.hook else type_of(document)
         except ValueError as error:
             raise Refused(400, "invalid_delivery", str(error)) from None
-        if delivery.plugin and delivery.plugin not in {each.name for each in self._supervisor.plugins()}:
-            raise UnknownPlugin(delivery.plugin)
-        try:
-            if delivery.hook:
-                answer = (await self._ledger.enqueue(delivery))._asdict()
-            else:
-                answer = await self._fan_out(delivery, event)
-        except DeliveryConflict as conflict:
-            raise Refused(
-                409, "delivery_conflict", str(conflict), "give each event an id of its own"
-            ) from None
-        except DeliveryTooLarge as large:
-            hint = "deliver it to one plugin at a time, or make the event smaller"
-            raise Refused(413, "event_too_large", str(large), hint) from None
+        if delivery.plugin and delivery.plugin not in {each.name for each in self._roster.sources()}:
+            raise UnknownPlugin(delivery.plugin)  # a binding's events come by the control plane
+        if delivery.hook:
+            answer = (await self._ledger.enqueue(delivery))._asdict()
+        else:
+            answer = await self._fan_out(delivery, event)
         self._deliveries.wake()
         return Json(answer, 202)
 
@@ -406,36 +364,8 @@ async def _call_request(request: Request) -> DoorCall:
         or len(kind or "") > _MOST_KIND
     ):
         raise Refused(400, "invalid_body", "kind has to be a text, and context an object")
-    key = request.headers.get("idempotency-key")
-    if key is not None and not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
-        raise Refused(400, "invalid_key", f"Idempotency-Key: 1 to {_MOST_KEY} printable ASCII characters")
-    return DoorCall(
-        plugin=request.path_params["name"],
-        tool=tool,
-        input=given.get("input"),
-        kind=kind,
-        seconds=_seconds(request.headers.get("runner-deadline"), "Runner-Deadline"),
-        context=context,
-        key=key,
-        caller=request.scope["state"]["caller"],
-    )
-
-
-def _seconds(word: str | None, name: str) -> float | None:
-    if word is None:
-        return None
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise Refused(400, "invalid_deadline", f"{name}: it has to be a number of seconds")
-    return seconds
-
-
-async def _answer(answer: CallAnswer) -> Response:
-    text = await off_loop_if_large(json.dumps, answer.document)
-    return Response(text, answer.status, dict(answer.headers), "application/json")
+    asked = DoorCall(request.path_params["name"], tool, given.get("input"), kind, context=context)
+    return with_headers(request, asked)
 
 
 def _row(row: Any) -> dict[str, Any]:

@@ -376,6 +376,11 @@ class ControlFile(SqliteFile):
             [getattr(row, name) for name in names],
         )
 
+    def record(self, invocation: str) -> RecordRow | None:
+        query = f"SELECT {', '.join(RecordRow._fields)} FROM records WHERE invocation = ?"
+        found = self._connection.execute(query, (invocation,)).fetchone()
+        return None if found is None else RecordRow(*found)
+
     def records(
         self,
         org: str | None = None,

@@ -1,0 +1,364 @@
+"""The routes by which orgs use their bindings: calls, their records, and events for hooks.
+
+The caller is an org, which finds its own bindings and calls and no others, or the operator, who finds all. What
+belongs to somebody else is answered like what does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runner.contracts.registry import find_contract
+from runner.ledger.file import LedgerFile
+from runner.ledger.ledger import Ledger
+from runner.ledger.rows import DeliveryRow
+from runner.serve.answers import Json, read_document
+from runner.serve.calling import answer_call, with_headers
+from runner.serve.control.database import ControlFile, RecordRow
+from runner.serve.control.events import event_id, read_event, subscribers
+from runner.serve.control.records import read_query
+from runner.serve.control.running import PREFIX, BindingCall, LiveBinding, RunningBindings
+from runner.serve.deliveries import Deliveries
+from runner.serve.desk import Desk, DoorCall
+from runner.serve.openapi import Operation, Parameter, Schema
+from runner.serve.peer import org_of
+from runner.serve.refusal import Refused
+
+_MOST_SESSIONS = 10_000  # that one request asks about
+_MOST_ID = 256
+_MOST_SHOWN = 10  # bindings in a message
+_LINES = "application/x-ndjson"
+_KINDS = ("tools", "hooks", "compactors", "harnesses")
+_ONE: Schema = {"type": "object"}
+
+
+def _call(name: str, path: str, text: str) -> Operation:
+    parameters = (
+        Parameter("Idempotency-Key", "header", "the same key gets the same answer, and no second call"),
+        Parameter("Runner-Deadline", "header", "seconds for the call", {"type": "number"}),
+    )
+    return Operation(name, "POST", path, text, "Answer", 200, parameters, "Invoke", True, control="org")
+
+
+class RunningRoutes:
+    OPERATIONS = (
+        _call(
+            "invoke",
+            "/v1/plugin-bindings/{binding}:invoke",
+            "Call the export of a binding. Streams, cancels and repeats as POST /plugins/NAME/calls.",
+        ),
+        *(
+            _call(
+                f"invoke_{kind}",
+                f"/v1/plugin-{kind}/{{export}}:invoke",
+                "Call an export by the binding of the project, or else of the org.",
+            )
+            for kind in _KINDS
+        ),
+        Operation(
+            "select",
+            "POST",
+            "/v1/plugin-bindings/{binding}:select",
+            "Which sessions the rollout of a binding includes.",
+            "Selected",
+            body="Select",
+            control="org",
+        ),
+        Operation(
+            "invocations",
+            "GET",
+            "/v1/plugin-invocations",
+            f"Records of calls by bindings, the newest first. With `Accept: {_LINES}` one a line.",
+            "Invocations",
+            parameters=(
+                Parameter("since", "query", "started then or later: RFC 3339, or seconds since 1970"),
+                Parameter("until", "query", "started before"),
+                Parameter("binding", "query", "only by this binding"),
+                Parameter("status", "query", "succeeded, failed, cancelled or retryable_failure"),
+                Parameter("limit", "query", "how many, 100 if it is missing", {"type": "integer"}),
+                Parameter(
+                    "after", "query", "`after` of the answer before: further ones", {"type": "integer"}
+                ),
+                Parameter("org", "query", "of the operator: only of this org"),
+            ),
+            control="org",
+        ),
+        Operation(
+            "invocation",
+            "GET",
+            "/v1/plugin-invocations/{call}",
+            "The record of one call.",
+            "Invocation",
+            control="org",
+        ),
+        Operation(
+            "cancel_invocation",
+            "DELETE",
+            "/v1/plugin-invocations/{call}",
+            "Cancel a call that runs.",
+            "Cancelled",
+            202,
+            control="org",
+        ),
+        Operation(
+            "event",
+            "POST",
+            "/v1/plugin-events",
+            "Store an event for every hook of the org's bindings that wants it. Each gets it at least once.",
+            "Spread",
+            202,
+            body="OrgEvent",
+            control="org",
+        ),
+        Operation(
+            "event_deliveries",
+            "GET",
+            "/v1/plugin-events/{event}",
+            "Whether an event has arrived.",
+            "Spread",
+            control="org",
+        ),
+    )
+    SCHEMAS: Mapping[str, Schema] = {
+        "Invoke": {
+            "type": "object",
+            "properties": {"input": {}, "context": _ONE, "package_id": {"type": "string"}},
+            "additionalProperties": False,
+        },
+        "Select": {
+            "type": "object",
+            "properties": {"session_ids": {"type": "array", "items": {"type": "string"}}},
+            "required": ["session_ids"],
+            "additionalProperties": False,
+        },
+        "Selected": {
+            "type": "object",
+            "properties": {
+                "traffic_percent": {"type": "integer"},
+                "included": {"type": "array", "items": {"type": "string"}},
+            },
+        },
+        "Invocation": _ONE,
+        "Invocations": {
+            "type": "object",
+            "properties": {
+                "invocations": {"type": "array", "items": _ONE},
+                "after": {"type": ["integer", "null"]},
+            },
+        },
+        "OrgEvent": {
+            "type": "object",
+            "properties": {
+                "event": _ONE,
+                **{
+                    key: {"type": "string"}
+                    for key in ("id", "org_id", "project_id", "session_id", "chain_id", "run_id", "trace_id")
+                },
+            },
+            "required": ["event"],
+            "additionalProperties": False,
+        },
+    }
+
+    def __init__(self, running: RunningBindings, desk: Desk, ledger: Ledger, deliveries: Deliveries) -> None:
+        self._running, self._desk, self._ledger, self._deliveries = running, desk, ledger, deliveries
+        self._database = running.database
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    async def invoke(self, request: Request) -> Response:
+        given = await _read_call(request)
+        if "package_id" in given:
+            raise Refused(400, "invalid_body", "package_id is for calls by the name of an export")
+        live = await self._visible(request, request.path_params["binding"])
+        return await self._invoke(request, live, given)
+
+    async def invoke_tools(self, request: Request) -> Response:
+        return await self._by_export(request, "tools")
+
+    async def invoke_hooks(self, request: Request) -> Response:
+        return await self._by_export(request, "hooks")
+
+    async def invoke_compactors(self, request: Request) -> Response:
+        return await self._by_export(request, "compactors")
+
+    async def invoke_harnesses(self, request: Request) -> Response:
+        return await self._by_export(request, "harnesses")
+
+    async def _by_export(self, request: Request, kind: str) -> Response:
+        given = await _read_call(request)
+        context, export = given.get("context", {}), request.path_params["export"]
+        org = _org_in(request, context.get("org_id"), "context.org_id")
+        project = context.get("project_id")
+        if not _is_id(project or "any"):
+            raise Refused(400, "invalid_body", "context.project_id is not the id of a project")
+        rows = await self._database.do(ControlFile.bindings, org, kind=kind)
+        fitting = [row for row in rows if row.export == export and row.project in ("", project or "")]
+        found = [await self._running.bound(row) for row in fitting]
+        if (package := given.get("package_id")) is not None:
+            found = [each for each in found if each.package.package_id == package]
+        if found:
+            bindings = find_contract(found[0].plugin.contract).bindings
+            assert bindings is not None
+            found = bindings.nearest(found, project, lambda each: each.row.project)
+        if not found:
+            what = f"{export[:_MOST_ID]!a} among the {kind} of the org" + (
+                " and the project" if project else ""
+            )
+            raise Refused(
+                404, "no_such_binding", f"no binding is for {what}", f"GET /v1/plugin-{kind} lists them"
+            )
+        if len(found) > 1:
+            names = ", ".join(each.row.id for each in found[:_MOST_SHOWN])
+            message = f"several bindings are for {export} in this scope: {names}"
+            raise Refused(409, "several_bindings", message, "call one of them by its id, or say package_id")
+        return await self._invoke(request, found[0], given)
+
+    async def _invoke(self, request: Request, live: LiveBinding, given: Mapping[str, Any]) -> Response:
+        call = DoorCall(
+            live.name,
+            live.row.export,
+            given.get("input"),
+            live.row.kind,
+            context=given.get("context"),
+            target=BindingCall(self._running, live),
+        )
+        return await answer_call(self._desk, request, with_headers(request, call))
+
+    async def select(self, request: Request) -> Response:
+        given = await read_document(request)
+        sessions = given.get("session_ids")
+        if (
+            given.keys() != {"session_ids"}
+            or not isinstance(sessions, list)
+            or not all(map(_is_id, sessions))
+        ):
+            raise Refused(400, "invalid_body", 'the body is {"session_ids": […]}, with ids of sessions')
+        if len(sessions) > _MOST_SESSIONS:
+            raise Refused(413, "too_many_sessions", f"{_MOST_SESSIONS} sessions at once are the most")
+        live = await self._visible(request, request.path_params["binding"])
+        bindings = find_contract(live.plugin.contract).bindings
+        assert bindings is not None
+        percent = 0 if live.inactive else live.row.traffic_percent
+        included = [
+            each for each in sessions if bindings.is_selected(live.row.id, {"session_id": each}, percent)
+        ]
+        return Json({"binding_id": live.row.id, "traffic_percent": percent, "included": included})
+
+    async def _visible(self, request: Request, name: str) -> LiveBinding:
+        live = await self._running.find(name)
+        if live is None or _org(request) not in ("", live.row.org):
+            raise Refused(404, "no_such_binding", f"there is no binding {name[:_MOST_ID]!a}")
+        return live
+
+    # --- records --------------------------------------------------------------------------------------------
+
+    async def invocations(self, request: Request) -> Response:
+        asked = read_query(request.query_params)
+        org = _org(request) or request.query_params.get("org")
+        if _org(request) and "org" in request.query_params:
+            raise Refused(400, "invalid_query", "org is for the operator: a token has the org that it has")
+        rows = await self._database.do(
+            ControlFile.records,
+            *(org, asked.binding, asked.status, asked.since, asked.until),
+            before=asked.before,
+            most=asked.most,
+        )
+        after = rows[-1].number if len(rows) == asked.most else None
+        if _LINES in request.headers.get("accept", ""):
+            headers = {} if after is None else {"Runner-After": str(after)}
+            return Response("".join(f"{row.document}\n" for row in rows), 200, headers, _LINES)
+        return Json({"invocations": [json.loads(row.document) for row in rows], "after": after})
+
+    async def invocation(self, request: Request) -> Response:
+        return Json(json.loads((await self._record(request)).document))
+
+    async def _record(self, request: Request) -> RecordRow:
+        call = request.path_params["call"]
+        row = await self._database.do(ControlFile.record, call)
+        if row is None or _org(request) not in ("", row.org):
+            raise Refused(404, "no_such_call", f"there is no record of a call {call[:_MOST_ID]!a}")
+        return row
+
+    async def cancel_invocation(self, request: Request) -> Response:
+        call = request.path_params["call"]
+        if not self._desk.cancel(call, request.scope["state"]["caller"] if _org(request) else None):
+            message = f"the call {call[:_MOST_ID]!a} is not in flight"
+            raise Refused(404, "no_such_call", message, "GET /v1/plugin-invocations/ID has its record")
+        return Json({"id": call, "cancelled": True}, 202)
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    async def event(self, request: Request) -> Response:
+        given = await read_document(request)
+        org = _org_in(request, given.get("org_id"), "org_id")
+        try:
+            event, kind = read_event(given, org)
+        except ValueError as error:
+            raise Refused(400, "invalid_event", str(error)) from None
+        hooks = await subscribers(self._running, event, kind)
+        rows = await self._ledger.enqueue_all(event, hooks)
+        self._deliveries.wake()
+        return Json(_spread(event.id, rows), 202)
+
+    async def event_deliveries(self, request: Request) -> Response:
+        """By the id that the answer to the event has, or, for an org, by its own."""
+        name, org = request.path_params["event"], _org(request)
+        rows = await self._ledger.do(LedgerFile.deliveries_of, name)
+        rows = rows or await self._ledger.do(LedgerFile.deliveries_of, event_id(org, name))
+        rows = [row for row in rows if org in ("", json.loads(row.context).get("org_id"))]
+        if not rows:
+            raise Refused(404, "no_such_event", f"there is no event {name[:_MOST_ID]!a}, or nobody wanted it")
+        return Json(_spread(name, rows))
+
+
+def _spread(event: str, rows: list[DeliveryRow]) -> dict[str, Any]:
+    deliveries = [
+        {
+            "id": row.id,
+            "binding_id": row.plugin.removeprefix(PREFIX),
+            "hook": row.hook,
+            "state": row.state,
+            "attempt": row.attempt,
+            "code": row.code,
+        }
+        for row in rows
+    ]
+    return {"id": event, "deliveries": deliveries}
+
+
+async def _read_call(request: Request) -> dict[str, Any]:
+    given = await read_document(request)
+    if strays := sorted(given.keys() - {"input", "context", "package_id"}):
+        raise Refused(400, "invalid_body", f"the body has the unknown key {strays[0][:60]!a}")
+    context = given.get("context", {})
+    if not isinstance(context, dict) or not _is_id(given.get("package_id", "any")):
+        raise Refused(400, "invalid_body", "context has to be an object, and package_id a text")
+    if "invocation_id" in context:
+        raise Refused(400, "invalid_body", "invocation_id: the daemon makes it; trace_id may be yours")
+    return given
+
+
+def _org(request: Request) -> str:
+    """The org of the caller; empty: it is the operator, who sees all."""
+    return org_of(request.scope["state"]["caller"])
+
+
+def _org_in(request: Request, given: Any, where: str) -> str:
+    """The org that a request is for. Raises Refused."""
+    own = _org(request)
+    if own and given not in (None, own):
+        raise Refused(403, "other_org", f"{where} is another org than that of the token")
+    found = own or given
+    if not _is_id(found):
+        raise Refused(400, "invalid_body", f"{where}: the operator has to say for which org")
+    return str(found)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _MOST_ID and value.isprintable()
