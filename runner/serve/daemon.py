@@ -16,6 +16,8 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -40,6 +42,9 @@ from runner.serve.service_manager import Notifier, watchdog_seconds
 from runner.serve.tls import DoorTls
 from runner.serve.watch import Watch, open_watch
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.serve.control.control import ControlPlane
 
 MOST_CONNECTIONS = 512
 DRAIN_SECONDS = 30.0
@@ -66,6 +71,7 @@ class ServeOptions(NamedTuple):
     body_seconds: float = 30.0
     most_body_bytes: int = 16 << 20
     mount: DoorMount | None = None
+    control: str | None = None  # the settings of a control plane
 
 
 class Daemon:
@@ -77,8 +83,11 @@ class Daemon:
         environ: Mapping[str, str],
         say: Callable[[str], None],
         mounted: Mounted | None = None,
+        control: ControlPlane | None = None,
     ) -> None:
         self._options = options
+        self._control = control
+        self._watched: dict[str, tuple[str, ...]] = {}  # folders, by who follows them
         self._mounted = mounted
         self._supervisor = supervisor
         self._ledger = ledger
@@ -109,10 +118,14 @@ class Daemon:
         routes = Routes(
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
             *(page, self._drain, self._reload, self._say, self._mounted),
+            parts=() if self._control is None else self._control.parts,
         )
+        rules = self._options.rules
+        if self._control is not None:
+            rules = rules._replace(orgs=self._control.org_of)
         door = Door(
             routes.application(),
-            self._options.rules,
+            rules,
             on_refused=self._refused,
             on_connected=self._connected,
             page=page,
@@ -138,7 +151,11 @@ class Daemon:
                 self._mounted.nursery = nursery
             nursery.start_soon(self._signals, nursery)
             if watch is not None:
-                self._roster.follow = watch.set
+                self._roster.follow = partial(self._follow, watch, "roster")
+            if self._control is not None:
+                if watch is not None:
+                    self._control.follow = partial(self._follow, watch, "control")
+                await self._control.reload()
             await self._roster.reload()
             for listener in self._options.listeners:
                 nursery.start_soon(connections.serve, listener)
@@ -195,6 +212,11 @@ class Daemon:
             await trio.sleep(_OWED_SECONDS)
             await self._ledger.flush()
 
+    def _follow(self, watch: Watch, owner: str, folders: tuple[str, ...]) -> bool:
+        """Watch these folders, and those of others. Returns whether one was not watched before."""
+        self._watched[owner] = folders
+        return watch.set(folder for each in self._watched.values() for folder in each)
+
     async def _follow_changes(self, watch: Watch) -> None:
         async for _ in watch.changes():
             await self._reload()
@@ -202,6 +224,8 @@ class Daemon:
     async def _reload(self) -> None:
         self._notifier.send("RELOADING=1")
         try:
+            if self._control is not None:
+                await self._control.reload()
             await self._roster.reload()
         except Exception as error:  # noqa: BLE001 -- a bug; the plugins stay as they are
             self._say(f"internal: the configuration was not read: {type(error).__name__}: {error}")
@@ -272,7 +296,8 @@ class Daemon:
 
 
 async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
+    """Run a daemon until it is told to end. Raises DatabaseUnusable if the ledger cannot be opened, or the
+    database of the control plane, and ControlUnusable."""
     _raise_descriptors()
     async with open_ledger(options.ledger) as ledger:
         mounted = None if options.mount is None else Mounted(options.mount, say)
@@ -282,8 +307,13 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
             if mounted is not None:
                 mounted.hear(plugin, event)
 
-        async with open_supervisor(on_event=hear) as supervisor:
-            daemon = Daemon(options, supervisor, ledger, environ, say, mounted)
+        async with open_supervisor(on_event=hear) as supervisor, AsyncExitStack() as stack:
+            control = None
+            if options.control is not None:
+                from runner.serve.control.control import open_control
+
+                control = await stack.enter_async_context(open_control(options.control, ledger, environ, say))
+            daemon = Daemon(options, supervisor, ledger, environ, say, mounted, control)
             await daemon.run()
         if not await ledger.flush():
             count = f"{ledger.owed} outcome{'s' * (ledger.owed > 1)}"

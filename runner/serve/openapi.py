@@ -144,12 +144,12 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def _object(required: str = "", **properties: Schema) -> Schema:
+def object_of(required: str = "", **properties: Schema) -> Schema:
     found: Schema = {"type": "object", "properties": properties}
     return {**found, "required": required.split()} if required else found
 
 
-def _list(of: str) -> Schema:
+def list_of(of: str) -> Schema:
     return {"type": "array", "items": {"$ref": f"#/components/schemas/{of}"}}
 
 
@@ -164,19 +164,19 @@ _DIGESTED = {
 }
 _SCHEMAS: dict[str, Schema] = {
     "Document": {"type": "object"},
-    "Error": _object(
+    "Error": object_of(
         "error",
-        error=_object("code message", code=_TEXT, phase=_TEXT, cause=_TEXT, message=_TEXT, hint=_TEXT),
+        error=object_of("code message", code=_TEXT, phase=_TEXT, cause=_TEXT, message=_TEXT, hint=_TEXT),
         id=_TEXT,
         data=_ANY,
         invocation=_or_null("object"),
     ),
-    "Health": _object("status", status={"type": "string", "enum": ["ok", "degraded", "draining"]}),
-    "Draining": _object("draining", draining={"type": "boolean"}),
-    "Cancelled": _object("id cancelled", id=_TEXT, cancelled={"type": "boolean"}),
-    "Code": _object("urls seconds", urls={"type": "array", "items": _TEXT}, seconds=_NUMBER),
-    "Ended": _object("ended", ended={"type": "integer"}),
-    "Plugin": _object(
+    "Health": object_of("status", status={"type": "string", "enum": ["ok", "degraded", "draining"]}),
+    "Draining": object_of("draining", draining={"type": "boolean"}),
+    "Cancelled": object_of("id cancelled", id=_TEXT, cancelled={"type": "boolean"}),
+    "Code": object_of("urls seconds", urls={"type": "array", "items": _TEXT}, seconds=_NUMBER),
+    "Ended": object_of("ended", ended={"type": "integer"}),
+    "Plugin": object_of(
         "name state",
         name=_TEXT,
         contract=_TEXT,
@@ -189,14 +189,14 @@ _SCHEMAS: dict[str, Schema] = {
         manifest=_TEXT,
         version=_TEXT,
     ),
-    "Plugins": _object("plugins", plugins=_list("Plugin")),
-    "Tools": _object("tools", tools={"type": "array", "items": {"type": "object"}}),
+    "Plugins": object_of("plugins", plugins=list_of("Plugin")),
+    "Tools": object_of("tools", tools={"type": "array", "items": {"type": "object"}}),
     "Call": {
-        **_object("tool", tool=_TEXT, input=_ANY, kind=_TEXT, context={"type": "object"}),
+        **object_of("tool", tool=_TEXT, input=_ANY, kind=_TEXT, context={"type": "object"}),
         "additionalProperties": False,
     },
-    "Answer": _object("id value", id=_TEXT, value=_ANY, invocation=_or_null("object")),
-    "Record": _object(
+    "Answer": object_of("id value", id=_TEXT, value=_ANY, invocation=_or_null("object")),
+    "Record": object_of(
         "id plugin tool accepted code",
         **dict.fromkeys(("id", "plugin", "tool", "kind", "caller", "effect"), _TEXT),
         **dict.fromkeys(("key", "delivery", "code", "repeated_by"), _or_null("string")),
@@ -206,9 +206,9 @@ _SCHEMAS: dict[str, Schema] = {
         attempt=_or_null("integer"),
         record=_or_null("object"),
     ),
-    "Calls": _object("calls", calls=_list("Record")),
+    "Calls": object_of("calls", calls=list_of("Record")),
     "Event": {
-        **_object(
+        **object_of(
             "event",
             **dict.fromkeys(("id", "plugin", "hook", "type"), _TEXT),
             event={"type": "object"},
@@ -216,16 +216,16 @@ _SCHEMAS: dict[str, Schema] = {
         ),
         "additionalProperties": False,
     },
-    "Delivery": _object(
+    "Delivery": object_of(
         "id plugin hook state attempt",
         **dict.fromkeys(("id", "plugin", "hook", "event", "context"), _TEXT),
         state={"type": "string", "enum": ["queued", "running", "acked", "dead"]},
         attempt={"type": "integer"},
     ),
     "Stored": {"oneOf": [{"$ref": f"#/components/schemas/{each}"} for each in ("Delivery", "Spread")]},
-    "Spread": _object("id deliveries", id=_TEXT, deliveries=_list("Delivery")),
-    "Deliveries": _object("deliveries", deliveries=_list("Delivery")),
-    "Audit": _object("audit", audit={"type": "array", "items": {"type": "object"}}),
+    "Spread": object_of("id deliveries", id=_TEXT, deliveries=list_of("Delivery")),
+    "Deliveries": object_of("deliveries", deliveries=list_of("Delivery")),
+    "Audit": object_of("audit", audit={"type": "array", "items": {"type": "object"}}),
 }
 
 

@@ -66,3 +66,8 @@ def error_document(
 
 def outcome_error(outcome: Outcome, **more: Any) -> dict[str, Any]:
     return error_document(outcome.code, outcome.message, outcome.hint, outcome.phase, outcome.cause, **more)
+
+
+class ControlUnusable(Exception):
+    """The control plane cannot be opened: a daemon that should have one does not start. Every fault is a line
+    of the message."""

@@ -193,6 +193,12 @@ class RecordConflict(ControlRefusal):
     """Another package or binding stands where this one should."""
 
 
+class PackageUnavailable(ControlRefusal):
+    """Nothing may be bound to the package."""
+
+    code = "package_unavailable"
+
+
 class ControlFull(ControlRefusal):
     """There are as many as there may be."""
 
@@ -426,7 +432,7 @@ def _require_revision(known: int, wanted: int | None) -> None:
 
 def canonical(record: Mapping[str, Any]) -> str:
     """A record as it is stored: the same content is the same text."""
-    return json.dumps(record, sort_keys=True, indent=2, ensure_ascii=False)
+    return json.dumps(record, sort_keys=True, indent=2)
 
 
 def open_control_file(path: str, *, clock: Callable[[], float] = time.time) -> ControlFile:
