@@ -45,6 +45,7 @@ from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.serve.control.control import ControlPlane
+    from runner.serve.control.running import RunningBindings
 
 MOST_CONNECTIONS = 512
 DRAIN_SECONDS = 30.0
@@ -110,7 +111,24 @@ class Daemon:
             self.board.questions = mounted.questions
         folder = os.path.dirname(os.path.abspath(options.ledger))
         self._sessions = Sessions(os.path.join(folder, _SESSIONS))
-        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys)
+        self._running = None if control is None else self._run_bindings(control)
+        target_of = None if self._running is None else self._running.target_of
+        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys, target_of)
+        if control is not None and self._running is not None:
+            from runner.serve.control.invoking import RunningRoutes
+
+            parts = (self._running, control.bindings, self._desk, ledger, self._deliveries)
+            control.parts.append(RunningRoutes(*parts))
+
+    def _run_bindings(self, control: ControlPlane) -> RunningBindings:
+        from runner.serve.control.running import RunningBindings
+
+        running = RunningBindings(
+            *(self._supervisor, control.database, lambda: control.settings),
+            *(self._options.policy, self._environ),
+        )
+        control.listeners.append(lambda subject, name: running.wake())
+        return running
 
     async def run(self) -> None:
         """Serve until a signal or a request says to end."""
@@ -162,6 +180,8 @@ class Daemon:
             delivering = trio.CancelScope()
             nursery.start_soon(self._deliver, delivering)
             nursery.start_soon(self._pay_what_is_owed)
+            if self._running is not None:
+                nursery.start_soon(self._running.run)
             if any(self._urls()):
                 nursery.start_soon(self.board.run)
                 nursery.start_soon(self._end_sessions)
@@ -211,6 +231,8 @@ class Daemon:
         while True:
             await trio.sleep(_OWED_SECONDS)
             await self._ledger.flush()
+            if self._control is not None:
+                await self._control.database.flush()
 
     def _follow(self, watch: Watch, owner: str, folders: tuple[str, ...]) -> bool:
         """Watch these folders, and those of others. Returns whether one was not watched before."""

@@ -15,8 +15,7 @@ from typing import Any
 
 from runner.contracts.registry import find_contract
 from runner.ledger.rows import Delivery, hook_id
-from runner.serve.control.database import ControlFile
-from runner.serve.control.running import LiveBinding, RunningBindings
+from runner.serve.control.running import RunningBindings
 from runner.serve.deliveries import delivery_of, type_of
 
 _CONTEXT = ("project_id", "session_id", "chain_id", "run_id", "trace_id")
@@ -46,24 +45,15 @@ def event_id(org: str, given: str) -> str:
 async def subscribers(running: RunningBindings, event: Delivery, kind: str) -> list[tuple[str, str]]:
     """Whom an event goes to: the names of bindings and their hooks. Raises DatabaseUnusable."""
     context = json.loads(event.context)
-    project = context.get("project_id", "")
-    rows = await running.database.do(ControlFile.bindings, context["org_id"], kind="hooks")
-    exports: dict[tuple[str, str], list[LiveBinding]] = {}
-    for row in rows:
-        if row.project in ("", project):
-            live = await running.bound(row)
-            exports.setdefault((live.package.package_id, row.export), []).append(live)
     found = []
-    for several in exports.values():
-        contract = find_contract(several[0].plugin.contract)
-        assert contract.bindings is not None
-        for live in contract.bindings.nearest(several, project or None, lambda each: each.row.project):
-            name, hook = live.name, live.row.export
-            own = {**context, "delivery_id": hook_id(event.id, name, hook)}
-            if (
-                not live.inactive
-                and hook in contract.hooks_for(live.plugin, kind)
-                and contract.bindings.is_selected(live.row.id, own, live.row.traffic_percent)
-            ):
-                found.append((name, hook))
+    for live in await running.effective(context["org_id"], context.get("project_id"), "hooks"):
+        contract, hook = find_contract(live.plugin.contract), live.row.export
+        assert contract.bindings is not None  # or it would not be bound
+        own = {**context, "delivery_id": hook_id(event.id, live.name, hook)}
+        if (
+            not live.inactive
+            and hook in contract.hooks_for(live.plugin, kind)
+            and contract.bindings.is_selected(live.row.id, own, live.row.traffic_percent)
+        ):
+            found.append((live.name, hook))
     return found

@@ -1,7 +1,7 @@
 """The routes by which orgs use their bindings: calls, their records, and events for hooks.
 
-The caller is an org, which finds its own bindings and calls and no others, or the operator, who finds all. What
-belongs to somebody else is answered like what does not exist.
+The caller is an org, which finds its own bindings and calls and no others, or the operator, who finds all.
+What belongs to somebody else is answered like what does not exist.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from runner.ledger.ledger import Ledger
 from runner.ledger.rows import DeliveryRow
 from runner.serve.answers import Json, read_document
 from runner.serve.calling import answer_call, with_headers
+from runner.serve.control.bindings import ControlBindings
+from runner.serve.control.caller import ControlCaller, control_caller
 from runner.serve.control.database import ControlFile, RecordRow
+from runner.serve.control.discovery import KINDS
 from runner.serve.control.events import event_id, read_event, subscribers
 from runner.serve.control.records import read_query
 from runner.serve.control.running import PREFIX, BindingCall, LiveBinding, RunningBindings
 from runner.serve.deliveries import Deliveries
 from runner.serve.desk import Desk, DoorCall
 from runner.serve.openapi import Operation, Parameter, Schema
-from runner.serve.peer import org_of
 from runner.serve.refusal import Refused
 
 _MOST_SESSIONS = 10_000  # that one request asks about
 _MOST_ID = 256
 _MOST_SHOWN = 10  # bindings in a message
 _LINES = "application/x-ndjson"
-_KINDS = ("tools", "hooks", "compactors", "harnesses")
 _ONE: Schema = {"type": "object"}
 
 
@@ -52,13 +53,10 @@ class RunningRoutes:
             "/v1/plugin-bindings/{binding}:invoke",
             "Call the export of a binding. Streams, cancels and repeats as POST /plugins/NAME/calls.",
         ),
-        *(
-            _call(
-                f"invoke_{kind}",
-                f"/v1/plugin-{kind}/{{export}}:invoke",
-                "Call an export by the binding of the project, or else of the org.",
-            )
-            for kind in _KINDS
+        _call(
+            "invoke_export",
+            "/v1/plugin-{kind}/{export}:invoke",
+            "Call an export by the binding of the project, or else of the org. The kind is a plural: tools.",
         ),
         Operation(
             "select",
@@ -165,9 +163,16 @@ class RunningRoutes:
         },
     }
 
-    def __init__(self, running: RunningBindings, desk: Desk, ledger: Ledger, deliveries: Deliveries) -> None:
-        self._running, self._desk, self._ledger, self._deliveries = running, desk, ledger, deliveries
-        self._database = running.database
+    def __init__(
+        self,
+        running: RunningBindings,
+        bindings: ControlBindings,
+        desk: Desk,
+        ledger: Ledger,
+        deliveries: Deliveries,
+    ) -> None:
+        self._running, self._bindings, self._database = running, bindings, running.database
+        self._desk, self._ledger, self._deliveries = desk, ledger, deliveries
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -175,37 +180,29 @@ class RunningRoutes:
         given = await _read_call(request)
         if "package_id" in given:
             raise Refused(400, "invalid_body", "package_id is for calls by the name of an export")
-        live = await self._visible(request, request.path_params["binding"])
+        live = await self._visible(request)
         return await self._invoke(request, live, given)
 
-    async def invoke_tools(self, request: Request) -> Response:
-        return await self._by_export(request, "tools")
-
-    async def invoke_hooks(self, request: Request) -> Response:
-        return await self._by_export(request, "hooks")
-
-    async def invoke_compactors(self, request: Request) -> Response:
-        return await self._by_export(request, "compactors")
-
-    async def invoke_harnesses(self, request: Request) -> Response:
-        return await self._by_export(request, "harnesses")
-
-    async def _by_export(self, request: Request, kind: str) -> Response:
+    async def invoke_export(self, request: Request) -> Response:
+        kind, export = request.path_params["kind"], request.path_params["export"]
+        if kind not in KINDS:
+            raise Refused(
+                404,
+                "no_route",
+                f"there are no exports of the kind {kind[:_MOST_ID]!a}",
+                f"it is one of {', '.join(KINDS)}",
+            )
         given = await _read_call(request)
-        context, export = given.get("context", {}), request.path_params["export"]
+        context = given.get("context", {})
         org = _org_in(request, context.get("org_id"), "context.org_id")
         project = context.get("project_id")
         if not _is_id(project or "any"):
             raise Refused(400, "invalid_body", "context.project_id is not the id of a project")
-        rows = await self._database.do(ControlFile.bindings, org, kind=kind)
-        fitting = [row for row in rows if row.export == export and row.project in ("", project or "")]
-        found = [await self._running.bound(row) for row in fitting]
+        found = [
+            each for each in await self._running.effective(org, project, kind) if each.row.export == export
+        ]
         if (package := given.get("package_id")) is not None:
             found = [each for each in found if each.package.package_id == package]
-        if found:
-            bindings = find_contract(found[0].plugin.contract).bindings
-            assert bindings is not None
-            found = bindings.nearest(found, project, lambda each: each.row.project)
         if not found:
             what = f"{export[:_MOST_ID]!a} among the {kind} of the org" + (
                 " and the project" if project else ""
@@ -241,7 +238,7 @@ class RunningRoutes:
             raise Refused(400, "invalid_body", 'the body is {"session_ids": […]}, with ids of sessions')
         if len(sessions) > _MOST_SESSIONS:
             raise Refused(413, "too_many_sessions", f"{_MOST_SESSIONS} sessions at once are the most")
-        live = await self._visible(request, request.path_params["binding"])
+        live = await self._visible(request)
         bindings = find_contract(live.plugin.contract).bindings
         assert bindings is not None
         percent = 0 if live.inactive else live.row.traffic_percent
@@ -250,22 +247,19 @@ class RunningRoutes:
         ]
         return Json({"binding_id": live.row.id, "traffic_percent": percent, "included": included})
 
-    async def _visible(self, request: Request, name: str) -> LiveBinding:
-        live = await self._running.find(name)
-        if live is None or _org(request) not in ("", live.row.org):
-            raise Refused(404, "no_such_binding", f"there is no binding {name[:_MOST_ID]!a}")
-        return live
+    async def _visible(self, request: Request) -> LiveBinding:
+        row = await self._bindings.find(request.path_params["binding"], _caller(request))
+        return await self._running.bound(row)
 
     # --- records --------------------------------------------------------------------------------------------
 
     async def invocations(self, request: Request) -> Response:
-        asked = read_query(request.query_params)
-        org = _org(request) or request.query_params.get("org")
-        if _org(request) and "org" in request.query_params:
-            raise Refused(400, "invalid_query", "org is for the operator: a token has the org that it has")
+        asked, caller = read_query(request.query_params), _caller(request)
+        if caller.org and asked.org not in (None, caller.org):
+            raise Refused(403, "other_org", "org is another org than that of the token")
         rows = await self._database.do(
             ControlFile.records,
-            *(org, asked.binding, asked.status, asked.since, asked.until),
+            *(asked.org or caller.only, asked.binding, asked.status, asked.since, asked.until),
             before=asked.before,
             most=asked.most,
         )
@@ -281,13 +275,14 @@ class RunningRoutes:
     async def _record(self, request: Request) -> RecordRow:
         call = request.path_params["call"]
         row = await self._database.do(ControlFile.record, call)
-        if row is None or _org(request) not in ("", row.org):
+        if row is None or not _caller(request).sees(row.org):
             raise Refused(404, "no_such_call", f"there is no record of a call {call[:_MOST_ID]!a}")
         return row
 
     async def cancel_invocation(self, request: Request) -> Response:
         call = request.path_params["call"]
-        if not self._desk.cancel(call, request.scope["state"]["caller"] if _org(request) else None):
+        caller = _caller(request)
+        if not self._desk.cancel(call, caller.name if caller.org else None):
             message = f"the call {call[:_MOST_ID]!a} is not in flight"
             raise Refused(404, "no_such_call", message, "GET /v1/plugin-invocations/ID has its record")
         return Json({"id": call, "cancelled": True}, 202)
@@ -308,10 +303,10 @@ class RunningRoutes:
 
     async def event_deliveries(self, request: Request) -> Response:
         """By the id that the answer to the event has, or, for an org, by its own."""
-        name, org = request.path_params["event"], _org(request)
+        name, caller = request.path_params["event"], _caller(request)
         rows = await self._ledger.do(LedgerFile.deliveries_of, name)
-        rows = rows or await self._ledger.do(LedgerFile.deliveries_of, event_id(org, name))
-        rows = [row for row in rows if org in ("", json.loads(row.context).get("org_id"))]
+        rows = rows or await self._ledger.do(LedgerFile.deliveries_of, event_id(caller.org, name))
+        rows = [row for row in rows if caller.sees(json.loads(row.context).get("org_id", ""))]
         if not rows:
             raise Refused(404, "no_such_event", f"there is no event {name[:_MOST_ID]!a}, or nobody wanted it")
         return Json(_spread(name, rows))
@@ -344,14 +339,13 @@ async def _read_call(request: Request) -> dict[str, Any]:
     return given
 
 
-def _org(request: Request) -> str:
-    """The org of the caller; empty: it is the operator, who sees all."""
-    return org_of(request.scope["state"]["caller"])
+def _caller(request: Request) -> ControlCaller:
+    return control_caller(request.scope["state"]["caller"])
 
 
 def _org_in(request: Request, given: Any, where: str) -> str:
     """The org that a request is for. Raises Refused."""
-    own = _org(request)
+    own = _caller(request).org
     if own and given not in (None, own):
         raise Refused(403, "other_org", f"{where} is another org than that of the token")
     found = own or given

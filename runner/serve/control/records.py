@@ -96,6 +96,7 @@ class RecordQuery(NamedTuple):
     status: str | None = None
     before: int | None = None
     most: int = 100
+    org: str | None = None
 
 
 def read_query(given: Mapping[str, str]) -> RecordQuery:
@@ -116,6 +117,7 @@ def read_query(given: Mapping[str, str]) -> RecordQuery:
         status,
         _number(given, "after", None),
         min(_number(given, "limit", 100) or 1, MOST_ROWS),
+        given.get("org"),
     )
 
 

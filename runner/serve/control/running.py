@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import trio
@@ -28,7 +27,6 @@ from runner.library import Result
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.spec import Spec
 from runner.lifecycle.supervisor import Supervisor
-from runner.manifest.load import load
 from runner.outcome import Outcome
 from runner.package.fault import PackageFault
 from runner.package.listing import list_package
@@ -36,9 +34,12 @@ from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd, Refusal
 from runner.protocol.secrets import Secrets
 from runner.serve.control.database import BindingRow, ControlDatabase, ControlFile, PackageRow
+from runner.serve.control.discovery import effective
+from runner.serve.control.packages import plugin_at
 from runner.serve.control.records import record_row
 from runner.serve.control.settings import ControlSettings
 from runner.serve.desk import DoorCall, OnProgress, off_loop_if_large
+from runner.serve.refusal import Refused
 from runner.session.account import CallAccount, open_account
 from runner.session.prepared import GIVEN_UP
 from sandbox.speed.value import NamedTuple
@@ -48,7 +49,6 @@ INACTIVE = "binding.inactive"
 DISABLED = "binding_disabled"  # what a plugin is told about a call that is cancelled
 _MOST_LOADED = 256  # bindings that have a Spec
 _IDLE_SECONDS = 60.0  # until processes that serve one call after the other end
-_MOST_READ = 64  # manifests that are remembered
 _MOST_CHANGES = 10  # of a binding while one call waits for its turn
 _RETRY_SECONDS = 1.0
 
@@ -97,7 +97,6 @@ class RunningBindings:
         self._environ = environ
         self._loaded: dict[str, _Loaded] = {}  # by the id of a binding; the one called last is the last
         self._calls: dict[str, list[BindingCall]] = {}  # that run, by the id of a binding
-        self._read: dict[str, Plugin] = {}  # by the digest and the folder of a package
         self._checked: dict[
             str, tuple[object, ...]
         ] = {}  # folder: what its files looked like when they were right
@@ -117,6 +116,14 @@ class RunningBindings:
         assert package is not None  # the database holds it as long as it has bindings
         return await self._complete(row, package)
 
+    async def effective(self, org: str, project: str | None, kind: str) -> list[LiveBinding]:
+        """The bindings of an org for exports of a kind that count in a project; None: outside of projects. They
+        may be disabled. Raises DatabaseUnusable, and PluginFailure if a package cannot be read."""
+        rows = await self.database.do(ControlFile.bindings, org, kind=kind)
+        packages = {row.id: row for row in await self.database.do(ControlFile.packages)}
+        counting = effective(rows, packages, project or "")
+        return [await self._complete(row, packages[row.package]) for row in counting]
+
     async def target_of(self, attempt: Attempt) -> BindingCall | None:
         """Who gets a delivery, if it is for a binding. Raises UnknownPlugin, PluginFailure and
         DatabaseUnusable."""
@@ -132,7 +139,10 @@ class RunningBindings:
 
     async def _complete(self, row: BindingRow, package: PackageRow) -> LiveBinding:
         settings = self._settings()
-        plugin = await self._plugin(package)
+        try:
+            plugin = await trio.to_thread.run_sync(plugin_at, package.folder)
+        except Refused as refused:
+            raise PluginFailure(_changed(package, refused.message)) from None
         wanted: Mapping[str, str | None] = json.loads(row.record).get("secrets", {})
         found = {slot: settings.secret(uri) for slot, uri in wanted.items() if uri is not None}
         org = settings.orgs.get(row.org)
@@ -146,18 +156,6 @@ class RunningBindings:
             Secrets({slot: value for slot, value in found.items() if value is not None}),
             package.unavailable or inactive,
         )
-
-    async def _plugin(self, package: PackageRow) -> Plugin:
-        key = f"{package.digest} {package.folder}"
-        if key not in self._read:
-            read = partial(load, package.folder, contract=package.contract)
-            plugin = (await trio.to_thread.run_sync(read)).plugin
-            if plugin is None:
-                raise PluginFailure(_changed(package, "its manifest cannot be read"))
-            self._read[key] = plugin
-            while len(self._read) > _MOST_READ:
-                del self._read[next(iter(self._read))]
-        return self._read[key]
 
     # --- calls ----------------------------------------------------------------------------------------------
 
