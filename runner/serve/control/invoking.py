@@ -186,12 +186,8 @@ class RunningRoutes:
     async def invoke_export(self, request: Request) -> Response:
         kind, export = request.path_params["kind"], request.path_params["export"]
         if kind not in KINDS:
-            raise Refused(
-                404,
-                "no_route",
-                f"there are no exports of the kind {kind[:_MOST_ID]!a}",
-                f"it is one of {', '.join(KINDS)}",
-            )
+            message = f"there are no exports of the kind {kind[:_MOST_ID]!a}"
+            raise Refused(404, "no_route", message, f"it is one of {', '.join(KINDS)}")
         given = await _read_call(request)
         context = given.get("context", {})
         org = _org_in(request, context.get("org_id"), "context.org_id")

@@ -117,8 +117,8 @@ class RunningBindings:
         return await self._complete(row, package)
 
     async def effective(self, org: str, project: str | None, kind: str) -> list[LiveBinding]:
-        """The bindings of an org for exports of a kind that count in a project; None: outside of projects. They
-        may be disabled. Raises DatabaseUnusable, and PluginFailure if a package cannot be read."""
+        """The bindings of an org that count in a project, for exports of a kind. None: outside of projects.
+        They may be disabled. Raises DatabaseUnusable, and PluginFailure if a package cannot be read."""
         rows = await self.database.do(ControlFile.bindings, org, kind=kind)
         packages = {row.id: row for row in await self.database.do(ControlFile.packages)}
         counting = effective(rows, packages, project or "")
