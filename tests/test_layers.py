@@ -97,6 +97,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.storage",
             "runner.event_loop",
             "runner.gateway.*",
+            "runner.ledger.database_thread",
             "runner.ledger.ledger",
             "runner.launch.remote.pipe",
             "runner.launch.remote.remote_cell",
@@ -119,7 +120,15 @@ MAY_IMPORT: Mapping[str, Use] = {
     # The extra [serve].
     "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
-    "starlette": Use(("runner.serve.event_stream", "runner.serve.page.page", "runner.serve.routes")),
+    "starlette": Use(
+        (
+            "runner.serve.answers",
+            "runner.serve.control.api",
+            "runner.serve.event_stream",
+            "runner.serve.page.page",
+            "runner.serve.routes",
+        )
+    ),
     # The extra [gateway].
     "mcp": Use(
         ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")
