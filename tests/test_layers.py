@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop", "runner.learn.*"),
     ("runner.launch.*", "runner.exceptions"),
+    ("runner.oci.*",),
     ("runner.package.*", "runner.approvals.*"),
     ("runner.contracts.*",),
     ("runner.install.*",),
@@ -103,6 +104,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.launch.remote.remote_cell",
             "runner.library",
             "runner.lifecycle.*",
+            "runner.oci.*",
             "runner.protocol.bus",
             "runner.protocol.host_services",
             "runner.protocol.https.fetch",
@@ -129,6 +131,8 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.serve.routes",
         )
     ),
+    # The extra [oci].
+    "httpx": Use(("runner.oci.client",)),
     # The extra [gateway].
     "mcp": Use(
         ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")
