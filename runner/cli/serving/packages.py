@@ -36,8 +36,8 @@ USAGE = {
 }
 HELP = (
     "with a daemon's control plane, import: take a package in; list; show; install: bind an export of it;"
-    " review: say that it may be used, by whom and whose it is; withdraw: stop calls by its bindings; restore;"
-    " history"
+    " review: say whether it may be used, by whom and whose it is; withdraw: stop calls by its bindings;"
+    " restore; history"
 )
 _TITLES = ("ID", "STATE", "SIGNATURE", "REVIEW", "PUBLISHER", "SOURCE", "REASON")
 
