@@ -176,12 +176,9 @@ def _only_layer(document: dict[str, Any], kinds: tuple[str, ...], most: int) -> 
         raise PackageFault("package_foreign", f"its manifest has {count} layers, and a package has one")
     layer = _descriptor(layers[0], most)
     if layer.media_type not in kinds or "urls" in layers[0]:
-        told = f"its layer is {quoted(layer.media_type)}" + (
-            " of other places" if "urls" in layers[0] else ""
-        )
-        raise PackageFault(
-            "package_foreign", f"{told}, which is not read", "push it with runner package push"
-        )
+        elsewhere = " in other places" if "urls" in layers[0] else ""
+        message = f"its layer is {quoted(layer.media_type)}{elsewhere}, which is not read"
+        raise PackageFault("package_foreign", message, "push it with runner package push")
     return layer
 
 

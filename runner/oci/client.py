@@ -11,8 +11,8 @@ import hashlib
 import os
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import IO, Any
 
 import httpx
@@ -60,9 +60,8 @@ class RegistryAccess(NamedTuple):
 
     ca: str = ""  # a PEM file of certificates that are trusted in place of the system's
     plain_http: bool = False  # without TLS; for localhost that is always possible
-    hosts: tuple[
-        str, ...
-    ] = ()  # HOST or HOST:PORT that the registry may send us to: tokens, private networks
+    # HOST or HOST:PORT that the registry may send us to: for tokens, or in a private network.
+    hosts: tuple[str, ...] = ()
     deadline: float = 600.0  # seconds for everything together
 
 
@@ -151,15 +150,14 @@ class RegistryClient:
 
     async def get_blob(self, blob: Descriptor, file: IO[bytes]) -> None:
         """Write what has this descriptor to a file. Raises PackageFault if anything else comes."""
-        sha256, size = hashlib.sha256(), 0
-        url = self._url(f"blobs/{blob.digest}")
-        async with self._ask("GET", url, {}) as answer, _pieces(answer) as pieces:
-            async for data in pieces:
-                size += len(data)
-                if size > blob.size:
-                    break
-                sha256.update(data)
-                file.write(data)
+        sha256 = hashlib.sha256()
+
+        def take(data: bytes) -> None:
+            sha256.update(data)
+            file.write(data)
+
+        async with self._ask("GET", self._url(f"blobs/{blob.digest}"), {}) as answer:
+            size = await _receive(answer, blob.size, take)
         if size != blob.size:
             more = "more" if size > blob.size else f"{size}"
             message = f"{self._shown} gave {more} bytes for a blob that has {blob.size}"
@@ -270,9 +268,7 @@ class RegistryClient:
             if not (answer.is_success or (missing and answer.status_code == 404)):
                 raise await self._refusal(answer)
             if answer.headers.get("Content-Encoding", "identity") != "identity":
-                raise PackageFault(
-                    "registry_answer", f"{self._shown} compressed an answer without being asked"
-                )
+                raise PackageFault("registry_answer", f"{self._shown} compressed its answer unasked")
             yield answer
         finally:
             await answer.aclose()
@@ -393,20 +389,31 @@ class RegistryClient:
         return token
 
 
-def _pieces(answer: httpx.Response) -> aclosing[AsyncGenerator[bytes, None]]:
-    """The body as it comes. Closed before the garbage collector does, which cannot await."""
-    pieces = answer.aiter_raw(_CHUNK_BYTES)
-    assert isinstance(pieces, AsyncGenerator)
-    return aclosing(pieces)
+async def _receive(answer: httpx.Response, most: int, take: Callable[[bytes], object]) -> int:
+    """Give the body of an answer to `take`. Returns its size; one above `most` is that at which it was
+    stopped. Raises PackageFault if it cannot be kept."""
+    size, failure = 0, None
+    # Cancelled, not left by a break or an exception: generators inside httpx would stay unfinished.
+    with trio.CancelScope() as scope:
+        async for data in answer.aiter_raw(_CHUNK_BYTES):
+            size += len(data)
+            try:
+                if size <= most and failure is None:
+                    take(data)
+            except OSError as error:
+                failure = error
+            if size > most or failure is not None:
+                scope.cancel()
+    if failure is not None:
+        message = f"what the registry gives cannot be kept: {failure.strerror}"
+        raise PackageFault("store_refused", message, "make room in /var/tmp, or where TMPDIR says")
+    return size
 
 
 async def _read(answer: httpx.Response, most: int, what: str) -> bytes:
     found = bytearray()
-    async with _pieces(answer) as pieces:
-        async for data in pieces:
-            found += data
-            if len(found) > most:
-                raise PackageFault("registry_answer", f"the registry gave {what} of more than {most} bytes")
+    if await _receive(answer, most, found.extend) > most:
+        raise PackageFault("registry_answer", f"the registry gave {what} of more than {most} bytes")
     return bytes(found)
 
 

@@ -60,6 +60,10 @@ from sandbox.speed.value import NamedTuple
 _one_at_a_time = threading.Lock()
 
 
+# What a reference was, the plugin that it would be, and the digest of its package.
+Accept = Callable[[StoredPackage | None, Plugin, str], bool]
+
+
 class PulledPackage(NamedTuple):
     """What a registry gave: complete and as its digests say, and nothing of it written to a folder."""
 
@@ -82,7 +86,7 @@ async def fetch(
     contract: str | None = None,
     update: bool = False,
     older: bool = False,
-    accept: Callable[[StoredPackage | None, Plugin], bool] = lambda before, after: True,
+    accept: Accept = lambda before, plugin, digest: True,
 ) -> StoredPackage:
     """The package in the store, fetched if it is not there. Raises PackageFault.
 
@@ -119,15 +123,22 @@ async def pull(
     """Write the package's tar to `file`, check all of it, and judge its signatures. Raises PackageFault."""
     manifest = await get_package(registry, reference)
     signatures = await get_signatures(registry, manifest)
-    await registry.get_blob(manifest.layer, file)
+    listing = await list_layer(registry, manifest, file)
+    signature = await trio.to_thread.run_sync(judge_signatures, signatures, lambda: listing, trusted)
+    return PulledPackage(manifest, listing, signature)
 
-    def check() -> PulledPackage:
-        file.flush()
-        file.seek(0)
-        listing = list_archive(file)
-        return PulledPackage(manifest, listing, judge_signatures(signatures, lambda: listing, trusted))
 
-    return await trio.to_thread.run_sync(check)
+async def list_layer(
+    registry: RegistryClient, package: PackageManifest, file: IO[bytes] | None = None
+) -> FileList:
+    """Fetch the package's tar, into `file` if there is one. Returns its files. Raises PackageFault."""
+    if file is None:
+        with open_spool() as own:
+            return await list_layer(registry, package, own)
+    await registry.get_blob(package.layer, file)
+    file.flush()
+    file.seek(0)
+    return await trio.to_thread.run_sync(list_archive, file)
 
 
 async def get_package(registry: RegistryClient, reference: Reference) -> PackageManifest:
@@ -202,7 +213,7 @@ def _keep(
     before: StoredPackage | None,
     contract: str | None,
     older: bool,
-    accept: Callable[[StoredPackage | None, Plugin], bool],
+    accept: Accept,
 ) -> StoredPackage:
     """Unpack the package into the store. In a thread: this waits for other processes."""
     try:
@@ -213,7 +224,7 @@ def _keep(
             require_identity(pulled.signature, plugin)
             if before is not None and not older:
                 _require_newer(before, plugin, reference)
-            if not accept(before, plugin):
+            if not accept(before, plugin, pulled.manifest.digest):
                 assert before is not None  # the first is asked for before anything is fetched
                 return before
             packages = [Locked(plugin.id, plugin.version, pulled.manifest.digest)]

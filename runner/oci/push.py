@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from typing import IO
 
@@ -43,9 +44,8 @@ async def push(
 ) -> PushedPackage:
     """Push the folder of a plugin. `reference` has the tag it gets. The same folder has the same digest.
     Raises PackageFault."""
-    root = plugin.root
-    if root is None:
-        raise PackageFault("package_none", "the plugin has no folder of its own that could be pushed")
+    # A configuration beside the server that it starts has no folder of its own.
+    root = plugin.root or os.path.dirname(plugin.manifest)
     if not reference.tag:
         message = f"{reference} has a digest, and that is known only when the package is packed"
         raise PackageFault("reference", message, "name a tag")

@@ -104,7 +104,7 @@ def _digest_in(store: Store, set_name: str) -> str:
 
 def read_plugin(folder: str, reference: Reference, contract: str | None = None) -> Plugin:
     read = load(folder, contract=contract)
-    if read.plugin is None or read.plugin.root is None or read.plugin.id == SIGNATURE_NAME:
+    if read.plugin is None or read.plugin.id == SIGNATURE_NAME:
         faults = [each for each in read.diagnostics if each.severity == "error"]
         told = faults[0].text().replace(folder, str(reference)) if faults else "it has no plugin"
         raise PackageFault("manifest", f"the package cannot be used: {told}", "ask its publisher")
