@@ -140,6 +140,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "zsh": lambda: _lacks_program("zsh", "zsh"),
     "fish": lambda: _lacks_program("fish", "fish"),
     "chromium": _lacks_chromium,
+    "docker-registry": lambda: _lacks_program("docker-registry", "docker-registry"),
     "systemd": _lacks_systemd,
     "registry": lacks_registry,
 }

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop", "runner.learn.*"),
     ("runner.launch.*", "runner.exceptions"),
+    ("runner.oci.*",),
     ("runner.package.*", "runner.approvals.*"),
     ("runner.contracts.*",),
     ("runner.install.*",),
@@ -97,11 +98,13 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.storage",
             "runner.event_loop",
             "runner.gateway.*",
+            "runner.ledger.database_thread",
             "runner.ledger.ledger",
             "runner.launch.remote.pipe",
             "runner.launch.remote.remote_cell",
             "runner.library",
             "runner.lifecycle.*",
+            "runner.oci.*",
             "runner.protocol.bus",
             "runner.protocol.host_services",
             "runner.protocol.https.fetch",
@@ -119,7 +122,17 @@ MAY_IMPORT: Mapping[str, Use] = {
     # The extra [serve].
     "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
-    "starlette": Use(("runner.serve.event_stream", "runner.serve.page.page", "runner.serve.routes")),
+    "starlette": Use(
+        (
+            "runner.serve.answers",
+            "runner.serve.control.api",
+            "runner.serve.event_stream",
+            "runner.serve.page.page",
+            "runner.serve.routes",
+        )
+    ),
+    # The extra [oci].
+    "httpx": Use(("runner.oci.client",)),
     # The extra [gateway].
     "mcp": Use(
         ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")

@@ -76,11 +76,12 @@ def _unpacked(root: str | None, environ: Mapping[str, str]) -> str:
 
 def _own_set(decided: Decided, stores: Sequence[str]) -> str:
     """The stored packages that the plugin starts from. Root's are among the runner's own folders."""
-    entrypoint = decided.loaded.plugin.entrypoint
-    if entrypoint is None or not entrypoint.launcher:
-        return ""
+    plugin = decided.loaded.plugin
+    words = [plugin.root or os.path.dirname(plugin.manifest)]  # a package of an OCI registry
+    if (entrypoint := plugin.entrypoint) is not None and entrypoint.launcher:
+        words += [entrypoint.command, *entrypoint.args[: entrypoint.stored_args]]
     for store in stores:
-        for word in (entrypoint.command, *entrypoint.args[: entrypoint.stored_args]):
+        for word in words:
             if word.startswith(store + "/sets/"):
                 return "/".join((store, "sets", word.removeprefix(store + "/sets/").partition("/")[0]))
     return ""

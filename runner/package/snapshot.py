@@ -199,7 +199,7 @@ class PackageCopier:
     def __exit__(self, *_: object) -> None:
         os.close(self._root)
 
-    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...]) -> None:
+    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...], size: int) -> None:
         self._look()
         parts = path.split("/")
         for depth, folder_mode in enumerate(folder_modes):

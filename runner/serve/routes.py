@@ -47,6 +47,8 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Routes:
+    OPERATIONS = OPERATIONS
+
     def __init__(
         self,
         supervisor: Supervisor,
@@ -78,11 +80,13 @@ class Routes:
     def application(self) -> ASGIApp:
         """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
         routes: dict[str, list[tuple[re.Pattern[str], _Handler]]] = {}
-        own = [(each, getattr(self, each.name)) for each in OPERATIONS]
-        more = [(each, getattr(part, each.name)) for part in self._parts for each in part.OPERATIONS]
-        for each, method in (*own, *more):
-            handler = self._handler(method, each)
-            routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
+        for_orgs: set[_Handler] = set()
+        for part in (self, *self._parts):
+            for each in part.OPERATIONS:
+                handler = self._handler(getattr(part, each.name), each)
+                routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
+                if each.control:
+                    for_orgs.add(handler)
         for method, path, page_handler in self._page.routes(self._handler):
             routes.setdefault(method, []).append((compile_path(path)[0], page_handler))
         routes["HEAD"] = routes["GET"]
@@ -97,6 +101,8 @@ class Routes:
                 if (match := pattern.fullmatch(scope["path"])) is not None:  # "$" lets a line end pass
                     scope["path_params"], handler = match.groupdict(), found
                     break
+            if is_org and handler not in for_orgs:
+                handler = self._handler(_refuse_org)
             response = await handler(Request(scope, receive, send))
             await response(scope, receive, send)
 
@@ -108,7 +114,8 @@ class Routes:
                 caller = request.scope["state"]["caller"]
                 if operation is not None and caller == VISITOR:
                     raise Refused(401, "wrong_token", "the request has no valid token")
-                _require_org_right(caller, "" if operation is None else operation.control)
+                if operation is not None and operation.control:
+                    _require_control_right(caller, operation)
                 by_page = operation is not None and operation.page and caller == PAGE
                 if operation is not None and operation.local and _only_own(request) and not by_page:
                     raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
@@ -330,16 +337,17 @@ class Routes:
 # --- requests and answers -----------------------------------------------------------------------------------
 
 
-def _require_org_right(caller: str, control: str) -> None:
-    """Tokens of orgs are for routes of the control plane, and these are for nobody else on the network.
-    `control`: of the operation. Raises Refused."""
-    if org_of(caller):
-        if not control:
-            message = "a token of an org is for the routes of the control plane: /v1/plugin-…"
-            raise Refused(403, "org_token", message, "ask the operator, who uses the unix socket")
-        if control != "org":
-            raise Refused(403, "operator_only", "this is for the operator, on the daemon's unix socket")
-    elif control and not is_local(caller):
+async def _refuse_org(request: Request) -> Response:
+    message = "a token of an org is for the routes of the control plane: /v1/plugin-…"
+    raise Refused(403, "org_token", message, "ask the operator, who uses the unix socket")
+
+
+def _require_control_right(caller: str, operation: Operation) -> None:
+    """The control plane is for the operator and for orgs, and for nobody else on the network. Raises
+    Refused."""
+    if org_of(caller) and operation.control != "org":
+        raise Refused(403, "operator_only", "this is for the operator, on the daemon's unix socket")
+    if not org_of(caller) and not is_local(caller):
         hint = "send the header Authorization: Bearer TOKEN, with a token of an org"
         raise Refused(403, "org_required", "this is for the operator and for tokens of orgs", hint)
 

@@ -130,16 +130,16 @@ class ControlApi:
 
     # --- discovery ------------------------------------------------------------------------------------------
 
-    async def harnesses(self, request: Request) -> Response:
+    async def plugin_harnesses(self, request: Request) -> Response:
         return await self._exports("harnesses", request)
 
-    async def tools(self, request: Request) -> Response:
+    async def plugin_tools(self, request: Request) -> Response:
         return await self._exports("tools", request)
 
-    async def hooks(self, request: Request) -> Response:
+    async def plugin_hooks(self, request: Request) -> Response:
         return await self._exports("hooks", request)
 
-    async def compactors(self, request: Request) -> Response:
+    async def plugin_compactors(self, request: Request) -> Response:
         return await self._exports("compactors", request)
 
     async def _exports(self, kind: str, request: Request) -> Response:

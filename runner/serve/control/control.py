@@ -51,7 +51,7 @@ class ControlPlane:
         self.follow: Callable[[tuple[str, ...]], bool] = lambda folders: False
         store = settings.store or os.path.join(os.path.dirname(state_root(environ)), _STORE)
         self.packages = ControlPackages(
-            database, ledger, PackageFolder(store), lambda: self.settings, self._tell
+            database, ledger, PackageFolder(store), lambda: self.settings, self._tell, environ
         )
         self.bindings = ControlBindings(database, ledger, self.packages, lambda: self.settings, self._tell)
         self.discovery = Discovery(database)

@@ -105,7 +105,7 @@ _OF_BINDINGS = (
 )
 _OF_DISCOVERY = tuple(
     Operation(
-        *(kind, "GET", f"/v1/plugin-{kind}", f"The {kind} that can be used now.", "Exports", 200),
+        *(f"plugin_{kind}", "GET", f"/v1/plugin-{kind}", f"The {kind} that can be used now.", "Exports", 200),
         (_ORG, _PROJECT),
         **_FOR_ORGS,
     )

@@ -21,6 +21,7 @@ from runner.contracts.registry import find_contract
 from runner.ledger.ledger import Ledger
 from runner.manifest.load import lint, load
 from runner.package.fault import PackageFault
+from runner.package.listing import list_package
 from runner.package.signature import parse_signature, verify
 from runner.plugin import Plugin
 from runner.serve.control.caller import OPERATOR, ControlCaller
@@ -64,7 +65,9 @@ class ControlPackages:
         store: PackageFolder,
         settings: Callable[[], ControlSettings],
         on_change: OnChange,
+        environ: Mapping[str, str],
     ) -> None:
+        self._environ = environ
         self._database, self._ledger, self._store = database, ledger, store
         self._settings, self._on_change = settings, on_change
 
@@ -101,7 +104,32 @@ class ControlPackages:
         return await self._keep(row, caller)
 
     async def _fetch(self, source: str) -> ImportedFiles:
-        raise Refused(501, "not_installed", "registries are not known yet")
+        """The package of a registry. Raises Refused and PackageFault."""
+        try:
+            from runner.oci.client import RegistryAccess
+            from runner.oci.fetch import fetch
+            from runner.oci.reference import parse_reference
+        except ModuleNotFoundError as error:
+            hint = "pip install 'plugin-runner[oci]'"
+            raise Refused(501, "not_installed", f"{error.name} is missing", hint) from None
+        settings, reference = self._settings(), parse_reference(source)
+        if not settings.may_import(f"{reference.registry}/{reference.repository}"):
+            message = f"packages of {reference.registry}/{reference.repository} may not be imported"
+            hint = "add it, or a folder above it, to registries in the settings of the control plane"
+            raise Refused(403, "registry_forbidden", message, hint)
+        stored = await fetch(
+            reference,
+            self._store.of_registries,
+            trust=settings.trust or None,
+            required=False,
+            access=RegistryAccess(ca=settings.registry_ca, hosts=settings.registry_hosts),
+            environ=self._environ,
+            update=True,
+            older=True,
+        )
+        listing = await trio.to_thread.run_sync(list_package, stored.path)
+        signature = stored.signature.document.decode("utf-8", "replace")
+        return ImportedFiles(stored.path, listing, signature, f"{reference.name}@{stored.digest}")
 
     async def _keep(self, row: PackageRow, caller: ControlCaller) -> tuple[PackageRow, bool]:
         def order(file: ControlFile) -> tuple[PackageRow | None, PackageRow, bool]:

@@ -3,6 +3,8 @@
     trust = "trusted-keys"              # keys whose packages become available, one a line
     review = "required"                 # default: "optional"; required: only packages that were approved
     registries = ["ghcr.io/acme"]       # from which packages may be imported; a folder or a whole host
+    registry_ca = "ca.pem"              # certificates that are trusted in place of the system's
+    registry_hosts = ["10.0.0.5:443"]   # where a registry may send the daemon to: tokens, private networks
     database = "control.db"             # default: beside the ledger
     store = "packages"                  # the folder of imported packages; default: beside the states
 
@@ -30,7 +32,10 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean,
 from sandbox.spec import KeyPath
 from sandbox.speed.value import NamedTuple
 
-_KEYS = ("trust", "review", "registries", "database", "store", "orgs")
+_KEYS = (
+    *("trust", "review", "registries", "registry_ca", "registry_hosts"),
+    *("database", "store", "orgs"),
+)
 _ORG_KEYS = ("tokens", "secrets")
 _MOST_ORGS, _MOST_TOKENS, _MOST_SECRETS, _MOST_REGISTRIES = 1000, 8, 256, 256
 _ORG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -51,6 +56,8 @@ class ControlSettings(NamedTuple):
     trusted: Mapping[str, TrustedKey] = {}
     review: Review = "optional"
     registries: tuple[str, ...] = ()
+    registry_ca: str = ""
+    registry_hosts: tuple[str, ...] = ()
     database: str = ""  # empty: beside the ledger
     store: str = ""  # empty: beside the states of plugins
     watched: tuple[str, ...] = ()  # folders in which a change may mean other settings
@@ -100,6 +107,8 @@ class _ControlReader(SettingsFile):
             self._trusted(trust),
             review,
             self._registries(),
+            self._named("registry_ca"),
+            self._texts(("registry_hosts",), self._document.data.get("registry_hosts", []), _MOST_REGISTRIES),
             self._named("database"),
             self._named("store"),
             tuple(self._watched),

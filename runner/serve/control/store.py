@@ -15,6 +15,7 @@ import re
 import secrets
 from collections.abc import Collection
 
+from runner.install.store import Store
 from runner.manifest.load import find
 from runner.package.fault import PackageFault
 from runner.package.listing import FileList, list_package
@@ -25,7 +26,7 @@ from sandbox.identity.removal import remove_tree
 from sandbox.paths.walk import LinkRefused, TooManyLinks
 from sandbox.speed.value import NamedTuple
 
-OCI = "oci"
+_OCI = "oci"
 _COPY = re.compile(r"([0-9a-f]{64}|new\.[0-9a-f]{32})\Z")
 
 
@@ -43,6 +44,11 @@ class PackageFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
+
+    @property
+    def of_registries(self) -> Store:
+        """Where packages of registries are fetched to. Nothing of it is removed."""
+        return Store(os.path.join(self.path, _OCI))
 
     def add(self, source: str) -> ImportedFiles:
         """Copy the package in a folder, or in a tar."""

@@ -118,8 +118,9 @@ REFUSED: dict[str, tuple[tuple[Add, ...], str]] = {
     "a hard link": ((member("a", b"x"), member("b", kind=tarfile.LNKTYPE, link="a")), "neither a file"),
     "a device": ((member("null", kind=tarfile.CHRTYPE),), "neither a file nor a folder"),
     "a FIFO": ((member("pipe", kind=tarfile.FIFOTYPE),), "neither a file nor a folder"),
-    "a name twice": ((member("a", b"x"), member("a", b"y")), "File exists"),
-    "a file as folder": ((member("a", b"x"), member("a/b", b"y")), "Not a directory"),
+    "a name twice": ((member("a", b"x"), member("a", b"y")), "'a' is there twice"),
+    "a file as folder": ((member("a", b"x"), member("a/b", b"y")), "'a/b' is there twice, or is a file and"),
+    "a folder as file": ((member("a/b", b"x"), member("a", b"y")), "'a' is there twice, or is a file and"),
     "too deep": ((member("/".join("x" * 33), b""),), "folders in each other"),
 }
 

@@ -1,0 +1,95 @@
+"""Push a plugin's folder, and its signature, to a registry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import IO
+
+import trio
+
+from runner.oci.archive import PackedFolder, pack
+from runner.oci.artifact import (
+    EMPTY_CONFIG,
+    MANIFEST,
+    Descriptor,
+    digest_of,
+    write_package,
+    write_signature,
+)
+from runner.oci.client import USUAL_ACCESS, RegistryAccess, RegistryClient, open_registry
+from runner.oci.fetch import open_spool
+from runner.oci.reference import Reference
+from runner.package.fault import PackageFault
+from runner.package.signature import SIGN_AGAIN, parse_signature
+from runner.plugin import Plugin
+from sandbox.speed.value import NamedTuple
+
+_CHUNK_BYTES = 1 << 18
+
+
+class PushedPackage(NamedTuple):
+    reference: Reference  # by digest
+    files: int
+    size: int  # bytes of the tar
+    key_id: str  # of the signature; empty: it is not signed
+
+
+async def push(
+    plugin: Plugin,
+    reference: Reference,
+    *,
+    access: RegistryAccess = USUAL_ACCESS,
+    environ: Mapping[str, str] | None = None,
+) -> PushedPackage:
+    """Push the folder of a plugin. `reference` has the tag it gets. The same folder has the same digest.
+    Raises PackageFault."""
+    # A configuration beside the server that it starts has no folder of its own.
+    root = plugin.root or os.path.dirname(plugin.manifest)
+    if not reference.tag:
+        message = f"{reference} has a digest, and that is known only when the package is packed"
+        raise PackageFault("reference", message, "name a tag")
+    with open_spool() as file:
+        try:
+            packed = await trio.to_thread.run_sync(pack, root, file)
+        except OSError as error:
+            raise PackageFault("package_tar", f"the package cannot be packed: {error.strerror}") from None
+        key_id = _require_own_signature(packed, plugin)
+        manifest = write_package(packed.digest, packed.size, plugin.id, plugin.version, plugin.contract)
+        subject = Descriptor(MANIFEST, digest_of(manifest), len(manifest))
+        async with open_registry(reference, access, environ, push=True) as registry:
+            await registry.put_blob(packed.digest, packed.size, lambda: _pieces(file))
+            await registry.put_blob(digest_of(EMPTY_CONFIG), len(EMPTY_CONFIG), EMPTY_CONFIG)
+            # The signature first: nobody finds the package by its tag without it.
+            await registry.put_manifest(subject.digest, manifest)
+            if packed.signature:
+                await _put_signature(registry, packed.signature, subject)
+            await registry.put_manifest(reference.tag, manifest)
+    by_digest = reference._replace(tag="", digest=subject.digest)
+    return PushedPackage(by_digest, len(packed.listing.files), packed.size, key_id)
+
+
+def _require_own_signature(packed: PackedFolder, plugin: Plugin) -> str:
+    """The id of the key that signed the folder; "" if nobody did. Whether the signature is valid, only those
+    who trust the key can tell. Raises PackageFault if it is for something else."""
+    if not packed.signature:
+        return ""
+    claim = parse_signature(packed.signature)
+    if (claim.package_id, claim.version, claim.digest) != (plugin.id, plugin.version, packed.listing.digest):
+        message = "the package was changed after it was signed, or has the signature of another one"
+        raise PackageFault("signature_digest", message, SIGN_AGAIN)
+    return claim.key_id
+
+
+async def _put_signature(registry: RegistryClient, signature: bytes, subject: Descriptor) -> None:
+    await registry.put_blob(digest_of(signature), len(signature), signature)
+    manifest = write_signature(signature, subject)
+    made = Descriptor(MANIFEST, digest_of(manifest), len(manifest))
+    if await registry.put_manifest(made.digest, manifest) != subject.digest:
+        await registry.add_referrer(subject.digest, made)
+
+
+async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
+    file.seek(0)
+    while data := file.read(_CHUNK_BYTES):
+        yield data
