@@ -125,7 +125,9 @@ MAY_IMPORT: Mapping[str, Use] = {
     "starlette": Use(
         (
             "runner.serve.answers",
+            "runner.serve.calling",
             "runner.serve.control.api",
+            "runner.serve.control.invoking",
             "runner.serve.event_stream",
             "runner.serve.page.page",
             "runner.serve.routes",

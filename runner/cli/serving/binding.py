@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from runner.cli.serving import binding_calls as calls
 from runner.cli.serving.socket_option import add_socket, add_token, ask
 from runner.cli.serving.via import quote
 from runner.cli.shared.json_option import read_json_option
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "binding"
-HELP = "create, list, change, check or roll back bindings of a daemon's control plane"
+HELP = "create, list, change, check, roll back or call bindings of a daemon's control plane"
 EXAMPLE = "runner binding set bind_1 --percent 25"
 MIXES_ARGUMENTS = True  # options may stand between the action and the id
 
@@ -30,6 +31,7 @@ USAGE = {
     "validate": "validate ID|FILE",
     "history": "history ID",
     "rollback": "rollback ID REVISION",
+    **calls.USAGE,
 }
 _TITLES = ("ID", "ORG", "PROJECT", "PACKAGE", "EXPORT", "KIND", "PERCENT", "REVISION", "INACTIVE")
 
@@ -40,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(USAGE),
         help="create: from the binding record in FILE (- is stdin); list; show; set: replace what the options"
         " name; validate: the faults of a binding, or of the record in FILE; history: its versions; rollback:"
-        " to an earlier one",
+        " to an earlier one" + calls.HELP,
     )
-    parser.add_argument("which", metavar="ID|FILE", nargs="?", default="")
+    parser.add_argument("which", metavar="ID|FILE|…", nargs="?", default="")
     parser.add_argument("revision", metavar="REVISION", nargs="?", default="", help="for rollback")
     add_binding_options(parser)
     parser.add_argument("--version", metavar="VERSION", help="for set: of the package")
@@ -50,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--if-match", metavar="N", help="for set and rollback: only if N is the binding's revision by now"
     )
-    parser.add_argument("--org", metavar="ORG", help="for list: only of this org")
+    parser.add_argument("--org", metavar="ORG", help="for list, records, invoke and event: of this org")
+    calls.add_call_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_socket(parser)
     add_token(parser)
@@ -77,6 +80,8 @@ def advice(message: str) -> str:
 def run(args: argparse.Namespace) -> int:
     try:
         require_words(args)
+        if args.action in calls.USAGE:
+            return calls.run(args)
         if args.action == "set" or args.action == "rollback":
             return _change(args)
         if args.action == "create":
@@ -99,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 def require_words(args: argparse.Namespace) -> None:
     """Raises ValueError."""
     words = bool(args.which) + bool(args.revision)
-    if words != {"list": 0, "rollback": 2}.get(args.action, 1):
+    if words != {"list": 0, "records": 0, "rollback": 2}.get(args.action, 1):
         raise ValueError(f"write runner binding {USAGE[args.action]}")
     if args.action != "set":
         for name in ("version", "status", "config", "policy", "percent"):
