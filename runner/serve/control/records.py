@@ -39,7 +39,13 @@ def record_row(
     outcome = outcome_document(end.outcome)
     document = {
         **invocation,
+        # Of a call that was refused, the contract's record has what the caller said.
         "invocation_id": call,
+        "binding_id": binding.id,
+        "org_id": binding.org,
+        "project_id": binding.project or invocation["project_id"],
+        "started_at": _written(end.began),
+        "ended_at": _written(end.ended),
         "binding_revision": binding.revision,
         "outcome": {key: outcome[key] for key in ("code", "phase", "cause", "message")},
         "granted": _chosen(report.get("grant"), _GRANTED),
@@ -56,7 +62,7 @@ def record_row(
             break
     return RecordRow(
         invocation=call,
-        started=end.began or end.ended,
+        started=end.began,
         ended=end.ended,
         status=invocation["status"],
         binding=binding.id,
@@ -67,6 +73,12 @@ def record_row(
         package=binding.package,
         document=text,
     )
+
+
+def _written(seconds: float) -> str:
+    """RFC 3339, in UTC, with milliseconds."""
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _chosen(found: Mapping[str, Any] | None, keys: tuple[str, ...]) -> dict[str, Any] | None:
