@@ -77,7 +77,8 @@ def test_a_change_names_what_it_changes(file: ControlFile) -> None:
     with pytest.raises(RecordConflict, match="other bytes"):
         file.do(ControlFile.import_package, PACKAGE._replace(digest="sha256:2"), "me")
     assert [row.record for row in file.do(ControlFile.bindings)] == ["{}"]
-    assert file.do(ControlFile.change_package, "none", None, "me", "x", withdrawn=1) is None
+    (found,) = file.write([lambda file: file.change_package("none", None, "me", "x", withdrawn=1)])
+    assert found is None
 
 
 def test_the_oldest_history_goes_first(file: ControlFile, monkeypatch: pytest.MonkeyPatch) -> None:
