@@ -15,7 +15,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -240,8 +240,9 @@ class Daemon:
         return watch.set(folder for each in self._watched.values() for folder in each)
 
     async def _follow_changes(self, watch: Watch) -> None:
-        async for _ in watch.changes():
-            await self._reload()
+        async with aclosing(watch.changes()) as changes:
+            async for _ in changes:
+                await self._reload()
 
     async def _reload(self) -> None:
         self._notifier.send("RELOADING=1")

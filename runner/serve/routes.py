@@ -47,8 +47,6 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Routes:
-    OPERATIONS = OPERATIONS
-
     def __init__(
         self,
         supervisor: Supervisor,
@@ -81,12 +79,13 @@ class Routes:
         """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
         routes: dict[str, list[tuple[re.Pattern[str], _Handler]]] = {}
         for_orgs: set[_Handler] = set()
-        for part in (self, *self._parts):
-            for each in part.OPERATIONS:
-                handler = self._handler(getattr(part, each.name), each)
-                routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
-                if each.control:
-                    for_orgs.add(handler)
+        own = [(each, getattr(self, each.name)) for each in OPERATIONS]
+        more = [(each, getattr(part, each.name)) for part in self._parts for each in part.OPERATIONS]
+        for each, method in (*own, *more):
+            handler = self._handler(method, each)
+            routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
+            if each.control:
+                for_orgs.add(handler)
         for method, path, page_handler in self._page.routes(self._handler):
             routes.setdefault(method, []).append((compile_path(path)[0], page_handler))
         routes["HEAD"] = routes["GET"]

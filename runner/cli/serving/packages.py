@@ -65,12 +65,23 @@ def add_control_options(parser: argparse.ArgumentParser) -> None:
     add_token(group)
 
 
+def given_control(args: argparse.Namespace) -> list[tuple[str, bool, tuple[str, ...]]]:
+    """Our options: whether each was given, and the actions that it belongs to."""
+    install = dict.fromkeys(
+        ("export", "org", "project", "percent", "config", "policy", "secret"), ("install",)
+    )
+    decided = dict.fromkeys(("verdict", "for_org"), ("import", "review"))
+    owners = {"publisher": ("import", "review", "list"), "state": ("list",), **decided, **install}
+    owners["token_file"] = ("list", "show", "install")
+    return [
+        (f"--{name.replace('_', '-')}", getattr(args, name) not in (None, []), actions)
+        for name, actions in owners.items()
+    ]
+
+
 def run_control(args: argparse.Namespace, which: str) -> int:
     """`which`: the package. `args.format`: text or json."""
     action, as_json = args.action, args.format == "json"
-    if bool(which) == (action == "list"):
-        say(f"runner package: write runner package {USAGE[action]}")
-        return USAGE_ERROR
     try:
         if action == "list":
             return _list(args, as_json)

@@ -27,6 +27,7 @@ from sandbox.paths.walk import LinkRefused, TooManyLinks
 from sandbox.speed.value import NamedTuple
 
 _OCI = "oci"
+_TARS = (".tar", ".tar.gz", ".tgz")
 _COPY = re.compile(r"([0-9a-f]{64}|new\.[0-9a-f]{32})\Z")
 
 
@@ -52,6 +53,9 @@ class PackageFolder:
 
     def add(self, source: str) -> ImportedFiles:
         """Copy the package in a folder, or in a tar."""
+        if not os.path.isdir(source) and not (source.endswith(_TARS) and os.path.isfile(source)):
+            message = f"{source} is neither a folder nor a tar ({', '.join(_TARS)})"
+            raise PackageFault("package_none", message, "name the folder of a package, or a tar of it")
         try:
             root = os.path.dirname(find(source).path)
             place, parent = open_copies(self.path)

@@ -96,7 +96,9 @@ async def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
             "a broken manifest": ({"source": str(broken)}, "manifest: .*0.3.0.*vai-plugin.toml:1"),
             "a link": ({"source": str(linked)}, "package_kind: .*link is a symbolic link"),
             "another contract": ({"source": str(other)}, "package_contract: .*have no bindings"),
-            "no folder": ({"source": str(tmp_path / "none")}, "none"),
+            "no folder": ({"source": str(tmp_path / "none")}, "package_none: .*neither a folder nor a tar"),
+            "a file": ({"source": str(linked / "vai-plugin.toml")}, "package_none: "),
+            "a tar that is none": ({"source": str(ask.market.write("a.tar", "x"))}, "package_tar: "),
             "a relative path": ({"source": "devkit"}, "invalid_source: .*absolute path"),
             "a NUL": ({"source": "/a\0"}, "invalid_source"),
             "a registry that is not listed": (
@@ -245,11 +247,12 @@ async def test_lists_are_filtered_and_come_in_pages(tmp_path: Path) -> None:
         assert await names("package_id=acme/p4") == ["p4"]
         assert await names("", org="alpha") == ["devkit", "p0", "p1", "p2", "p3", "p4"]
         assert await names("", org="beta") == ["p0", "p1", "p2", "p3", "p4"]
-        seen, after = [], ""
-        while after is not None:
-            page = (await ask("GET", f"{PACKAGES}?most=2&after={after}")).document
+        seen: list[int] = []
+        following: Any = ""
+        while following is not None:
+            page = (await ask("GET", f"{PACKAGES}?most=2&after={following}")).document
             seen.append(len(page["packages"]))
-            after = page["next"]
+            following = page["next"]
         assert seen == [2, 2, 2, 0]
         for query in ("state=new", "most=x", "most=-1"):
             assert (await ask("GET", f"{PACKAGES}?{query}")).status == 400, query
