@@ -174,6 +174,8 @@ class Daemon:
                 if watch is not None:
                     self._control.follow = partial(self._follow, watch, "control")
                 await self._control.reload()
+            if self._running is not None:
+                await self._running.record_lost(self._ledger)
             await self._roster.reload()
             for listener in self._options.listeners:
                 nursery.start_soon(connections.serve, listener)

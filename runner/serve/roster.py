@@ -214,6 +214,9 @@ class Roster:
     def sources(self) -> list[PluginSource]:
         return [entry.source for entry in self._entries.values()]
 
+    def knows(self, name: str) -> bool:
+        return name in self._entries
+
     def describe(self, status: Status) -> dict[str, Any]:
         found = {**status._asdict(), "identity": status.identity and status.identity._asdict()}
         entry = self._entries.get(status.name)

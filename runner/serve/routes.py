@@ -118,6 +118,9 @@ class Routes:
                 by_page = operation is not None and operation.page and caller == PAGE
                 if operation is not None and operation.local and _only_own(request) and not by_page:
                     raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
+                name = request.path_params.get("name")
+                if operation is not None and name is not None and not self._sees(request, name):
+                    raise UnknownPlugin(name)
                 return await handle(request)
             except UnknownPlugin as unknown:
                 refused = Refused(404, "unknown_plugin", str(unknown), "runner ps and GET /plugins list them")
@@ -148,6 +151,11 @@ class Routes:
             return Json(refused.document(), refused.status, headers=refused.headers())
 
         return answer
+
+    def _sees(self, request: Request, plugin: str) -> bool:
+        """Whether a plugin exists for a caller. Bindings of orgs are plugins of the supervisor that are not
+        in the roster: only the operator sees them here."""
+        return is_local(request.scope["state"]["caller"]) or self._roster.knows(plugin)
 
     # --- the daemon -----------------------------------------------------------------------------------------
 
@@ -186,7 +194,8 @@ class Routes:
 
         async def produce(emit: Emit) -> None:
             async for event in feed:
-                await emit("lifecycle", event._asdict())
+                if self._sees(request, event.name):
+                    await emit("lifecycle", event._asdict())
 
         return EventStream(produce, feed.close)
 
@@ -199,7 +208,8 @@ class Routes:
     # --- plugins --------------------------------------------------------------------------------------------
 
     async def plugins(self, request: Request) -> Response:
-        return Json({"plugins": [self._roster.describe(each) for each in self._supervisor.plugins()]})
+        seen = (each for each in self._supervisor.plugins() if self._sees(request, each.name))
+        return Json({"plugins": [self._roster.describe(each) for each in seen]})
 
     async def plugin(self, request: Request) -> Response:
         return Json(self._described(request))
@@ -284,7 +294,7 @@ class Routes:
             event = "" if delivery.hook else type_of(document)
         except ValueError as error:
             raise Refused(400, "invalid_delivery", str(error)) from None
-        if delivery.plugin and delivery.plugin not in {each.name for each in self._roster.sources()}:
+        if delivery.plugin and not self._roster.knows(delivery.plugin):
             raise UnknownPlugin(delivery.plugin)  # a binding's events come by the control plane
         if delivery.hook:
             answer = (await self._ledger.enqueue(delivery))._asdict()

@@ -36,6 +36,7 @@ MOST_ROWS = 1000  # of one list
 MOST_REVISIONS = 200  # of one package or binding that the history keeps
 MOST_HISTORY_BYTES = 8 << 20  # of one org, so that none pushes out others
 MOST_BYTES = 1 << 30  # of the file
+MOST_RECORDS = 100_000  # of one org, so that none pushes out others
 _RECORD_DAYS = 30.0
 _RECORDS_SHARE = 0.7  # of the file, before the oldest records are removed
 _RECORDS_AT_ONCE = 5000
@@ -415,6 +416,12 @@ class ControlFile(SqliteFile):
         """Remove old records, and the oldest of them if the file is too large."""
         oldest = self.clock() - _RECORD_DAYS * 86400
         self._connection.execute("DELETE FROM records WHERE started < ?", (oldest,))
+        for (org,) in self._connection.execute("SELECT DISTINCT org FROM records").fetchall():
+            self._connection.execute(
+                "DELETE FROM records WHERE org = ?1 AND number <="
+                " (SELECT number FROM records WHERE org = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2)",
+                (org, MOST_RECORDS),
+            )
         while self.used_bytes() > MOST_BYTES * _RECORDS_SHARE:
             query = "DELETE FROM records WHERE number IN (SELECT number FROM records ORDER BY number LIMIT ?)"
             if not self._connection.execute(query, (_RECORDS_AT_ONCE,)).rowcount:

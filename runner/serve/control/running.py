@@ -20,8 +20,9 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.ledger.file import Attempt
-from runner.ledger.rows import Effect
+from runner.ledger.file import Attempt, LedgerFile
+from runner.ledger.ledger import Ledger
+from runner.ledger.rows import UNKNOWN, Effect
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.library import Result
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
@@ -49,6 +50,7 @@ INACTIVE = "binding.inactive"
 DISABLED = "binding_disabled"  # what a plugin is told about a call that is cancelled
 _MOST_LOADED = 256  # bindings that have a Spec
 _IDLE_SECONDS = 60.0  # until processes that serve one call after the other end
+_MOST_LOST = 1000  # as many calls as a daemon has in flight
 _MOST_CHANGES = 10  # of a binding while one call waits for its turn
 _RETRY_SECONDS = 1.0
 
@@ -234,6 +236,19 @@ class RunningBindings:
             raise PluginFailure(_changed(package, f"its files have the digest {found}"))
         self._checked[package.folder] = (package.digest, *looks)
 
+    async def record_lost(self, ledger: Ledger) -> None:
+        """Write records of the calls that ran when the last daemon ended. Raises DatabaseUnusable."""
+        for row in await ledger.do(LedgerFile.invocations, code=UNKNOWN, most=_MOST_LOST):
+            bound = None
+            if row.plugin.startswith(PREFIX) and await self.database.do(ControlFile.record, row.id) is None:
+                with suppress(PluginFailure):
+                    bound = await self.find(row.plugin.removeprefix(PREFIX))
+            if bound is not None:
+                lost = Outcome("crashed", "call", "the daemon ended before the call did", "daemon")
+                call = BindingCall(self, bound)
+                call.accept(row.id, row.input_bytes)
+                await call.record(CallEnd(lost, written=True, began=row.accepted, ended=row.ended or 0.0))
+
     # --- changes --------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -335,7 +350,7 @@ class BindingCall:
             end = end._replace(outcome=Outcome("launch_failed", "call", str(error), "binding"))
             raise
         finally:
-            await self._record(end)
+            await self.record(end)
 
     def _hiding(self, on_progress: OnProgress | None) -> OnProgress | None:
         if on_progress is None or not self.bound.secrets:
@@ -350,20 +365,23 @@ class BindingCall:
         scope = {"org_id": bound.row.org} | ({"project_id": bound.row.project} if bound.row.project else {})
         ids = {**self._context, **scope, "invocation_id": self._id}
         call = Call(bound.row.kind, bound.row.export, None, ids)
-        found = self._contract.record(bound.plugin, call, end._replace(ended=time.time()), bound.options)
+        found = self._contract.record(
+            bound.plugin, call, end._replace(ended=end.ended or time.time()), bound.options
+        )
         return dict(bound.secrets.hide_in(found))
 
-    async def _record(self, end: CallEnd) -> None:
+    async def record(self, end: CallEnd) -> None:
+        """Store the record of the call."""
         with trio.CancelScope(shield=True):
             self.invocation = self._describe(end)
-            ended = end._replace(ended=time.time())
+            ended = end._replace(ended=end.ended or time.time())
             row = record_row(
                 self._id, self.bound.row, self.invocation, ended, self._account, self._input_bytes
             )
             await self._running.database.finish(lambda file: file.add_record(row))
 
     async def abandon(self) -> None:
-        await self._record(CallEnd(GIVEN_UP, began=time.time()))
+        await self.record(CallEnd(GIVEN_UP, began=time.time()))
 
 
 def _looks(folder: str) -> tuple[object, ...]:

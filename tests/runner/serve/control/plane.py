@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,11 @@ class Plane:
         rows = await self.ledger.enqueue_all(made, await subscribers(self.running, made, kind))
         self.deliveries.wake()
         return [(row.plugin, row.id) for row in rows]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 -- the product has no event for it
+        await trio.sleep(0.01)
 
 
 def put_devkit(folder: Path, *, telling: bool = False) -> Path:

@@ -154,10 +154,12 @@ async def _calls_and_records(ask: ControlHouse, names: dict[str, str]) -> dict[s
         until = await ask("GET", f"{RECORDS}?until={own['started_at']}", org=org)
         assert calls[org] not in json.dumps(until.document)
     everything = (await ask("GET", f"{RECORDS}?limit=1000")).document["invocations"]
-    pages, after = [], ""
-    while after is not None:
-        page = (await ask("GET", f"{RECORDS}?limit=2{after and f'&after={after}'}")).document
-        pages, after = [*pages, *page["invocations"]], page["after"]
+    pages: list[Any] = []
+    query = "limit=2"
+    while query:
+        page = (await ask("GET", f"{RECORDS}?{query}")).document
+        pages += page["invocations"]
+        query = "" if page["after"] is None else f"limit=2&after={page['after']}"
     assert pages == everything and len({each["org_id"] for each in pages}) == 2
     lines = await _lines(ask, "alpha")
     assert lines == (await ask("GET", RECORDS, org="alpha")).document["invocations"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ import trio
 
 from runner.contracts.vai.binding import is_selected
 from runner.ledger.file import LedgerFile
-from runner.ledger.rows import Delivery, DeliveryRow
-from runner.serve.control.database import ControlFile
+from runner.ledger.rows import Accepted, Delivery, DeliveryRow, digest
 from runner.serve.desk import CallAnswer
-from tests.runner.serve.control.plane import SECRETS, Plane, plane, put_devkit
+from tests.runner.serve.control.plane import SECRETS, Plane, plane, put_devkit, until
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 WAIT = {"do": "wait", "count": 1}
@@ -49,6 +48,7 @@ async def test_events_of_orgs(plugin_dir: Path, tmp_path: Path) -> None:
         with trio.fail_after(300):
             await _each_org_gets_its_own(made)
             await _a_binding_that_is_disabled_later_gets_nothing(made)
+            await _calls_of_a_daemon_that_was_killed(made)
 
 
 # --- calls --------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ async def _a_disabled_binding_stops(made: Plane) -> None:
         assert each["stderr_tail"].count("told binding_disabled") == 1
         assert each["exit"]["forced"] is (each["code"] == "runner.cancelled")  # it was killed after its grace
         assert each["outcome"]["cause"] == "binding_disabled"
-    await _until(lambda: not _specs(made, "d"))
+    await until(lambda: not _specs(made, "d"))
     await made.bind("d", "search", scope=scope)
     assert (await made.call("d")).status == 200
     assert stopped["binding_revision"] == 1
@@ -127,19 +127,23 @@ async def _a_package_that_is_withdrawn_and_an_org_that_is_gone(made: Plane) -> N
         known = made.settings
         made.settings = known._replace(orgs={"acme": known.orgs["acme"]})
         made.running.wake()
-        await _until(lambda: len(answers) == 1)
+        await until(lambda: len(answers) == 1)
         assert _error(await made.call("b")) == (400, "invalid_call", "binding.inactive")
         assert len(answers) == 1  # the other org's goes on
-        await made.database.do(
-            ControlFile.change_package, PACKAGE, None, "operator", "withdrawn", withdrawn=1
-        )
+        await _withdraw(made, 1)
         made.running.wake()
         refused = await made.call("a")
         assert "withdrawn" in refused.document["error"]["message"]
     assert {_error(each)[2] for each in answers} == {"binding_disabled"}
-    await made.database.do(ControlFile.change_package, PACKAGE, None, "operator", "offered", withdrawn=0)
+    await _withdraw(made, 0)
     made.settings = known
     made.running.wake()
+
+
+async def _withdraw(made: Plane, withdrawn: int) -> None:
+    await made.database.submit(
+        lambda file: file.change_package(PACKAGE, None, "operator", "withdrawn", withdrawn=withdrawn)
+    )
 
 
 async def _the_same_key_at_once(made: Plane) -> None:
@@ -229,11 +233,25 @@ async def _a_binding_that_is_disabled_later_gets_nothing(made: Plane) -> None:
     assert (newest["code"], newest["exit"], newest["delivery_id"]) == ("binding.inactive", None, row.id)
     assert await made.send("acme", id="evt 5", event=_event()) == []
     running = await made.send("rival", id="evt 6", event=_event(do="wait"))
-    await _until(lambda: "theirs" in made.running._calls)
+    await until(lambda: "theirs" in made.running._calls)
     await made.bind("theirs", "notify", "rival", status="disabled")
     assert (await _ended(made, running[0][1])).state == "dead"
     newest, first, *_ = await made.records(binding="theirs")
     assert (first["status"], newest["code"]) == ("cancelled", "binding.inactive")
+
+
+async def _calls_of_a_daemon_that_was_killed(made: Plane) -> None:
+    for name, plugin in (("call_lost", "binding:tool"), ("call_other", "plain")):
+        await made.ledger.accept(Accepted(name, plugin, "reader", "tools", "org:acme", digest({}), "unknown"))
+    await made.ledger.do(LedgerFile.recover)
+    for _ in range(2):
+        await made.running.record_lost(made.ledger)
+        (found,) = await made.records(binding="tool")
+        assert (found["invocation_id"], found["status"], found["code"]) == (
+            *("call_lost", "failed"),
+            "runner.crashed",
+        )
+        assert (found["execution_outcome"], found["org_id"]) == ("unknown", "acme")
 
 
 # --- helpers ------------------------------------------------------------------------------------------------
@@ -251,13 +269,8 @@ async def _running(made: Plane, *calls: tuple[str, dict[str, Any]]) -> AsyncIter
     async with trio.open_nursery() as nursery:
         for each in calls:
             nursery.start_soon(call, *each)
-        await _until(lambda: len(seen) >= len(calls))
+        await until(lambda: len(seen) >= len(calls))
         yield answers
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 -- the product has no event for it
-        await trio.sleep(0.01)
 
 
 async def _ended(made: Plane, delivery: str) -> DeliveryRow:

@@ -26,7 +26,7 @@ from runner.serve.deliveries import _verdict
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount
-from tests.runner.serve.control.plane import Plane, plane, put_devkit
+from tests.runner.serve.control.plane import Plane, plane, put_devkit, until
 from tests.tables import check_rows
 
 SESSIONS = [f"session-{number}" for number in range(1000)]
@@ -231,7 +231,7 @@ async def _the_record_of_each_kind(made: Plane) -> None:
         assert answer.status == 200, answer.document
     given = {"type": "run.completed", "subject": {"kind": "run", "id": "r"}}
     await made.send("acme", id="e", event=given, **CONTEXT)
-    while len(records := await made.records()) < 4:
+    while len(records := await made.records()) < 4:  # noqa: ASYNC110 -- the deliveries have no event for it
         await trio.sleep(0.01)
 
     def check(name: str, act: Callable[[dict[str, Any]], bool]) -> None:
@@ -268,8 +268,7 @@ async def _processes(made: Plane) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
-        while not seen:
-            await trio.sleep(0.01)
+        await until(lambda: bool(seen))
         refused = await made.call("one")
         assert (refused.status, refused.document["invocation"]["code"]) == (429, "runner.overloaded")
         assert (await made.call("two")).status == 200
