@@ -59,7 +59,7 @@ class RegistryAccess(NamedTuple):
     """How a registry may be reached."""
 
     ca: str = ""  # a PEM file of certificates that are trusted in place of the system's
-    plain_http: bool = False  # without TLS; for localhost that is always possible
+    plain_http: bool = False  # without TLS, as localhost is asked unless there is a `ca`
     # HOST or HOST:PORT that the registry may send us to: for tokens, or in a private network.
     hosts: tuple[str, ...] = ()
     deadline: float = 600.0  # seconds for everything together
@@ -123,7 +123,7 @@ class RegistryClient:
         self._scope = f"repository:{reference.repository}:{'pull,push' if push else 'pull'}"
         server = _HUB_SERVER if reference.registry == DOCKER_HUB else reference.registry
         host = server if server.endswith("]") else server.rpartition(":")[0] or server
-        self._is_plain = access.plain_http or _is_loopback(host)
+        self._is_plain = access.plain_http or (_is_loopback(host) and not access.ca)
         self._origin = httpx.URL(f"{'http' if self._is_plain else 'https'}://{server}")
         self._authorization = ""  # for the registry's own origin
 

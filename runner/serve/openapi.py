@@ -131,7 +131,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),
-        (Parameter("what", "query", "only grant, refusal or connection"), _MOST),
+        (Parameter("what", "query", "only grant, refusal, connection or control"), _MOST),
         local=True,
     ),
     Operation(

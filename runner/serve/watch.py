@@ -38,7 +38,7 @@ class Watch:
                 self._known[folder] = number
         return not before.issuperset(self._known.values())
 
-    async def changes(self) -> AsyncGenerator[None]:
+    async def changes(self) -> AsyncGenerator[None, None]:
         """Yields after each change, when no other has followed for a moment."""
         while True:
             await trio.lowlevel.wait_readable(self._fd)

@@ -59,6 +59,7 @@ def add_control_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--export", metavar="EXPORT", help="for install: what is bound")
     group.add_argument("--org", metavar="ORG", help="for install: whom it is bound for")
+    group.add_argument("--id", metavar="ID", help="for install: of the binding, if the operator chooses it")
     group.add_argument("--project", metavar="PROJECT", help="for install: only for this project of the org")
     add_binding_options(group)
     add_socket(group)
@@ -68,7 +69,7 @@ def add_control_options(parser: argparse.ArgumentParser) -> None:
 def given_control(args: argparse.Namespace) -> list[tuple[str, bool, tuple[str, ...]]]:
     """Our options: whether each was given, and the actions that it belongs to."""
     install = dict.fromkeys(
-        ("export", "org", "project", "percent", "config", "policy", "secret"), ("install",)
+        ("export", "org", "id", "project", "percent", "config", "policy", "secret"), ("install",)
     )
     decided = dict.fromkeys(("verdict", "for_org"), ("import", "review"))
     owners = {"publisher": ("import", "review", "list"), "state": ("list",), **decided, **install}
@@ -150,6 +151,7 @@ def _install(args: argparse.Namespace, path: str, as_json: bool) -> int:
         raise ValueError(f"write runner package {USAGE['install']}")
     scope = {"org_id": args.org, **({"project_id": args.project} if args.project else {})}
     record = {"export_id": args.export, "scope": scope, **binding_options(args, args.org)}
+    record |= {"binding_id": args.id} if args.id else {}
     found = ask(args, "package", "POST", f"{path}:install", record)
     return found if isinstance(found, int) else show_binding(found, as_json=as_json)
 

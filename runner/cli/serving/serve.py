@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         metavar="DIR|FILE",
         action="append",
-        required=True,
+        default=[],
         help="a manifest, a host's configuration, or a folder of them; may be given several times",
     )
     parser.add_argument(
@@ -193,6 +193,8 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     for name in ("socket", "http", *files):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
+    if not args.config and args.control is None:
+        raise ValueError("write runner serve --config DIR|FILE, --control FILE, or both")
     try:
         drain = float(parse_limit("call", args.drain))
     except ValueError as error:

@@ -36,7 +36,7 @@ def add_registry(parser: argparse.ArgumentParser) -> None:
         help="certificates in PEM that are trusted in place of the system's",
     )
     group.add_argument(
-        "--plain-http", action="store_true", help="without TLS; for localhost that is always so"
+        "--plain-http", action="store_true", help="without TLS, as localhost is asked unless there is a --ca"
     )
     group.add_argument(
         "--allow-host",
