@@ -81,8 +81,10 @@ class Plane:
         }
         row = BindingRow(
             *(name, record["scope"]["org_id"], record["scope"].get("project_id", "")),
-            *("acme~devkit@0.1.0", export, _KINDS[export], int(record["status"] == "active")),
-            *(record["rollout"]["traffic_percent"], canonical(record)),
+            *("acme~devkit@0.1.0", export, _KINDS[export]),
+            active=int(record["status"] == "active"),
+            traffic_percent=record["rollout"]["traffic_percent"],
+            record=canonical(record),
         )
         stored = await self.database.do(ControlFile.put_binding, row, None, "operator", "changed")
         self.running.wake()
