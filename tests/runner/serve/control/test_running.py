@@ -51,6 +51,27 @@ async def test_events_of_orgs(plugin_dir: Path, tmp_path: Path) -> None:
             await _calls_of_a_daemon_that_was_killed(made)
 
 
+@pytest.mark.broad
+@pytest.mark.trio
+async def test_a_thousand_sessions(plugin_dir: Path, tmp_path: Path) -> None:
+    """Each session is called twice, by a binding that serves a quarter of them."""
+    async with plane(tmp_path / "state") as made:
+        await made.add_package(put_devkit(plugin_dir / "devkit"))
+        await made.bind("r", "reader", rollout={"traffic_percent": 25})
+        served = []
+        for _ in range(2):
+            served.append([])
+            for number in range(1000):
+                with trio.fail_after(300):
+                    answer = await made.call("r", context={"session_id": f"session-{number}"})
+                if answer.status == 200:
+                    served[-1].append(number)
+                else:
+                    assert _error(answer) == (400, "invalid_call", "binding.inactive")
+        assert served[0] == served[1] and 230 <= len(served[0]) <= 270
+        assert len(await made.records(status="succeeded", most=1000)) == 2 * len(served[0])
+
+
 # --- calls --------------------------------------------------------------------------------------------------
 
 

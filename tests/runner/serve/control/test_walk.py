@@ -24,8 +24,12 @@ def blocks() -> list[str]:
 
 
 @pytest.mark.needs("root")
-def test_every_command_of_the_way_of_a_package_works(runner_as_root: Caller, tmp_path: Path) -> None:
-    folder = tmp_path / "walk"
+@pytest.mark.launches
+@pytest.mark.usefixtures("nothing_left")
+def test_every_command_of_the_way_of_a_package_works(
+    runner_as_root: Caller, plugin_dir: Path, tmp_path: Path
+) -> None:
+    folder = plugin_dir / "walk"
     folder.mkdir(mode=0o755)
     (tmp_path / "registry").mkdir()
     with docker_registry(tmp_path / "registry") as registry:
