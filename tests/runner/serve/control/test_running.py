@@ -58,7 +58,7 @@ async def test_a_thousand_sessions(plugin_dir: Path, tmp_path: Path) -> None:
     async with plane(tmp_path / "state") as made:
         await made.add_package(put_devkit(plugin_dir / "devkit"))
         await made.bind("r", "reader", rollout={"traffic_percent": 25})
-        served = []
+        served: list[list[int]] = []
         for _ in range(2):
             served.append([])
             for number in range(1000):
