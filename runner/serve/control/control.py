@@ -21,10 +21,9 @@ from runner.serve.control.store import PackageFolder
 from runner.serve.openapi import RoutePart
 from runner.serve.refusal import ControlUnusable
 from sandbox.document.diagnostic import DocumentError
-from sandbox.identity.state import state_root
+from sandbox.identity.state import IMPORTED, state_root
 
 _DATABASE = "control.db"  # beside the ledger
-_STORE = "control-packages"  # beside the states of plugins: plugins have to reach it
 _MOST_READS = 5  # of one reload, while new folders turn up
 
 
@@ -49,7 +48,8 @@ class ControlPlane:
         self.listeners: list[OnChange] = []
         # Begins to watch these folders. Returns whether one of them was not watched before.
         self.follow: Callable[[tuple[str, ...]], bool] = lambda folders: False
-        store = settings.store or os.path.join(os.path.dirname(state_root(environ)), _STORE)
+        # Beside the states of plugins, where no other plugin is shown it.
+        store = settings.store or os.path.join(os.path.dirname(state_root(environ)), IMPORTED)
         self.packages = ControlPackages(
             database, ledger, PackageFolder(store), lambda: self.settings, self._tell, environ
         )
@@ -101,6 +101,8 @@ async def open_control(
         settings = read_control_settings(path, environ)
     except DocumentError as error:
         raise ControlUnusable(told(error)) from None
+    if not settings.store and not state_root(environ).startswith("/"):
+        raise ControlUnusable(f"{path}: HOME is not the path of a folder; set it, or name the store")
     file = settings.database or os.path.join(os.path.dirname(ledger.path), _DATABASE)
     async with open_control_database(file) as database:
         control = ControlPlane(path, settings, database, ledger, environ, say)

@@ -258,6 +258,28 @@ async def test_lists_are_filtered_and_come_in_pages(tmp_path: Path) -> None:
             assert (await ask("GET", f"{PACKAGES}?{query}")).status == 400, query
 
 
+@pytest.mark.trio
+async def test_the_install_policy_says_who_may_bind(tmp_path: Path) -> None:
+    async with open_market(tmp_path) as ask:
+        await ask.import_(ask.market.package(), install_policy=[])
+        assert (await ask.bind(org="alpha")).code == "package_unknown"
+        # The operator may bind it for anybody. That org sees it then, may change its binding, bind no more.
+        given = await ask.bind()
+        assert (given.status, await state(ask, org="alpha")) == (201, "installed")
+        path = f"{BINDINGS}/{given.document['binding_id']}"
+        change = {"rollout": {"traffic_percent": 5}}
+        assert (await ask("PATCH", path, change, headers=given.etag, org="alpha")).status == 200
+        more = {"export_id": "reader", "secrets": {}}
+        assert (await ask.bind(org="alpha", **more)).code == "install_policy"
+        bare = {"export_id": "reader", "scope": {"org_id": "alpha"}}
+        assert (await ask("POST", f"{DEVKIT}:install", bare, org="alpha")).code == "install_policy"
+        assert (await ask("GET", DEVKIT, org="beta")).status == 404
+        card = await ask("GET", DEVKIT)
+        assert (await ask("PATCH", DEVKIT, {"install_policy": ["alpha"]}, headers=card.etag)).status == 200
+        assert (await ask.bind(org="alpha", **more)).status == 201  # the control
+        assert (await ask("GET", DEVKIT, org="alpha")).document["source"] == "local"
+
+
 # --- bindings -----------------------------------------------------------------------------------------------
 
 
@@ -540,6 +562,9 @@ async def test_discovery_shows_what_the_caller_can_use(tmp_path: Path) -> None:
         assert [await shown(kind) for kind in ("harnesses", "hooks", "compactors")] == [
             *(["harness"], ["hook"], ["compactor"])
         ]
+        first = (await ask("GET", "/v1/plugin-tools?most=2")).document
+        rest = (await ask("GET", f"/v1/plugin-tools?most=2&after={first['next']}")).document
+        assert (len(first["tools"]), len(rest["tools"]), rest["next"]) == (2, 1, None)
         (entry,) = (await ask("GET", "/v1/plugin-hooks", org="alpha")).document["hooks"]
         assert (entry["export_id"], entry["subscribes_to"]) == ("notify", ["run.completed"])
         assert "secrets" not in entry and "config" not in entry
