@@ -43,8 +43,10 @@ async def test_a_package_is_imported_once_and_never_changes(tmp_path: Path) -> N
             "available",
             "Acme",
         )
-        again = await ask.import_(root, publisher="Somebody else")
+        again = await ask.import_(root, publisher="Acme")
         assert (again.status, again.document, again.etag) == (200, first.document, first.etag)
+        other = await ask.import_(root, publisher="Somebody else")
+        assert other.code == "conflict" and "another publisher" in other.document["error"]["message"]
         # A tar of the same files is the same package.
         tar = tmp_path / "devkit.tar"
         await trio.run_process(["tar", "-cf", tar, "-C", root, "."])
@@ -174,16 +176,17 @@ async def test_only_signed_packages_are_available_and_keys_rotate(tmp_path: Path
 @pytest.mark.trio
 async def test_reviews_withdrawals_and_entries_without_files(tmp_path: Path) -> None:
     async with open_market(tmp_path) as ask:
-        entry = await ask(
-            "POST", PACKAGES, {"package_id": "acme/devkit", "version": "0.1.0", "publisher": "A"}
-        )
+        given: dict[str, Any] = {"package_id": "acme/devkit", "version": "0.1.0", "publisher": "A"}
+        entry = await ask("POST", PACKAGES, given)
+        assert (await ask("POST", PACKAGES, given)).status == 200
         assert (entry.status, entry.document["state"]) == (201, "contract-ready")
         bare = {"export_id": "reader", "scope": {"org_id": "alpha"}}
         refused = await ask("POST", f"{DEVKIT}:install", bare)
         assert (refused.status, refused.code) == (422, "package_unavailable")
-        assert (await ask.import_(ask.market.package())).document["state"] == "available"
+        imported = await ask.import_(ask.market.package(), install_policy=["*", "beta"])
+        assert (imported.status, imported.document["state"]) == (201, "available")
         card = await ask("GET", DEVKIT)
-        assert card.document["publisher"] == "A"
+        assert (card.document["publisher"], card.document["install_policy"]) == ("A", ["*", "beta"])
         # A change needs the ETag of what it changes.
         change = {"review": "rejected"}
         assert (await ask("PATCH", DEVKIT, change)).status == 428
