@@ -20,6 +20,7 @@ from runner.serve.control.settings import ControlSettings, read_control_settings
 from runner.serve.control.store import PackageFolder
 from runner.serve.openapi import RoutePart
 from runner.serve.refusal import ControlUnusable
+from runner.serve.sources import SourceFault, fault_of
 from sandbox.document.diagnostic import DocumentError
 from sandbox.identity.state import IMPORTED, state_root
 
@@ -40,7 +41,7 @@ class ControlPlane:
         say: Callable[[str], None],
     ) -> None:
         self._path, self._environ, self._say = path, environ, say
-        self._faults = ""
+        self.faults: tuple[SourceFault, ...] = ()  # of the settings that were read last
         self.settings = settings  # as they are now
         self.database = database
         # Called after a package or a binding has changed, with "package" or "binding" and its id; and with
@@ -75,12 +76,13 @@ class ControlPlane:
                 if not self.follow(found.watched):
                     break  # else files may have changed after they were read, and before they were watched
         except DocumentError as error:
-            if (faults := told(error)) != self._faults:
-                self._say(f"{faults}\nthe control plane goes on with its settings from before")
-            self._faults = faults
+            faults = tuple(fault_of(each) for each in error.diagnostics)
+            if faults != self.faults:
+                self._say(f"{told(error)}\nthe control plane goes on with its settings from before")
+            self.faults = faults
             self.follow(self.settings.watched)
             return
-        self._faults = ""
+        self.faults = ()
         for key in ("database", "store"):
             if getattr(found, key) != getattr(self.settings, key):
                 self._say(f"{self._path}: another {key} counts when the daemon is started again")
