@@ -137,6 +137,7 @@ class Daemon:
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
             *(page, self._drain, self._reload, self._say, self._mounted),
             parts=() if self._control is None else self._control.parts,
+            more_faults=lambda: () if self._control is None else self._control.faults,
         )
         rules = self._options.rules
         if self._control is not None:

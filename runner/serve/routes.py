@@ -36,6 +36,7 @@ from runner.serve.page.page import Page
 from runner.serve.peer import PAGE, VISITOR, is_local, org_of
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
+from runner.serve.sources import SourceFault
 
 # The ledger keeps names whole. Without a bound they could hold what a body holds, and push out other rows.
 _MOST_NAME = 4096  # characters: it may be the address of a resource
@@ -61,6 +62,7 @@ class Routes:
         say: Callable[[str], None],
         mounted: Mounted | None = None,
         parts: Sequence[RoutePart] = (),
+        more_faults: Callable[[], Sequence[SourceFault]] = tuple,
     ) -> None:
         self._supervisor = supervisor
         self._ledger = ledger
@@ -74,6 +76,7 @@ class Routes:
         self._say = say
         self._mounted = mounted
         self._parts = parts
+        self._more_faults = more_faults
 
     def application(self) -> ASGIApp:
         """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
@@ -160,7 +163,10 @@ class Routes:
     # --- the daemon -----------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
-        faults = [{"path": each.path, "message": each.message} for each in self._roster.faults]
+        faults = [
+            {"path": each.path, "message": each.message}
+            for each in (*self._roster.faults, *self._more_faults())
+        ]
         word = "draining" if self._desk.draining else "degraded" if self._ledger.fault else "ok"
         return Json(
             {

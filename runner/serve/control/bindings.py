@@ -96,7 +96,7 @@ class ControlBindings:
         if given == _STOP:
             after = before._replace(record=canonical(record), active=0)
         else:
-            after = await self._checked_row(canonical(record), record, name, caller)
+            after = await self._checked_row(canonical(record), record, name, caller, before.package)
         return await self._put(after, revision, caller, change, before)
 
     async def _earlier(self, name: str, revision: Any) -> dict[str, Any]:
@@ -110,10 +110,11 @@ class ControlBindings:
         return record
 
     async def _checked_row(
-        self, text: str, record: Mapping[str, Any], name: str, caller: ControlCaller
+        self, text: str, record: Mapping[str, Any], name: str, caller: ControlCaller, bound_to: str = ""
     ) -> BindingRow:
-        """The row of a record that has no fault. Raises Refused."""
-        checked = await self._check(text, record, name, caller)
+        """The row of a record that has no fault. `bound_to`: the package of the binding before. Raises
+        Refused."""
+        checked = await self._check(text, record, name, caller, bound_to)
         if checked.bound is None or checked.package is None:
             errors = [each for each in checked.faults if each.severity == "error"]
             more = {"faults": shown_faults(checked.faults)}
@@ -165,11 +166,12 @@ class ControlBindings:
         self, name: str, given: Mapping[str, Any], caller: ControlCaller
     ) -> tuple[Diagnostic, ...]:
         """The faults that a binding has now, or would have after a change. Raises Refused."""
-        record = merged(await self.find(name, caller), given)
-        return (await self._check(canonical(record), record, name, caller)).faults
+        row = await self.find(name, caller)
+        record = merged(row, given)
+        return (await self._check(canonical(record), record, name, caller, row.package)).faults
 
     async def _check(
-        self, text: str, record: Mapping[str, Any], name: str, caller: ControlCaller
+        self, text: str, record: Mapping[str, Any], name: str, caller: ControlCaller, bound_to: str = ""
     ) -> CheckedBinding:
         if len(text.encode("utf-8", "surrogatepass")) > MOST_RECORD_BYTES:
             raise Refused(413, "binding_too_large", f"a binding has at most {MOST_RECORD_BYTES} bytes")
@@ -194,6 +196,9 @@ class ControlBindings:
         if package.unavailable:
             why = package.trust if caller.org and package.fault else package.unavailable
             return fault("package_version", "package_unavailable", f"the package is not available: {why}")
+        if caller.org and package.id != bound_to and not package.is_for(caller.org):
+            hint = "ask the operator to change its install policy"
+            return fault("package_version", "install_policy", "the package is not for this org", hint)
         orgs = caller.orgs(self._settings())
 
         def read() -> tuple[BoundExport | None, tuple[Diagnostic, ...]]:

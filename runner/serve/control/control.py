@@ -20,11 +20,11 @@ from runner.serve.control.settings import ControlSettings, read_control_settings
 from runner.serve.control.store import PackageFolder
 from runner.serve.openapi import RoutePart
 from runner.serve.refusal import ControlUnusable
+from runner.serve.sources import SourceFault, fault_of
 from sandbox.document.diagnostic import DocumentError
-from sandbox.identity.state import state_root
+from sandbox.identity.state import IMPORTED, state_root
 
 _DATABASE = "control.db"  # beside the ledger
-_STORE = "control-packages"  # beside the states of plugins: plugins have to reach it
 _MOST_READS = 5  # of one reload, while new folders turn up
 
 
@@ -41,7 +41,7 @@ class ControlPlane:
         say: Callable[[str], None],
     ) -> None:
         self._path, self._environ, self._say = path, environ, say
-        self._faults = ""
+        self.faults: tuple[SourceFault, ...] = ()  # of the settings that were read last
         self.settings = settings  # as they are now
         self.database = database
         # Called after a package or a binding has changed, with "package" or "binding" and its id; and with
@@ -49,7 +49,8 @@ class ControlPlane:
         self.listeners: list[OnChange] = []
         # Begins to watch these folders. Returns whether one of them was not watched before.
         self.follow: Callable[[tuple[str, ...]], bool] = lambda folders: False
-        store = settings.store or os.path.join(os.path.dirname(state_root(environ)), _STORE)
+        # Beside the states of plugins, where no other plugin is shown it.
+        store = settings.store or os.path.join(os.path.dirname(state_root(environ)), IMPORTED)
         self.packages = ControlPackages(
             database, ledger, PackageFolder(store), lambda: self.settings, self._tell, environ
         )
@@ -75,12 +76,13 @@ class ControlPlane:
                 if not self.follow(found.watched):
                     break  # else files may have changed after they were read, and before they were watched
         except DocumentError as error:
-            if (faults := told(error)) != self._faults:
-                self._say(f"{faults}\nthe control plane goes on with its settings from before")
-            self._faults = faults
+            faults = tuple(fault_of(each) for each in error.diagnostics)
+            if faults != self.faults:
+                self._say(f"{told(error)}\nthe control plane goes on with its settings from before")
+            self.faults = faults
             self.follow(self.settings.watched)
             return
-        self._faults = ""
+        self.faults = ()
         for key in ("database", "store"):
             if getattr(found, key) != getattr(self.settings, key):
                 self._say(f"{self._path}: another {key} counts when the daemon is started again")
@@ -101,6 +103,8 @@ async def open_control(
         settings = read_control_settings(path, environ)
     except DocumentError as error:
         raise ControlUnusable(told(error)) from None
+    if not settings.store and not state_root(environ).startswith("/"):
+        raise ControlUnusable(f"{path}: HOME is not the path of a folder; set it, or name the store")
     file = settings.database or os.path.join(os.path.dirname(ledger.path), _DATABASE)
     async with open_control_database(file) as database:
         control = ControlPlane(path, settings, database, ledger, environ, say)

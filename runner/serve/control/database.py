@@ -236,12 +236,8 @@ class ControlFile(SqliteFile):
         if known.digest and row.digest and known.digest != row.digest:
             raise RecordConflict(f"{row.package_id} {row.version} is known with other bytes: {known.digest}")
         if not known.digest and row.digest:
-            own = {
-                key: getattr(row, key) for key in row._fields if key not in ("publisher", "install_policy")
-            }
-            kept = {"revision": known.revision, "created": known.created, "withdrawn": known.withdrawn}
-            changed = known._replace(**{**own, **kept})
-            return self._put_package(changed, caller, "imported"), True
+            row = row._replace(revision=known.revision, created=known.created, withdrawn=known.withdrawn)
+            return self._put_package(row, caller, "imported"), True
         if row.signature not in ("", known.signature) and (row.trust == TRUSTED or known.trust != TRUSTED):
             changed = known._replace(
                 signature=row.signature,

@@ -10,7 +10,13 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.serve.control.caller import ControlCaller
-from runner.serve.control.database import BindingRow, ControlDatabase, ControlFile, PackageRow
+from runner.serve.control.database import (
+    MOST_ROWS,
+    BindingRow,
+    ControlDatabase,
+    ControlFile,
+    PackageRow,
+)
 from runner.serve.control.packages import catalogue_at
 
 KINDS = ("harnesses", "tools", "hooks", "compactors")
@@ -21,27 +27,38 @@ class Discovery:
         self._database = database
 
     async def exports(
-        self, kind: str, caller: ControlCaller, org: str | None, project: str | None
-    ) -> list[dict[str, Any]]:
-        """The exports of a kind, each with the binding to call it by. `org`: None is all that the caller
-        sees. `project`: in this project, where its own binding goes before that of the whole org; None: the
-        bindings of the org and of all its projects."""
+        self,
+        kind: str,
+        caller: ControlCaller,
+        org: str | None,
+        project: str | None,
+        *,
+        after: str = "",
+        most: int = MOST_ROWS,
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """The exports of a kind, each with the binding to call it by, and the `after` of the next page.
+        `org`: None is all that the caller sees. `project`: in this project, where its own binding goes before
+        that of the whole org; None: the bindings of the org and of all its projects."""
         wanted = caller.only if org is None else org
         if wanted is not None and not caller.sees(wanted):
-            return []
+            return [], None
         rows: list[BindingRow] = []
         while page := await self._database.do(
             ControlFile.bindings, wanted, None, None, kind, after=rows[-1].id if rows else ""
         ):
             rows += page
         packages = {row.id: row for row in await self._database.do(ControlFile.packages)}
+        counting = [
+            row
+            for row in effective(rows, packages, project)
+            if row.id > after and not row.inactive and not packages[row.package].unavailable
+        ]
         found = []
-        for row in effective(rows, packages, project):
+        for row in counting[:most]:
             package = packages[row.package]
-            if not row.inactive and not package.unavailable:
-                entries = (await trio.to_thread.run_sync(catalogue_at, package.folder)).get(kind, ())
-                found += [_shown(row, package, each) for each in entries if each["name"] == row.export]
-        return found
+            entries = (await trio.to_thread.run_sync(catalogue_at, package.folder)).get(kind, ())
+            found += [_shown(row, package, each) for each in entries if each["name"] == row.export]
+        return found, counting[most - 1].id if len(counting) > most else None
 
 
 def effective(

@@ -106,7 +106,7 @@ _OF_BINDINGS = (
 _OF_DISCOVERY = tuple(
     Operation(
         *(f"plugin_{kind}", "GET", f"/v1/plugin-{kind}", f"The {kind} that can be used now.", "Exports", 200),
-        (_ORG, _PROJECT),
+        (_ORG, _PROJECT, _AFTER, _MOST),
         **_FOR_ORGS,
     )
     for kind in KINDS

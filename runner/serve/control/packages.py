@@ -32,6 +32,7 @@ from runner.serve.control.database import (
     ControlFile,
     HistoryRow,
     PackageRow,
+    RecordConflict,
 )
 from runner.serve.control.settings import ControlSettings
 from runner.serve.control.store import ImportedFiles, PackageFolder
@@ -40,6 +41,8 @@ from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
 
 REVIEWS = ("none", "approved", "rejected")
+CHOSEN = ("publisher", "review", "install_policy")  # what the operator decides about a package
+_CHANGE_HINT = "change it with runner package review, or PATCH"
 FILTERS = ("state", "package_id", "publisher", "review", "signature", "source")
 _PACKAGE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?\Z")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
@@ -78,13 +81,10 @@ class ControlPackages:
     ) -> tuple[PackageRow, bool]:
         """Import a package, or make a contract-ready entry. Returns the row, and whether it is new. Raises
         Refused and RecordConflict."""
-        _require_keys(
-            given, ("source", "package_id", "version", "name", "publisher", "review", "install_policy")
-        )
+        _require_keys(given, ("source", "package_id", "version", "name", *CHOSEN))
         chosen = _chosen(given)
         if "source" not in given:
-            row = _entry(given)._replace(**chosen)
-            return await self._keep(row, caller)
+            return await self._keep(_entry(given), chosen, caller)
         source = given["source"]
         if not isinstance(source, str) or not source.startswith((_LOCAL, "oci://")) or "\0" in source:
             hint = "write oci://HOST/NAME@sha256:DIGEST, or an absolute path"
@@ -94,14 +94,14 @@ class ControlPackages:
                 files = await trio.to_thread.run_sync(self._store.add, source)
             else:
                 files = await self._fetch(source)
-            row = (await trio.to_thread.run_sync(_read_package, files))._replace(**chosen)
+            row = await trio.to_thread.run_sync(_read_package, files)
             for name in ("package_id", "version"):
                 if given.get(name, getattr(row, name)) != getattr(row, name):
                     message = f"{name} is {quoted(str(given[name]))}, and the package has"
                     raise PackageFault("package_other", f"{message} {quoted(getattr(row, name))}")
         except PackageFault as fault:
             raise Refused(422, fault.rule, str(fault), fault.hint) from None
-        return await self._keep(row, caller)
+        return await self._keep(row, chosen, caller)
 
     async def _fetch(self, source: str) -> ImportedFiles:
         """The package of a registry. Raises Refused and PackageFault."""
@@ -131,11 +131,18 @@ class ControlPackages:
         signature = stored.signature.document.decode("utf-8", "replace")
         return ImportedFiles(stored.path, listing, signature, f"{reference.name}@{stored.digest}")
 
-    async def _keep(self, row: PackageRow, caller: ControlCaller) -> tuple[PackageRow, bool]:
+    async def _keep(
+        self, row: PackageRow, chosen: Mapping[str, Any], caller: ControlCaller
+    ) -> tuple[PackageRow, bool]:
         def order(file: ControlFile) -> tuple[PackageRow | None, PackageRow, bool]:
+            known = file.package(row.id)
+            kept = {} if known is None else {name: getattr(known, name) for name in CHOSEN}
+            for name, value in chosen.items():
+                if known is not None and known.digest and kept[name] != value:
+                    raise RecordConflict(f"the package is known with another {name}: {_CHANGE_HINT}")
             # Judged in the transaction: `judge_again` comes before it or after it, and misses no package.
-            wanted = judged(row, self._settings(), time.time())
-            return file.package(row.id), *file.import_package(wanted, caller.name)
+            wanted = judged(row._replace(**{**kept, **chosen}), self._settings(), time.time())
+            return known, *file.import_package(wanted, caller.name)
 
         before, after, fresh = await self._database.submit(order)
         await self._told("imported", caller, before, after)
@@ -152,7 +159,7 @@ class ControlPackages:
         self, name: str, revision: int, given: Mapping[str, Any], caller: ControlCaller
     ) -> PackageRow:
         """Change review, publisher or install policy. Raises Refused and StaleRevision."""
-        _require_keys(given, ("publisher", "review", "install_policy"))
+        _require_keys(given, CHOSEN)
         return await self._change(name, revision, caller, "changed", _chosen(given))
 
     async def withdraw(self, name: str, caller: ControlCaller, withdrawn: bool) -> PackageRow:

@@ -43,8 +43,10 @@ async def test_a_package_is_imported_once_and_never_changes(tmp_path: Path) -> N
             "available",
             "Acme",
         )
-        again = await ask.import_(root, publisher="Somebody else")
+        again = await ask.import_(root, publisher="Acme")
         assert (again.status, again.document, again.etag) == (200, first.document, first.etag)
+        other = await ask.import_(root, publisher="Somebody else")
+        assert other.code == "conflict" and "another publisher" in other.document["error"]["message"]
         # A tar of the same files is the same package.
         tar = tmp_path / "devkit.tar"
         await trio.run_process(["tar", "-cf", tar, "-C", root, "."])
@@ -174,16 +176,17 @@ async def test_only_signed_packages_are_available_and_keys_rotate(tmp_path: Path
 @pytest.mark.trio
 async def test_reviews_withdrawals_and_entries_without_files(tmp_path: Path) -> None:
     async with open_market(tmp_path) as ask:
-        entry = await ask(
-            "POST", PACKAGES, {"package_id": "acme/devkit", "version": "0.1.0", "publisher": "A"}
-        )
+        given: dict[str, Any] = {"package_id": "acme/devkit", "version": "0.1.0", "publisher": "A"}
+        entry = await ask("POST", PACKAGES, given)
+        assert (await ask("POST", PACKAGES, given)).status == 200
         assert (entry.status, entry.document["state"]) == (201, "contract-ready")
         bare = {"export_id": "reader", "scope": {"org_id": "alpha"}}
         refused = await ask("POST", f"{DEVKIT}:install", bare)
         assert (refused.status, refused.code) == (422, "package_unavailable")
-        assert (await ask.import_(ask.market.package())).document["state"] == "available"
+        imported = await ask.import_(ask.market.package(), install_policy=["*", "beta"])
+        assert (imported.status, imported.document["state"]) == (201, "available")
         card = await ask("GET", DEVKIT)
-        assert card.document["publisher"] == "A"
+        assert (card.document["publisher"], card.document["install_policy"]) == ("A", ["*", "beta"])
         # A change needs the ETag of what it changes.
         change = {"review": "rejected"}
         assert (await ask("PATCH", DEVKIT, change)).status == 428
@@ -256,6 +259,28 @@ async def test_lists_are_filtered_and_come_in_pages(tmp_path: Path) -> None:
         assert seen == [2, 2, 2, 0]
         for query in ("state=new", "most=x", "most=-1"):
             assert (await ask("GET", f"{PACKAGES}?{query}")).status == 400, query
+
+
+@pytest.mark.trio
+async def test_the_install_policy_says_who_may_bind(tmp_path: Path) -> None:
+    async with open_market(tmp_path) as ask:
+        await ask.import_(ask.market.package(), install_policy=[])
+        assert (await ask.bind(org="alpha")).code == "package_unknown"
+        # The operator may bind it for anybody. That org sees it then, may change its binding, bind no more.
+        given = await ask.bind()
+        assert (given.status, await state(ask, org="alpha")) == (201, "installed")
+        path = f"{BINDINGS}/{given.document['binding_id']}"
+        change = {"rollout": {"traffic_percent": 5}}
+        assert (await ask("PATCH", path, change, headers=given.etag, org="alpha")).status == 200
+        more = {"export_id": "reader", "secrets": {}}
+        assert (await ask.bind(org="alpha", **more)).code == "install_policy"
+        bare = {"export_id": "reader", "scope": {"org_id": "alpha"}}
+        assert (await ask("POST", f"{DEVKIT}:install", bare, org="alpha")).code == "install_policy"
+        assert (await ask("GET", DEVKIT, org="beta")).status == 404
+        card = await ask("GET", DEVKIT)
+        assert (await ask("PATCH", DEVKIT, {"install_policy": ["alpha"]}, headers=card.etag)).status == 200
+        assert (await ask.bind(org="alpha", **more)).status == 201  # the control
+        assert (await ask("GET", DEVKIT, org="alpha")).document["source"] == "local"
 
 
 # --- bindings -----------------------------------------------------------------------------------------------
@@ -540,6 +565,9 @@ async def test_discovery_shows_what_the_caller_can_use(tmp_path: Path) -> None:
         assert [await shown(kind) for kind in ("harnesses", "hooks", "compactors")] == [
             *(["harness"], ["hook"], ["compactor"])
         ]
+        first = (await ask("GET", "/v1/plugin-tools?most=2")).document
+        rest = (await ask("GET", f"/v1/plugin-tools?most=2&after={first['next']}")).document
+        assert (len(first["tools"]), len(rest["tools"]), rest["next"]) == (2, 1, None)
         (entry,) = (await ask("GET", "/v1/plugin-hooks", org="alpha")).document["hooks"]
         assert (entry["export_id"], entry["subscribes_to"]) == ("notify", ["run.completed"])
         assert "secrets" not in entry and "config" not in entry

@@ -104,6 +104,8 @@ async def test_a_change_of_a_file_counts_at_once_and_a_fault_changes_nothing(tmp
             while not (told := [each for each in said if "settings from before" in each]):
                 await ask("GET", "/health")
         assert "control.toml:1:1" in told[0] and "trust is not the path" in told[0]
+        faults = (await ask("GET", "/health")).document["configuration"]
+        assert any("trust is not the path" in each["message"] for each in faults)
         assert (await ask("GET", "/v1/plugin-bindings", org="alpha")).status == 200
         os.remove(tmp_path / "control.toml")
         ask.market.settings()
@@ -111,4 +113,6 @@ async def test_a_change_of_a_file_counts_at_once_and_a_fault_changes_nothing(tmp
         with trio.fail_after(60):
             while not (await ask("GET", "/v1/plugin-tools")).document["tools"]:
                 pass
+        faults = (await ask("GET", "/health")).document["configuration"]
+        assert not any("trust" in each["message"] for each in faults)
         assert (await ask.bind(export_id="reader", secrets={})).document["scope"] == BINDING["scope"]
