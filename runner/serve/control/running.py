@@ -8,6 +8,7 @@ has its grace, and is killed. Every call leaves a record (records.py), also one 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -75,7 +76,7 @@ class LiveBinding(NamedTuple):
     @property
     def process_key(self) -> tuple[Any, ...]:
         """A binding with another one needs other processes."""
-        return self.row.record, self.package.folder, self.package.digest, dict(self.secrets)
+        return self.row.record, self.package.folder, self.package.digest, self.secrets
 
 
 class _Loaded(NamedTuple):
@@ -99,9 +100,9 @@ class RunningBindings:
         self._environ = environ
         self._loaded: dict[str, _Loaded] = {}  # by the id of a binding; the one called last is the last
         self._calls: dict[str, list[BindingCall]] = {}  # that run, by the id of a binding
-        self._checked: dict[
-            str, tuple[object, ...]
-        ] = {}  # folder: what its files looked like when they were right
+        self._secrets: dict[str, Secrets] = {}  # by the id of a binding: making them takes long
+        # By folder of a package: its digest, and what its files looked like when they had it.
+        self._checked: dict[str, tuple[str, str]] = {}
         self._number = 0
         self._news = trio.Event()
         self._retired, self._retiring = trio.open_memory_channel[str](math.inf)
@@ -145,8 +146,6 @@ class RunningBindings:
             plugin = await trio.to_thread.run_sync(plugin_at, package.folder)
         except Refused as refused:
             raise PluginFailure(_changed(package, refused.message)) from None
-        wanted: Mapping[str, str | None] = json.loads(row.record).get("secrets", {})
-        found = {slot: settings.secret(uri) for slot, uri in wanted.items() if uri is not None}
         org = settings.orgs.get(row.org)
         inactive = "" if row.active else "the binding is disabled"
         if org is None or not org.tokens:
@@ -155,9 +154,21 @@ class RunningBindings:
             row,
             package,
             plugin,
-            Secrets({slot: value for slot, value in found.items() if value is not None}),
+            await self._secrets_of(row, settings),
             package.unavailable or inactive,
         )
+
+    async def _secrets_of(self, row: BindingRow, settings: ControlSettings) -> Secrets:
+        wanted: Mapping[str, str | None] = json.loads(row.record).get("secrets", {})
+        found = {slot: settings.secret(uri) for slot, uri in wanted.items() if uri is not None}
+        values = {slot: value for slot, value in found.items() if value is not None}
+        known = self._secrets.pop(row.id, None)
+        if known is None or known != values:
+            known = await trio.to_thread.run_sync(Secrets, values)
+        self._secrets[row.id] = known
+        if len(self._secrets) > _MOST_LOADED:
+            del self._secrets[next(iter(self._secrets))]
+        return known
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -225,16 +236,16 @@ class RunningBindings:
     def _require_unchanged(self, package: PackageRow) -> None:
         """Raises PluginFailure if the files of a package are not those that were imported. They are read
         again only if they look different than when they were read last."""
-        looks = _looks(package.folder)
-        if self._checked.get(package.folder) == (package.digest, *looks):
-            return
         try:
+            looks = _looks(package.folder)
+            if self._checked.get(package.folder) == (package.digest, looks):
+                return
             found = list_package(package.folder).digest
-        except PackageFault as fault:
+        except (OSError, PackageFault) as fault:
             raise PluginFailure(_changed(package, str(fault))) from None
         if found != package.digest:
             raise PluginFailure(_changed(package, f"its files have the digest {found}"))
-        self._checked[package.folder] = (package.digest, *looks)
+        self._checked[package.folder] = package.digest, looks
 
     async def record_lost(self, ledger: Ledger) -> None:
         """Write records of the calls that ran when the last daemon ended. Raises DatabaseUnusable."""
@@ -353,8 +364,8 @@ class BindingCall:
             await self.record(end)
 
     def _hiding(self, on_progress: OnProgress | None) -> OnProgress | None:
-        if on_progress is None or not self.bound.secrets:
-            return on_progress
+        if on_progress is None:
+            return None
         return lambda value: on_progress(self.bound.secrets.hide_in(value))
 
     def _describe(self, end: CallEnd) -> dict[str, Any]:
@@ -384,15 +395,17 @@ class BindingCall:
         await self.record(CallEnd(GIVEN_UP, began=time.time()))
 
 
-def _looks(folder: str) -> tuple[object, ...]:
-    """What says whether a file of the folder was changed: nobody can set the time of a change of a file."""
-    found: list[object] = []
+def _looks(folder: str) -> str:
+    """A digest of what says whether a file of the folder was changed: nobody can set the time of its last
+    change. Raises OSError."""
+    found = hashlib.sha256()
     for path, folders, files in os.walk(folder):
         folders.sort()
         for name in sorted((*files, ".")):
             status = os.lstat(os.path.join(path, name))
-            found.append((path, name, status.st_ino, status.st_size, status.st_mode, status.st_ctime_ns))
-    return tuple(found)
+            looks = (path, name, status.st_ino, status.st_size, status.st_mode, status.st_ctime_ns)
+            found.update(repr(looks).encode())
+    return found.hexdigest()
 
 
 def _changing(binding: str) -> Outcome:
