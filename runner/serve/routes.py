@@ -331,7 +331,7 @@ class Routes:
     async def delivery(self, request: Request) -> Response:
         name = request.path_params["delivery"]
         row = await self._ledger.do(LedgerFile.delivery, name)
-        if row is None:
+        if row is None or not self._sees(request, row.plugin):
             raise Refused(404, "no_such_delivery", f"there is no delivery {name!a}")
         return Json(row._asdict())
 

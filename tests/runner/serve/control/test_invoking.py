@@ -31,7 +31,8 @@ async def test_orgs_use_their_bindings_and_no_others(plugin_dir: Path) -> None:
                 await _answers_of_routes(ask, names)
                 calls = await _calls_and_records(ask, names)
                 await _a_call_of_another_org(ask, names, calls)
-                await _events(ask, names)
+                delivery = await _events(ask, names)
+                await _what_others_see(ask, delivery)
             for org in TOKENS:  # nothing that is kept or said has a secret in it
                 assert not _files_with(plugin_dir, f"the secret of {org}")
                 assert not [line for line in said if f"the secret of {org}" in line]
@@ -202,7 +203,22 @@ async def _recorded(ask: ControlHouse, call: str, org: str) -> dict[str, Any]:
         await trio.sleep(0.01)
 
 
-async def _events(ask: ControlHouse, names: dict[str, str]) -> None:
+async def _what_others_see(ask: ControlHouse, delivery: str) -> None:
+    """Bindings are plugins of the supervisor. Callers with the daemon's own token do not find them."""
+    shown = [each["name"] for each in (await ask("GET", "/plugins")).document["plugins"]]
+    (name, *_) = [each for each in shown if each.startswith("binding:")]
+    path = f"/plugins/{name.replace('#', '%23')}"
+    for method, each in (("GET", path), ("POST", f"{path}/stop"), ("GET", f"{path}/logs")):
+        assert (await ask(method, each, org=TOKEN.decode(), tcp=True)).code == "unknown_plugin"
+    assert (await ask("GET", path)).status == 200  # it does exist
+    listed = await ask("GET", "/plugins", org=TOKEN.decode(), tcp=True)
+    assert listed.document == {"plugins": []}
+    assert (await ask("GET", f"/deliveries/{delivery}", org=TOKEN.decode(), tcp=True)).status == 404
+    assert (await ask("GET", f"/deliveries/{delivery}")).status == 200
+
+
+async def _events(ask: ControlHouse, names: dict[str, str]) -> str:
+    """Returns the id of a delivery."""
     sent = {}
     for org in TOKENS:  # the same id in two orgs is two events
         sent[org] = (await ask("POST", "/v1/plugin-events", {"id": "e", "event": EVENT}, org=org)).document
@@ -221,6 +237,8 @@ async def _events(ask: ControlHouse, names: dict[str, str]) -> None:
                 break
             await trio.sleep(0.01)
         assert [each["binding_id"] for each in found] == [names[f"{org} notify"]]
+    delivery: str = found[0]["id"]
+    return delivery
 
 
 def _sessions() -> list[str]:

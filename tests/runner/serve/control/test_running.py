@@ -35,6 +35,7 @@ async def test_calls_by_bindings(plugin_dir: Path, tmp_path: Path) -> None:
             _a_package_that_is_withdrawn_and_an_org_that_is_gone,
             _the_same_key_at_once,
             _a_rollout,
+            _changes_while_calls_begin,
         ):
             with trio.fail_after(300):
                 await question(made)
@@ -196,6 +197,31 @@ async def _a_rollout(made: Plane) -> None:
         assert "25 percent leaves this call out" in left_out.document["error"]["message"]
     newest, *_ = await made.records(binding="r")
     assert (newest["code"], newest["session_id"], newest["exit"]) == ("binding.inactive", outside, None)
+
+
+async def _changes_while_calls_begin(made: Plane) -> None:
+    """Every call is made once, by one version of the binding or another, and the last version stays."""
+    scope = {"org_id": "acme", "project_id": "changing"}
+    versions: list[int] = []
+
+    async def call() -> None:
+        for _ in range(4):
+            answer = await made.call("changing")
+            assert answer.status == 200, answer.document
+            versions.append(answer.document["value"]["structured_output"]["body"]["config"]["version"])
+
+    policy = {"max_concurrency": 2}
+    await made.bind("changing", "reader", scope=scope, policy=policy, config={"version": 0})
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(call)
+        for version in range(1, 4):
+            known = len(versions)
+            await until(lambda known=known: len(versions) > known)  # type: ignore[misc]
+            await made.bind("changing", "reader", scope=scope, policy=policy, config={"version": version})
+    await call()
+    assert len(versions) == 12 and versions[-4:] == [3, 3, 3, 3]
+    await until(lambda: len(_specs(made, "changing")) == 1)
 
 
 async def _a_package_that_was_changed(made: Plane, folder: Path) -> None:
