@@ -112,6 +112,11 @@ def _lacks_chromium() -> str:
     return next(filter(None, (_lacks_program(name, package) for name, package in names)), "")
 
 
+def docker_registry() -> str:
+    """Debian's registry, installed or as scripts/setup unpacks it; "" if it is not there."""
+    return shutil.which("docker-registry", path=f"{SYSTEM_PATH}:{ROOT}/.venv/registry/usr/bin") or ""
+
+
 # The command that makes transient units.
 MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
 
@@ -140,7 +145,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "zsh": lambda: _lacks_program("zsh", "zsh"),
     "fish": lambda: _lacks_program("fish", "fish"),
     "chromium": _lacks_chromium,
-    "docker-registry": lambda: _lacks_program("docker-registry", "docker-registry"),
+    "docker-registry": lambda: "" if docker_registry() else "needs docker-registry (scripts/setup test)",
     "systemd": _lacks_systemd,
     "registry": lacks_registry,
 }

@@ -134,6 +134,7 @@ MAY_IMPORT: Mapping[str, Use] = {
         )
     ),
     # The extra [oci].
+    "httpcore": Use(("runner.oci.client",)),
     "httpx": Use(("runner.oci.client",)),
     # The extra [gateway].
     "mcp": Use(

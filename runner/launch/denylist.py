@@ -81,7 +81,8 @@ def _unpacked(root: str | None, environ: Mapping[str, str]) -> str:
 def _own_set(decided: Decided, stores: Sequence[str]) -> str:
     """The stored packages that the plugin starts from. Root's are among the runner's own folders."""
     plugin = decided.loaded.plugin
-    words = [plugin.root or os.path.dirname(plugin.manifest)]  # a package of an OCI registry
+    folder = plugin.root or os.path.dirname(plugin.manifest)
+    words = [folder]  # it is in the store if it came from an OCI registry
     if (entrypoint := plugin.entrypoint) is not None and entrypoint.launcher:
         words += [entrypoint.command, *entrypoint.args[: entrypoint.stored_args]]
     for store in stores:

@@ -39,12 +39,12 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GZIP = b"\x1f\x8b"
 
 
-class Unfit(Exception):
+class UnfitTar(Exception):
     """Why the tar is not unpacked."""
 
 
 # What reading a stranger's tar may raise.
-UNREADABLE = (Unfit, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError)
+UNREADABLE = (UnfitTar, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError)
 
 
 class TarMember(NamedTuple):
@@ -67,12 +67,12 @@ class _Sequential:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= self._most_at_once:
-            raise Unfit("it has a header that is too long")
+            raise UnfitTar("it has a header that is too long")
         data = self._file.read(size)
         self._at += len(data)
         self._empty += not data
         if self._at > self._most or self._empty > _MOST_EMPTY_READS:
-            raise Unfit(f"it has more than {self._most} bytes, or is cut short")
+            raise UnfitTar(f"it has more than {self._most} bytes, or is cut short")
         self.sha256.update(data)
         self.last = data
         return data
@@ -88,7 +88,7 @@ class _Sequential:
         while self._at < place and self.read(min(place - self._at, _CHUNK_BYTES)):
             pass
         if self._at > place:
-            raise Unfit("its members are not one after the other")
+            raise UnfitTar("its members are not one after the other")
         return self._at
 
     def drain(self) -> str:
@@ -136,7 +136,7 @@ def _open_parent() -> Iterator[tuple[str, int]]:
         status = os.fstat(steps[-1].fd)
         fault = trust_fault(real, real)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022 or fault is not None:
-            raise Unfit(f"others can change {real}" if fault is None else fault[0])
+            raise UnfitTar(f"others can change {real}" if fault is None else fault[0])
         if os.geteuid() == 0:
             os.chmod(".", 0o711, dir_fd=steps[-1].fd)
         yield real, steps[-1].fd
@@ -200,20 +200,22 @@ def _members(stream: _Sequential) -> Iterator[TarMember]:
             count += 1
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             if count > MOST_ENTRIES or len(parts) > MOST_DEPTH:
-                raise Unfit(f"it has more than {MOST_ENTRIES} entries, or {MOST_DEPTH} folders in each other")
+                raise UnfitTar(
+                    f"it has more than {MOST_ENTRIES} entries, or {MOST_DEPTH} folders in each other"
+                )
             if member.name.startswith("/") or ".." in parts or not member.name.isprintable():
-                raise Unfit(f"{quoted(member.name)} is not a name in the package")
+                raise UnfitTar(f"{quoted(member.name)} is not a name in the package")
             inner = parts if member.isdir() else parts[:-1]
             above = {"/".join(parts[: depth + 1]) for depth in range(len(inner))}
             count += len(above - folders)
             folders |= above
             if count > MOST_ENTRIES:
-                raise Unfit(f"it has more than {MOST_ENTRIES} entries and folders")
+                raise UnfitTar(f"it has more than {MOST_ENTRIES} entries and folders")
             path = "/".join(parts)
             if not member.isdir() and (not member.isreg() or member.issparse() or not parts):
-                raise Unfit(f"{quoted(member.name)} is neither a file nor a folder")
+                raise UnfitTar(f"{quoted(member.name)} is neither a file nor a folder")
             if not files.isdisjoint(above) or (not member.isdir() and (path in files or path in folders)):
-                raise Unfit(f"{quoted(member.name)} is there twice, or is a file and a folder")
+                raise UnfitTar(f"{quoted(member.name)} is there twice, or is a file and a folder")
             if member.isdir():
                 yield TarMember(path, is_folder=True)
                 continue
@@ -221,7 +223,7 @@ def _members(stream: _Sequential) -> Iterator[TarMember]:
             yield TarMember(path, False, bool(member.mode & 0o111), member.size, _content(tar, member))
     # tarfile takes a header that is cut or damaged for the end.
     if stream.last != bytes(tarfile.BLOCKSIZE):
-        raise Unfit("it is cut short or damaged: it has no end mark where its last entry ends")
+        raise UnfitTar("it is cut short or damaged: it has no end mark where its last entry ends")
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
@@ -232,7 +234,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
         size += len(data)
         yield data
     if size != member.size:
-        raise Unfit("it is cut short")
+        raise UnfitTar("it is cut short")
 
 
 def extract(members: Iterable[TarMember], folder: int, *, read_only: bool = False) -> None:

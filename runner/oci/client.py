@@ -11,10 +11,11 @@ import hashlib
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+import httpcore
 import httpx
 import trio
 
@@ -52,6 +53,12 @@ _TOKEN = re.compile(r"[!-~]{1,32768}")
 _NEXT_PAGE = re.compile(r'<([^>]{1,2048})>\s*;\s*rel="?next"?')
 _PIECES = "application/octet-stream"
 
+# Of the headers of an answer, and of one reading. h11 takes a minute for one header of 100 KB of blanks and a
+# NUL, which no deadline ends. Nothing else here uses httpcore: these are its settings for the whole process.
+httpcore.AsyncHTTP11Connection.MAX_INCOMPLETE_EVENT_SIZE = 16 << 10
+httpcore.AsyncHTTP11Connection.READ_NUM_BYTES = 8 << 10
+
+Result = TypeVar("Result")
 Content = bytes | Callable[[], AsyncIterator[bytes]]
 
 
@@ -97,6 +104,11 @@ async def open_registry(
         # Not the text of the error: it may repeat what the server sent, and that what we sent.
         message = f"{reference.registry} does not speak HTTP as a registry does, or broke off"
         raise PackageFault("registry_answer", message, "try again") from None
+
+
+def wait_for(task: Callable[[], Awaitable[Result]]) -> Result:
+    """Returns what a task with registries returns, for callers that are not on trio."""
+    return trio.run(task)
 
 
 def _tls(ca: str) -> ssl.SSLContext:

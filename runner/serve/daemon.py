@@ -325,7 +325,12 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     """Run a daemon until it is told to end. Raises DatabaseUnusable if the ledger cannot be opened, or the
     database of the control plane, and ControlUnusable."""
     _raise_descriptors()
-    async with open_ledger(options.ledger) as ledger:
+    async with open_ledger(options.ledger) as ledger, AsyncExitStack() as stack:
+        control = None
+        if options.control is not None:  # before there is a nursery, which would wrap its exceptions
+            from runner.serve.control.control import open_control
+
+            control = await stack.enter_async_context(open_control(options.control, ledger, environ, say))
         mounted = None if options.mount is None else Mounted(options.mount, say)
 
         def hear(plugin: str, event: Notice | Progress) -> None:
@@ -333,12 +338,7 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
             if mounted is not None:
                 mounted.hear(plugin, event)
 
-        async with open_supervisor(on_event=hear) as supervisor, AsyncExitStack() as stack:
-            control = None
-            if options.control is not None:
-                from runner.serve.control.control import open_control
-
-                control = await stack.enter_async_context(open_control(options.control, ledger, environ, say))
+        async with open_supervisor(on_event=hear) as supervisor:
             daemon = Daemon(options, supervisor, ledger, environ, say, mounted, control)
             await daemon.run()
         if not await ledger.flush():

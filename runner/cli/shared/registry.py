@@ -131,13 +131,12 @@ def _fetch(
     reference: Reference, store: Store, trust: str | None, required: bool, contract: str | None
 ) -> str:
     try:
-        import trio
-
+        from runner.oci.client import wait_for
         from runner.oci.fetch import fetch
     except ModuleNotFoundError as error:
         raise _missing(error) from None
 
-    package = trio.run(lambda: fetch(reference, store, trust=trust, required=required, contract=contract))
+    package = wait_for(lambda: fetch(reference, store, trust=trust, required=required, contract=contract))
     if reference.tag:
         pinned = reference._replace(tag="", digest=package.digest)
         warn(f"{reference} is pinned to {pinned.digest} until runner install --update {reference}")

@@ -27,11 +27,10 @@ NEEDS_TRUST = "pull needs --trust FILE, whose keys count, or --unsigned for a pa
 def push_folder(args: argparse.Namespace, plugin: Plugin, document: dict[str, Any]) -> list[str]:
     """Returns lines for people. Raises PackageFault."""
     access, reference = access_of(args), parse_reference(args.other)
-    import trio
-
+    from runner.oci.client import wait_for
     from runner.oci.push import push
 
-    pushed = trio.run(lambda: push(plugin, reference, access=access))
+    pushed = wait_for(lambda: push(plugin, reference, access=access))
     document |= {
         "reference": str(reference),
         "digest": pushed.reference.digest,
@@ -54,9 +53,7 @@ def push_folder(args: argparse.Namespace, plugin: Plugin, document: dict[str, An
 def pull_folder(args: argparse.Namespace, document: dict[str, Any]) -> list[str]:
     """Write the package to a new folder. Returns lines for people. Raises PackageFault."""
     access, reference = access_of(args), parse_reference(args.folder)
-    import trio
-
-    from runner.oci.client import open_registry
+    from runner.oci.client import open_registry, wait_for
     from runner.oci.fetch import (
         open_spool,
         pull,
@@ -77,7 +74,7 @@ def pull_folder(args: argparse.Namespace, document: dict[str, Any]) -> list[str]
 
     new = f"{target}.new-{secrets.token_hex(8)}"
     with open_spool() as file:
-        pulled = trio.run(fetch, file)
+        pulled = wait_for(lambda: fetch(file))
         require_trusted(pulled.signature, required=not args.unsigned)
         try:
             unpack_pulled(file, pulled, new)
@@ -106,9 +103,7 @@ def inspect_reference(args: argparse.Namespace, document: dict[str, Any]) -> lis
     """Returns what the registry says of a package. With --trust all of it is fetched and checked; nothing is
     written. Raises PackageFault."""
     access, reference = access_of(args), parse_reference(args.folder)
-    import trio
-
-    from runner.oci.client import open_registry
+    from runner.oci.client import open_registry, wait_for
     from runner.oci.fetch import get_package, get_signatures, list_layer
 
     trusted = read_trust(args.trust)
@@ -119,7 +114,7 @@ def inspect_reference(args: argparse.Namespace, document: dict[str, Any]) -> lis
             signatures = await get_signatures(registry, package)
             return package, signatures, None if trusted is None else await list_layer(registry, package)
 
-    package, signatures, listing = trio.run(ask)
+    package, signatures, listing = wait_for(ask)
     by_digest = reference._replace(tag="", digest=package.digest)
     shown = []
     for raw in signatures:

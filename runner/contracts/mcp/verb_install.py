@@ -405,11 +405,10 @@ def _install_reference(args: argparse.Namespace, store: Store, word: str) -> int
     if not args.yes and (refusal := _confirm("Fetch and install?")) is not None:
         return refusal
     trust, required = trust_of(None)
-    import trio
-
+    from runner.oci.client import wait_for
     from runner.oci.fetch import fetch
 
-    package = trio.run(lambda: fetch(reference, store, trust=trust, required=required, access=access))
+    package = wait_for(lambda: fetch(reference, store, trust=trust, required=required, access=access))
     say(f"  installed {printable(package.plugin.id)} {printable(package.plugin.version)}", sys.stdout)
     say(f"  signature: {signature_text(package.signature, trust)}", sys.stdout)
     if reference.tag:
@@ -426,8 +425,7 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
     access, reference = access_of(args), parse_reference(request.packages[0])
     trust, required = trust_of(None)
     status = EXIT["ok"]
-    import trio
-
+    from runner.oci.client import wait_for
     from runner.oci.fetch import fetch
     from runner.oci.stored import find_stored
 
@@ -442,7 +440,7 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
         status = EXIT["ok"] if refusal is None else refusal
         return refusal is None
 
-    now = trio.run(
+    now = wait_for(
         lambda: fetch(
             reference,
             store,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from runner.oci.artifact import MANIFEST, SIGNATURE, Descriptor, digest_of, write_package, write_signature
 from runner.oci.reference import Reference, parse_reference
 from tests.conftest import SYSTEM_PATH
+from tests.conftest import docker_registry as program
 
 _START_SECONDS = 60.0
 
@@ -43,7 +44,7 @@ def docker_registry(folder: Path, *more: str) -> Iterator[str]:
         *(line for line in more if line.startswith(" ")),
     ]
     (folder / "config.yml").write_text("\n".join(lines) + "\n")
-    command = ["docker-registry", "serve", str(folder / "config.yml")]
+    command = [program(), "serve", str(folder / "config.yml")]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={"PATH": SYSTEM_PATH})
     try:

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -279,8 +280,18 @@ def _with_blob(change: Callable[[bytes], bytes]) -> Fault:
     return make
 
 
-def _with_manifest(**changes: object) -> Fault:
-    return lambda server, tar: server.publish(tar, **changes) and None
+def _with_manifest(**changes: Any) -> Fault:
+    def make(server: FakeRegistry, tar: bytes) -> None:
+        server.publish(tar, **changes)
+
+    return make
+
+
+def _with_tar(content: bytes) -> Fault:
+    def make(server: FakeRegistry, tar: bytes) -> None:
+        server.publish(content)
+
+    return make
 
 
 def _with_layers(count: int, **changes: object) -> Fault:
@@ -305,6 +316,10 @@ def _endless(handler: Handler) -> None:
     handler.end_headers()
     while True:
         handler.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+
+
+def _no_http(handler: Handler) -> None:
+    handler.wfile.write(b"hello\r\n\r\n")
 
 
 def _redirect(place: str) -> Callable[[Handler], None]:
@@ -371,9 +386,19 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
         "compressed its answer",
     ),
     "no HTTP": (
-        _answering("manifests/1", lambda handler: handler.wfile.write(b"hello\r\n\r\n") and None),
+        _answering("manifests/1", _no_http),
         "registry_answer",
         "does not speak HTTP",
+    ),
+    "headers of 40 KB": (
+        _answering("manifests/1", lambda handler: handler.answer(404, b"", X=f"{'a' * 40_000}")),
+        "registry_answer",
+        "does not speak HTTP",
+    ),
+    "headers of 8 KB, as a control": (
+        _answering("manifests/1", lambda handler: handler.answer(404, b"", X=f"{'a' * 8_000}")),
+        "registry_missing",
+        "has no acme/x 1",
     ),
     "an error": (
         _answering("manifests/1", lambda handler: handler.answer(500, b'{"errors":[{"code":"UNKNOWN"}]}')),
@@ -413,16 +438,16 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
     ),
     "a redirect to nowhere": (_answering("", _redirect("https://[/")), "registry_redirect", "no address"),
     "files that are no plugin": (
-        lambda server, tar: server.publish(tar_of({"x": b""})) and None,
+        _with_tar(tar_of({"x": b""})),
         "manifest",
         "there is no manifest here",
     ),
     "a signature in the package": (
-        lambda server, tar: server.publish(tar_of({SIGNATURE_NAME: b""})) and None,
+        _with_tar(tar_of({SIGNATURE_NAME: b""})),
         "package_tar",
         "signatures are beside a package",
     ),
-    "no tar": (lambda server, tar: server.publish(b"x" * 2000) and None, "package_tar", "cannot be unpacked"),
+    "no tar": (_with_tar(b"x" * 2000), "package_tar", "cannot be unpacked"),
 }
 
 
@@ -526,8 +551,12 @@ def test_nothing_is_unpacked_before_its_signature_is_good(
     server: FakeRegistry, package: Package, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpacked: list[str] = []
-    extract = unpack.extract
-    monkeypatch.setattr("runner.oci.fetch.extract", lambda *a, **k: unpacked.append("x") or extract(*a, **k))
+
+    def extract(*given: Any, **options: Any) -> None:
+        unpacked.append("x")
+        unpack.extract(*given, **options)
+
+    monkeypatch.setattr("runner.oci.fetch.extract", extract)
     digest = server.publish(package.tar())
     refused(server.reference(), store, package.trust)
     assert unpacked == [] and not os.path.exists(store.root)
@@ -651,3 +680,46 @@ def test_only_public_addresses_are_dialled_and_exactly_those_that_were_judged(
     monkeypatch.setattr(client_module, "vet", lambda address: "")
     fault = refused(server.reference(), store)  # the control: 127.0.0.1 is dialled, and has no TLS there
     assert asked == ["blobs.example.com"] * 2 and fault.rule == "registry_unreachable"
+
+
+def test_an_identity_token_is_exchanged_at_the_registry_only(
+    server: FakeRegistry, package: Package, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"auths": {server.address: {"identitytoken": "1dentity"}}})
+    )
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    server.publish(package.tar())
+    manifest, bodies = server.manifests["1"], list[bytes]()
+
+    def protected(handler: Handler) -> None:
+        if handler.headers.get("Authorization") == "Bearer t0ken":
+            handler.answer(200, manifest)
+        else:
+            handler.answer(401, b"", WWW_Authenticate='Bearer realm="/token",service="here"')
+
+    def exchange(handler: Handler) -> None:
+        bodies.append(handler.body)
+        handler.answer(200, b'{"access_token": "t0ken"}')
+
+    server.faults.update({"/1": protected, "/token": exchange})
+    assert fetched(server.reference(), store).plugin.id == "greeter"
+    [body] = bodies
+    assert b"grant_type=refresh_token" in body and b"refresh_token=1dentity" in body
+    server.faults["/token"] = lambda handler: handler.answer(200, b'{"token": "a b"}')
+    assert refused(server.reference(), Store(str(tmp_path / "other"))).rule == "registry_answer"
+
+
+def test_only_this_machine_is_asked_without_tls() -> None:
+    def scheme(host: str, access: RegistryAccess = QUICK) -> str:
+        reference = parse_reference(f"oci://{host}/x:1")
+        client = client_module.RegistryClient(None, reference, access, None, push=False)  # type: ignore[arg-type]
+        return client._url("x").scheme
+
+    assert {scheme(host) for host in ("localhost", "localhost:5000", "127.0.0.1:5000", "[::1]:5000")} == {
+        "http"
+    }
+    others = ("registry.example.com", "localhost.example.com", "10.0.0.1:5000", "docker.io")
+    assert {scheme(host) for host in others} == {"https"}
+    assert scheme("10.0.0.1:5000", QUICK._replace(plain_http=True)) == "http"
+    assert scheme("localhost:5000", QUICK._replace(ca="x")) == "https"
