@@ -15,6 +15,7 @@ from openapi_spec_validator import validate
 
 from runner.contracts.registry import example_folder
 from runner.ledger.file import LedgerFile
+from runner.serve.control.invoking import RunningRoutes
 from runner.serve.control.operations import OPERATIONS as CONTROL
 from runner.serve.openapi import OPERATIONS, document
 from tests.runner.serve.control.market import BINDING, TOKENS, ControlHouse, open_market
@@ -528,7 +529,9 @@ async def test_the_api_is_described(tmp_path: Path) -> None:
         found = (await ask("GET", "/openapi.json")).document
         validate(found)
         assert {each.path for each in CONTROL} <= found["paths"].keys()
-        assert set(found["paths"]) - set(document()["paths"]) == {each.path for each in CONTROL}
+        assert set(found["paths"]) - set(document()["paths"]) == {
+            each.path for each in (*CONTROL, *RunningRoutes.OPERATIONS)
+        }
 
 
 # --- discovery ----------------------------------------------------------------------------------------------
