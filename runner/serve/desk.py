@@ -94,6 +94,10 @@ class Desk:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
+    def calls_of(self, caller: str) -> int:
+        """How many calls of a caller are in flight."""
+        return sum(each.caller == caller for each in self._in_flight.values())
+
     async def accept(self, request: DoorCall) -> InvocationRow | CallAnswer:
         """Write the call to the ledger: then it has to be made with `make`. Or the answer of an earlier call
         with its key. Raises Refused; then nothing was accepted."""

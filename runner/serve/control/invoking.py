@@ -21,7 +21,7 @@ from runner.serve.answers import Json, read_document
 from runner.serve.calling import answer_call, with_headers
 from runner.serve.control.bindings import ControlBindings
 from runner.serve.control.caller import ControlCaller, control_caller
-from runner.serve.control.database import ControlFile, RecordRow
+from runner.serve.control.database import ControlFile
 from runner.serve.control.discovery import KINDS
 from runner.serve.control.events import event_id, read_event, subscribers
 from runner.serve.control.records import read_query
@@ -31,6 +31,7 @@ from runner.serve.desk import Desk, DoorCall
 from runner.serve.openapi import Operation, Parameter, Schema
 from runner.serve.refusal import Refused
 
+_MOST_CALLS = 256  # of one org at once: the daemon has 1024 for all
 _MOST_SESSIONS = 10_000  # that one request asks about
 _MOST_ID = 256
 _MOST_SHOWN = 10  # bindings in a message
@@ -213,6 +214,10 @@ class RunningRoutes:
         return await self._invoke(request, found[0], given)
 
     async def _invoke(self, request: Request, live: LiveBinding, given: Mapping[str, Any]) -> Response:
+        caller = _caller(request)
+        if caller.org and self._desk.calls_of(caller.name) >= _MOST_CALLS:
+            message = f"the org has {_MOST_CALLS} calls in flight, which is the most"
+            raise Refused(429, "overloaded", message, "come back later", retry_after=1)
         call = DoorCall(
             live.name,
             live.row.export,
@@ -263,17 +268,16 @@ class RunningRoutes:
         if _LINES in request.headers.get("accept", ""):
             headers = {} if after is None else {"Runner-After": str(after)}
             return Response("".join(f"{row.document}\n" for row in rows), 200, headers, _LINES)
-        return Json({"invocations": [json.loads(row.document) for row in rows], "after": after})
+        # The documents are JSON already, and there may be 64 MiB of them.
+        text = f'{{"invocations":[{",".join(row.document for row in rows)}],"after":{json.dumps(after)}}}'
+        return Response(text, media_type="application/json")
 
     async def invocation(self, request: Request) -> Response:
-        return Json(json.loads((await self._record(request)).document))
-
-    async def _record(self, request: Request) -> RecordRow:
         call = request.path_params["call"]
         row = await self._database.do(ControlFile.record, call)
         if row is None or not _caller(request).sees(row.org):
             raise Refused(404, "no_such_call", f"there is no record of a call {call[:_MOST_ID]!a}")
-        return row
+        return Response(row.document, media_type="application/json")
 
     async def cancel_invocation(self, request: Request) -> Response:
         call = request.path_params["call"]

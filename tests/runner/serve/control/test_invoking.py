@@ -21,7 +21,9 @@ RECORDS = "/v1/plugin-invocations"
 
 
 @pytest.mark.trio
-async def test_orgs_use_their_bindings_and_no_others(plugin_dir: Path) -> None:
+async def test_orgs_use_their_bindings_and_no_others(
+    plugin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     put_devkit(plugin_dir / "devkit-0.1.0-one", telling=True)
     try:
@@ -29,6 +31,10 @@ async def test_orgs_use_their_bindings_and_no_others(plugin_dir: Path) -> None:
             with trio.fail_after(300):
                 names = await _bind_all(ask)
                 await _answers_of_routes(ask, names)
+                with monkeypatch.context() as patch:
+                    patch.setattr("runner.serve.control.invoking._MOST_CALLS", 0)
+                    path = f"/v1/plugin-bindings/{names['alpha search']}:invoke"
+                    assert (await ask("POST", path, {}, org="alpha")).code == "overloaded"
                 calls = await _calls_and_records(ask, names)
                 await _a_call_of_another_org(ask, names, calls)
                 delivery = await _events(ask, names)
