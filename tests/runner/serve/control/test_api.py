@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from openapi_spec_validator import validate
 
 from runner.contracts.registry import example_folder
 from runner.ledger.file import LedgerFile
+from runner.manifest.unpack import unpacked_folder
 from runner.serve.control.invoking import RunningRoutes
 from runner.serve.control.operations import OPERATIONS as CONTROL
 from runner.serve.openapi import OPERATIONS, document
@@ -52,6 +54,7 @@ async def test_a_package_is_imported_once_and_never_changes(tmp_path: Path) -> N
         tar = tmp_path / "devkit.tar"
         await trio.run_process(["tar", "-cf", tar, "-C", root, "."])
         assert (await ask.import_(tar)).document == first.document
+        shutil.rmtree(Path(unpacked_folder()) / hashlib.sha256(tar.read_bytes()).hexdigest())
         # What is stored does not change with the folder that it came from, and other bytes are refused.
         (root / "assets/note.txt").write_text("other")
         ask.market.package()  # signs again
