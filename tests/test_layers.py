@@ -99,6 +99,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.storage",
             "runner.event_loop",
             "runner.gateway.*",
+            "runner.ledger.database_thread",
             "runner.ledger.ledger",
             "runner.launch.remote.pipe",
             "runner.launch.remote.remote_cell",
@@ -122,7 +123,17 @@ MAY_IMPORT: Mapping[str, Use] = {
     # The extra [serve].
     "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
-    "starlette": Use(("runner.serve.event_stream", "runner.serve.page.page", "runner.serve.routes")),
+    "starlette": Use(
+        (
+            "runner.serve.answers",
+            "runner.serve.calling",
+            "runner.serve.control.api",
+            "runner.serve.control.invoking",
+            "runner.serve.event_stream",
+            "runner.serve.page.page",
+            "runner.serve.routes",
+        )
+    ),
     # The extra [oci].
     "httpcore": Use(("runner.oci.client",)),
     "httpx": Use(("runner.oci.client",)),

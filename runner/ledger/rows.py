@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from typing import Any, Literal
 
+from runner.ledger.sqlite_file import OrderRefusal
 from sandbox.speed.value import NamedTuple
 
 # How a call ends if its daemon died while it ran: nobody knows what it did.
@@ -134,7 +135,7 @@ class AuditRow(NamedTuple):
     detail: str  # JSON
 
 
-class LedgerRefusal(Exception):
+class LedgerRefusal(OrderRefusal):
     """The ledger is in order, and does not do what was asked."""
 
 

@@ -114,8 +114,9 @@ def read_plugin(folder: str, reference: Reference, contract: str | None = None) 
 def judge_signatures(
     signatures: Sequence[bytes], make_listing: Callable[[], FileList], trusted: TrustedKeys | None
 ) -> SignatureState:
-    """The state by the first signature that is trusted, else by the first one of these files, else by the
+    """The state by the newest signature that is trusted, else by the first one of these files, else by the
     first. Of the plugin's manifest only what the signature says of it is known here: `require_identity`."""
+    trusted_ones: list[SignatureState] = []
     worst: list[tuple[bool, SignatureState]] = []
     for raw in signatures:
         try:
@@ -131,10 +132,13 @@ def judge_signatures(
             signed = verify(
                 raw, claim.package_id, claim.version, trusted.keys, trusted.path, time.time(), make_listing
             )
-            return SignatureState("trusted", signed=signed, document=raw)
+            trusted_ones.append(SignatureState("trusted", signed=signed, document=raw))
         except PackageFault as fault:
             covers = claim.digest == make_listing().digest
             kept = raw if covers else b""
             state = SignatureState("untrusted", str(fault), document=kept, rule=fault.rule, hint=fault.hint)
             worst.append((covers, state))
+    if trusted_ones:
+        # Who replaces a key signs again, and the old key may be trusted a while longer.
+        return max(trusted_ones, key=lambda state: state.signed.signed_at if state.signed else "")
     return max(worst, key=lambda each: each[0])[1] if worst else SignatureState("absent")

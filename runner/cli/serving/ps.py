@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.serving.socket_option import add_socket, ask
-from sandbox.document.diagnostic import printable
+from runner.cli.shared.table import print_table
 from sandbox.units import format_duration
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found))
         return 0
-    rows = [_TITLES, *(_row(each) for each in found["plugins"])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(_TITLES, [_row(each) for each in found["plugins"]])
     return 0
 
 
@@ -43,6 +40,6 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
     seconds = max(0, int(time.time() - each["since"]))
     reason = "" if each["state"] == "ready" else each["reason"]
     return (
-        *(printable(each["name"]), each["state"], format_duration(seconds), each["contract"] or "?"),
-        *(str(each["sessions"]), str(each["parked"]), calls, str(each["restarts"]), printable(reason)),
+        *(each["name"], each["state"], format_duration(seconds), each["contract"] or "?"),
+        *(str(each["sessions"]), str(each["parked"]), calls, str(each["restarts"]), reason),
     )

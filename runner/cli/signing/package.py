@@ -1,5 +1,6 @@
 """`runner package`: check the folder of a plugin before it is published, sign it, verify its signature, push
-it to a registry, pull it from there, inspect it there."""
+it to a registry, pull it from there, inspect it there. And packages of a daemon's control plane, which
+runner/cli/serving/packages.py asks for."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+from runner.cli.serving import packages as control
 from runner.cli.shared.registry import add_registry, given_options
 from runner.cli.shared.text import print_diagnostics, say, warn
 from runner.manifest.load import lint as lint_manifest
@@ -20,7 +22,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.paths.mounts import contains
 
 NAME = "package"
-HELP = "check, sign or verify a plugin's folder for publication; push it to a registry, pull it, inspect it"
+HELP = "check and sign a plugin's folder; push it to a registry, pull it; import it into a control plane"
 EXAMPLE = "runner package verify ./my-plugin --trust /etc/runner/trusted-keys"
 MIXES_ARGUMENTS = True  # options may stand between the action and the folder
 
@@ -34,6 +36,7 @@ USAGE = {
     "push": "push DIR REF",
     "pull": "pull REF [DIR] --trust FILE (or --unsigned)",
     "inspect": "inspect REF",
+    **control.USAGE,
 }
 NEEDS = {"sign": "--key FILE", "verify": "--trust FILE", "push": "a reference"}
 
@@ -54,9 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=tuple(USAGE),
         help="lint: all that check finds, and what is unwise to publish; sign: lint, then sign; "
         "verify: whether a trusted key signed exactly these files; push: lint, then copy DIR and its "
-        "signature to the registry; pull: into the new folder DIR; inspect: what the registry has",
+        "signature to the registry; pull: into the new folder DIR; inspect: what the registry has; "
+        + control.HELP,
     )
-    parser.add_argument("folder", metavar="DIR|REF", help="the plugin's folder, or oci://HOST/NAME:TAG")
+    parser.add_argument(
+        "folder",
+        metavar="DIR|REF|ID",
+        nargs="?",
+        default="",
+        help="the plugin's folder, oci://HOST/NAME:TAG, or the id of a package of the control plane",
+    )
     parser.add_argument("other", metavar="REF|DIR", nargs="?", default="", help="for push and pull")
     parser.add_argument("--key", metavar="FILE", help="for sign: the private key that runner keygen made")
     parser.add_argument(
@@ -74,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
     parser.add_argument("--deadline", metavar="TIME", default="10m", help="of a registry (default: 10m)")
     add_registry(parser)
+    control.add_control_options(parser)
 
 
 def advice(message: str) -> str:
@@ -85,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
     if fault := _usage_fault(args):
         say(f"runner package: {fault}")
         return USAGE_ERROR
+    if args.action in control.USAGE:
+        return control.run_control(args, args.folder)
     found, plugin = ((), None) if args.action in ("pull", "inspect") else _lint(args)
     errors = sum(diagnostic.severity == "error" for diagnostic in found)
     document: dict[str, Any] = {"schema": SCHEMA, "action": args.action, "folder": args.folder, "ok": True}
@@ -124,6 +137,8 @@ def run(args: argparse.Namespace) -> int:
 def _usage_fault(args: argparse.Namespace) -> str:
     """Returns what is wrong with the command line, or ''."""
     action = args.action
+    if bool(args.folder) == (action == "list"):
+        return f"use runner package {USAGE[action]}"
     needs = {"sign": args.key, "verify": args.trust, "push": args.other or None}
     if action in needs and needs[action] is None:
         return f"{action} needs {NEEDS[action]}; use runner package {USAGE[action]}"
@@ -136,6 +151,7 @@ def _usage_fault(args: argparse.Namespace) -> str:
         ("--unsigned", args.unsigned, ("pull",)),
         ("a second word", bool(args.other), ("push", "pull")),
         *((option, value, ("push", "pull", "inspect")) for option, value in given_options(args)),
+        *control.given_control(args),
     )
     for option, is_given, actions in owners:
         if is_given and action not in actions:
