@@ -60,7 +60,7 @@ async def test_a_package_is_imported_once_and_never_changes(tmp_path: Path) -> N
         ask.market.package()  # signs again
         other = await ask.import_(root)
         assert (other.status, other.code) == (409, "conflict")
-        stored = {path.read_text() for path in (tmp_path / "store").glob("*/package/assets/note.txt")}
+        stored = {path.read_text() for path in (tmp_path / "store").glob("*/*/package/assets/note.txt")}
         assert "other" in stored and len(stored) == 2  # until the next start
         assert (await ask("GET", DEVKIT)).document == first.document
         assert await state(ask) == "available"
@@ -69,7 +69,7 @@ async def test_a_package_is_imported_once_and_never_changes(tmp_path: Path) -> N
             (1, "imported", "uid:")
         ]
     async with open_again(ask) as ask:
-        assert len(list((tmp_path / "store").glob("*/package"))) == 1
+        assert len(list((tmp_path / "store").glob("*/*/package"))) == 1
         assert (await ask("GET", DEVKIT)).document == first.document
 
 
