@@ -436,15 +436,15 @@ class LedgerFile(SqliteFile):
                 return  # only what has not ended is left
 
     def _remove_before(self, when: float) -> None:
-        for table, time, ended, *_ in _ENDED:
-            self._connection.execute(f"DELETE FROM {table} WHERE {time} < ? AND {ended}", (when,))
+        for table, at, ended, *_ in _ENDED:
+            self._connection.execute(f"DELETE FROM {table} WHERE {at} < ? AND {ended}", (when,))
 
     def _remove_from_largest(self) -> bool:
         """Remove the oldest rows of whoever has most bytes, so that none pushes out others. Returns False if
         there are none."""
         shares = [
-            (*found, table, time, ended, of)
-            for table, time, ended, of, size in _ENDED
+            (*found, table, at, ended, of)
+            for table, at, ended, of, size in _ENDED
             for found in self._connection.execute(
                 f"SELECT SUM({size} + {_ROW_BYTES}) AS bytes, {of} FROM {table} WHERE {ended}"
                 f" GROUP BY {of} ORDER BY bytes DESC LIMIT 1"
@@ -452,10 +452,10 @@ class LedgerFile(SqliteFile):
         ]
         if not shares:
             return False
-        _, owner, table, time, ended, of = max(shares)
+        _, owner, table, at, ended, of = max(shares)
         self._connection.execute(
             f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table}"
-            f" WHERE {ended} AND {of} = ? ORDER BY {time} LIMIT ?)",
+            f" WHERE {ended} AND {of} = ? ORDER BY {at} LIMIT ?)",
             (owner, _PRUNED_AT_ONCE),
         )
         return True

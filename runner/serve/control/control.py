@@ -55,9 +55,7 @@ class ControlPlane:
         # One for each database: what one does not know is removed, and another may have it.
         own = hashlib.sha256(os.path.realpath(database.path).encode("utf-8", "surrogateescape"))
         folder = PackageFolder(os.path.join(store, own.hexdigest()[:16]))
-        self.packages = ControlPackages(
-            database, ledger, folder, lambda: self.settings, self._tell, environ
-        )
+        self.packages = ControlPackages(database, ledger, folder, lambda: self.settings, self._tell, environ)
         self.bindings = ControlBindings(database, ledger, self.packages, lambda: self.settings, self._tell)
         self.discovery = Discovery(database)
         # Each has routes at the door; others may be added before the daemon runs.

@@ -286,7 +286,13 @@ class ControlFile(SqliteFile):
     ) -> list[BindingRow]:
         """By their ids. None: any. `project`: "" is the whole org. `after`: the last id of a list before."""
         where, values = _where(
-            {"id > ?": after, "org = ?": org, "project = ?": project, "package = ?": package, "kind = ?": kind}
+            {
+                "id > ?": after,
+                "org = ?": org,
+                "project = ?": project,
+                "package = ?": package,
+                "kind = ?": kind,
+            }
         )
         rows = self._connection.execute(
             f"SELECT * FROM bindings WHERE {where} ORDER BY id LIMIT ?", (*values, most)
@@ -399,8 +405,12 @@ class ControlFile(SqliteFile):
         the last number of the list before."""
         where, values = _where(
             {
-                **{"org = ?": org, "binding = ?": binding, "status = ?": status},
-                **{"started >= ?": since, "started < ?": until, "number < ?": before},
+                "org = ?": org,
+                "binding = ?": binding,
+                "status = ?": status,
+                "started >= ?": since,
+                "started < ?": until,
+                "number < ?": before,
             }
         )
         rows = self._connection.execute(
