@@ -183,8 +183,7 @@ class RunningBindings:
                     raise UnknownPlugin(made.name)
                 made.bound = bound
                 if bound.inactive:
-                    message = f"the binding {bound.row.id} takes no calls: {bound.inactive}"
-                    raise InvalidCall(Refusal(0, INACTIVE, message, "failed"))
+                    raise _refusal(bound.row.id, bound.inactive)
                 await trio.to_thread.run_sync(self._require_unchanged, bound.package)
                 loaded = self._load(bound)
                 try:
@@ -346,6 +345,8 @@ class BindingCall:
         try:
             with open_account() as self._account, self._scope:
                 result = await self._running.call(self, request, self._hiding(on_progress))
+            if result is None and self._account.invocation is None:  # it has not begun
+                raise _refusal(self.binding, "it was disabled meanwhile")
             if result is None:
                 message = f"the binding {self.binding} was disabled while the call ran"
                 raise PluginFailure(Outcome("cancelled", "call", message, DISABLED))
@@ -406,6 +407,10 @@ def _looks(folder: str) -> str:
             looks = (path, name, status.st_ino, status.st_size, status.st_mode, status.st_ctime_ns)
             found.update(repr(looks).encode())
     return found.hexdigest()
+
+
+def _refusal(binding: str, why: str) -> InvalidCall:
+    return InvalidCall(Refusal(0, INACTIVE, f"the binding {binding} takes no calls: {why}", "failed"))
 
 
 def _changing(binding: str) -> Outcome:

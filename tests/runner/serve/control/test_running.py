@@ -159,7 +159,7 @@ async def _a_package_that_is_withdrawn_and_an_org_that_is_gone(made: Plane) -> N
         await _withdraw(made, 1)
         made.running.wake()
         refused = await made.call("a")
-        assert "withdrawn" in refused.document["error"]["message"]
+        assert _error(refused) == (400, "invalid_call", "binding.inactive")
     assert {_error(each)[2] for each in answers} == {"binding_disabled"}
     await _withdraw(made, 0)
     made.settings = known
