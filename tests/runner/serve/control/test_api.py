@@ -302,6 +302,10 @@ async def test_the_install_policy_says_who_may_bind(tmp_path: Path) -> None:
         assert (await ask("POST", f"{DEVKIT}:install", bare, org="alpha")).code == "install_policy"
         assert (await ask("GET", DEVKIT, org="beta")).status == 404
         card = await ask("GET", DEVKIT)
+        both = {"install_policy": ["alpha", "beta"]}
+        card = await ask("PATCH", DEVKIT, both, headers=card.etag)
+        assert card.document["install_policy"] == ["alpha", "beta"]
+        assert (await ask("GET", DEVKIT, org="alpha")).document["install_policy"] == ["alpha"]
         assert (await ask("PATCH", DEVKIT, {"install_policy": ["alpha"]}, headers=card.etag)).status == 200
         assert (await ask.bind(org="alpha", **more)).status == 201  # the control
         assert (await ask("GET", DEVKIT, org="alpha")).document["source"] == "local"
