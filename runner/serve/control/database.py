@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
@@ -36,6 +36,7 @@ MOST_ROWS = 1000  # of one list
 MOST_REVISIONS = 200  # of one package or binding that the history keeps
 MOST_HISTORY_BYTES = 8 << 20  # of one org, so that none pushes out others
 MOST_BYTES = 1 << 30  # of the file
+MOST_LIST_BYTES = 4 << 20  # of the records in one list: an org may ask for many at once
 MOST_RECORDS = 100_000  # of one org, so that none pushes out others
 _RECORD_DAYS = 30.0
 _RECORDS_SHARE = 0.7  # of the file, before the oldest records are removed
@@ -402,7 +403,7 @@ class ControlFile(SqliteFile):
         most: int = MOST_ROWS,
     ) -> list[RecordRow]:
         """The newest first. None: any. `since`, `until`: when they started, in seconds since 1970. `before`:
-        the last number of the list before."""
+        the last number of the list before. It ends early with the record that makes it too long."""
         where, values = _where(
             {
                 "org = ?": org,
@@ -417,7 +418,14 @@ class ControlFile(SqliteFile):
             f"SELECT {', '.join(RecordRow._fields)} FROM records WHERE {where} ORDER BY number DESC LIMIT ?",
             (*values, most),
         )
-        return [RecordRow(*row) for row in rows]
+        found: list[RecordRow] = []
+        size = 0
+        for row in map(RecordRow._make, rows):
+            found.append(row)
+            size += len(row.document)
+            if size >= MOST_LIST_BYTES:
+                break
+        return found
 
     # --- upkeep ---------------------------------------------------------------------------------------------
 
@@ -451,6 +459,11 @@ def _where(given: Mapping[str, Any]) -> tuple[str, list[Any]]:
     no index, and a question of one org takes as long as all orgs have rows."""
     used = {condition: value for condition, value in given.items() if value is not None}
     return " AND ".join(["TRUE", *used]), list(used.values())
+
+
+def is_long(records: Sequence[RecordRow]) -> bool:
+    """Whether a list has to end here, though there may be more."""
+    return sum(len(row.document) for row in records) >= MOST_LIST_BYTES
 
 
 def require_revision(known: int, wanted: int | None) -> None:

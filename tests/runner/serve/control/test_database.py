@@ -138,6 +138,11 @@ def test_records_are_found_and_the_oldest_removed(tmp_path: Path, monkeypatch: p
     # The org that has most loses its own.
     long = RecordRow("inv10", now[0], now[0], "failed", "b", "gamma", *place, "x" * 300_000)
     file.do(ControlFile.add_record, long)
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "MOST_LIST_BYTES", 300_000)
+        assert (names(), database.is_long(file.do(ControlFile.records))) == (["10"], True)
+        assert names(before=file.do(ControlFile.records)[0].number) == ["9", "8", "7", "6", "5"]
+    assert len(names()) == 6 and not database.is_long(file.do(ControlFile.records))
     monkeypatch.setattr(database, "MOST_BYTES", 250_000)
     file.do(ControlFile.prune)
     assert names() == ["9", "8", "7", "6", "5"]
