@@ -37,6 +37,7 @@ from runner.ledger.rows import (
     digest,
     has_place,
     hook_id,
+    owner_of,
 )
 from runner.ledger.schema import APPLICATION_ID, MIGRATIONS
 from runner.ledger.sqlite_file import (
@@ -54,7 +55,21 @@ _LOWERED_TO = 0.9  # of the size at which rows are removed
 _PRUNED_AT_ONCE = 500
 _MOST_ANSWER_BYTES = 256 << 10
 _MOST_WAITING = 0.25  # of the size, for deliveries that have not ended: only what has ended is removed
-_MOST_AUDITED = 100_000  # rows of one kind: strangers who are refused must not push out calls and grants
+_MOST_AUDITED = 100_000  # rows of one kind: strangers who are refused, and orgs, must not push out others'
+_ROW_BYTES = 300  # of a row, without what follows
+_AUDITED = "what || IIF(caller LIKE 'org:%', caller, '')"  # rows of the audit that share a bound
+# What may be removed: table, time, condition, whose it is, and its bytes.
+_ENDED = (
+    ("audit", "at", "TRUE", _AUDITED, "LENGTH(caller) + LENGTH(detail)"),
+    (
+        *("invocations", "accepted", "ended IS NOT NULL", "caller"),
+        "IFNULL(LENGTH(record), 0) + IFNULL(LENGTH(answer), 0)",
+    ),
+    (
+        *("deliveries", "created", "state IN ('acked', 'dead')", "plugin"),
+        "LENGTH(event) + LENGTH(context)",
+    ),
+)
 _LOST = "the daemon ended before the call did"
 
 
@@ -104,10 +119,11 @@ class LedgerFile(SqliteFile):
         self._bounds = bounds
         self.clock = clock
         self._chance = chance
-        self._waiting_bytes: int | None = None  # of deliveries that have not ended; None: not counted yet
+        # Bytes of deliveries that have not ended, by their owners. None: not counted yet.
+        self._waiting: Counter[str] | None = None
 
     def undone(self) -> None:
-        self._waiting_bytes = None
+        self._waiting = None
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -253,16 +269,22 @@ class LedgerFile(SqliteFile):
 
     def _make_room(self, delivery: Delivery | DeliveryRow) -> None:
         """Count a delivery among those that wait. Raises DeliveryTooLarge and DeliveriesFull."""
-        if self._waiting_bytes is None:
-            (self._waiting_bytes,) = self._connection.execute(
-                "SELECT COALESCE(SUM(LENGTH(event) + LENGTH(context)), 0) FROM deliveries"
-                " WHERE state IN ('queued', 'running')"
-            ).fetchone()
-        waiting, size = self._waiting_bytes or 0, len(delivery.event) + len(delivery.context)
+        if self._waiting is None:
+            self._waiting = Counter()
+            for row in self._connection.execute(
+                "SELECT * FROM deliveries WHERE state IN ('queued', 'running')"
+            ):
+                self._waiting[owner_of(DeliveryRow(*row))] += _size(DeliveryRow(*row))
+        owner, size, waiting = owner_of(delivery), _size(delivery), self._waiting.total()
         self._require_possible(size)
-        if waiting + size > self._bounds.size * _MOST_WAITING:
+        most = self._bounds.size * _MOST_WAITING
+        if waiting + size > most:
             raise DeliveriesFull(f"deliveries of {waiting} bytes wait, and there is no room for {size} more")
-        self._waiting_bytes = waiting + size
+        own = self._waiting[owner]
+        if owner != delivery.plugin and own + size > (most - (waiting - own)) / 2:
+            message = f"deliveries of {own} bytes wait for the org, which is its share of the room"
+            raise DeliveriesFull(message)
+        self._waiting[owner] += size
 
     def claim(
         self,
@@ -273,7 +295,7 @@ class LedgerFile(SqliteFile):
     ) -> list[Attempt]:
         """Begin the next attempt of deliveries that are due, at most `most`. Each attempt is also a call,
         which is written with it. `name` makes the id of a call. `busy`: plugins that get none now. `running`:
-        how many attempts of each plugin run, if they are to share the places (`has_place`)."""
+        how many attempts of each owner run, if they are to share the places (`has_place`)."""
         begun: list[Attempt] = []
         counts, places = Counter(running), most + (0 if running is None else running.total())
         full = {*busy}
@@ -285,8 +307,8 @@ class LedgerFile(SqliteFile):
                 (self.clock(), *full, left),
             ).fetchall()
             for row in map(DeliveryRow._make, rows):
-                if running is None or has_place(row.plugin, counts, places):
-                    counts[row.plugin] += 1
+                if running is None or has_place(owner_of(row), counts, places):
+                    counts[owner_of(row)] += 1
                     begun.append(self._begin(row, name()))
                 else:
                     full.add(row.plugin)
@@ -321,8 +343,8 @@ class LedgerFile(SqliteFile):
         if verdict == "retry":
             due = next_try(self._schedule, row.attempt - row.round, now, self._chance())
         state: DeliveryState = "queued" if due is not None else "acked" if verdict == "acked" else "dead"
-        if state != "queued" and self._waiting_bytes is not None:
-            self._waiting_bytes -= len(row.event) + len(row.context)
+        if state != "queued" and self._waiting is not None:
+            self._waiting -= Counter({owner_of(row): _size(row)})
         self._connection.execute(
             "UPDATE deliveries SET state = ?, due = ?, ended = ?, code = ?, reason = ? WHERE id = ?",
             (state, due, None if due is not None else now, code, reason, row.id),
@@ -359,11 +381,13 @@ class LedgerFile(SqliteFile):
         )
         return [DeliveryRow(*row) for row in rows]
 
-    def next_due(self, busy: Sequence[str] = ()) -> float | None:
-        """When the next delivery is due, but for those of the plugins that are `busy`."""
+    def next_due(self, busy: Sequence[str] = (), after: float = 0.0) -> float | None:
+        """When the next delivery is due, after a time, but for those of the plugins that are `busy`."""
         marks = ", ".join("?" * len(busy))
-        query = f"SELECT MIN(due) FROM deliveries WHERE state = 'queued' AND plugin NOT IN ({marks})"
-        (due,) = self._connection.execute(query, tuple(busy)).fetchone()
+        query = (
+            f"SELECT MIN(due) FROM deliveries WHERE state = 'queued' AND due > ? AND plugin NOT IN ({marks})"
+        )
+        (due,) = self._connection.execute(query, (after, *busy)).fetchone()
         return None if due is None else float(due)
 
     # --- audit ----------------------------------------------------------------------------------------------
@@ -397,33 +421,48 @@ class LedgerFile(SqliteFile):
         return lost
 
     def prune(self) -> None:
-        """Remove what has ended and is too old, and the oldest of it if the file is too large."""
-        self._remove_before(self.clock() - self._bounds.days * _DAY_SECONDS, -1)
-        for (what,) in self._connection.execute("SELECT DISTINCT what FROM audit").fetchall():
+        """Remove what has ended and is too old, and more of it if the file is too large."""
+        self._remove_before(self.clock() - self._bounds.days * _DAY_SECONDS)
+        for (kind,) in self._connection.execute(f"SELECT DISTINCT {_AUDITED} FROM audit").fetchall():
             self._connection.execute(
-                "DELETE FROM audit WHERE what = ?1 AND id <="
-                " (SELECT id FROM audit WHERE what = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-                (what, _MOST_AUDITED),
+                f"DELETE FROM audit WHERE {_AUDITED} = ?1 AND id <="
+                f" (SELECT id FROM audit WHERE {_AUDITED} = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+                (kind, _MOST_AUDITED),
             )
         if self.used_bytes() <= self._bounds.size * _LOWERED_TO:
             return
         while self.used_bytes() > self._bounds.size * _LOWERED_TO**2:
-            if not self._remove_before(float("inf"), _PRUNED_AT_ONCE):
+            if not self._remove_from_largest():
                 return  # only what has not ended is left
 
-    def _remove_before(self, when: float, most: int) -> int:
-        removed = 0
-        for table, time_column, ended in (
-            ("audit", "at", "TRUE"),
-            ("invocations", "accepted", "ended IS NOT NULL"),
-            ("deliveries", "created", "state IN ('acked', 'dead')"),
-        ):
-            removed += self._connection.execute(
-                f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table}"
-                f" WHERE {time_column} < ? AND {ended} ORDER BY {time_column} LIMIT ?)",
-                (when, most),
-            ).rowcount
-        return removed
+    def _remove_before(self, when: float) -> None:
+        for table, at, ended, *_ in _ENDED:
+            self._connection.execute(f"DELETE FROM {table} WHERE {at} < ? AND {ended}", (when,))
+
+    def _remove_from_largest(self) -> bool:
+        """Remove the oldest rows of whoever has most bytes, so that none pushes out others. Returns False if
+        there are none."""
+        shares = [
+            (*found, table, at, ended, of)
+            for table, at, ended, of, size in _ENDED
+            for found in self._connection.execute(
+                f"SELECT SUM({size} + {_ROW_BYTES}) AS bytes, {of} FROM {table} WHERE {ended}"
+                f" GROUP BY {of} ORDER BY bytes DESC LIMIT 1"
+            )
+        ]
+        if not shares:
+            return False
+        _, owner, table, at, ended, of = max(shares)
+        self._connection.execute(
+            f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table}"
+            f" WHERE {ended} AND {of} = ? ORDER BY {at} LIMIT ?)",
+            (owner, _PRUNED_AT_ONCE),
+        )
+        return True
+
+
+def _size(delivery: Delivery | DeliveryRow) -> int:
+    return len(delivery.event) + len(delivery.context)
 
 
 # --- opening ------------------------------------------------------------------------------------------------

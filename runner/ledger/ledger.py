@@ -52,8 +52,8 @@ class Ledger(DatabaseThread[LedgerFile]):
     ) -> list[Attempt]:
         return await self.do(LedgerFile.claim, most, name, busy, running)
 
-    async def next_due(self, busy: tuple[str, ...] = ()) -> float | None:
-        return await self.do(LedgerFile.next_due, busy)
+    async def next_due(self, busy: tuple[str, ...] = (), after: float = 0.0) -> float | None:
+        return await self.do(LedgerFile.next_due, busy, after)
 
     async def settle(self, attempt: Attempt, verdict: Verdict, ended: EndOfCall, reason: str = "") -> None:
         """End an attempt, as `end` ends a call."""

@@ -14,7 +14,7 @@ import trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Delivery, EndOfCall, Verdict, has_place
+from runner.ledger.rows import Delivery, EndOfCall, Verdict, owner_of
 from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
@@ -53,7 +53,7 @@ class Deliveries:
         self._metrics = metrics
         self._context_keys = context_keys
         self._target_of = target_of
-        self._running: Counter[str] = Counter()  # attempts, by plugin
+        self._running: Counter[str] = Counter()  # attempts, by owner
         self._news = trio.Event()
 
     def wake(self) -> None:
@@ -78,14 +78,15 @@ class Deliveries:
         free = _MOST_AT_ONCE - self._running.total()
         if free <= 0:
             return _MOST_SLEEP_SECONDS  # the end of an attempt wakes it
+        before = time.time()
         begun = await self._ledger.claim(free, _call_id, held, Counter(self._running))
         for attempt in begun:
-            self._running[attempt.delivery.plugin] += 1
+            self._running[owner_of(attempt.delivery)] += 1
             nursery.start_soon(self._attempt, attempt)
         if len(begun) == free:
             return _MOST_SLEEP_SECONDS
-        full = [each for each in self._running if not has_place(each, self._running, _MOST_AT_ONCE)]
-        due = await self._ledger.next_due((*held, *full))
+        # What was due before has begun, or has to wait for its owner's other attempts, whose end wakes this.
+        due = await self._ledger.next_due(held, before)
         return _MOST_SLEEP_SECONDS if due is None else max(0.0, min(due - time.time(), _MOST_SLEEP_SECONDS))
 
     async def _attempt(self, attempt: Attempt) -> None:
@@ -105,7 +106,7 @@ class Deliveries:
         except Exception as error:  # noqa: BLE001 -- a bug, of this delivery only: the record has it
             outcome = Outcome("internal", "call", f"{type(error).__name__}: {error}")
         finally:
-            self._running -= Counter([row.plugin])
+            self._running -= Counter([owner_of(row)])
             record = json.dumps({"outcome": outcome_document(outcome), "invocation": invocation})
             with trio.CancelScope(shield=True):
                 await self._ledger.settle(

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from runner.exceptions import PluginError, PluginFailure
-from runner.ledger.file import LedgerUnusable
+from runner.ledger.file import Acceptance, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import UNKNOWN, Accepted, Digest, Effect, EndOfCall, InvocationRow, KeyReused, digest
 from runner.library import Result
@@ -106,10 +106,27 @@ class Desk:
         if len(self._in_flight) >= MOST_CALLS:
             message = f"{MOST_CALLS} calls are in flight, which is the most"
             raise Refused(429, "overloaded", message, "come back later", retry_after=1)
+        own_id = f"call_{secrets.token_hex(12)}"
+        # From now on it counts: requests that come at once must not be more than there may be.
+        self._in_flight[own_id] = _InFlight(trio.CancelScope(), request.caller, [], request.target)
+        accepted = None
+        try:
+            accepted = await self._accept(own_id, request)
+        finally:
+            if accepted is None or not accepted.fresh:
+                del self._in_flight[own_id]
+        if not accepted.fresh:
+            return _earlier(accepted.row)
+        if request.target is not None:
+            request.target.accept(own_id, accepted.row.input_bytes)
+        return accepted.row
+
+    async def _accept(self, own_id: str, request: DoorCall) -> Acceptance:
+        """Raises Refused."""
         target = request.target
         given = await off_loop_if_large(digest, [request.input, dict(request.context or {})])
         call = Accepted(
-            id=f"call_{secrets.token_hex(12)}",
+            id=own_id,
             plugin=request.plugin,
             tool=request.tool,
             kind=request.kind or "",
@@ -119,18 +136,12 @@ class Desk:
             key=request.key,
         )
         try:
-            accepted = await self._ledger.accept(call)
+            return await self._ledger.accept(call)
         except KeyReused as reused:
             raise Refused(409, "key_reused", str(reused), "use a new key for each call") from None
         except LedgerUnusable as unusable:
             message = f"the call cannot be recorded, so it is not made: {unusable}"
             raise Refused(503, "ledger", message, unusable.hint, retry_after=5) from None
-        if not accepted.fresh:
-            return _earlier(accepted.row)
-        self._in_flight[call.id] = _InFlight(trio.CancelScope(), request.caller, [], target)
-        if target is not None:
-            target.accept(call.id, given.size)
-        return accepted.row
 
     async def make(self, row: InvocationRow, request: DoorCall, on_progress: OnProgress | None) -> CallAnswer:
         """Make an accepted call. Its outcome is in the ledger when this returns or raises."""

@@ -179,9 +179,8 @@ class Routes:
         )
 
     async def metrics(self, request: Request) -> Response:
-        text = await trio.to_thread.run_sync(
-            self._metrics.text, self._supervisor.plugins(), self._ledger.owed
-        )
+        seen = [each for each in self._supervisor.plugins() if self._sees(request, each.name)]
+        text = await trio.to_thread.run_sync(self._metrics.text, seen, self._ledger.owed)
         return Response(text, media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:

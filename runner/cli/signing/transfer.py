@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from runner.oci.fetch import PulledPackage
     from runner.package.listing import FileList
 
-NEEDS_TRUST = "pull needs --trust FILE, whose keys count, or --unsigned for a package that nobody vouches for"
-
 
 def push_folder(args: argparse.Namespace, plugin: Plugin, document: dict[str, Any]) -> list[str]:
     """Returns lines for people. Raises PackageFault."""

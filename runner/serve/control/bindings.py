@@ -28,6 +28,7 @@ from runner.serve.control.database import (
     PackageRow,
     PackageUnavailable,
     canonical,
+    require_revision,
 )
 from runner.serve.control.packages import (
     ControlPackages,
@@ -45,6 +46,7 @@ from sandbox.speed.value import NamedTuple
 MOST_RECORD_BYTES = 64 << 10
 # What a change may replace, each key as a whole. The others say what the binding is.
 CHANGEABLE = ("package_version", "config", "secrets", "status", "rollout", "policy")
+_MOST_REVISION = 1 << 32
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _STOP: Mapping[str, Any] = {"status": "disabled"}  # a change that has to be possible whatever is wrong
 
@@ -89,6 +91,7 @@ class ControlBindings:
         """Replace some keys of a binding, or all of them by those of an earlier revision. Raises Refused and
         StaleRevision."""
         before = await self.find(name, caller)
+        require_revision(before.revision, revision)  # it is `before` that is changed
         if set(given) == {"revision"}:
             record, change = await self._earlier(name, given["revision"]), "rolled back"
         else:
@@ -100,7 +103,7 @@ class ControlBindings:
         return await self._put(after, revision, caller, change, before)
 
     async def _earlier(self, name: str, revision: Any) -> dict[str, Any]:
-        if type(revision) is not int:
+        if type(revision) is not int or not 0 < revision <= _MOST_REVISION:
             raise Refused(400, "invalid_body", "revision is not a number of the binding's history")
         found = await self._database.do(ControlFile.at_revision, "binding", name, revision)
         if found is None:
@@ -248,6 +251,7 @@ class ControlBindings:
 def _object(raw: bytes) -> dict[str, Any]:
     """Raises Refused."""
     try:
+        raw.decode()  # the text is what is checked: nothing of it may be replaced
         found = wire.decode(raw)
     except ValueError as error:
         raise Refused(400, "invalid_json", f"the body is not JSON that can be used: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -51,9 +52,10 @@ class ControlPlane:
         self.follow: Callable[[tuple[str, ...]], bool] = lambda folders: False
         # Beside the states of plugins, where no other plugin is shown it.
         store = settings.store or os.path.join(os.path.dirname(state_root(environ)), IMPORTED)
-        self.packages = ControlPackages(
-            database, ledger, PackageFolder(store), lambda: self.settings, self._tell, environ
-        )
+        # One for each database: what one does not know is removed, and another may have it.
+        own = hashlib.sha256(os.path.realpath(database.path).encode("utf-8", "surrogateescape"))
+        folder = PackageFolder(os.path.join(store, own.hexdigest()[:16]))
+        self.packages = ControlPackages(database, ledger, folder, lambda: self.settings, self._tell, environ)
         self.bindings = ControlBindings(database, ledger, self.packages, lambda: self.settings, self._tell)
         self.discovery = Discovery(database)
         # Each has routes at the door; others may be added before the daemon runs.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
@@ -36,10 +36,11 @@ MOST_ROWS = 1000  # of one list
 MOST_REVISIONS = 200  # of one package or binding that the history keeps
 MOST_HISTORY_BYTES = 8 << 20  # of one org, so that none pushes out others
 MOST_BYTES = 1 << 30  # of the file
+MOST_LIST_BYTES = 4 << 20  # of the records in one list: an org may ask for many at once
 MOST_RECORDS = 100_000  # of one org, so that none pushes out others
 _RECORD_DAYS = 30.0
 _RECORDS_SHARE = 0.7  # of the file, before the oldest records are removed
-_RECORDS_AT_ONCE = 5000
+_RECORDS_AT_ONCE = 1000
 
 State = Literal["contract-ready", "imported", "available", "installed", "withdrawn"]
 STATES: tuple[State, ...] = ("contract-ready", "imported", "available", "installed", "withdrawn")
@@ -257,7 +258,7 @@ class ControlFile(SqliteFile):
         known = self.package(name)
         if known is None:
             return None
-        _require_revision(known.revision, revision)
+        require_revision(known.revision, revision)
         changed = known._replace(**fields)
         return known if changed == known else self._put_package(changed, caller, change)
 
@@ -285,11 +286,17 @@ class ControlFile(SqliteFile):
         most: int = MOST_ROWS,
     ) -> list[BindingRow]:
         """By their ids. None: any. `project`: "" is the whole org. `after`: the last id of a list before."""
+        where, values = _where(
+            {
+                "id > ?": after,
+                "org = ?": org,
+                "project = ?": project,
+                "package = ?": package,
+                "kind = ?": kind,
+            }
+        )
         rows = self._connection.execute(
-            "SELECT * FROM bindings WHERE id > ?1 AND (?2 IS NULL OR org = ?2)"
-            " AND (?3 IS NULL OR project = ?3) AND (?4 IS NULL OR package = ?4)"
-            " AND (?5 IS NULL OR kind = ?5) ORDER BY id LIMIT ?6",
-            (after, org, project, package, kind, most),
+            f"SELECT * FROM bindings WHERE {where} ORDER BY id LIMIT ?", (*values, most)
         )
         return [BindingRow(*row) for row in rows]
 
@@ -310,7 +317,7 @@ class ControlFile(SqliteFile):
         elif revision == 0:
             raise RecordConflict(f"there is a binding {row.id!a}")
         else:
-            _require_revision(known.revision, revision)
+            require_revision(known.revision, revision)
             row = row._replace(revision=known.revision, created=known.created)
         other = self._connection.execute(
             "SELECT id FROM bindings WHERE org = ? AND project = ? AND package = ? AND export = ?"
@@ -396,20 +403,34 @@ class ControlFile(SqliteFile):
         most: int = MOST_ROWS,
     ) -> list[RecordRow]:
         """The newest first. None: any. `since`, `until`: when they started, in seconds since 1970. `before`:
-        the last number of the list before."""
-        rows = self._connection.execute(
-            f"SELECT {', '.join(RecordRow._fields)} FROM records WHERE (?1 IS NULL OR org = ?1)"
-            " AND (?2 IS NULL OR binding = ?2)"
-            " AND (?3 IS NULL OR status = ?3) AND (?4 IS NULL OR started >= ?4)"
-            " AND (?5 IS NULL OR started < ?5) AND (?6 IS NULL OR number < ?6) ORDER BY number DESC LIMIT ?7",
-            (org, binding, status, since, until, before, most),
+        the last number of the list before. It ends early with the record that makes it too long."""
+        where, values = _where(
+            {
+                "org = ?": org,
+                "binding = ?": binding,
+                "status = ?": status,
+                "started >= ?": since,
+                "started < ?": until,
+                "number < ?": before,
+            }
         )
-        return [RecordRow(*row) for row in rows]
+        rows = self._connection.execute(
+            f"SELECT {', '.join(RecordRow._fields)} FROM records WHERE {where} ORDER BY number DESC LIMIT ?",
+            (*values, most),
+        )
+        found: list[RecordRow] = []
+        size = 0
+        for row in map(RecordRow._make, rows):
+            found.append(row)
+            size += len(row.document)
+            if size >= MOST_LIST_BYTES:
+                break
+        return found
 
     # --- upkeep ---------------------------------------------------------------------------------------------
 
     def prune(self) -> None:
-        """Remove old records, and the oldest of them if the file is too large."""
+        """Remove old records, and if the file is too large the oldest ones of the org that has most."""
         oldest = self.clock() - _RECORD_DAYS * 86400
         self._connection.execute("DELETE FROM records WHERE started < ?", (oldest,))
         for (org,) in self._connection.execute("SELECT DISTINCT org FROM records").fetchall():
@@ -419,8 +440,13 @@ class ControlFile(SqliteFile):
                 (org, MOST_RECORDS),
             )
         while self.used_bytes() > MOST_BYTES * _RECORDS_SHARE:
-            query = "DELETE FROM records WHERE number IN (SELECT number FROM records ORDER BY number LIMIT ?)"
-            if not self._connection.execute(query, (_RECORDS_AT_ONCE,)).rowcount:
+            removed = self._connection.execute(
+                "DELETE FROM records WHERE number IN (SELECT number FROM records WHERE org ="
+                " (SELECT org FROM records GROUP BY org ORDER BY SUM(LENGTH(document)) DESC LIMIT 1)"
+                " ORDER BY number LIMIT ?)",
+                (_RECORDS_AT_ONCE,),
+            )
+            if not removed.rowcount:
                 return
 
 
@@ -428,7 +454,19 @@ class ControlDatabase(DatabaseThread[ControlFile]):
     """ControlFile for trio. Made by `open_control_database`. `do` raises DatabaseUnusable."""
 
 
-def _require_revision(known: int, wanted: int | None) -> None:
+def _where(given: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """The conditions whose value is not None. The others must not be there: with `? IS NULL OR …` SQLite uses
+    no index, and a question of one org takes as long as all orgs have rows."""
+    used = {condition: value for condition, value in given.items() if value is not None}
+    return " AND ".join(["TRUE", *used]), list(used.values())
+
+
+def is_long(records: Sequence[RecordRow]) -> bool:
+    """Whether a list has to end here, though there may be more."""
+    return sum(len(row.document) for row in records) >= MOST_LIST_BYTES
+
+
+def require_revision(known: int, wanted: int | None) -> None:
     if wanted is not None and known != wanted:
         raise StaleRevision(f"it has revision {known} by now, and the change is for {wanted}")
 

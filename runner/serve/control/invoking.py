@@ -21,7 +21,7 @@ from runner.serve.answers import Json, read_document
 from runner.serve.calling import answer_call, with_headers
 from runner.serve.control.bindings import ControlBindings
 from runner.serve.control.caller import ControlCaller, control_caller
-from runner.serve.control.database import ControlFile
+from runner.serve.control.database import ControlFile, is_long
 from runner.serve.control.discovery import KINDS
 from runner.serve.control.events import event_id, read_event, subscribers
 from runner.serve.control.records import read_query
@@ -264,11 +264,11 @@ class RunningRoutes:
             before=asked.before,
             most=asked.most,
         )
-        after = rows[-1].number if len(rows) == asked.most else None
+        after = rows[-1].number if len(rows) == asked.most or is_long(rows) else None
         if _LINES in request.headers.get("accept", ""):
             headers = {} if after is None else {"Runner-After": str(after)}
             return Response("".join(f"{row.document}\n" for row in rows), 200, headers, _LINES)
-        # The documents are JSON already, and there may be 64 MiB of them.
+        # The documents are JSON already.
         text = f'{{"invocations":[{",".join(row.document for row in rows)}],"after":{json.dumps(after)}}}'
         return Response(text, media_type="application/json")
 

@@ -371,7 +371,7 @@ def _require_keys(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 def package_card(row: PackageRow, is_used: bool, caller: ControlCaller) -> dict[str, Any]:
-    """A package as the API shows it. Orgs are shown no paths of the operator's."""
+    """A package as the API shows it. Orgs are shown no paths of the operator's, and no other orgs."""
     is_local = row.source.startswith(_LOCAL)
     return {
         "id": row.id,
@@ -386,7 +386,9 @@ def package_card(row: PackageRow, is_used: bool, caller: ControlCaller) -> dict[
         "signature": {"state": row.trust, "key_id": row.key_id},
         "source": "local" if caller.org and is_local else row.source,
         "digest": row.digest,
-        "install_policy": json.loads(row.install_policy),
+        "install_policy": [
+            each for each in json.loads(row.install_policy) if caller.sees(each) or each == "*"
+        ],
         "revision": row.revision,
         "created": row.created,
         "changed": row.changed,

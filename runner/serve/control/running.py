@@ -23,7 +23,7 @@ from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerFile
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import UNKNOWN, Effect
+from runner.ledger.rows import BINDING, UNKNOWN, Effect
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.library import Result
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
@@ -46,7 +46,7 @@ from runner.session.account import CallAccount, open_account
 from runner.session.prepared import GIVEN_UP
 from sandbox.speed.value import NamedTuple
 
-PREFIX = "binding:"  # of a binding's name in the ledger; a Spec's has a number behind it
+PREFIX = BINDING  # of a binding's name in the ledger; a Spec's has a number behind it
 INACTIVE = "binding.inactive"
 DISABLED = "binding_disabled"  # what a plugin is told about a call that is cancelled
 _MOST_LOADED = 256  # bindings that have a Spec
@@ -419,5 +419,6 @@ def _changing(binding: str) -> Outcome:
 
 
 def _changed(package: PackageRow, what: str) -> Outcome:
+    what = what.replace(package.folder, package.id)  # orgs are shown no paths of the operator's
     message = f"the stored package {package.id} is not what was imported: {what}"
     return Outcome("policy_denied", "launch", message, "package_changed", "import it again")

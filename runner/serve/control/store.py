@@ -68,11 +68,13 @@ class PackageFolder:
         try:
             listing, signature = self._copy(root, parent, new)
             name = hashlib.sha256(listing.text + b"\0" + signature).hexdigest()
-            if os.path.isdir(os.path.join(place, name)):
-                remove_tree(new, parent, os.geteuid())
-            else:
-                os.sync()  # a copy that has its name is complete, also after a power cut
+            os.sync()  # a copy that has its name is complete, also after a power cut
+            try:
                 os.rename(new, name, src_dir_fd=parent, dst_dir_fd=parent)
+            except OSError:
+                if not os.path.isdir(os.path.join(place, name)):
+                    raise
+                remove_tree(new, parent, os.geteuid())  # it was imported before, or by another just now
         except OSError as error:
             remove_tree(new, parent, os.geteuid())
             raise self._fault(error) from None

@@ -101,9 +101,8 @@ async def house(
     tcp = listen.listen_tcp("127.0.0.1:0", anywhere=False)
     given = ServeOptions(
         config=(str(folder / "none"),),
-        ledger=str(folder / "ledger/ledger.db"),
         listeners=(unix, tcp),
-        **{"rules": Rules(os.geteuid(), TOKEN), **options},
+        **{"ledger": str(folder / "ledger/ledger.db"), "rules": Rules(os.geteuid(), TOKEN), **options},
     )
     with unix, tcp:
         async with AsyncExitStack() as stack:

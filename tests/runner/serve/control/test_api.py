@@ -60,7 +60,7 @@ async def test_a_package_is_imported_once_and_never_changes(tmp_path: Path) -> N
         ask.market.package()  # signs again
         other = await ask.import_(root)
         assert (other.status, other.code) == (409, "conflict")
-        stored = {path.read_text() for path in (tmp_path / "store").glob("*/package/assets/note.txt")}
+        stored = {path.read_text() for path in (tmp_path / "store").glob("*/*/package/assets/note.txt")}
         assert "other" in stored and len(stored) == 2  # until the next start
         assert (await ask("GET", DEVKIT)).document == first.document
         assert await state(ask) == "available"
@@ -69,8 +69,28 @@ async def test_a_package_is_imported_once_and_never_changes(tmp_path: Path) -> N
             (1, "imported", "uid:")
         ]
     async with open_again(ask) as ask:
-        assert len(list((tmp_path / "store").glob("*/package"))) == 1
+        assert len(list((tmp_path / "store").glob("*/*/package"))) == 1
         assert (await ask("GET", DEVKIT)).document == first.document
+    # Another database with the same settings knows nothing of it, and removes nothing of it.
+    ledger = str(tmp_path / "other/ledger.db")
+    async with house(tmp_path, control=str(tmp_path / "control.toml"), ledger=ledger) as door:
+        assert (await ControlHouse(door, ask.market)("GET", PACKAGES)).document["packages"] == []
+        assert len(list((tmp_path / "store").glob("*/*/package"))) == 1
+
+
+@pytest.mark.trio
+async def test_a_package_that_is_imported_several_times_at_once(tmp_path: Path) -> None:
+    async with open_market(tmp_path) as ask:
+        root, answers = ask.market.package(), list[int]()
+
+        async def import_it() -> None:
+            answers.append((await ask.import_(root)).status)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(import_it)
+        assert sorted(answers) == [200] * 5 + [201]
+        assert len(list((tmp_path / "store").glob("*/*"))) == 1  # nothing unfinished is left
 
 
 def open_again(ask: ControlHouse) -> Any:
@@ -282,6 +302,10 @@ async def test_the_install_policy_says_who_may_bind(tmp_path: Path) -> None:
         assert (await ask("POST", f"{DEVKIT}:install", bare, org="alpha")).code == "install_policy"
         assert (await ask("GET", DEVKIT, org="beta")).status == 404
         card = await ask("GET", DEVKIT)
+        both = {"install_policy": ["alpha", "beta"]}
+        card = await ask("PATCH", DEVKIT, both, headers=card.etag)
+        assert card.document["install_policy"] == ["alpha", "beta"]
+        assert (await ask("GET", DEVKIT, org="alpha")).document["install_policy"] == ["alpha"]
         assert (await ask("PATCH", DEVKIT, {"install_policy": ["alpha"]}, headers=card.etag)).status == 200
         assert (await ask.bind(org="alpha", **more)).status == 201  # the control
         assert (await ask("GET", DEVKIT, org="alpha")).document["source"] == "local"
@@ -335,6 +359,8 @@ async def test_a_binding_is_checked_in_order_and_the_first_fault_ends_it(tmp_pat
         raw = json.dumps(BINDING).encode()
         assert (await ask("POST", f"{BINDINGS}:validate", raw.ljust(64 << 10))).document["valid"]
         assert (await ask("POST", f"{BINDINGS}:validate", raw.ljust((64 << 10) + 1))).status == 413
+        for path in (BINDINGS, f"{BINDINGS}:validate"):
+            assert (await ask("POST", path, raw.replace(b"search", b"\xff"))).code == "invalid_json"
 
 
 @pytest.mark.trio
@@ -361,6 +387,9 @@ async def test_a_binding_changes_by_revisions_and_can_be_rolled_back(tmp_path: P
         # Two who have seen the same: the second one is told.
         stale = await ask("PATCH", path, {"status": "disabled"}, headers=first.etag, org="alpha")
         assert (stale.status, stale.code) == (412, "stale_revision")
+        for tag in ('"0"', '"3"', "*"):  # what the change is for is looked at before the change
+            stale = await ask("PATCH", path, {"status": "x"}, headers={"If-Match": tag})
+            assert (stale.status, stale.code) == (412, "stale_revision"), tag
         for change in ({"export_id": "reader"}, {"scope": {"org_id": "beta"}}, {"binding_id": "x"}, {"x": 1}):
             assert (await ask("PATCH", path, change, headers=second.etag)).status == 400, change
         wrong = await ask("PATCH", path, {"rollout": {"traffic_percent": 200}}, headers=second.etag)
@@ -378,7 +407,7 @@ async def test_a_binding_changes_by_revisions_and_can_be_rolled_back(tmp_path: P
             each["revision"]
             for each in (await ask("GET", f"{path}/history?before=3&most=1")).document["history"]
         ] == [2]
-        for revision, expected in ((9, 404), ("1", 400), (True, 400)):
+        for revision, expected in ((9, 404), ("1", 400), (True, 400), (2**63 - 1, 400)):
             given = {"revision": revision}
             assert (await ask("PATCH", path, given, headers=rolled.etag)).status == expected, revision
         # A binding that was right may be wrong by now.

@@ -118,9 +118,32 @@ def test_records_are_found_and_the_oldest_removed(tmp_path: Path, monkeypatch: p
     assert names(before=file.do(ControlFile.records)[2].number, most=2) == ["6", "5"]
     assert names("alpha") == names(None, "b0") == names(None, None, "succeeded") == ["8", "6", "4", "2", "0"]
     assert names(None, None, None, 1e9 + 3, 1e9 + 5) == ["4", "3"]
+    # What one org asks does not take as long as others have records.
+    asked: list[str] = []
+    file._connection.set_trace_callback(asked.append)
+    names("alpha", None, "failed", 1e9, 2e9)
+    names()
+    file._connection.set_trace_callback(None)
+    plans = [
+        str(file._connection.execute(f"EXPLAIN QUERY PLAN {each}").fetchall())
+        for each in asked
+        if each.startswith("SELECT")
+    ]
+    assert ["records_org (org=?" in each for each in plans] == [True, False]
     file.do(ControlFile.add_record, file.do(ControlFile.records)[0]._replace(status="cancelled"))
     assert names(None, None, "cancelled") == ["9"] and len(names()) == 10
     now[0] += 30 * 86400 + 5
+    file.do(ControlFile.prune)
+    assert names() == ["9", "8", "7", "6", "5"]
+    # The org that has most loses its own.
+    long = RecordRow("inv10", now[0], now[0], "failed", "b", "gamma", *place, "x" * 300_000)
+    file.do(ControlFile.add_record, long)
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "MOST_LIST_BYTES", 300_000)
+        assert (names(), database.is_long(file.do(ControlFile.records))) == (["10"], True)
+        assert names(before=file.do(ControlFile.records)[0].number) == ["9", "8", "7", "6", "5"]
+    assert len(names()) == 6 and not database.is_long(file.do(ControlFile.records))
+    monkeypatch.setattr(database, "MOST_BYTES", 250_000)
     file.do(ControlFile.prune)
     assert names() == ["9", "8", "7", "6", "5"]
     monkeypatch.setattr(database, "MOST_BYTES", 1)

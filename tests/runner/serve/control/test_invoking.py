@@ -219,6 +219,10 @@ async def _what_others_see(ask: ControlHouse, delivery: str) -> None:
     assert (await ask("GET", path)).status == 200  # it does exist
     listed = await ask("GET", "/plugins", org=TOKEN.decode(), tcp=True)
     assert listed.document == {"plugins": []}
+    asked = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
+    by_token = await ask.door.ask(f"{asked}Authorization: Bearer {TOKEN.decode()}\r\n\r\n".encode(), tcp=True)
+    by_operator = await ask.door.ask(f"{asked}\r\n".encode())
+    assert b'plugin="bindings"' in by_token and b"bind_" not in by_token and b"bind_" in by_operator
     assert (await ask("GET", f"/deliveries/{delivery}", org=TOKEN.decode(), tcp=True)).status == 404
     assert (await ask("GET", f"/deliveries/{delivery}")).status == 200
 

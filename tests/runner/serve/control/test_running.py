@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ import trio
 from runner.contracts.vai.binding import is_selected
 from runner.ledger.file import LedgerFile
 from runner.ledger.rows import Accepted, Delivery, DeliveryRow, digest
-from runner.serve.desk import CallAnswer
+from runner.serve.control.running import BindingCall
+from runner.serve.desk import CallAnswer, DoorCall
+from runner.serve.refusal import Refused
 from tests.runner.serve.control.plane import SECRETS, Plane, plane, put_devkit, until
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
@@ -34,6 +37,7 @@ async def test_calls_by_bindings(plugin_dir: Path, tmp_path: Path) -> None:
             _a_disabled_binding_stops,
             _a_package_that_is_withdrawn_and_an_org_that_is_gone,
             _the_same_key_at_once,
+            _calls_at_once_are_counted,
             _a_rollout,
             _changes_while_calls_begin,
         ):
@@ -185,6 +189,29 @@ async def _the_same_key_at_once(made: Plane) -> None:
     assert other.status == 200 and other.headers == {}
 
 
+async def _calls_at_once_are_counted(made: Plane) -> None:
+    live = await made.running.find("a")
+    assert live is not None
+    results: list[Any] = []
+
+    async def accept() -> None:
+        call = DoorCall(live.name, live.row.export, {}, target=BindingCall(made.running, live))
+        try:
+            results.append(await made.desk.accept(call))
+        except Refused as refused:
+            results.append(refused.code)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runner.serve.desk.MOST_CALLS", 1)
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(accept)
+    refused, (row,) = [each for each in results if each == "overloaded"], made.desk._in_flight
+    assert len(refused) == 2
+    await made.desk.abandon(next(each for each in results if each != "overloaded"))
+    assert made.desk.in_flight == 0 and row.startswith("call_")
+
+
 async def _a_rollout(made: Plane) -> None:
     await made.bind(
         "r", "reader", scope={"org_id": "acme", "project_id": "r"}, rollout={"traffic_percent": 25}
@@ -229,6 +256,9 @@ async def _a_package_that_was_changed(made: Plane, folder: Path) -> None:
     program.write_text("by somebody else")
     refused = await made.call("a")
     assert _error(refused) == (403, "policy_denied", "package_changed")
+    os.rename(folder, moved := f"{folder}.moved")
+    assert str(folder) not in json.dumps((await made.call("a")).document)  # nor where the operator keeps it
+    os.rename(moved, folder)
     newest, *_ = await made.records(binding="a")
     assert (newest["status"], newest["code"]) == ("failed", "runner.refused")
     program.unlink()
