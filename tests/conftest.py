@@ -23,7 +23,6 @@ import ctypes
 import fcntl
 import functools
 import gc
-import glob
 import os
 import re
 import select
@@ -639,27 +638,25 @@ _MADE_BY_THE_RUNNER = re.compile(r"\.*(runner(?!-cache-)|bwrap|bubblewrap)")
 def descendants() -> set[int]:
     """The pids of all living processes below this one, orphans included.
 
-    Every test that launches asks three times, so this does not read all processes of the machine. The kernel
-    may leave out a child while its siblings end. The last of the three asks after they have ended.
+    Not by /proc/PID/task/TID/children, which is faster: the kernel may leave out a child while others end.
     """
-    found: set[int] = set()
-    parents = [os.getpid()]
-    while parents:
-        for file in glob.iglob(f"/proc/{parents.pop()}/task/*/children"):
-            with contextlib.suppress(OSError):  # it ended after the listing
-                children = set(map(int, Path(file).read_bytes().split())) - found
-                alive = set(filter(_is_alive, children))
-                found |= alive
-                parents += alive
-    return found
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            stat = Path(f"/proc/{name}/stat").read_text()
+        except OSError:  # it ended after the listing
+            continue
+        state, parent = stat.rpartition(")")[2].split()[:2]
+        if state not in "ZX":
+            parents[int(name)] = int(parent)
+    family = {os.getpid()}
+    while True:
+        grown = family | {pid for pid, parent in parents.items() if parent in family}
+        if grown == family:
+            return family - {os.getpid()}
+        family = grown
 
 
 def vanished(pids: set[int], seconds: float = _VANISH_SECONDS) -> bool:

@@ -16,16 +16,18 @@ import json, sys
 from sandbox.attacks import bounded
 from sandbox.attacks.bounded import run_bounded
 bounded._GRACE_SECONDS = 0.5
-options = {"stdin": b"text", "most_output": 1 << 16, "leftovers": "rt-left"}
-run = run_bounded(sys.argv[2:], seconds=float(sys.argv[1]), **options)
+options = {"stdin": b"text", "most_output": 1 << 16, "leftovers": sys.argv[2]}
+run = run_bounded(sys.argv[3:], seconds=float(sys.argv[1]), **options)
 print(json.dumps([len(run.output), run.status, run.fault, run.left_processes, run.complaint]))
 """
 
 
+LEFT = f"rt-left-{os.getpid()}"  # other tests may leave something behind at the same time
+
+
 def bounded(seconds: str, *argv: str) -> list[object]:
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN, seconds, *argv], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    words = [sys.executable, "-c", _RUN, seconds, LEFT, *argv]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found: list[object] = json.loads(done.stdout)
     return found
@@ -45,7 +47,7 @@ def test_a_program_that_does_not_exist() -> None:
 
 
 def test_processes_that_were_left_behind_are_found_and_ended(nothing_left: None) -> None:
-    daemon = f"{sys.executable} -c 'import time; time.sleep(60)' rt-left"
+    daemon = f"{sys.executable} -c 'import time; time.sleep(60)' {LEFT}"
     found = bounded("60", "sh", "-c", f"setsid {daemon} & echo started")
     assert found == [8, 0, "", True, ""]
 
