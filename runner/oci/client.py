@@ -112,6 +112,11 @@ def wait_for(task: Callable[[], Awaitable[Result]]) -> Result:
     return trio.run(task)
 
 
+def call_in_main(function: Callable[[], Result]) -> Result:
+    """Call something from a thread of such a task in the thread of `wait_for`, which ^C reaches."""
+    return trio.from_thread.run_sync(function)
+
+
 def _tls(ca: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca or None)

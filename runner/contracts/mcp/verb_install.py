@@ -428,9 +428,7 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
     access, reference = access_of(args), parse_reference(request.packages[0])
     trust, required = trust_of(None)
     status = EXIT["ok"]
-    import trio
-
-    from runner.oci.client import wait_for
+    from runner.oci.client import call_in_main, wait_for
     from runner.oci.fetch import fetch
     from runner.oci.stored import find_stored
 
@@ -441,8 +439,7 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
         if old is None or old.digest == digest:
             return True
         say(f"{reference}: {old.plugin.version} -> {plugin.version}, {old.digest} -> {digest}", sys.stdout)
-        # In the main thread: ^C reaches no other.
-        refusal = None if args.yes else trio.from_thread.run_sync(_confirm, "Update?")
+        refusal = None if args.yes else call_in_main(lambda: _confirm("Update?"))
         status = EXIT["ok"] if refusal is None else refusal
         return refusal is None
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -866,3 +867,21 @@ def test_a_push_follows_a_redirect_of_what_is_there_and_tells_what_it_replaces(
     server.faults.clear()
     package.set_version("9.9.9")
     assert push_it() == first
+
+
+def test_an_interrupt_ends_a_question_and_changes_nothing(
+    server: FakeRegistry, package: Package, store: Store
+) -> None:
+    server.publish(package.tar())
+    first = fetched(server.reference(), store)
+    package.set_version("9.9.9")
+    server.publish(package.tar())
+
+    def accept(*known: object) -> bool:
+        client_module.call_in_main(lambda: signal.raise_signal(signal.SIGINT))
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        fetched(server.reference(), store, update=True, accept=accept)
+    assert fetched(server.reference(), store) == first
+    assert fetched(server.reference(), store, update=True) != first  # the control
