@@ -46,6 +46,9 @@ for package in (runner, sandbox):
             except ModuleNotFoundError as missing:
                 assert missing.name == "trio", missing
 del sys.modules["trio"]
+# httpcore would go on without trio. Each runner that needs it imports it again.
+for name in [name for name in sys.modules if name.partition(".")[0] in ("httpcore", "httpx")]:
+    del sys.modules[name]
 
 # pydantic builds a model when it is first used. Built here, it is not built by each runner.
 models = [sys.modules["pydantic"].BaseModel]

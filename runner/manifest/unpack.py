@@ -32,7 +32,9 @@ from sandbox.speed.value import NamedTuple
 MOST_ENTRIES = 20_000  # files and folders of a package
 MOST_BYTES = 1 << 30  # of the whole tar, unpacked
 MOST_DEPTH = 32  # folders inside each other
-_MOST_HEADER_BYTES = 1 << 20  # of one member's extended header, which is read as a whole
+# Of all headers of one member. tarfile takes minutes for a few MiB of them, and nothing interrupts it.
+_MOST_HEADER_BYTES = 64 << 10
+_MOST_HEADER_FIELDS = 64
 _MOST_EMPTY_READS = 100
 _CHUNK_BYTES = 1 << 18
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -59,14 +61,15 @@ class _Sequential:
     """A file that is read from its beginning to its end, with a bound and the SHA-256 of what was read. A
     seek forward reads what it skips."""
 
-    def __init__(self, file: IO[bytes] | gzip.GzipFile, most: int, most_at_once: int = MOST_BYTES) -> None:
+    def __init__(self, file: IO[bytes] | gzip.GzipFile, most: int) -> None:
         self.sha256 = hashlib.sha256()
-        self._file, self._most, self._most_at_once = file, most, most_at_once
+        self._file, self._most = file, most
         self._at = self._empty = 0
+        self.header_end: int | None = None  # while a header is read: where it has to end
         self.last = b""  # what was read last
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= self._most_at_once:
+        if size < 0 or (self.header_end is not None and self._at + size > self.header_end):
             raise UnfitTar("it has a header that is too long")
         data = self._file.read(size)
         self._at += len(data)
@@ -187,17 +190,21 @@ def read_tar(file: IO[bytes] | _Sequential) -> Iterator[TarMember]:
     the tar's root, each once."""
     is_compressed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[union-attr]
     inside: Any = gzip.GzipFile(fileobj=file) if is_compressed else file
-    yield from _members(_Sequential(inside, MOST_BYTES, _MOST_HEADER_BYTES))
+    yield from _members(_Sequential(inside, MOST_BYTES))
 
 
 def _members(stream: _Sequential) -> Iterator[TarMember]:
     files: set[str] = set()
     folders: set[str] = set()
     count = 0
+    stream.header_end = _MOST_HEADER_BYTES
     with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
         while (member := tar.next()) is not None:
+            stream.header_end = None
             tar.members = []  # it keeps all of them
             count += 1
+            if len(member.pax_headers) + len(tar.pax_headers) > _MOST_HEADER_FIELDS:
+                raise UnfitTar(f"{quoted(member.name)} has more than {_MOST_HEADER_FIELDS} header fields")
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             if count > MOST_ENTRIES or len(parts) > MOST_DEPTH:
                 raise UnfitTar(
@@ -218,9 +225,10 @@ def _members(stream: _Sequential) -> Iterator[TarMember]:
                 raise UnfitTar(f"{quoted(member.name)} is there twice, or is a file and a folder")
             if member.isdir():
                 yield TarMember(path, is_folder=True)
-                continue
-            files.add(path)
-            yield TarMember(path, False, bool(member.mode & 0o111), member.size, _content(tar, member))
+            else:
+                files.add(path)
+                yield TarMember(path, False, bool(member.mode & 0o111), member.size, _content(tar, member))
+            stream.header_end = stream.tell() + _MOST_HEADER_BYTES
     # tarfile takes a header that is cut or damaged for the end.
     if stream.last != bytes(tarfile.BLOCKSIZE):
         raise UnfitTar("it is cut short or damaged: it has no end mark where its last entry ends")

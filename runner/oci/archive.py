@@ -46,11 +46,11 @@ def list_archive(file: IO[bytes]) -> FileList:
     found: list[ListedFile] = []
     try:
         for member in read_tar(file):
-            if member.is_folder:
-                continue
-            if member.path == SIGNATURE_NAME:
+            if member.path.partition("/")[0] == SIGNATURE_NAME:
                 message = f"its tar has a {SIGNATURE_NAME}: signatures are beside a package, not in it"
                 raise PackageFault("package_tar", message)
+            if member.is_folder:
+                continue
             digest = hashlib.sha256()
             for data in member.content:
                 digest.update(data)

@@ -100,7 +100,8 @@ async def open_registry(
         message = f"{reference.registry} cannot be reached: {printable(str(error))[:300]}"
         hint = "check its name; if it has a certificate authority of its own, name that with --ca FILE"
         raise PackageFault("registry_unreachable", message, hint) from None
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError):
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, ValueError):
+        # ValueError: of a host name that is none, by idna and urllib.
         # Not the text of the error: it may repeat what the server sent, and that what we sent.
         message = f"{reference.registry} does not speak HTTP as a registry does, or broke off"
         raise PackageFault("registry_answer", message, "try again") from None
@@ -109,6 +110,11 @@ async def open_registry(
 def wait_for(task: Callable[[], Awaitable[Result]]) -> Result:
     """Returns what a task with registries returns, for callers that are not on trio."""
     return trio.run(task)
+
+
+def call_in_main(function: Callable[[], Result]) -> Result:
+    """Call something from a thread of such a task in the thread of `wait_for`, which ^C reaches."""
+    return trio.from_thread.run_sync(function)
 
 
 def _tls(ca: str) -> ssl.SSLContext:
@@ -272,7 +278,7 @@ class RegistryClient:
                 await self._log_in(answer.headers.get_list("WWW-Authenticate"))
                 answer = await self._send(method, url, headers, content)
             for _ in range(_MOST_REDIRECTS):
-                if not (method == "GET" and answer.is_redirect):
+                if not (method in ("GET", "HEAD") and answer.is_redirect):
                     break
                 await answer.aclose()
                 url = url.join(answer.headers.get("Location", ""))
@@ -403,7 +409,7 @@ class RegistryClient:
 
 async def _receive(answer: httpx.Response, most: int, take: Callable[[bytes], object]) -> int:
     """Give the body of an answer to `take`. Returns its size; one above `most` is that at which it was
-    stopped. Raises PackageFault if it cannot be kept."""
+    stopped. Raises OSError if it cannot be kept."""
     size, failure = 0, None
     # Cancelled, not left by a break or an exception: generators inside httpx would stay unfinished.
     with trio.CancelScope() as scope:
@@ -417,8 +423,7 @@ async def _receive(answer: httpx.Response, most: int, take: Callable[[bytes], ob
             if size > most or failure is not None:
                 scope.cancel()
     if failure is not None:
-        message = f"what the registry gives cannot be kept: {failure.strerror}"
-        raise PackageFault("store_refused", message, "make room in /var/tmp, or where TMPDIR says")
+        raise failure
     return size
 
 

@@ -26,7 +26,8 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from io import BytesIO
 from typing import IO
 
@@ -48,6 +49,7 @@ from runner.oci.stored import (
     read_plugin,
     read_trust,
     request_of,
+    require_identity,
 )
 from runner.package.fault import PackageFault
 from runner.package.listing import SIGNATURE_NAME, FileList
@@ -58,6 +60,11 @@ from sandbox.speed.value import NamedTuple
 
 # Store.changing() sets the umask of the whole process.
 _one_at_a_time = threading.Lock()
+_BUSY_SECONDS = 0.1
+
+
+class _Busy(Exception):
+    """Another process changes the store."""
 
 
 # What a reference was, the plugin that it would be, and the digest of its package.
@@ -87,18 +94,19 @@ async def fetch(
     update: bool = False,
     older: bool = False,
     accept: Accept = lambda before, plugin, digest: True,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> StoredPackage:
     """The package in the store, fetched if it is not there. Raises PackageFault.
 
     `trust`: the file of trusted keys; needed if `required`. `update`: ask the registry again. `older`: a tag
     may have moved to an older version, or to another plugin, than the one that is stored. `accept`: called in
     another thread before the package is stored, with what the reference was and what it would be; False
-    leaves everything as it is."""
+    leaves everything as it is. `tell`: called if another process has to end first."""
     if required and trust is None:
         raise ValueError("a required signature needs a trust file")
     before = await trio.to_thread.run_sync(lambda: find_stored(reference, store, trust=trust))
     if before is not None and not update:
-        require_trusted(before.signature, required=required)
+        require_trusted(before.signature, required=required, reference=reference)
         return before
     trusted = read_trust(trust)
     with open_spool() as file:
@@ -107,14 +115,40 @@ async def fetch(
             require_trusted(pulled.signature, required=required)
 
         def keep() -> StoredPackage:
-            return _keep(store, reference, file, pulled, before, contract, older, accept)
+            return _keep(store, reference, file, pulled, trust, contract, update, older, accept)
 
-        return await trio.to_thread.run_sync(keep)
+        # Not in the thread: a task can be cancelled while it waits, a thread cannot.
+        while True:
+            try:
+                kept = await trio.to_thread.run_sync(keep)
+                break
+            except _Busy as busy:
+                tell(str(busy))
+                tell = _say_nothing
+                await trio.sleep(_BUSY_SECONDS)
+        require_trusted(kept.signature, required=required, reference=reference)
+        return kept
 
 
-def open_spool() -> IO[bytes]:
-    """A file without a name, which goes with its descriptor. /tmp is in memory on many machines."""
-    return tempfile.TemporaryFile(dir="/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
+def _say_nothing(text: str) -> None:
+    pass
+
+
+def _raise_busy(text: str) -> None:
+    raise _Busy(text)
+
+
+@contextmanager
+def open_spool() -> Iterator[IO[bytes]]:
+    """A file without a name, which goes with its descriptor. /tmp is in memory on many machines. Raises
+    PackageFault if it cannot be written, also at its end: a part may still be in a buffer."""
+    usual = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
+    try:
+        with tempfile.TemporaryFile(dir=os.environ.get("TMPDIR") or usual) as file:
+            yield file
+    except OSError as error:
+        message = f"the package cannot be kept in a temporary file: {error.strerror}"
+        raise PackageFault("store_refused", message, "make room in /var/tmp, or where TMPDIR says") from None
 
 
 async def pull(
@@ -163,26 +197,18 @@ async def get_signatures(registry: RegistryClient, package: PackageManifest) -> 
     return found
 
 
-def require_trusted(state: SignatureState, *, required: bool) -> None:
-    """Raises PackageFault."""
+def require_trusted(state: SignatureState, *, required: bool, reference: Reference | None = None) -> None:
+    """`reference`: of a package that is stored. Raises PackageFault."""
     if not required or state.status == "trusted":
         return
     if state.status == "untrusted":
         raise PackageFault(state.rule, state.reason, state.hint)
-    message = "the registry has no signature of the package, and one of a trusted key is required"
+    where = "the registry has" if reference is None else "the store has"
+    message = f"{where} no signature of the package, and one of a trusted key is required"
     hint = "ask its publisher to sign it and push it again"
+    if reference is not None:
+        hint = f"ask the registry for one: runner install --update {reference}"
     raise PackageFault("signature_missing", message, hint)
-
-
-def require_identity(state: SignatureState, plugin: Plugin) -> None:
-    """Raise PackageFault unless the signature is for the plugin that the manifest describes."""
-    signed = state.signed
-    if signed is not None and (signed.package_id, signed.version) != (plugin.id, plugin.version):
-        message = (
-            f"the signature is for {signed.package_id} {signed.version}, "
-            f"and the manifest says {plugin.id} {plugin.version}"
-        )
-        raise PackageFault("signature_identity", printable(message), "ask its publisher")
 
 
 def unpack_pulled(file: IO[bytes], pulled: PulledPackage, folder: str, *, read_only: bool = False) -> None:
@@ -210,14 +236,18 @@ def _keep(
     reference: Reference,
     file: IO[bytes],
     pulled: PulledPackage,
-    before: StoredPackage | None,
+    trust: str | None,
     contract: str | None,
+    update: bool,
     older: bool,
     accept: Accept,
 ) -> StoredPackage:
-    """Unpack the package into the store. In a thread: this waits for other processes."""
+    """Unpack the package into the store. Raises PackageFault, and _Busy."""
     try:
-        with _one_at_a_time, store.changing(lambda _: None), store.new_set() as new:
+        with _one_at_a_time, store.changing(_raise_busy), store.new_set() as new:
+            before = find_stored(reference, store, trust=trust)  # others may have changed it meanwhile
+            if before is not None and not update:
+                return before
             tree = os.path.join(new, "tree")
             unpack_pulled(file, pulled, tree, read_only=True)
             plugin = read_plugin(tree, reference, contract)

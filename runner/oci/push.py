@@ -33,6 +33,7 @@ class PushedPackage(NamedTuple):
     files: int
     size: int  # bytes of the tar
     key_id: str  # of the signature; empty: it is not signed
+    replaced: str  # the digest that had the tag before; empty: none, or the same
 
 
 async def push(
@@ -50,10 +51,7 @@ async def push(
         message = f"{reference} has a digest, and that is known only when the package is packed"
         raise PackageFault("reference", message, "name a tag")
     with open_spool() as file:
-        try:
-            packed = await trio.to_thread.run_sync(pack, root, file)
-        except OSError as error:
-            raise PackageFault("package_tar", f"the package cannot be packed: {error.strerror}") from None
+        packed = await trio.to_thread.run_sync(pack, root, file)
         key_id = _require_own_signature(packed, plugin)
         manifest = write_package(packed.digest, packed.size, plugin.id, plugin.version, plugin.contract)
         subject = Descriptor(MANIFEST, digest_of(manifest), len(manifest))
@@ -64,9 +62,11 @@ async def push(
             await registry.put_manifest(subject.digest, manifest)
             if packed.signature:
                 await _put_signature(registry, packed.signature, subject)
+            before = await registry.get_manifest(reference.tag)
             await registry.put_manifest(reference.tag, manifest)
     by_digest = reference._replace(tag="", digest=subject.digest)
-    return PushedPackage(by_digest, len(packed.listing.files), packed.size, key_id)
+    replaced = "" if before is None or before[1] == subject.digest else before[1]
+    return PushedPackage(by_digest, len(packed.listing.files), packed.size, key_id, replaced)
 
 
 def _require_own_signature(packed: PackedFolder, plugin: Plugin) -> str:

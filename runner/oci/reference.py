@@ -48,6 +48,8 @@ def parse_reference(text: str) -> Reference:
     registry, slash, path = rest.partition("/")
     path, at, digest = path.partition("@")
     path, colon, tag = path.partition(":")
+    if "@" in registry:
+        raise _fault("oci://…", "has a user name; log in with docker login or podman login")
     if len(text) > _LONGEST or not slash or not registry:
         raise _fault(text, "does not name a registry and a package")
     if bool(at) == bool(colon):
@@ -56,8 +58,6 @@ def parse_reference(text: str) -> Reference:
         raise _fault(text, f"names the package {quoted(path)}; its parts are of lower case, digits and . _ -")
     if (at and not _DIGEST.fullmatch(digest)) or (colon and not _TAG.fullmatch(tag)):
         raise _fault(text, "has a wrong digest" if at else "has a wrong tag")
-    if "@" in registry:
-        raise _fault("oci://…", "has a user name; log in with docker login or podman login")
     try:
         host, port = parse_authority(registry, _HTTPS)
     except ValueError as error:

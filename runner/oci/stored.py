@@ -19,7 +19,7 @@ from runner.package.keys import TrustedKey, load_trusted
 from runner.package.listing import SIGNATURE_NAME, FileList, list_package
 from runner.package.signature import VerifiedPackage, parse_signature, verify
 from runner.plugin import Plugin
-from sandbox.document.diagnostic import DocumentError
+from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.speed.value import NamedTuple
 
 SignatureStatus = Literal["trusted", "untrusted", "absent", "unchecked"]
@@ -74,8 +74,12 @@ def find_stored(reference: Reference, store: Store, *, trust: str | None = None)
             signature = judge_signatures([file.read()], lambda: list_package(path), trusted)
     except FileNotFoundError:
         pass
-    digest = _digest_in(store, found.set_name)
-    return StoredPackage(path, digest, reference, read_plugin(path, reference), signature)
+    digest, plugin = _digest_in(store, found.set_name), read_plugin(path, reference)
+    try:
+        require_identity(signature, plugin)
+    except PackageFault as fault:  # its key was not trusted when it was stored
+        signature = SignatureState("untrusted", str(fault), rule=fault.rule, hint=fault.hint)
+    return StoredPackage(path, digest, reference, plugin, signature)
 
 
 def find_set(reference: Reference, store: Store) -> Installed | None:
@@ -109,6 +113,17 @@ def read_plugin(folder: str, reference: Reference, contract: str | None = None) 
         told = faults[0].text().replace(folder, str(reference)) if faults else "it has no plugin"
         raise PackageFault("manifest", f"the package cannot be used: {told}", "ask its publisher")
     return read.plugin
+
+
+def require_identity(state: SignatureState, plugin: Plugin) -> None:
+    """Raise PackageFault unless the signature is for the plugin that the manifest describes."""
+    signed = state.signed
+    if signed is not None and (signed.package_id, signed.version) != (plugin.id, plugin.version):
+        message = (
+            f"the signature is for {signed.package_id} {signed.version}, "
+            f"and the manifest says {plugin.id} {plugin.version}"
+        )
+        raise PackageFault("signature_identity", printable(message), "ask its publisher")
 
 
 def judge_signatures(

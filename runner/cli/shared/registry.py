@@ -136,7 +136,14 @@ def _fetch(
     except ModuleNotFoundError as error:
         raise _missing(error) from None
 
-    package = wait_for(lambda: fetch(reference, store, trust=trust, required=required, contract=contract))
+    try:
+        package = wait_for(
+            lambda: fetch(reference, store, trust=trust, required=required, contract=contract, tell=warn)
+        )
+    except PackageFault as fault:
+        if "--" in fault.hint:  # an option which other verbs do not have
+            fault.hint += f"; that is an option of runner install {reference}, which fetches it beforehand"
+        raise
     if reference.tag:
         pinned = reference._replace(tag="", digest=package.digest)
         warn(f"{reference} is pinned to {pinned.digest} until runner install --update {reference}")

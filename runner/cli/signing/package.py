@@ -186,12 +186,15 @@ def _lint(args: argparse.Namespace) -> tuple[tuple[Diagnostic, ...], Plugin | No
         found += (
             Diagnostic(args.folder, 0, 0, "package_several", message, "give the folder of one of them"),
         )
-    elif plugin is not None and plugin.root is None and args.action != "push":
+    elif (
+        plugin is not None
+        and plugin.root is None
+        # Who names only a configuration does not mean everything beside it.
+        and not (args.action == "push" and os.path.isdir(args.folder))
+    ):
         message = "the manifest is a configuration for other people's programs, and no part of a package"
-        found += (
-            Diagnostic(plugin.manifest, 0, 0, "package_none", message, "there is nothing to sign here"),
-        )
-    root = args.folder if plugin is None or args.action == "push" else plugin.root
+        found += (Diagnostic(plugin.manifest, 0, 0, "package_none", message, "give the folder of a plugin"),)
+    root = args.folder if plugin is None else plugin.root or (args.folder if args.action == "push" else None)
     if args.action != "verify" and root is not None and os.path.isdir(root):
         found += find_faults(root)
     return found, plugin

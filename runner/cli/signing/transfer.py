@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from runner.cli.shared.registry import access_of, signature_text
 from runner.install.store import remove_tree
 from runner.oci.reference import parse_reference
-from runner.oci.stored import judge_signatures, read_plugin, read_trust
+from runner.oci.stored import judge_signatures, read_plugin, read_trust, require_identity
 from runner.package.fault import PackageFault
 from runner.package.signature import parse_signature
 from runner.plugin import Plugin
@@ -35,6 +35,7 @@ def push_folder(args: argparse.Namespace, plugin: Plugin, document: dict[str, An
         "files": pushed.files,
         "bytes": pushed.size,
         "key_id": pushed.key_id or None,
+        "replaced": pushed.replaced or None,
     }
     signed = (
         printable(pushed.key_id) if pushed.key_id else "none: runner package sign DIR --key FILE, push again"
@@ -45,6 +46,7 @@ def push_folder(args: argparse.Namespace, plugin: Plugin, document: dict[str, An
         f"  digest     {pushed.reference}",
         f"  files      {pushed.files}, {pushed.size} bytes",
         f"  signature  {signed}",
+        *([f"  replaced   {pushed.replaced}, which had this tag before"] if pushed.replaced else []),
     ]
 
 
@@ -55,7 +57,6 @@ def pull_folder(args: argparse.Namespace, document: dict[str, Any]) -> list[str]
     from runner.oci.fetch import (
         open_spool,
         pull,
-        require_identity,
         require_trusted,
         unpack_pulled,
     )

@@ -408,7 +408,10 @@ def _install_reference(args: argparse.Namespace, store: Store, word: str) -> int
     from runner.oci.client import wait_for
     from runner.oci.fetch import fetch
 
-    package = wait_for(lambda: fetch(reference, store, trust=trust, required=required, access=access))
+    tell = partial(say, stream=sys.stdout)
+    package = wait_for(
+        lambda: fetch(reference, store, trust=trust, required=required, access=access, tell=tell)
+    )
     say(f"  installed {printable(package.plugin.id)} {printable(package.plugin.version)}", sys.stdout)
     say(f"  signature: {signature_text(package.signature, trust)}", sys.stdout)
     if reference.tag:
@@ -425,7 +428,7 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
     access, reference = access_of(args), parse_reference(request.packages[0])
     trust, required = trust_of(None)
     status = EXIT["ok"]
-    from runner.oci.client import wait_for
+    from runner.oci.client import call_in_main, wait_for
     from runner.oci.fetch import fetch
     from runner.oci.stored import find_stored
 
@@ -436,7 +439,7 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
         if old is None or old.digest == digest:
             return True
         say(f"{reference}: {old.plugin.version} -> {plugin.version}, {old.digest} -> {digest}", sys.stdout)
-        refusal = None if args.yes else _confirm("Update?")
+        refusal = None if args.yes else call_in_main(lambda: _confirm("Update?"))
         status = EXIT["ok"] if refusal is None else refusal
         return refusal is None
 
@@ -450,6 +453,7 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
             update=True,
             older=args.downgrade,
             accept=accept,
+            tell=partial(say, stream=sys.stdout),
         )
     )
     if status == EXIT["ok"]:

@@ -135,6 +135,7 @@ USAGE = {
     "a second word": (("lint", "DIR", "DIR"), "a second word belongs to push"),
     "no reference": (("pull", "nothing", "--unsigned"), "does not name a registry"),
     "a digest": (("push", "DIR", "oci://x.example/y@sha256:" + "a" * 64), "name a tag"),
+    "a password": (("pull", "oci://ada:s3cret@x.example/y", "--unsigned"), "'oci://…' has a user name"),
     "a deadline": (("inspect", "oci://x.example/y:1", "--deadline", "soon"), "--deadline"),
 }
 
@@ -203,3 +204,31 @@ def test_a_pull_writes_all_of_it_or_nothing(
     status, said = package("inspect", reference)
     assert status == 0 and "acme" in said and "not checked: add --trust FILE" in said
     assert sorted(os.listdir(plugin_dir)) == sorted([*before, "copy", "signed"])
+
+
+def test_a_configuration_does_not_push_what_is_beside_it(
+    server: FakeRegistry, capsys: pytest.CaptureFixture[str], plugin_dir: Path
+) -> None:
+    """Nor does the path of a manifest keep its folder from being looked at."""
+    home, reference = plugin_dir / "home", str(server.reference())
+    shutil.copytree(example_folder("mcp"), home)
+    (home / "diary").write_text("private")
+    [config] = home.glob("*.json")
+    assert main(["package", "push", str(config), reference]) == EXIT["manifest_invalid"]
+    assert "nothing was pushed" in capsys.readouterr().out and server.seen == []
+    shutil.copytree(example_folder("rune"), plugin_dir / "plugin")
+    make_key(str(plugin_dir / "plugin/key"), "acme")
+    manifest = plugin_dir / "plugin/rterm-plugin.json"
+    assert main(["package", "push", str(manifest), reference]) == EXIT["ok"]
+    assert "package_secret" in capsys.readouterr().out
+    assert main(["package", "push", str(home), reference]) == EXIT["ok"]  # the control: the folder was named
+
+
+def test_an_option_that_exec_does_not_have_is_named_with_the_verb_that_has_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("runner.cli.shared.registry.main_store_root", lambda environ: str(tmp_path / "store"))
+    reference = "oci://127.0.0.1:1/x:1"
+    assert main(["exec", reference]) == EXEC_REFUSED
+    said = capsys.readouterr().err.replace("\n    ", " ")
+    assert "--ca FILE; that is an option of runner install oci://127.0.0.1:1/x:1" in said

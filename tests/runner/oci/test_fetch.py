@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from runner.install.store import Store
 from runner.manifest import unpack
 from runner.manifest.load import load
 from runner.oci import client as client_module
+from runner.oci import fetch as fetch_module
 from runner.oci.artifact import INDEX, SIGNATURE, digest_of, write_package
 from runner.oci.client import RegistryAccess
 from runner.oci.fetch import fetch
@@ -446,6 +448,23 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
         "package_tar",
         "signatures are beside a package",
     ),
+    "a folder in place of a signature": (
+        _with_tar(tar_of({f"{SIGNATURE_NAME}/x": b""})),
+        "package_tar",
+        "signatures are beside a package",
+    ),
+    "a redirect to a name that is none": (
+        _answering("", _redirect("https://xn--data/")),
+        "registry_answer",
+        "does not speak HTTP",
+    ),
+    "a token server that is none": (
+        _answering(
+            "", lambda handler: handler.answer(401, b"", WWW_Authenticate='Bearer realm="https://xn--data/"')
+        ),
+        "registry_answer",
+        "does not speak HTTP",
+    ),
     "no tar": (_with_tar(b"x" * 2000), "package_tar", "cannot be unpacked"),
 }
 
@@ -555,7 +574,7 @@ def test_nothing_is_unpacked_before_its_signature_is_good(
         unpacked.append("x")
         unpack.extract(*given, **options)
 
-    monkeypatch.setattr("runner.oci.fetch.extract", extract)
+    monkeypatch.setattr(fetch_module, "extract", extract)
     digest = server.publish(package.tar())
     refused(server.reference(), store, package.trust)
     assert unpacked == [] and not os.path.exists(store.root)
@@ -722,3 +741,147 @@ def test_only_this_machine_is_asked_without_tls() -> None:
     assert {scheme(host) for host in others} == {"https"}
     assert scheme("10.0.0.1:5000", QUICK._replace(plain_http=True)) == "http"
     assert scheme("localhost:5000", QUICK._replace(ca="x")) == "https"
+
+
+# --- at once, half-way, afterwards --------------------------------------------------------------------------
+
+
+def test_a_tag_that_moves_between_two_fetches_at_once_is_pinned_once(
+    server: FakeRegistry, package: Package, store: Store
+) -> None:
+    """The second fetch begins before the first is stored, and gets another version from the registry."""
+    moved: list[StoredPackage] = []
+    server.publish(package.tar())
+    first = server.manifests["1"]
+    package.set_version("9.9.9")
+    server.publish(package.tar())
+
+    def answer(handler: Handler) -> None:
+        server.faults.clear()
+        moved.append(fetched(server.reference(), store))
+        handler.answer(200, first)
+
+    server.faults["manifests/1"] = answer
+    found = fetched(server.reference(), store)
+    assert [each.plugin.version for each in moved] == ["9.9.9"] and found == moved[0]
+    # An update that is older than what another one stored meanwhile is refused as well.
+    package.set_version("10.0.0")
+    server.publish(package.tar())
+    newest = server.manifests["1"]
+    package.set_version("9.9.10")
+    server.publish(package.tar())
+    older = server.manifests["1"]
+
+    def update(handler: Handler) -> None:
+        server.faults.clear()
+        server.manifests["1"] = newest
+        fetched(server.reference(), store, update=True)
+        handler.answer(200, older)
+
+    server.faults["manifests/1"] = update
+    with pytest.raises(PackageFault, match=r"is 9\.9\.10 now, which is older than 10\.0\.0"):
+        fetched(server.reference(), store, update=True)
+    assert fetched(server.reference(), store, update=True).plugin.version == "10.0.0"
+
+
+def test_who_waits_for_another_installation_is_told_and_can_be_cancelled(
+    server: FakeRegistry, package: Package, store: Store
+) -> None:
+    server.publish(package.tar())
+    told: list[str] = []
+
+    async def wait() -> None:
+        with trio.CancelScope() as scope:
+
+            def tell(text: str) -> None:
+                told.append(text)
+                scope.cancel()
+
+            await fetch(server.reference(), store, required=False, access=QUICK, tell=tell)
+
+    with store.changing(told.append):
+        trio.run(wait)
+        assert len(told) == 1 and "Another installation is under way" in told[0] and kept(store) == []
+    trio.run(wait)  # the control
+    assert len(told) == 1 and kept(store)
+
+
+def test_a_signature_for_another_plugin_is_not_trusted_later(
+    server: FakeRegistry, package: Package, store: Store
+) -> None:
+    """It was stored when its key was not asked for. The key is trusted by those who ask then."""
+    digest = server.publish(package.tar())
+    server.sign(digest, package.sign(package_id="another"))
+    fetched(server.reference(), store)
+    found = find_stored(server.reference(), store, trust=package.trust)
+    assert found is not None and found.signature.rule == "signature_identity" and not found.signature.signed
+    assert refused(server.reference(), store, package.trust).rule == "signature_identity"
+    server.referrers.clear()
+    server.sign(digest, package.sign())  # the control
+    fetched(server.reference(), store, update=True)
+    assert fetched(server.reference(), store, package.trust).signature.status == "trusted"
+
+
+def test_what_is_stored_without_a_signature_is_told_so(
+    server: FakeRegistry, package: Package, store: Store
+) -> None:
+    server.publish(package.tar())
+    fetched(server.reference(), store)
+    fault = refused(server.reference(), store, package.trust)
+    assert "the store has no signature" in str(fault) and "--update" in fault.hint
+
+
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_a_full_disk_is_told(
+    server: FakeRegistry, package: Package, store: Store, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A small package fits into the buffer of the file, and fails when that is written."""
+    (package.folder / "more").write_bytes(bytes(size))
+    server.publish(package.tar())
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **options: open("/dev/full", "w+b"))  # noqa: SIM115
+    fault = refused(server.reference(), store)
+    assert fault.rule == "store_refused" and "No space left on device" in str(fault)
+    with pytest.raises(PackageFault, match="No space left on device"):
+        pushed(package, server.reference())
+    monkeypatch.undo()
+    monkeypatch.setenv("TMPDIR", "/nonexistent")
+    assert refused(server.reference(), store).rule == "store_refused"
+    monkeypatch.delenv("TMPDIR")
+    assert fetched(server.reference(), store).plugin.id == "greeter"  # the control
+
+
+def test_a_push_follows_a_redirect_of_what_is_there_and_tells_what_it_replaces(
+    server: FakeRegistry, package: Package
+) -> None:
+    def push_it() -> str:
+        return trio.run(lambda: push(package.plugin, server.reference())).replaced
+
+    assert push_it() == "" and push_it() == ""
+    first = digest_of(server.manifests["1"])
+    for digest in list(server.blobs):  # as registries do that keep blobs elsewhere
+        path = f"/v2/acme/x/blobs/{digest}"
+        server.faults[path] = lambda handler: (
+            handler.answer(200) if "?" in handler.path else handler.answer(307, Location=f"{handler.path}?x")
+        )
+    assert push_it() == ""
+    server.faults.clear()
+    package.set_version("9.9.9")
+    assert push_it() == first
+
+
+def test_an_interrupt_ends_a_question_and_changes_nothing(
+    server: FakeRegistry, package: Package, store: Store
+) -> None:
+    server.publish(package.tar())
+    first = fetched(server.reference(), store)
+    package.set_version("9.9.9")
+    server.publish(package.tar())
+
+    def accept(*known: object) -> bool:
+        client_module.call_in_main(lambda: signal.raise_signal(signal.SIGINT))
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        fetched(server.reference(), store, update=True, accept=accept)
+    assert fetched(server.reference(), store) == first
+    assert fetched(server.reference(), store, update=True) != first  # the control
