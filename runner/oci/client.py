@@ -46,6 +46,9 @@ _MOST_TOKEN_BYTES = 64 << 10
 _MOST_REDIRECTS = 5
 _MOST_PAGES = 8
 _INDEX_TRIES = 12
+# The rule of a fault that may be gone a moment later. Some registries answer so, or that a digest is wrong,
+# while another client writes the same.
+FAILED = "registry_failed"
 _SILENCE_SECONDS = 30.0  # between two bytes, in either direction
 _CHALLENGE = re.compile(r'(Bearer|Basic)\s|([a-z]+)="([^"]{0,1024})"', re.IGNORECASE)
 _ERROR_CODE = re.compile(r"[A-Z_]{2,40}")
@@ -353,9 +356,8 @@ class RegistryClient:
         if answer.is_redirect:
             message = f"{self._shown} redirects more than {_MOST_REDIRECTS} times, or an upload"
             return PackageFault("registry_redirect", message)
-        return PackageFault(
-            "registry_answer", f"{self._shown} answered with status {status}{told}", "try again"
-        )
+        rule = FAILED if status >= 500 or code == "DIGEST_INVALID" else "registry_answer"
+        return PackageFault(rule, f"{self._shown} answered with status {status}{told}", "try again")
 
     # --- who we are ---------------------------------------------------------------------------------------
 

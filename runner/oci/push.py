@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
-from typing import IO
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import IO, TypeVar
 
 import trio
 
@@ -17,7 +17,7 @@ from runner.oci.artifact import (
     write_package,
     write_signature,
 )
-from runner.oci.client import USUAL_ACCESS, RegistryAccess, RegistryClient, open_registry
+from runner.oci.client import FAILED, USUAL_ACCESS, RegistryAccess, RegistryClient, open_registry
 from runner.oci.fetch import open_spool
 from runner.oci.reference import Reference
 from runner.package.fault import PackageFault
@@ -26,6 +26,9 @@ from runner.plugin import Plugin
 from sandbox.speed.value import NamedTuple
 
 _CHUNK_BYTES = 1 << 18
+_MOST_TRIES = 8
+
+_Result = TypeVar("_Result")
 
 
 class PushedPackage(NamedTuple):
@@ -55,7 +58,9 @@ async def push(
         key_id = _require_own_signature(packed, plugin)
         manifest = write_package(packed.digest, packed.size, plugin.id, plugin.version, plugin.contract)
         subject = Descriptor(MANIFEST, digest_of(manifest), len(manifest))
-        async with open_registry(reference, access, environ, push=True) as registry:
+
+        async def put_all(registry: RegistryClient) -> tuple[bytes, str] | None:
+            """Returns what had the tag before."""
             await registry.put_blob(packed.digest, packed.size, lambda: _pieces(file))
             await registry.put_blob(digest_of(EMPTY_CONFIG), len(EMPTY_CONFIG), EMPTY_CONFIG)
             # The signature first: nobody finds the package by its tag without it.
@@ -64,9 +69,26 @@ async def push(
                 await _put_signature(registry, packed.signature, subject)
             before = await registry.get_manifest(reference.tag)
             await registry.put_manifest(reference.tag, manifest)
+            return before
+
+        async with open_registry(reference, access, environ, push=True) as registry:
+            before = await _tried_again(put_all, registry)
     by_digest = reference._replace(tag="", digest=subject.digest)
     replaced = "" if before is None or before[1] == subject.digest else before[1]
     return PushedPackage(by_digest, len(packed.listing.files), packed.size, key_id, replaced)
+
+
+async def _tried_again(
+    act: Callable[[RegistryClient], Awaitable[_Result]], registry: RegistryClient
+) -> _Result:
+    """What `act` returns. It is repeated after faults that may be gone: nothing is written twice."""
+    for _ in range(_MOST_TRIES - 1):
+        try:
+            return await act(registry)
+        except PackageFault as fault:
+            if fault.rule != FAILED:
+                raise
+    return await act(registry)
 
 
 def _require_own_signature(packed: PackedFolder, plugin: Plugin) -> str:

@@ -403,7 +403,7 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
     ),
     "an error": (
         _answering("manifests/1", lambda handler: handler.answer(500, b'{"errors":[{"code":"UNKNOWN"}]}')),
-        "registry_answer",
+        "registry_failed",
         "status 500 (UNKNOWN)",
     ),
     "nothing": (lambda server, tar: None, "registry_missing", "has no acme/x 1"),

@@ -12,12 +12,12 @@ from tests.conftest import ROOT, vanished
 
 # In a process of its own: run_bounded adopts orphans, and ends them.
 _RUN = """
-import json, sys
+import json, os, sys
 from sandbox.attacks import bounded
 from sandbox.attacks.bounded import run_bounded
 bounded._GRACE_SECONDS = 0.5
-options = {"stdin": b"text", "most_output": 1 << 16, "leftovers": sys.argv[2]}
-run = run_bounded(sys.argv[3:], seconds=float(sys.argv[1]), **options)
+options = {"stdin": b"text", "most_output": 1 << 16, "leftovers": os.environ["LEFT"]}
+run = run_bounded(sys.argv[2:], seconds=float(sys.argv[1]), **options)
 print(json.dumps([len(run.output), run.status, run.fault, run.left_processes, run.complaint]))
 """
 
@@ -26,8 +26,8 @@ LEFT = f"rt-left-{os.getpid()}"  # other tests may leave something behind at the
 
 
 def bounded(seconds: str, *argv: str) -> list[object]:
-    words = [sys.executable, "-c", _RUN, seconds, LEFT, *argv]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    words, environ = [sys.executable, "-c", _RUN, seconds, *argv], {**os.environ, "LEFT": LEFT}
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found: list[object] = json.loads(done.stdout)
     return found
