@@ -210,7 +210,7 @@ def _kernel() -> Iterator[Attack]:
         )  # fmt: skip
     for word, words in {
         "add-key": ("add_key", "call:add_key", "runner-attack", "-2"),
-        "session-keyring": ("session_keyring", "call:keyctl"),
+        "session-keyring": ("join_keyring", "call:keyctl"),
     }.items():
         yield Attack(word, "kernel surface", f"use the kernel's keys ({word})", "filter", words, ("EPERM",))
     yield Attack(

@@ -238,6 +238,11 @@ def add_key(number: str, name: str, keyring: str) -> bool:
     return True
 
 
+def join_keyring(number: str) -> bool:
+    call(number, 1, 0, 0, 0, 0)  # KEYCTL_JOIN_SESSION_KEYRING: a new one, which goes with this process
+    return True
+
+
 def session_keyring(number: str) -> int:
     return call(number, 0, -3, 0, 0, 0)  # KEYCTL_GET_KEYRING_ID
 
