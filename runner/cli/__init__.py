@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Grouped by task; README.md has the same groups. Contracts may add verbs to these groups: see all_verbs().
 GROUPS = {
     "run": ("exec", "run", "call", "tools"),
-    "serve": ("serve", "gateway", "ps", "logs", "ctl"),
+    "serve": ("serve", "gateway", "worker", "ps", "logs", "ctl"),
     "look": ("check", "explain", "plan", "contracts"),
     "allow": ("allow", "learn"),
     "write": ("new", "schema", "package", "keygen"),
@@ -38,7 +38,7 @@ _FOLDERS = {
     "learn": "learning",
     "package": "signing",
     "keygen": "signing",
-    **dict.fromkeys(("serve", "gateway", "ps", "logs", "ctl"), "serving"),
+    **dict.fromkeys(("serve", "gateway", "worker", "ps", "logs", "ctl"), "serving"),
 }
 
 

@@ -101,7 +101,7 @@ class Daemon:
             self.board.questions = mounted.questions
         folder = os.path.dirname(os.path.abspath(options.ledger))
         self._sessions = Sessions(os.path.join(folder, _SESSIONS))
-        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys)
+        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.context_keys)
 
     async def run(self) -> None:
         """Serve until a signal or a request says to end."""
@@ -273,7 +273,7 @@ class Daemon:
 
 async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
-    _raise_descriptors()
+    raise_descriptors()
     async with open_ledger(options.ledger) as ledger:
         mounted = None if options.mount is None else Mounted(options.mount, say)
 
@@ -295,7 +295,7 @@ def run(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], 
     trio.run(serve, options, environ, say)
 
 
-def _raise_descriptors() -> None:
+def raise_descriptors() -> None:
     """Each connection and each cell takes some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

@@ -258,10 +258,10 @@ class Roster:
             for hook in find_contract(plugin.contract).hooks_for(plugin, event)
         ]
 
-    def hook_keys(self, name: str) -> Sequence[str]:
-        """The keys of a hook's context, by the plugin's contract."""
+    def context_keys(self, name: str, kind: str = "hook") -> Sequence[str]:
+        """The keys of the context of a call of this kind, by the plugin's contract."""
         entry = self._entries.get(name)
-        return () if entry is None else find_contract(entry.source.plugin.contract).calls.get("hook", ())
+        return () if entry is None else find_contract(entry.source.plugin.contract).calls.get(kind, ())
 
     async def explain(self, name: str) -> dict[str, Any]:
         """What the plugin would get now, and what it is refused: parts of the report of a launch."""
