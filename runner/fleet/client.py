@@ -24,6 +24,7 @@ from runner.fleet.connection import Connected, FleetAddress, NoFleet, connect, w
 from runner.fleet.entries import LedgerEntry, decode_entry
 from runner.fleet.messages import BadMessage, FleetCall, encode_call
 from runner.fleet.streams import NO_STREAMS, read_bucket
+from runner.ledger.rows import digest
 from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, Refused, outcome_error
@@ -198,7 +199,9 @@ class FleetClient:
             raise NoFleet(f"the ledger of the fleet cannot be read: {words_of(error)}") from None
 
     async def wait_for(self, call: FleetCall) -> CallAnswer:
-        """The answer of a durable call. Servers that do not answer are waited for, until the deadline."""
+        """The answer of a durable call. Servers that do not answer are waited for, until the deadline. Raises
+        Refused if its id is another call's."""
+        given = digest([call.input, dict(call.context or {})]).digest
         event = self._ends.setdefault(call.key, asyncio.Event())
         pause = _FIRST_LOOK_SECONDS
         try:
@@ -215,6 +218,9 @@ class FleetClient:
                 except NoFleet:
                     entry = None
                 if entry is not None and entry.state == "ended" and entry.document is not None:
+                    if (entry.record or {}).get("input_digest", given) != given:
+                        message = f"the id {call.id} belongs to another call"
+                        raise Refused(409, "key_reused", message, "use a new key for each call")
                     return CallAnswer(entry.status, entry.document)
                 if told:
                     pause = _FIRST_LOOK_SECONDS  # the server that answered does not know it yet
@@ -261,7 +267,9 @@ class FleetClient:
             except (nats.errors.Error, TimeoutError) as error:
                 # It may be stored all the same. The server knows it by its id when it comes again.
                 if time.monotonic() > last or isinstance(error, nats.errors.ConnectionClosedError):
-                    raise NoFleet(f"nobody says whether the call {call.id} was stored: {words_of(error)}") from None
+                    raise NoFleet(
+                        f"nobody says whether the call {call.id} was stored: {words_of(error)}"
+                    ) from None
             await asyncio.sleep(_FIRST_LOOK_SECONDS)
         await self.nc.publish(names.hint(plugin.digest), b"")
 
@@ -322,14 +330,14 @@ def plugins_of(workers: Iterable[Mapping[str, Any]]) -> Iterator[FleetPlugin]:
     found: dict[tuple[str, str], FleetPlugin] = {}
     for row in workers:
         for each in row.get("plugins", ()):
-            name, digest = str(each.get("name")), str(each.get("digest"))
-            known = found.get((name, digest)) or FleetPlugin(
-                *(name, digest, str(each.get("contract", "")), str(each.get("version", ""))),
+            name, mark = str(each.get("name")), str(each.get("digest"))
+            known = found.get((name, mark)) or FleetPlugin(
+                *(name, mark, str(each.get("contract", "")), str(each.get("version", ""))),
                 tuple(map(str, each.get("durable", ()))),
             )
             taking = () if row.get("state") != "ready" or each.get("held") else (str(row.get("worker")),)
             held = str(each.get("held", "")) or known.held
-            found[name, digest] = known._replace(workers=(*known.workers, *taking), held=held)
+            found[name, mark] = known._replace(workers=(*known.workers, *taking), held=held)
     yield from found.values()
 
 

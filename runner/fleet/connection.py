@@ -187,10 +187,8 @@ async def connect(
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
         with suppress(Exception):
             await nc.close()
-        shown = ", ".join(address.servers)
-        raise NoFleet(
-            f"no server of the fleet at {shown} takes the user {address.user}: {words_of(heard[0] if heard else error)}"
-        ) from None
+        shown, why = ", ".join(address.servers), words_of(heard[0] if heard else error)
+        raise NoFleet(f"no server of the fleet at {shown} takes the user {address.user}: {why}") from None
     try:
         yield Connected(nc, nc.jetstream(timeout=_API_SECONDS), address)
     finally:

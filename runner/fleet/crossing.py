@@ -1,7 +1,7 @@
 """From trio to asyncio and back, in one process: trio has the main thread, nats-py a thread of its own.
 
-A crossing costs some 0.1 ms, so that a call crosses once and not with each message (docs/fleet.md has the figures).
-trio is in the main thread because the fork server ends with the thread that started it.
+A crossing costs some 0.1 ms, so that a call crosses once and not with each message (docs/fleet.md has the
+figures). trio is in the main thread because the fork server ends with the thread that started it.
 """
 
 from __future__ import annotations

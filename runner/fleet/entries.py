@@ -1,5 +1,7 @@
-"""The ledger of a fleet, in a bucket: one entry for each durable call, which only the holder of its last revision
-can change. An entry is made before its call begins and ended once; then the call is acknowledged.
+"""The ledger of a fleet, in a bucket: one entry for each durable call.
+
+Only who knows its last revision can change an entry. It is made before its call begins and ended once; then
+the call is acknowledged.
 
     waiting   nobody runs it; it was begun `attempt` times, and did nothing that forbids another one
     began     a worker runs it, or died while it ran

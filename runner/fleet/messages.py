@@ -1,7 +1,7 @@
 """A call on the bus: what a submitter says, and all that a worker believes.
 
-It has nothing about policy, limits, settings or secrets, and a key that is not known is refused. Who submitted it
-is in the subject, where the server's permissions have checked it.
+It has nothing about policy, limits, settings or secrets, and a key that is not known is refused. Who
+submitted it is in the subject, where the server's permissions have checked it.
 """
 
 from __future__ import annotations
@@ -63,6 +63,18 @@ def encode_call(call: FleetCall) -> bytes:
             f"the call has {len(raw)} bytes; {MOST_BODY_BYTES} are the most on the bus of a fleet"
         )
     return raw
+
+
+def stored_call(found: Any) -> FleetCall | None:
+    """The call of a dead letter."""
+    try:
+        return (
+            None
+            if not isinstance(found, dict)
+            else decode_call(json.dumps(found).encode(), found["deadline"])
+        )
+    except (BadMessage, KeyError, TypeError):
+        return None
 
 
 def decode_call(raw: bytes, now: float) -> FleetCall:

@@ -1,7 +1,8 @@
 """The process of `runner worker`: a supervisor and the plugins of --config on trio, and a worker on asyncio.
 
-SIGTERM and SIGINT drain: no further calls, those that run finish or are cancelled at the deadline. SIGHUP reads the
-configuration again. SIGKILL leaves no process of a plugin; the ledger of the fleet tells which calls had begun.
+SIGTERM and SIGINT drain: no further calls, those that run finish or are cancelled at the deadline. SIGHUP
+reads the configuration again. SIGKILL leaves no process of a plugin; the ledger of the fleet tells which
+calls had begun.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Node:
             loop.call_soon_threadsafe(asked.set)
 
         async def lost() -> None:
-            self._say("the connection to the fleet is lost; calls that run go on, and it is sought")
+            if not asked.is_set():
+                self._say("the connection to the fleet is lost; calls that run go on, and it is sought")
 
         async def back() -> None:
             self._say("the connection to the fleet is back")

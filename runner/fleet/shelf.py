@@ -35,8 +35,8 @@ _HELD = ("pending", "quarantined", "stopped")
 OnProgress = Callable[[Mapping[str, Any]], None]
 # What a redelivery may do: "again" is for calls that may run twice.
 Repeat = Literal["again", "never"]
-# "ended": with this answer. "retry": a hook that may succeed later. "elsewhere": nothing ran, and another worker
-# may do better.
+# "ended": with this answer. "retry": a hook that may succeed later. "elsewhere": nothing ran, and another
+# worker may do better.
 Fate = Literal["ended", "retry", "dead", "elsewhere"]
 
 
@@ -181,8 +181,8 @@ def _offer(source: PluginSource) -> Offer:
 
 
 def fleet_digest(source: PluginSource) -> str:
-    """The SHA-256 of what the plugin is, on any machine: its name and contract, and every file of its folder. An
-    entry of a host's configuration has no folder: then it covers the entry, with the paths in it. Raises
+    """The SHA-256 of what the plugin is, on any machine: its name and contract, and every file of its folder.
+    An entry of a host's configuration has no folder: then it covers the entry, with the paths in it. Raises
     PackageFault."""
     plugin = source.plugin
     if plugin.root is not None:

@@ -21,6 +21,7 @@ from runner.fleet.connection import NoFleet, words_of
 from sandbox.speed.value import NamedTuple
 
 _DAY = 86400.0
+_MOST_KEYS = 2000
 NO_STREAMS = "the servers have no stream {}; make it with runner ctl init --fleet URL"
 
 
@@ -122,16 +123,17 @@ def consumer_config(digest: str) -> ConsumerConfig:
     )
 
 
-async def read_bucket(js: JetStreamContext, bucket: str, most: int = 1000) -> dict[str, bytes]:
-    """What is in a small bucket, by key. Raises nats.errors.Error and TimeoutError."""
+async def read_bucket(js: JetStreamContext, bucket: str, *, direct: bool = True) -> dict[str, bytes]:
+    """What is in a small bucket, by key. `direct`: from any server, which may not have the last change yet.
+    Raises nats.errors.Error and TimeoutError."""
     prefix = names.entry(bucket, "")
     info = await js.stream_info(f"KV_{bucket}", subjects_filter=">")
     found = {}
-    for subject in sorted(info.state.subjects or {})[:most]:
+    for subject in sorted(info.state.subjects or {})[:_MOST_KEYS]:
         try:
-            message = await js.get_msg(f"KV_{bucket}", subject=subject, direct=True)
+            message = await js.get_msg(f"KV_{bucket}", subject=subject, direct=direct)
         except nats.js.errors.NotFoundError:
             continue
-        if message.data and not (message.headers or {}).get("KV-Operation"):
-            found[subject.removeprefix(prefix)] = message.data
+        if not (message.headers or {}).get("KV-Operation"):
+            found[subject.removeprefix(prefix)] = message.data or b""
     return found

@@ -1,8 +1,8 @@
 """A worker of a fleet: takes calls for the plugins it offers, no more than it has slots for. On asyncio.
 
-Every durable call has an entry in the ledger before it begins. A call that comes again is answered from its entry,
-runs again if its effect class allows that, or ends with an unknown outcome (`_begin`). Only the holder of an
-entry's last revision can end it, so that a worker that was taken for dead cannot end a call a second time.
+Every durable call has an entry in the ledger before it begins. A call that comes again is answered from its
+entry, runs again if its effect class allows that, or ends with an unknown outcome (`_begin`). Only who knows
+an entry's last revision can end it, so that a worker that was taken for dead cannot end a call again.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Worker:
     async def _read_flags(self) -> None:
         """Flags only take away. If they cannot be read, those that are known count."""
         try:
-            found = await read_bucket(self._js, names.FLAGS)
+            found = await read_bucket(self._js, names.FLAGS, direct=False)
         except (nats.errors.Error, TimeoutError):
             return
         flags = {key: raw[:500].decode("utf-8", "replace") for key, raw in found.items()}

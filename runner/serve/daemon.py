@@ -15,7 +15,8 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from typing import Protocol
 
 import trio
 
@@ -66,6 +67,18 @@ class ServeOptions(NamedTuple):
     body_seconds: float = 30.0
     most_body_bytes: int = 16 << 20
     mount: DoorMount | None = None
+    backend: DoorBackend | None = None  # None: the plugins of `config` run in this process
+
+
+class DoorBackend(Protocol):
+    """Who runs the plugins that a door offers, if not the daemon itself."""
+
+    def open(self, say: Callable[[str], None]) -> AbstractAsyncContextManager[Supervisor]: ...
+    def roster(
+        self, supervisor: Supervisor, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> Roster:
+        """Of the supervisor that `open` gave."""
+        ...
 
 
 class Daemon:
@@ -92,9 +105,12 @@ class Daemon:
         self._strangers = 0  # that no line has told
         self._stranger_told = -math.inf
         self._metrics = Metrics()
-        self._roster = Roster(
-            supervisor, ledger, options.config, options.policy, options.settings, environ, say
-        )
+        if options.backend is not None:
+            self._roster = options.backend.roster(supervisor, environ, say)
+        else:
+            self._roster = Roster(
+                supervisor, ledger, options.config, options.policy, options.settings, environ, say
+            )
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
         self.board = Board(supervisor, ledger, self._desk, self._roster, self._metrics)
         if mounted is not None:
@@ -282,7 +298,9 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
             if mounted is not None:
                 mounted.hear(plugin, event)
 
-        async with open_supervisor(on_event=hear) as supervisor:
+        backend = options.backend
+        opening = open_supervisor(on_event=hear) if backend is None else backend.open(say)
+        async with opening as supervisor:
             daemon = Daemon(options, supervisor, ledger, environ, say, mounted)
             await daemon.run()
         if not await ledger.flush():

@@ -223,6 +223,7 @@ def failed_answer(call: str, error: PluginError | PluginFailure) -> CallAnswer:
     more: dict[str, Any] = {"id": call, "invocation": error.invocation}
     if isinstance(error, PluginError):
         more["data"] = error.data
+    more |= getattr(error, "also", {})
     document = outcome_error(error.outcome, **more)
     after = getattr(error, "retry_after", None)
     headers = {} if after is None else {"Retry-After": str(max(1, round(after)))}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from runner.cli.serving.via import tell_error
 from runner.cli.shared.text import print_diagnostics, say
@@ -41,6 +42,22 @@ def fleet_verb(verb: str, act: Callable[[], int]) -> int:
             raise
         say(printable(f"runner {verb}: {found}"))
         return EXIT["launch_failed"]
+
+
+def with_fleet(word: str, act: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    """Call a function with a client of the fleet. Raises what `fleet_verb` tells."""
+    import asyncio
+
+    from runner.fleet.client import open_client
+    from runner.fleet.connection import read_address
+
+    address = read_address(word)
+
+    async def main() -> Any:
+        async with open_client(address) as client:
+            return await act(client, *args)
+
+    return asyncio.run(main())
 
 
 def _only(error: BaseException) -> BaseException:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from runner.cli.serving.fleet_option import HELP as HELP_FLEET
+from runner.cli.serving.fleet_option import fleet_verb, with_fleet
 from runner.cli.serving.socket_option import add_socket, ask
 from sandbox.document.diagnostic import printable
 from sandbox.units import format_duration
@@ -19,22 +22,68 @@ EXAMPLE = "runner ps --json"
 _TITLES = ("NAME", "STATE", "FOR", "CONTRACT", "CELLS", "PARKED", "CALLS", "RESTARTS", "REASON")
 
 
+_WORKERS = ("WORKER", "STATE", "FOR", "RUNNING", "PLUGINS", "DONE", "REASON")
+_QUEUES = ("PLUGIN", "DIGEST", "WORKERS", "WAITING", "BEGUN", "AGAIN", "HELD")
+_SHARES = (("bytes", "most_bytes"), ("messages", "most_messages"))
+_STREAMS = ("STREAM", "MESSAGES", "SIZE", "FULL")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
+    parser.add_argument("--fleet", metavar="URL|FILE", help=f"workers and queues instead: {HELP_FLEET}")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.fleet is not None:
+        return fleet_verb(NAME, lambda: _show_fleet(args))
     found = ask(args, NAME, "GET", "/plugins")
     if isinstance(found, int):
         return found
     if args.json:
         print(json.dumps(found))
         return 0
-    rows = [_TITLES, *(_row(each) for each in found["plugins"])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
+    _print_table([_TITLES, *(_row(each) for each in found["plugins"])])
+    return 0
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _show_fleet(args: argparse.Namespace) -> int:
+    from runner.fleet.operate import overview
+
+    found = with_fleet(args.fleet, overview)
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    workers = [
+        (
+            *(printable(str(each["worker"])), each["state"]),
+            format_duration(max(0, int(found["at"] - each["since"]))),
+            *(f"{each['running']}/{each['slots']}", str(len(each["plugins"]))),
+            *(str(sum(each["counts"].values())), printable(each["reason"])),
+        )
+        for each in found["workers"]
+    ]
+    queues = [
+        (
+            *(printable(each["plugin"] or "?"), each["digest"][:12], str(len(each["workers"]))),
+            *(str(each["waiting"]), str(each["begun"]), str(each["again"]), printable(each["held"])),
+        )
+        for each in found["queues"]
+    ]
+    streams = []
+    for name, each in found["streams"].items():
+        shares = [each[what] / each[most] for what, most in _SHARES if (each[most] or 0) > 0]
+        size = f"{each['bytes'] / (1 << 20):.1f} MB"
+        streams.append((name, str(each["messages"]), size, f"{100 * max(shares, default=0):.0f}%"))
+    for titles, rows in ((_WORKERS, workers), (_QUEUES, queues), (_STREAMS, streams)):
+        _print_table([titles, *rows])
+        print()
     return 0
 
 

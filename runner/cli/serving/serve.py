@@ -6,6 +6,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from runner.cli.serving.fleet_option import MISSING as MISSING_FLEET
+from runner.cli.serving.fleet_option import fleet_verb
 from runner.cli.serving.gateway import MISSING, PATH
 from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
@@ -15,7 +17,7 @@ from sandbox.document.diagnostic import DocumentError, printable
 if TYPE_CHECKING:
     import argparse
 
-    from runner.serve.daemon import ServeOptions
+    from runner.serve.daemon import DoorBackend, ServeOptions
     from runner.serve.mounted import DoorMount
     from runner.serve.tls import DoorTls
 
@@ -29,8 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         metavar="DIR|FILE",
         action="append",
-        required=True,
+        default=[],
         help="a manifest, a host's configuration, or a folder of them; may be given several times",
+    )
+    parser.add_argument(
+        "--fleet",
+        metavar="URL|FILE",
+        help="in place of --config: the door of a fleet, whose workers run the plugins: docs/fleet.md",
     )
     parser.add_argument(
         "--socket",
@@ -108,14 +115,17 @@ def run(args: argparse.Namespace) -> int:
     def tell(text: str) -> None:
         say(printable(f"runner serve: {text}"))
 
-    try:
+    def serve() -> int:
         daemon.run(options, dict(os.environ), tell)
+        return 0
+
+    try:
+        return serve() if options.backend is None else fleet_verb(NAME, serve)
     except LedgerUnusable as unusable:
         tell(f"{unusable}; {unusable.hint}")
         return EXIT["launch_failed"]
     finally:
         _remove(args.unlink)
-    return 0
 
 
 def _remove(made: tuple[str, os.stat_result] | None) -> None:
@@ -160,8 +170,25 @@ def _gateway(settings_file: str | None) -> DoorMount:
     return DoorMount(PATH, load)
 
 
+def _backend(args: argparse.Namespace) -> DoorBackend | None:
+    """Raises ValueError."""
+    if args.fleet is None:
+        if not args.config:
+            raise ValueError("write --config DIR for plugins of this machine, or --fleet URL for a fleet's")
+        return None
+    if args.config or args.settings or args.policy:
+        raise ValueError("--fleet: plugins, policy and settings are the workers'; leave the others out")
+    try:
+        from runner.fleet.connection import read_address
+        from runner.fleet.door import FleetBackend
+    except ModuleNotFoundError as error:
+        raise ValueError(MISSING_FLEET.format(error.name)) from None
+    return FleetBackend(read_address(args.fleet))
+
+
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
     """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
+    backend = _backend(args)
     from runner.serve.daemon import ServeOptions
     from runner.serve.listen import listen_tcp, listen_unix
     from runner.serve.peer import LOCAL_NAMES, Rules, read_token
@@ -220,4 +247,5 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         settings=None if args.settings is None else os.path.abspath(args.settings),
         drain_seconds=drain,
         mount=_gateway(args.gateway_settings),
+        backend=backend,
     )
