@@ -189,6 +189,7 @@ class Worker:
         task = asyncio.get_running_loop().create_task(whole())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self._changed.set()  # it may be full now
 
     # --- what it shows and is told --------------------------------------------------------------------------
 
@@ -366,8 +367,6 @@ class Worker:
             return
         self._running[place] = _Running(None)
         self._start(self._serve_waited(message, user, call, offer), place)
-        if self._free <= 0:
-            self._changed.set()
 
     async def _serve_waited(self, message: Msg, user: str, call: FleetCall, offer: Offer) -> None:
         running = self._running[user, call.key]
