@@ -154,7 +154,7 @@ async def connect(
 
     async def hear_error(error: Exception) -> None:
         if not nc.is_connected:
-            heard[:] = [error]
+            heard.append(error)
         if isinstance(error, nats.errors.Error) and "permissions violation" in str(error).lower():
             say(f"the server refuses what this user ({address.user}) may not do: {error}")
 
@@ -187,6 +187,8 @@ async def connect(
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
         with suppress(Exception):
             await nc.close()
+        # After a refusal the server closes the connection, which is an error too.
+        heard.sort(key=lambda each: "authorization" not in str(each).lower())
         shown, why = ", ".join(address.servers), words_of(heard[0] if heard else error)
         raise NoFleet(f"no server of the fleet at {shown} takes the user {address.user}: {why}") from None
     try:
