@@ -10,6 +10,7 @@ The rules for the file are those of a policy: one that another user can write is
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import ssl
@@ -32,6 +33,8 @@ from sandbox.speed.value import NamedTuple
 
 ANYONE = "anyone"  # the user where the servers ask for no name
 _API_SECONDS = 5.0
+_CONNECT_SECONDS = 15.0
+_CLOSE_SECONDS = 2
 _ATTEMPTS = 20  # to reach each server again
 _PENDING_BYTES = 8 << 20  # that wait to be sent
 _KEYS = ("servers", "user", "password", "nkey", "credentials", "ca", "certificate", "key")
@@ -151,10 +154,13 @@ async def connect(
     """On asyncio. `stays`: a connection that is lost is sought for ever. Raises NoFleet."""
 
     heard: list[Exception] = []
+    refused = asyncio.Event()
 
     async def hear_error(error: Exception) -> None:
         if not nc.is_connected:
             heard.append(error)
+            if isinstance(error, ssl.SSLError):
+                refused.set()
         if isinstance(error, nats.errors.Error) and "permissions violation" in str(error).lower():
             say(f"the server refuses what this user ({address.user}) may not do: {error}")
 
@@ -181,22 +187,39 @@ async def connect(
     if any(each.startswith("tls:") for each in address.servers):
         options["tls"] = _tls(address)
     nc = NatsClient()
+    connecting = asyncio.ensure_future(nc.connect(**options))
+    refusing = asyncio.ensure_future(refused.wait())
     try:
-        await nc.connect(**options)
+        # nats-py waits for ever for a server whose certificate it does not accept.
+        await asyncio.wait((connecting, refusing), timeout=_CONNECT_SECONDS, return_when="FIRST_COMPLETED")
+        if not connecting.done():
+            raise TimeoutError("there was no answer in time")
+        connecting.result()
         nc.options["max_reconnect_attempts"] = -1 if stays else _ATTEMPTS
     except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
-        with suppress(Exception):
-            await nc.close()
+        await _close(nc)
         # After a refusal the server closes the connection, which is an error too.
         heard.sort(key=lambda each: "authorization" not in str(each).lower())
         shown, why = ", ".join(address.servers), words_of(heard[0] if heard else error)
         raise NoFleet(f"no server of the fleet at {shown} takes the user {address.user}: {why}") from None
+    finally:
+        for task in (connecting, refusing):
+            task.cancel()
     try:
         yield Connected(nc, nc.jetstream(timeout=_API_SECONDS), address)
     finally:
-        with suppress(Exception):  # what is buffered is sent if it can be
-            await nc.flush(2)
-        await nc.close()
+        await _close(nc)
+
+
+async def _close(nc: NatsClient) -> None:
+    """What is buffered is sent if it can be."""
+    with suppress(Exception):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            if nc.is_connected:
+                await nc.flush(_CLOSE_SECONDS)
+    with suppress(Exception):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await nc.close()
 
 
 def _tls(address: FleetAddress) -> ssl.SSLContext:

@@ -19,6 +19,7 @@ from runner.fleet.client import new_call, open_client
 from runner.fleet.connection import NoFleet, connect, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
 from runner.fleet.worker import Worker, WorkerOptions
+from sandbox.document.diagnostic import DocumentError
 from tests.conftest import ROOT
 from tests.runner.fleet.bus import SERVER, Bus, bus_in
 from tests.runner.fleet.inside import Functions
@@ -212,7 +213,7 @@ def test_who_is_not_let_in(guarded: tuple[Bus, Path], tmp_path: Path) -> None:
         try:
             async with connect(read_address(str(path)), "stranger"):
                 return "in"
-        except (NoFleet, ValueError) as error:
+        except (NoFleet, ValueError, DocumentError) as error:
             return str(error)
 
     (tmp_path / "wrong.key").write_text("wrong-horse")
