@@ -112,6 +112,14 @@ def _lacks_chromium() -> str:
     return next(filter(None, (_lacks_program(name, package) for name, package in names)), "")
 
 
+# Debian has it in a folder of programs for administrators.
+NATS_SERVER = shutil.which("nats-server", path=f"{SYSTEM_PATH}:/usr/local/sbin:/usr/sbin")
+
+
+def _lacks_nats() -> str:
+    return "" if NATS_SERVER else "needs nats-server (apt-get install nats-server)"
+
+
 # The command that makes transient units.
 MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
 
@@ -140,6 +148,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "zsh": lambda: _lacks_program("zsh", "zsh"),
     "fish": lambda: _lacks_program("fish", "fish"),
     "chromium": _lacks_chromium,
+    "nats": _lacks_nats,
     "systemd": _lacks_systemd,
     "registry": lacks_registry,
 }

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import shutil
 import socket
 import subprocess
 import urllib.error
@@ -18,11 +16,10 @@ from typing import Any
 
 from runner.fleet.connection import connect, read_address
 from runner.fleet.streams import FleetSizes, make_streams
-from tests.conftest import Caller
+from tests.conftest import NATS_SERVER, Caller
 from tests.tables import wait_for
 
 SECONDS = 60.0
-SERVER = shutil.which("nats-server", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
 def free_ports(count: int) -> list[int]:
@@ -38,7 +35,7 @@ class Bus:
     """One server, or a cluster."""
 
     def __init__(self, folder: Path, count: int = 1, extra: str = "", scheme: str = "nats") -> None:
-        assert SERVER is not None
+        assert NATS_SERVER is not None
         self._folder, self._extra, self._scheme = folder, extra, scheme
         numbers = free_ports(3 * count)
         self.ports = numbers[:count]
@@ -65,7 +62,9 @@ class Bus:
             f"{cluster}{self._extra}\n"
         )
         with open(folder / "log", "ab") as log:
-            self.processes[number] = subprocess.Popen([str(SERVER), "-c", str(config)], stdout=log, stderr=log)
+            self.processes[number] = subprocess.Popen(
+                [str(NATS_SERVER), "-c", str(config)], stdout=log, stderr=log
+            )
 
     def kill(self, number: int = 0) -> None:
         process = self.processes[number]
@@ -76,7 +75,9 @@ class Bus:
 
     def is_ready(self, number: int = 0) -> bool:
         process = self.processes[number]
-        assert process is not None and process.poll() is None, (self._folder / f"nats{number}/log").read_text()
+        assert process is not None and process.poll() is None, (
+            self._folder / f"nats{number}/log"
+        ).read_text()
         url = f"http://127.0.0.1:{self._monitors[number]}/healthz"
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
@@ -89,13 +90,17 @@ class Bus:
 
         async def make() -> list[str]:
             async with connect(read_address(address or self.url), "test") as bus:
-                return await make_streams(bus.js, sizes or FleetSizes(replicas=len(self.ports), megabytes=256))
+                return await make_streams(
+                    bus.js, sizes or FleetSizes(replicas=len(self.ports), megabytes=256)
+                )
 
         return asyncio.run(make())
 
 
 @contextlib.contextmanager
-def bus_in(folder: Path, count: int = 1, extra: str = "", *, make: bool = True, scheme: str = "nats") -> Iterator[Bus]:
+def bus_in(
+    folder: Path, count: int = 1, extra: str = "", *, make: bool = True, scheme: str = "nats"
+) -> Iterator[Bus]:
     folder.mkdir(exist_ok=True)
     bus = Bus(folder, count, extra, scheme)
     try:

@@ -5,22 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.fleet.bus import SERVER, Bus, bus_in
+from tests.runner.fleet.bus import Bus, bus_in
 
 
 @pytest.fixture(scope="session")
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bus]:
     """One server with the streams, for tests whose users and plugins have names of their own."""
-    if SERVER is None:
-        pytest.skip("nats-server is missing")
     with bus_in(Path(tmp_path_factory.mktemp("bus"))) as found:
-        yield found
-
-
-@pytest.fixture
-def own_bus(tmp_path: Path) -> Iterator[Bus]:
-    """A server for one test."""
-    if SERVER is None:
-        pytest.skip("nats-server is missing")
-    with bus_in(tmp_path / "bus") as found:
         yield found

@@ -75,7 +75,9 @@ class Inside:
         self.said: list[str] = []
 
     @asynccontextmanager
-    async def worker(self, shelf: Functions, name: str = "w", slots: int = 4, **options: Any) -> AsyncIterator[Worker]:
+    async def worker(
+        self, shelf: Functions, name: str = "w", slots: int = 4, **options: Any
+    ) -> AsyncIterator[Worker]:
         given = WorkerOptions(name, slots, schedule=QUICK, **options)
         async with connect(read_address(self.url), name, stays=True) as bus:
             worker = Worker(bus, self.thread, shelf, given, self.said.append)

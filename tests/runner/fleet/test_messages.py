@@ -60,7 +60,8 @@ def test_bytes_that_are_no_call() -> None:
 
 def test_the_bound_is_exact() -> None:
     room = names.MOST_BODY_BYTES - len(encode_call(CALL._replace(input="")))
-    assert len(raw := encode_call(CALL._replace(input="x" * room))) == names.MOST_BODY_BYTES
+    raw = encode_call(CALL._replace(input="x" * room))
+    assert len(raw) == names.MOST_BODY_BYTES
     assert decode_call(raw, NOW).input == "x" * room
     with pytest.raises(BadMessage, match=str(names.MOST_BODY_BYTES)):
         encode_call(CALL._replace(input="x" * (room + 1)))
@@ -78,4 +79,6 @@ def test_an_id_cannot_leave_its_part_of_a_subject() -> None:
 
 def test_a_message_id_needs_the_users_key() -> None:
     assert names.message_id("a", "c", b"1") == names.message_id("a", "c", b"1")
-    assert len({names.message_id(*each) for each in (("a", "c", b"1"), ("b", "c", b"1"), ("a", "c", b"2"))}) == 3
+    assert (
+        len({names.message_id(*each) for each in (("a", "c", b"1"), ("b", "c", b"1"), ("a", "c", b"2"))}) == 3
+    )

@@ -17,6 +17,8 @@ from runner.outcome import Outcome
 from tests.runner.fleet.bus import Bus
 from tests.runner.fleet.inside import Functions, Inside, inside
 
+pytestmark = pytest.mark.needs("nats")
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +57,11 @@ def test_waited_and_durable_calls(bus: Bus) -> None:
             told: list[Any] = []
             waited = new_call("plain", "read", {"a": 1})
             answer = await it.client.call(plain.plugin, waited, on_progress=told.append)
-            assert answer.document == {"id": waited.id, "value": ["anyone", "read", {"a": 1}], "invocation": None}
+            assert answer.document == {
+                "id": waited.id,
+                "value": ["anyone", "read", {"a": 1}],
+                "invocation": None,
+            }
             stored = await it.durable(plain, "read", {"a": 1}, call="k.1")
             assert (stored.status, stored.document["value"]) == (200, answer.document["value"])
             assert told == [{"message": "half"}]
@@ -114,7 +120,7 @@ def test_a_call_whose_worker_is_gone(bus: Bus, tool: str, state: str, runs: list
 
 
 def test_a_worker_that_was_taken_for_dead_does_not_end_its_call(bus: Bus) -> None:
-    """Its signs of life stop, as with a lost connection. Another worker ends the call; then the first wakes."""
+    """Its signs of life stop, as with a lost connection. Another one ends the call; then the first wakes."""
 
     async def act(it: Inside) -> None:
         first, second = shelf(), shelf()
@@ -179,7 +185,9 @@ def test_deadlines_cancellation_and_messages_that_are_no_calls(bus: Bus) -> None
 
             await it.until(letters)
             found = {each["id"]: each["reason"] for each in await letters()}
-            assert "unknown key 'policy'" in next(why for call, why in found.items() if call.startswith("bad~"))
+            assert "unknown key 'policy'" in next(
+                why for call, why in found.items() if call.startswith("bad~")
+            )
             assert "late" in found and "unwanted" not in found
             # While it runs, and only by its own user.
             for durable in (True, False):
@@ -265,7 +273,9 @@ def test_flags_hold_plugins_and_workers(bus: Bus) -> None:
 
 
 async def _held(it: Inside, plain: Functions) -> Any:
-    return next((each for each in await it.client.plugins() if each.digest == plain.offer.digest and each.held), None)
+    return next(
+        (each for each in await it.client.plugins() if each.digest == plain.offer.digest and each.held), None
+    )
 
 
 def test_a_bad_node_leaves_the_fleet_and_says_so(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,11 +315,16 @@ def test_a_waited_call_whose_worker_dies(bus: Bus, monkeypatch: pytest.MonkeyPat
     async def act(it: Inside) -> None:
         plain = shelf()
         async with it.worker(plain) as worker:
-            waiting = asyncio.ensure_future(it.client.call(plain.plugin, new_call("plain", "pay", {"hold": True})))
+            waiting = asyncio.ensure_future(
+                it.client.call(plain.plugin, new_call("plain", "pay", {"hold": True}))
+            )
             await it.until(plain.begun.is_set)
             await asyncio.sleep(0)
             await worker._nc.close()  # as a killed worker
             answer = await waiting
-            assert (answer.document["error"]["cause"], answer.document["execution_outcome"]) == ("worker_lost", "unknown")
+            assert (answer.document["error"]["cause"], answer.document["execution_outcome"]) == (
+                "worker_lost",
+                "unknown",
+            )
 
     inside(bus.url, act)
