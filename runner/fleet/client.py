@@ -1,13 +1,14 @@
 """Submits calls to a fleet. On asyncio; runner/fleet/library.py has the same for trio.
 
 async with open_client(read_address("nats://127.0.0.1:4222")) as fleet:
-    answer = await fleet.call(await fleet.find("notes"), fleet_call(...))
+    answer = await fleet.call(await fleet.find("notes"), new_call(...))
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -38,6 +39,8 @@ _BUSY_TRIES = 5
 _SUBMIT_SECONDS = 30.0
 _FULL = (10077, 10054, 10023)
 _KNOWN_SECONDS = 2.0  # that a list of workers counts
+_MOST_PLUGINS = 2000  # of a worker
+_MOST_TEXT = 1000
 DURABLE_KINDS = ("hook", "compactor", "harness")
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -132,7 +135,7 @@ class FleetClient:
             raise NoFleet(NO_STREAMS.format(f"KV_{names.WORKERS}")) from None
         except (nats.errors.Error, TimeoutError) as error:
             raise NoFleet(f"the servers do not list the workers: {words_of(error)}") from None
-        rows = [row for raw in found.values() if isinstance(row := _json(raw), dict)]
+        rows = [row for raw in found.values() if (row := presence_of(raw)) is not None]
         self._listed = time.monotonic(), rows
         return rows
 
@@ -325,18 +328,44 @@ class FleetClient:
         return False
 
 
+def presence_of(raw: bytes) -> dict[str, Any] | None:
+    """What a worker says about itself, in a known shape: a worker may say anything."""
+    found = _json(raw)
+    if not isinstance(found, dict):
+        return None
+    row: dict[str, Any] = {key: _text(found.get(key)) for key in ("worker", "version", "state", "reason")}
+    row |= {key: _number(found.get(key)) for key in ("slots", "running", "since", "at", "done", "late")}
+    row["plugins"] = []
+    listed = found.get("plugins")
+    for each in listed[:_MOST_PLUGINS] if isinstance(listed, list) else ():
+        if isinstance(each, dict) and names.is_token(_text(each.get("digest"))):
+            keys = ("name", "digest", "contract", "version", "held")
+            durable = each.get("durable")
+            named = [_text(name) for name in durable] if isinstance(durable, list) else []
+            row["plugins"].append({**{key: _text(each.get(key)) for key in keys}, "durable": named})
+    return row
+
+
+def _text(value: Any) -> str:
+    return value[:_MOST_TEXT] if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float:
+    usable = isinstance(value, int | float) and math.isfinite(value)
+    return value if usable else 0
+
+
 def plugins_of(workers: Iterable[Mapping[str, Any]]) -> Iterator[FleetPlugin]:
     """Each plugin once, with those who take calls for it."""
     found: dict[tuple[str, str], FleetPlugin] = {}
     for row in workers:
-        for each in row.get("plugins", ()):
-            name, mark = str(each.get("name")), str(each.get("digest"))
+        for each in row["plugins"]:
+            name, mark = each["name"], each["digest"]
             known = found.get((name, mark)) or FleetPlugin(
-                *(name, mark, str(each.get("contract", "")), str(each.get("version", ""))),
-                tuple(map(str, each.get("durable", ()))),
+                name, mark, each["contract"], each["version"], tuple(each["durable"])
             )
-            taking = () if row.get("state") != "ready" or each.get("held") else (str(row.get("worker")),)
-            held = str(each.get("held", "")) or known.held
+            taking = () if row["state"] != "ready" or each["held"] else (row["worker"],)
+            held = each["held"] or known.held
             found[name, mark] = known._replace(workers=(*known.workers, *taking), held=held)
     yield from found.values()
 

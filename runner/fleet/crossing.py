@@ -116,11 +116,19 @@ class CancelledOnTrio(Exception):
 @asynccontextmanager
 async def open_asyncio_thread() -> AsyncIterator[AsyncioThread]:
     """Whoever uses it ends its own tasks on asyncio before the context ends."""
+    failure: BaseException | None = None
+    # What the body raises is kept until after the nursery, which would put it into a group.
     async with trio.open_nursery() as nursery:
         thread = AsyncioThread(nursery)
         try:
             yield thread
+        except BaseException as error:  # noqa: BLE001 -- raised again below
+            failure = error
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(thread.end)
+    if failure is not None:
+        try:
+            raise failure
         finally:
-            nursery.cancel_scope.cancel()
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(thread.end)
+            del failure

@@ -177,6 +177,9 @@ class FleetRoster(Roster):
         self._found(name)
         return "unknown"
 
+    def fleet(self) -> dict[str, Any] | None:
+        return self._fleet.overview or None
+
     def hooks_for(self, event: str, name: str | None = None) -> list[tuple[str, str]]:
         message = "a door in front of a fleet has no manifests, so it does not know which hooks want an event"
         raise Refused(501, "fleet", message, "name plugin and hook")

@@ -23,7 +23,7 @@ from runner import __version__
 from runner.fleet.connection import FleetAddress, connect
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
 from runner.fleet.shelf import RosterShelf
-from runner.fleet.worker import Worker, WorkerOptions
+from runner.fleet.worker import FleetWorker, WorkerOptions
 from runner.ledger.retry import Schedule
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.outcome import EXIT
@@ -68,7 +68,7 @@ class Node:
         self._supervisor = supervisor
         self._notifier = Notifier(environ)
         self._end = trio.Event()
-        self._worker: Worker | None = None
+        self._worker: FleetWorker | None = None
 
     async def run(self) -> None:
         """Work until a signal says to end. Raises NoFleet."""
@@ -113,7 +113,7 @@ class Node:
         async with connect(
             self._options.address, name, on_lost=lost, on_back=back, say=self._say, stays=True
         ) as bus:
-            worker = self._worker = Worker(bus, self._thread, self._shelf, options, self._say)
+            worker = self._worker = FleetWorker(bus, self._thread, self._shelf, options, self._say)
             end = asyncio.ensure_future(asked.wait())
             relaying = asyncio.ensure_future(self._thread.on_trio(relay))
             working = asyncio.ensure_future(worker.run(ready))

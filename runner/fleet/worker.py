@@ -83,7 +83,7 @@ class _Pull:
         self.ended = asyncio.Event()
 
 
-class Worker:
+class FleetWorker:
     def __init__(
         self,
         bus: Connected,
@@ -112,7 +112,7 @@ class Worker:
         self._flagged = asyncio.Event()
         self._consumers: set[str] = set()
         self._launch_failures = 0
-        self._counts = {"waited": 0, "durable": 0, "late": 0}
+        self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
 
     # --- its life -------------------------------------------------------------------------------------------
 
@@ -222,7 +222,8 @@ class Worker:
             "running": len(self._running),
             "since": self._since,
             "at": time.time(),
-            "counts": self._counts,
+            "done": self._counts["done"],
+            "late": self._counts["late"],
             "plugins": plugins,
         }
 
@@ -376,7 +377,7 @@ class Worker:
         if done is None:
             done = await self._perform(running, user, call, offer, None)
         await self._answer(message, done.answer)
-        self._counts["waited"] += 1
+        self._counts["done"] += 1
         record = self._record(user, call, offer, done, began, 1)
         await _quietly(self._js.publish(names.record(user, call.key), json.dumps(record).encode()))
 
@@ -548,7 +549,7 @@ class Worker:
         done = self._refusal(user, call, offer)
         if done is None:
             done = await self._perform(running, user, call, offer, attempt)
-        self._counts["durable"] += 1
+        self._counts["done"] += 1
         if running.ended_by is _DRAINED:
             if repeat_of(self._shelf, offer, call.tool) == "again":
                 await self._release(running, user, call, held, 0.0)

@@ -249,6 +249,10 @@ class Roster:
         found = None if entry is None else (entry.settings or {}).get("secrets")
         return Secrets() if found is None else found
 
+    def fleet(self) -> dict[str, Any] | None:
+        """The workers and queues of a fleet. None: the plugins run in this process."""
+        return None
+
     def hooks_for(self, event: str, name: str | None = None) -> list[tuple[str, str]]:
         """Plugins and their hooks that subscribe to an event, by their manifests: all, or those of one."""
         plugins = {each: entry.source.plugin for each, entry in self._entries.items() if name in (None, each)}

@@ -62,10 +62,10 @@ def _show_fleet(args: argparse.Namespace) -> int:
         return 0
     workers = [
         (
-            *(printable(str(each["worker"])), each["state"]),
+            *(printable(each["worker"]), printable(each["state"])),
             format_duration(max(0, int(found["at"] - each["since"]))),
             *(f"{each['running']}/{each['slots']}", str(len(each["plugins"]))),
-            *(str(sum(each["counts"].values())), printable(each["reason"])),
+            *(str(each["done"]), printable(each["reason"])),
         )
         for each in found["workers"]
     ]

@@ -14,7 +14,7 @@ from runner.fleet.connection import connect, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
 from runner.fleet.messages import FleetCall
 from runner.fleet.shelf import Offer, OnProgress, Performed
-from runner.fleet.worker import Worker, WorkerOptions
+from runner.fleet.worker import FleetWorker, WorkerOptions
 from runner.ledger.retry import Schedule
 from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
@@ -77,10 +77,10 @@ class Inside:
     @asynccontextmanager
     async def worker(
         self, shelf: Functions, name: str = "w", slots: int = 4, **options: Any
-    ) -> AsyncIterator[Worker]:
+    ) -> AsyncIterator[FleetWorker]:
         given = WorkerOptions(name, slots, schedule=QUICK, **options)
         async with connect(read_address(self.url), name, stays=True) as bus:
-            worker = Worker(bus, self.thread, shelf, given, self.said.append)
+            worker = FleetWorker(bus, self.thread, shelf, given, self.said.append)
             ready = asyncio.Event()
             task = asyncio.ensure_future(worker.run(ready.set))
             waiting = asyncio.ensure_future(ready.wait())

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,6 +105,9 @@ class Storm:
             process.stdin.close()
         return process
 
+    def _reached(self, calls: int) -> bool:
+        return self._done() >= calls
+
     def _done(self) -> int:
         return sum(len(self._results(number)) for number in range(self._plan.submitters))
 
@@ -117,13 +121,13 @@ class Storm:
             live = [each.enter_context(self._worker(bus, number)) for number, each in enumerate(workers)]
             began = time.monotonic()
             submitters = [self._submitter(bus, number) for number in range(plan.submitters)]
-            stack.callback(lambda: [each.kill() for each in submitters if each is not None])
+            stack.callback(_kill, submitters)
             kills = ["worker"] * plan.worker_kills + ["server"] * plan.server_kills
             kills += ["submitter"] * plan.submitter_kills
             self._random.shuffle(kills)
             for number, what in enumerate(kills, 1):
                 until = plan.calls * 9 // 10 * number // len(kills)
-                assert wait_for(lambda until=until: self._done() >= until, 1800), self._done()
+                assert wait_for(partial(self._reached, until), 1800), self._done()
                 self.kills[what] += 1
                 if what == "worker":
                     chosen = self._random.randrange(plan.workers)
@@ -135,7 +139,7 @@ class Storm:
                     chosen = self._random.randrange(plan.servers)
                     bus.kill(chosen)
                     bus.start(chosen)
-                    assert wait_for(lambda chosen=chosen: bus.is_ready(chosen))
+                    assert wait_for(partial(bus.is_ready, chosen))
                 else:
                     chosen = self._random.randrange(plan.submitters)
                     if (process := submitters[chosen]) is not None:
@@ -146,8 +150,8 @@ class Storm:
                 assert each is None or each.wait(1800) == 0
             self.seconds = time.monotonic() - began
             self.found = ask(bus.url, self._collect)
-            for each in workers:
-                each.close()
+            for worker in workers:
+                worker.close()
 
     async def _collect(self, client: FleetClient) -> tuple[Counter[str], dict[str, Any], dict[str, Any]]:
         """How many records each call has, the records, and the entries of the ledger."""
@@ -170,7 +174,7 @@ class Storm:
     def check(self) -> dict[str, Any]:
         """Every durable call ended once, none is lost, none that may run once ran twice. Returns counts."""
         counts, records, entries = self.found
-        results = {}
+        results: dict[str, Any] = {}
         for number in range(self._plan.submitters):
             results |= self._results(number)
         durable = {each["id"]: each for each in self.calls if each["durable"]}
@@ -207,9 +211,15 @@ class Storm:
         }
 
 
+def _kill(processes: Sequence[subprocess.Popen[bytes] | None]) -> None:
+    for each in processes:
+        if each is not None:
+            each.kill()
+
+
 async def _all(client: FleetClient, stream: str) -> list[bytes]:
     info = await client.js.stream_info(stream)
-    found = []
+    found: list[bytes] = []
     consumer = await client.js.add_consumer(stream, ack_policy="none", inactive_threshold=60.0)
     pulling = await client.js.pull_subscribe_bind(consumer.name, stream)
     while len(found) < info.state.messages:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import trio
 
-from runner.exceptions import PluginError
+from runner.exceptions import PluginFailure
+from runner.fleet.client import FleetClient, new_call
 from runner.fleet.library import open_fleet
 from tests.conftest import Caller
-from tests.runner.fleet.bus import Bus, working
+from tests.runner.fleet.bus import Bus, ask, working
 from tests.runner.serve.served import Served, serving
 from tests.runner.serve.shelf import SHARES, Shelved, put_example
 
@@ -25,7 +26,8 @@ pytestmark = [
 ]
 # Parts of answers that differ from call to call.
 VARYING = re.compile(
-    r'"(id|invocation_id|trace_id|tool_execution_id|deadline_at|started_at|ended_at|pid|served)": ("[^"]*"|\d+)'
+    r'"(id|invocation_id|trace_id|tool_execution_id|deadline_at|started_at|ended_at|pid|served)": '
+    r'("[^"]*"|\d+)'
 )
 
 
@@ -54,11 +56,13 @@ def ask_all_ways(caller: Caller, folder: Path, url: str, door: Served, each: She
         argv = [*caller.python, "-c", COLD, path, tool, given]
         cold = subprocess.run(argv, env=caller.environ, capture_output=True, text=True, cwd="/", check=True)
         found = {"cold": json.loads(cold.stdout), "door": door.call(each.name, tool, each.input)[1]}
-        for way in ((), ("--durable",)):
-            done = caller("call", "--fleet", url, *way, each.name, tool, "--input", given, "--json")
-            text = done.stdout or done.stderr
-            assert text, done
-            found["".join(way) or "fleet"] = {"value": json.loads(text)} if done.stdout else json.loads(text)
+
+        async def in_fleet(client: FleetClient, tool: str = tool) -> list[Any]:
+            plugin = await client.find(each.name)
+            calls = [new_call(plugin.name, tool, each.input) for _ in range(2)]
+            return [(await client.call(plugin, calls[way], durable=bool(way))).document for way in range(2)]
+
+        found["fleet"], found["durable"] = ask(url, in_fleet)
         kept = {way: _kept(document) for way, document in found.items()}
         if each.contract == "kaged" and tool != "nothing":  # it counts its calls
             kept = {way: sorted(document) for way, document in kept.items()}
@@ -116,7 +120,7 @@ def ask_by_the_library(url: str) -> None:
         async with open_fleet(url) as fleet:
             result = await fleet.call("mcp9", "greet", {"name": "you"}, durable=True)
             assert "Hello, you!" in json.dumps(result.value)
-            with pytest.raises(PluginError, match="Unknown tool"):
+            with pytest.raises(PluginFailure, match="tool_not_exposed"):
                 await fleet.call("mcp9", "nothing")
 
     trio.run(main)
@@ -127,6 +131,9 @@ def ask_by_verbs(caller: Caller, url: str) -> None:
     shown = caller("ps", *fleet)
     assert shown.returncode == 0 and re.search(r"^six +ready", shown.stdout, re.M), shown
     assert json.loads(caller("ps", *fleet, "--json").stdout)["workers"]
+    call = ("call", *fleet, "--durable", "--key", "k.1", "mcp9", "greet", "--input", '{"name": "you"}')
+    first, again = caller(*call), caller(*call)
+    assert "Hello, you!" in first.stdout == again.stdout, (first, again)
     rows = [
         (("call", *fleet, "none", "x"), 2, "no worker of the fleet has a plugin 'none'"),
         (("call", *fleet, "--policy", "open", "mcp9", "greet"), 2, "--policy does not go with --fleet"),

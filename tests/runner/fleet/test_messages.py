@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runner.fleet import names
+from runner.fleet.client import FleetPlugin, plugins_of, presence_of
 from runner.fleet.messages import BadMessage, FleetCall, decode_call, encode_call, stored_call
 
 NOW = 1_800_000_000.0
@@ -82,3 +83,21 @@ def test_a_message_id_needs_the_users_key() -> None:
     assert (
         len({names.message_id(*each) for each in (("a", "c", b"1"), ("b", "c", b"1"), ("a", "c", b"2"))}) == 3
     )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        b"7",
+        b'{"plugins": 7}',
+        b'{"plugins": [7, {"name": "a"}, {"digest": "*"}]}',
+        b'{"since": "x", "slots": Infinity}',
+        b'{"plugins": [{"name": 1, "digest": "d", "durable": 5, "held": []}]}',
+    ],
+)
+def test_a_worker_may_say_anything_about_itself(said: bytes) -> None:
+    row = presence_of(said)
+    found = list(plugins_of([] if row is None else [row]))
+    assert found in ([], [FleetPlugin("", "d")])

@@ -18,7 +18,7 @@ from runner.fleet import names
 from runner.fleet.client import new_call, open_client
 from runner.fleet.connection import NoFleet, connect, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
-from runner.fleet.worker import Worker, WorkerOptions
+from runner.fleet.worker import FleetWorker, WorkerOptions
 from sandbox.document.diagnostic import DocumentError
 from tests.conftest import ROOT
 from tests.runner.fleet.bus import Bus, bus_in
@@ -76,7 +76,7 @@ def test_the_roles_can_do_their_work(guarded: tuple[Bus, Path]) -> None:
             open_client(read_address(str(folder / "alice.toml")), say=said.append) as alice,
             open_client(read_address(str(folder / "door.toml")), say=said.append) as door,
         ):
-            worker = Worker(bus, thread, plain, WorkerOptions("worker"), said.append)
+            worker = FleetWorker(bus, thread, plain, WorkerOptions("worker"), said.append)
             ready = asyncio.Event()
             task = asyncio.ensure_future(worker.run(ready.set))
             await asyncio.wait_for(ready.wait(), 60)
@@ -161,8 +161,11 @@ async def violations(path: Path, rows: list[tuple[str, str, str]]) -> list[tuple
         nc._error_cb = hear
         for _, subject, act in rows:
             # Nothing that an operator's control would break: no body, and nobody who hears the reply.
-            named = subject.replace("D", DIGEST) if subject.endswith(".D") else subject
-            await (nc.publish(named, b"") if act == "publish" else nc.subscribe(named))
+            whole = subject.replace("D", DIGEST) if subject.endswith(".D") else subject
+            if act == "publish":
+                await nc.publish(whole, b"")
+            else:
+                await nc.subscribe(whole)
             await nc.flush()
         # The server refused all of them by now; the client tells it in tasks of its own.
         last: list[str] = []
