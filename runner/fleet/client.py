@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import nats.errors
@@ -33,6 +33,7 @@ from sandbox.speed.value import NamedTuple
 
 _ASK_SECONDS = 5.0  # between questions to the worker of a call whether it still runs
 _GRACE_SECONDS = 10.0  # after the deadline, for the answer of a call that began in time
+_AGAIN_SECONDS = 30.0  # until a durable call that nobody has begun is stored again; then twice as long
 _FIRST_LOOK_SECONDS = 0.5  # into the ledger; its end is told, too
 _MOST_LOOK_SECONDS = 5.0
 _BUSY_TRIES = 5
@@ -179,7 +180,7 @@ class FleetClient:
         with self._heard(call.key, on_progress):
             if durable or plugin.is_durable(call):
                 await self._submit(plugin, call, raw)
-                return await self.wait_for(call)
+                return await self.wait_for(call, plugin)
             return await self._request(plugin, call, raw)
 
     async def submit(self, plugin: FleetPlugin, call: FleetCall) -> None:
@@ -201,12 +202,14 @@ class FleetClient:
         except (nats.errors.Error, TimeoutError, ValueError) as error:
             raise NoFleet(f"the ledger of the fleet cannot be read: {words_of(error)}") from None
 
-    async def wait_for(self, call: FleetCall) -> CallAnswer:
+    async def wait_for(self, call: FleetCall, plugin: FleetPlugin | None = None) -> CallAnswer:
         """The answer of a durable call. Servers that do not answer are waited for, until the deadline. Raises
-        Refused if its id is another call's."""
+        Refused if its id is another call's. `plugin`: if nobody begins the call or runs it, it is stored once
+        more, in case that the servers lost it; its id sees to it that it runs once."""
         given = digest([call.input, dict(call.context or {})]).digest
         event = self._ends.setdefault(call.key, asyncio.Event())
-        pause = _FIRST_LOOK_SECONDS
+        pause, again, number = _FIRST_LOOK_SECONDS, _AGAIN_SECONDS, 0
+        since = time.monotonic()
         try:
             while True:
                 try:
@@ -227,6 +230,11 @@ class FleetClient:
                     return CallAnswer(entry.status, entry.document)
                 if told:
                     pause = _FIRST_LOOK_SECONDS  # the server that answered does not know it yet
+                if plugin is not None and time.monotonic() - since > again:
+                    since, again, number = time.monotonic(), again * 2, number + 1
+                    begun = entry is not None and entry.state == "began"
+                    if entry is None or (begun and not await self._still_runs(entry.worker, call)):
+                        await self._store_again(plugin, call, number)
                 # A call that began in time may take as long as its contract lets it.
                 running = entry is not None and entry.state == "began"
                 if time.time() > call.deadline + _GRACE_SECONDS and not running:
@@ -275,6 +283,16 @@ class FleetClient:
                     ) from None
             await asyncio.sleep(_FIRST_LOOK_SECONDS)
         await self.nc.publish(names.hint(plugin.digest), b"")
+
+    async def _store_again(self, plugin: FleetPlugin, call: FleetCall, number: int) -> None:
+        mark = names.message_id(self._user, call.id, self.address.salt)
+        with suppress(nats.errors.Error, TimeoutError):
+            await self.js.publish(
+                names.durable(self._user, plugin.digest),
+                encode_call(call),
+                headers={Header.MSG_ID.value: f"{mark}.{number}"},
+            )
+            await self.nc.publish(names.hint(plugin.digest), b"")
 
     async def _request(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer:
         for number in range(_BUSY_TRIES):

@@ -45,6 +45,7 @@ _MOST_PROGRESS_BYTES = 64 << 10
 _LAUNCH_FAILURES = 3
 _TRIAL_SECONDS = 60.0  # between trials of a node that is bad
 _ELSEWHERE_SECONDS = 2.0
+_ASK_SECONDS = 2.0
 _NODE = ("launch_failed", "sandbox_unavailable")
 
 WorkerState = Literal["ready", "drained", "draining", "bad"]
@@ -125,6 +126,7 @@ class FleetWorker:
         await self._nc.subscribe(names.entry(names.FLAGS, ">"), cb=self._on_flag)
         await self._read_flags()
         self.refresh()
+        await self._subscribe()
         await self._show()
         await self._audit("began", {"slots": self._options.slots})
         ready()
@@ -313,24 +315,27 @@ class FleetWorker:
     async def _keep_subscribed(self) -> None:
         """One task, so that subscriptions do not overtake each other."""
         while True:
+            await self._changed.wait()
             self._changed.clear()
-            wanted = self._served() if self._free > 0 else {}
             try:
-                for each in [known for known in self._subscriptions if known not in wanted]:
-                    for subscription in self._subscriptions.pop(each):
-                        # What is on its way arrives, and is answered. A task of its own, because it does
-                        # not let itself be cancelled.
-                        draining = asyncio.ensure_future(subscription.drain())  # type: ignore[no-untyped-call]
-                        await asyncio.shield(draining)
-                for each in [one for one in wanted if one not in self._subscriptions]:
-                    self._subscriptions[each] = [
-                        await self._nc.subscribe(names.waited("*", each), names.GROUP, cb=self._on_call),
-                        await self._nc.subscribe(names.hint(each), names.GROUP, cb=self._on_hint),
-                    ]
+                await self._subscribe()
             except (nats.errors.Error, TimeoutError):
                 await asyncio.sleep(_POLL_SECONDS)
-                continue
-            await self._changed.wait()
+                self._changed.set()
+
+    async def _subscribe(self) -> None:
+        wanted = self._served() if self._free > 0 else {}
+        for each in [known for known in self._subscriptions if known not in wanted]:
+            for subscription in self._subscriptions.pop(each):
+                # What is on its way arrives, and is answered. A task of its own, because it does not let
+                # itself be cancelled.
+                draining = asyncio.ensure_future(subscription.drain())  # type: ignore[no-untyped-call]
+                await asyncio.shield(draining)
+        for each in [one for one in wanted if one not in self._subscriptions]:
+            self._subscriptions[each] = [
+                await self._nc.subscribe(names.waited("*", each), names.GROUP, cb=self._on_call),
+                await self._nc.subscribe(names.hint(each), names.GROUP, cb=self._on_hint),
+            ]
 
     async def _on_hint(self, message: Msg) -> None:
         self._due.set()
@@ -592,12 +597,27 @@ class FleetWorker:
                 return None
             if found.entry.state == "waiting":
                 continue
-            # It had begun, and whoever began it gives no sign of life.
+            if await self._runs(found.entry.worker, user, call.key):
+                # Its signs of life were lost, or the submitter has stored the call a second time.
+                await self._later(running, names.BEAT_SECONDS)
+                return None
+            # It had begun, and whoever began it is gone.
             if repeat_of(self._shelf, offer, call.tool) == "again" and attempt <= names.MOST_ATTEMPTS:
                 continue
             lost = f"the worker {found.entry.worker} was lost while the call ran"
             await self._end(running, user, call, offer, found, self._unknown(call, lost))
             return None
+
+    async def _runs(self, worker: str, user: str, key: str) -> bool:
+        """Whether a worker says that it runs a call. One that does not answer is lost."""
+        for _ in range(2):
+            try:
+                subject = names.ask(worker, user, key)
+                answer = await self._nc.request(subject, timeout=_ASK_SECONDS)
+                return bytes(answer.data) == b"running"
+            except (nats.errors.Error, TimeoutError):
+                pass
+        return False
 
     def _unknown(self, call: FleetCall, why: str) -> Performed:
         message = f"{why}, and nobody knows what it did"

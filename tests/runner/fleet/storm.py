@@ -155,13 +155,13 @@ class Storm:
 
     async def _collect(self, client: FleetClient) -> tuple[Counter[str], dict[str, Any], dict[str, Any]]:
         """How many records each call has, the records, and the entries of the ledger."""
-
-        async def rest() -> int:
-            return (await client.js.stream_info(names.CALLS)).state.messages
-
-        async with asyncio.timeout(300):
-            while await rest():  # noqa: ASYNC110 -- the servers have no event for it
-                await asyncio.sleep(0.1)
+        durable = sum(each["durable"] for each in self.calls)
+        async with asyncio.timeout(120):
+            # A submitter sees the end of a call in the ledger, a moment before its record is there.
+            while (  # noqa: ASYNC110
+                len({json.loads(each)["id"] for each in await _all(client, names.RECORDS)}) < durable
+            ):
+                await asyncio.sleep(0.5)
         counts: Counter[str] = Counter()
         records: dict[str, Any] = {}
         for message in await _all(client, names.RECORDS):

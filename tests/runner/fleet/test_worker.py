@@ -13,6 +13,7 @@ import pytest
 from runner.fleet import names, operate
 from runner.fleet.client import new_call
 from runner.fleet.entries import FleetLedger, LedgerEntry
+from runner.fleet.messages import encode_call
 from runner.outcome import Outcome
 from tests.runner.fleet.bus import Bus
 from tests.runner.fleet.inside import Functions, Inside, inside
@@ -130,6 +131,7 @@ def test_a_worker_that_was_taken_for_dead_does_not_end_its_call(bus: Bus) -> Non
             await it.until(first.begun.is_set)
             for running in lost._running.values():
                 running.message = None  # no sign of life from here
+            lost._running.clear()  # and it does not say that it runs it
             lost._state = "drained"
             async with it.worker(second, "second"):
                 answer = await waiting
@@ -328,5 +330,41 @@ def test_a_waited_call_whose_worker_dies(bus: Bus, monkeypatch: pytest.MonkeyPat
                 "worker_lost",
                 "unknown",
             )
+
+    inside(bus.url, act)
+
+
+def test_a_call_that_the_servers_lost_is_stored_again_and_runs_once(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.fleet.client._AGAIN_SECONDS", 0.3)
+
+    async def act(it: Inside) -> None:
+        plain = shelf()
+        waiting = asyncio.ensure_future(it.durable(plain, "pay", {"hold": True}, call="forgotten"))
+        subject = names.durable("anyone", plain.offer.digest)
+
+        async def stored() -> int:
+            info = await it.client.js.stream_info(names.CALLS, subjects_filter=subject)
+            return (info.state.subjects or {}).get(subject, 0)
+
+        await it.until(stored)
+        await it.client.js.purge_stream(names.CALLS, subject=subject)
+        await it.until(stored)  # it is there again
+        async with it.worker(plain, "first"):
+            await it.until(plain.begun.is_set)
+            second = shelf()
+            second.offer = plain.offer
+            # Another worker gets a copy while the first one runs it: it asks, and lets it be.
+            await it.client.js.publish(
+                subject, encode_call(new_call("plain", "pay", {"hold": True}, call="forgotten"))
+            )
+            async with it.worker(second, "second") as other:
+                await it.until(lambda: ("anyone", "forgotten") in other._running)
+                await it.until(lambda: ("anyone", "forgotten") not in other._running)
+                assert not waiting.done()
+                it.thread._soon(plain.go.set)
+                assert (await waiting).status == 200
+            assert (plain.ran, second.ran) == ([("pay", 1)], [])
 
     inside(bus.url, act)
