@@ -17,9 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import nats.errors
+
 from runner.fleet import names
 from runner.fleet.client import FleetClient
 from runner.fleet.entries import decode_entry
+from runner.fleet.streams import FleetSizes, stream_configs
 from tests.conftest import ROOT, Caller
 from tests.runner.fleet.bus import Bus, ask, bus_in, working
 from tests.runner.serve.served import put_plugins
@@ -137,6 +140,8 @@ class Storm:
                     live[chosen] = workers[chosen].enter_context(self._worker(bus, chosen))
                 elif what == "server":
                     chosen = self._random.randrange(plan.servers)
+                    # Three replicas survive the loss of one, so that the others have to have all of it.
+                    assert wait_for(partial(ask, bus.url, _settled))
                     bus.kill(chosen)
                     bus.start(chosen)
                     assert wait_for(partial(bus.is_ready, chosen))
@@ -155,12 +160,12 @@ class Storm:
 
     async def _collect(self, client: FleetClient) -> tuple[Counter[str], dict[str, Any], dict[str, Any]]:
         """How many records each call has, the records, and the entries of the ledger."""
-        durable = sum(each["durable"] for each in self.calls)
+        durable = {each["id"] for each in self.calls if each["durable"]}
         async with asyncio.timeout(120):
             # A submitter sees the end of a call in the ledger, a moment before its record is there.
-            while (  # noqa: ASYNC110
-                len({json.loads(each)["id"] for each in await _all(client, names.RECORDS)}) < durable
-            ):
+            for _ in range(20):
+                if durable <= {json.loads(each)["id"] for each in await _all(client, names.RECORDS)}:
+                    break
                 await asyncio.sleep(0.5)
         counts: Counter[str] = Counter()
         records: dict[str, Any] = {}
@@ -179,7 +184,8 @@ class Storm:
             results |= self._results(number)
         durable = {each["id"]: each for each in self.calls if each["durable"]}
         assert set(results) == {each["id"] for each in self.calls}
-        assert {call: counts[call] for call in durable if counts[call] != 1} == {}
+        wrong = {call: counts[call] for call in durable if counts[call] != 1}
+        assert wrong == {}, wrong
         assert durable.keys() <= entries.keys()
         ran: Counter[str] = Counter()
         for path in self._folder.glob("state*/notes"):
@@ -215,6 +221,21 @@ def _kill(processes: Sequence[subprocess.Popen[bytes] | None]) -> None:
     for each in processes:
         if each is not None:
             each.kill()
+
+
+async def _settled(client: FleetClient) -> bool:
+    """Whether every server has all of every stream."""
+    for config in stream_configs(FleetSizes()):
+        try:
+            info = await client.js.stream_info(config.name or "")
+        except (nats.errors.Error, TimeoutError):
+            return False
+        cluster = info.cluster
+        if cluster is None or not cluster.leader:
+            return False
+        if not all(each.current and not each.lag and not each.offline for each in cluster.replicas or ()):
+            return False
+    return True
 
 
 async def _all(client: FleetClient, stream: str) -> list[bytes]:
