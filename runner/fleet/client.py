@@ -32,6 +32,7 @@ from runner.serve.refusal import STATUS, Refused, outcome_error
 from sandbox.speed.value import NamedTuple
 
 _ASK_SECONDS = 5.0  # between questions to the worker of a call whether it still runs
+_MOST_SILENT = 3  # such spans without a word of any worker
 _GRACE_SECONDS = 10.0  # after the deadline, for the answer of a call that began in time
 _AGAIN_SECONDS = 30.0  # until a durable call that nobody has begun is stored again; then twice as long
 _FIRST_LOOK_SECONDS = 0.5  # into the ledger; its end is told, too
@@ -306,7 +307,7 @@ class FleetClient:
         word = secrets.token_hex(8)
         queue: asyncio.Queue[Msg] = asyncio.Queue()
         self._waiting[word] = queue
-        worker = ""
+        worker, silent = "", 0
         try:
             await self.nc.publish(names.waited(self._user, plugin.digest), raw, reply=f"{self._inbox}.{word}")
             while True:
@@ -314,6 +315,9 @@ class FleetClient:
                     async with asyncio.timeout(_ASK_SECONDS):
                         message = await queue.get()
                 except TimeoutError:
+                    silent += 1
+                    if not worker and silent < _MOST_SILENT:
+                        continue  # a busy worker may take a while to say that it has the call
                     if not await self._still_runs(worker, call) and queue.empty():
                         return _lost(call, worker)
                     continue
