@@ -39,6 +39,7 @@ from runner.protocol.host_services import (
     Services,
 )
 from runner.protocol.secrets import Secrets
+from runner.session import account
 from runner.session.open import bare_report, open_prepared, open_session
 from runner.session.parking import Parking, open_parking
 from runner.session.pending import OnProgress
@@ -278,11 +279,13 @@ class OpenPlugin:
     ) -> Result:
         def given_up(record: dict[str, Any] | None) -> None:
             self._invocation = record
+            account.enter(record)
 
         try:
             prepared = await self._settings.prepare(call, seconds, given_up)
         except (PluginError, PluginFailure) as error:
             self._invocation = error.invocation
+            account.enter(error.invocation)
             raise
         try:
             invoked = await pool.call(prepared, on_progress)

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from scripts.pythons import NotInstallable, Python, environment, find_pythons, m
 from tests.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
+CHECK = ROOT / "scripts/check"
 # pytest's exit code if it collected no test.
 NO_TESTS = 5
 INTERRUPTED = 2
@@ -55,24 +57,56 @@ def main(argv: Sequence[str]) -> int:
         for name, why in passed_over:
             _say(f"passed over: {name}: {why}")
         return run_pythons(others if mode == "--pythons" else newest(others), arguments)
-    # The type checker uses one core. On another all tests are compiled: otherwise each worker would do it.
-    collect = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
-    nowhere = subprocess.DEVNULL
-    with subprocess.Popen(collect, cwd=ROOT, env=_environ(), stdout=nowhere, stderr=nowhere):
-        code = subprocess.run([ROOT / "scripts/check"]).returncode
+    code = subprocess.run([CHECK, "style"]).returncode
     if code:
         return code
     every = ("--all",) if mode == "--all" else ()
     parts = [(*PARALLEL, *every, *_workers(WORKERS_PER_CORE)), (*MACHINE, *every)]
-    code = run_parts(here, parts, arguments, began)
+    with Types() as types:
+        # It uses one core. On another all tests are compiled: otherwise each worker would do it.
+        collect = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+        nowhere = subprocess.DEVNULL
+        subprocess.run(collect, cwd=ROOT, env=_environ(), stdout=nowhere, stderr=nowhere)
+        code = run_parts(here, parts, arguments, began, types)
     if mode == "--all":
         return worst([code, run_pythons(others, ()), run_container()])
     return code
 
 
-def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequence[str], began: float) -> int:
+class Types:
+    """Checks the types beside the tests. Says what is wrong as soon as it is known."""
+
+    def __enter__(self) -> Types:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        self._process = subprocess.Popen([CHECK, "types"], **pipes)  # type: ignore[call-overload]
+        self._reader = threading.Thread(target=self._tell)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._reader.join()
+
+    def _tell(self) -> None:
+        said = self._process.communicate()[0]
+        if self._process.returncode > 0:
+            _section("types", [said])
+
+    def wait(self) -> int:
+        """Wait for the end of the check. Returns its exit code."""
+        self._reader.join()
+        return int(self._process.returncode)
+
+
+def run_parts(
+    python: Python,
+    parts: Sequence[Sequence[str]],
+    arguments: Sequence[str],
+    began: float,
+    types: Types | None = None,
+) -> int:
     """Run one part after the other and print a summary of all, with the time since `began`. Returns the worst
-    exit code."""
+    exit code, which is that of `types` if all tests pass."""
     whole = Tally()
     codes: list[int] = []
     unfinished: list[str] = []
@@ -88,6 +122,9 @@ def run_parts(python: Python, parts: Sequence[Sequence[str]], arguments: Sequenc
         _section("what the machine let us test", whole.needs())
     _section(f"the slowest {len(whole.slowest())}", whole.slowest())
     _section("the slowest files", whole.slowest_files())
+    if types is not None and (wrong := types.wait()):
+        codes.append(wrong)
+        unfinished.append("failed: scripts/check types")
     code = worst(codes)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     _section("result", [*unfinished, *(f"failed: {test}" for test in whole.failures)])

@@ -34,8 +34,8 @@ import sysconfig
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,16 @@ def _lacks_chromium() -> str:
 
 
 # Debian has it in a folder of programs for administrators.
-NATS_SERVER = shutil.which("nats-server", path=f"{SYSTEM_PATH}:/usr/local/sbin:/usr/sbin")
+NATS_SERVER = shutil.which("nats-server", path=f"{ROOT}/.venv/nats/usr/sbin:{SYSTEM_PATH}:/usr/local/sbin:/usr/sbin")
 
 
 def _lacks_nats() -> str:
-    return "" if NATS_SERVER else "needs nats-server (apt-get install nats-server)"
+    return "" if NATS_SERVER else "needs nats-server (scripts/setup test)"
+
+
+def docker_registry() -> str:
+    """Debian's registry, installed or as scripts/setup unpacks it; "" if it is not there."""
+    return shutil.which("docker-registry", path=f"{SYSTEM_PATH}:{ROOT}/.venv/registry/usr/bin") or ""
 
 
 # The command that makes transient units.
@@ -149,6 +154,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "fish": lambda: _lacks_program("fish", "fish"),
     "chromium": _lacks_chromium,
     "nats": _lacks_nats,
+    "docker-registry": lambda: "" if docker_registry() else "needs docker-registry (scripts/setup test)",
     "systemd": _lacks_systemd,
     "registry": lacks_registry,
 }
@@ -224,9 +230,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     if not config.getoption("--all"):
         wanted = list(one_caller_each(wanted))
+    # The longest tests are beside this file. They begin early: at the end the other workers would wait.
+    here = Path(__file__).parent
+    wanted.sort(key=lambda item: item.path.parent != here)
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=list(set(items) - set(wanted)))
-        items[:] = wanted
+    items[:] = wanted
     for item in items:
         needs = {name for mark in item.iter_markers("needs") for name in mark.args}
         for name in sorted(needs):
@@ -258,10 +267,28 @@ def _only_caller(test: str, caller: str) -> str:
     return available[zlib.crc32(name.encode()) % len(available)]
 
 
+# The garbage collector would traverse thousands of collected tests again and again.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    # Otherwise the garbage collector traverses thousands of collected tests again and again.
     gc.collect()
     gc.freeze()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --part machine, leave out the files that have no such test: to import all of them takes longer
+    than to run it. A file that was named on the command line stays, because pytest refuses to ignore it."""
+    if config.getoption("--part") != "machine" or config.args_source is not config.ArgsSource.TESTPATHS:
+        return None
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and "mark.machine" not in collection_path.read_text() else None
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -425,6 +452,8 @@ def account_of(caller: Caller) -> Iterator[Caller]:
     """The caller, with an account in a password database of its own that has the caller's home. Entries of
     `runner wrap` are started with that home, whatever HOME says. Only root can do this: a test that starts
     such an entry marks itself `needs("root")`."""
+    from tests.template import with_account  # which imports this module
+
     if os.geteuid() != 0:
         yield caller
         return
@@ -449,7 +478,7 @@ def account_of(caller: Caller) -> Iterator[Caller]:
             script,
             str(passwd),
         )
-        yield replace(caller, prefix=(*alone, *caller.prefix))
+        yield with_account(caller, alone, str(passwd))
 
 
 @pytest.fixture
@@ -616,7 +645,10 @@ _MADE_BY_THE_RUNNER = re.compile(r"\.*(runner(?!-cache-)|bwrap|bubblewrap)")
 
 
 def descendants() -> set[int]:
-    """The pids of all living processes below this one, orphans included."""
+    """The pids of all living processes below this one, orphans included.
+
+    Not by /proc/PID/task/TID/children, which is faster: the kernel may leave out a child while others end.
+    """
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if not name.isdecimal():

@@ -4,7 +4,8 @@ A test launches if it uses a caller fixture or the leak check of the whole machi
 machine, or is marked `launches`. A test might launch without declaring it. So no process of a quick run can
 make a namespace, which every launch does: a test that tries gets EPERM and a note.
 
-A quick run also uses fewer hypothesis examples.
+A quick run also uses a fifth of the hypothesis examples, and every run without `--all` at most 100 of each
+property.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
 
 _EXAMPLES_RATIO = 0.2
+_EXAMPLES_MOST = 100
 
 _NOTE = (
     "A quick run cannot make namespaces: the kernel returns EPERM."
@@ -58,10 +60,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     test: Any = getattr(item, "function", None)
     # hypothesis has no public way to change the settings of a test that sets its own.
     settings = getattr(test, "_hypothesis_internal_use_settings", None)
-    if settings is not None and item.config.getoption("--quick") and not hasattr(test, "_examples"):
+    if settings is None or item.config.getoption("--all") or hasattr(test, "_examples"):
+        return
+    test._examples = settings.max_examples  # parameters share the function
+    if item.config.getoption("--quick"):
         fewer = max(1, round(settings.max_examples * _EXAMPLES_RATIO))
-        test._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=fewer)
-        test._examples = settings.max_examples  # parameters share the function
+    else:
+        fewer = min(settings.max_examples, _EXAMPLES_MOST)
+    test._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=fewer)
 
 
 @pytest.hookimpl(wrapper=True)

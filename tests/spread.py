@@ -32,7 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def groups(folder: Path = _TESTS, root: Path = _ROOT) -> Mapping[str, str]:
-    """The group of each test function that takes a fixture of its module, by the function's id."""
+    """The group of each function that takes a module-scoped fixture of its file, by the function's id."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("test_*.py")):
         text = path.read_text()
@@ -41,11 +41,22 @@ def groups(folder: Path = _TESTS, root: Path = _ROOT) -> Mapping[str, str]:
         functions = [
             each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
+        taken = {each.name: {argument.arg for argument in each.args.args} for each in functions}
         shared = {each.name for each in functions if any(map(_has_module_scope, each.decorator_list))}
         file = path.relative_to(root).as_posix()
-        for each in functions:
-            if taken := sorted(shared & {argument.arg for argument in each.args.args}):
-                found[f"{file}::{each.name}"] = f"{file}::{taken[0]}"
+        for name in taken:
+            if used := sorted(shared & _closure(name, taken)):
+                found[f"{file}::{name}"] = f"{file}::{used[0]}"
+    return found
+
+
+def _closure(name: str, taken: Mapping[str, set[str]]) -> set[str]:
+    """The fixtures of the module that a function takes, also by way of others."""
+    found: set[str] = set()
+    ends = {name}
+    while ends:
+        ends = {fixture for each in ends for fixture in taken.get(each, ())} - found
+        found |= ends
     return found
 
 

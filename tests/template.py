@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -46,6 +46,16 @@ for package in (runner, sandbox):
             except ModuleNotFoundError as missing:
                 assert missing.name == "trio", missing
 del sys.modules["trio"]
+# httpcore would go on without trio. Each runner that needs it imports it again.
+for name in [name for name in sys.modules if name.partition(".")[0] in ("httpcore", "httpx")]:
+    del sys.modules[name]
+
+# pydantic builds a model when it is first used. Built here, it is not built by each runner.
+models = [sys.modules["pydantic"].BaseModel]
+for model in models:
+    models += model.__subclasses__()
+    if model.__module__.startswith("runner."):
+        model.model_rebuild()
 
 CLONE_PARENT = 0x8000
 SYS_CLONE = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
@@ -208,8 +218,13 @@ class _Quick(Caller):
         template = self._template(env, popen.keys() - {"cwd"}, whole=True)
         return None if template is None else _Forked(template, program, ["-c", *args], env=env, **popen)
 
+    @property
+    def _origin(self) -> tuple[str, ...]:
+        """The prefix of the template to fork from."""
+        return self.prefix
+
     def _template(self, env: Mapping[str, str] | None, popen: Iterable[str], whole: bool = False) -> Any:
-        template = _templates.get((self.prefix, self.python))
+        template = _templates.get((self._origin, self.python))
         path = self.environ["PYTHONPATH"]
         early = {name: value for name, value in (env or {}).items() if name.startswith(_EARLY)}
         if template is None or template.pythonpath != path or not set(popen) <= _KNOWN:
@@ -237,6 +252,50 @@ def prepared(caller: Caller, code: str) -> Caller:
     """The same caller, whose runners run `code` before they begin."""
     known = {field.name: getattr(caller, field.name) for field in fields(Caller)}
     return _Prepared(**known, program=f"{code}\n{_RUNNER}")
+
+
+# What a runner with an account does first. Without exec the kernel would take it for a program that changed
+# its user: /proc/self would belong to root.
+_ENTERS = """\
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+def succeed(result):
+    if result:
+        raise OSError(ctypes.get_errno(), "the account cannot be made")
+CLONE_NEWNS, MS_BIND, MS_PRIVATE_BELOW, PR_SET_DUMPABLE = 0x20000, 0x1000, 0x44000, 4
+succeed(libc.unshare(CLONE_NEWNS))
+succeed(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_PRIVATE_BELOW), None))
+succeed(libc.mount({passwd!r}, b"/etc/passwd", None, ctypes.c_ulong(MS_BIND), None))
+if {uid} != os.geteuid():
+    os.setgroups([])
+    os.setresgid({uid}, {uid}, {uid})
+    os.setresuid({uid}, {uid}, {uid})
+    succeed(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))
+"""
+
+
+@dataclass(frozen=True)
+class _WithAccount(_Quick):
+    """A caller with a password database of its own. Its runners are forked from root's template."""
+
+    entered: tuple[str, ...] = ()  # with another prefix it is on another machine: no template enters that
+
+    def start_program(self, program: str, *args: str, env: Mapping[str, str], **popen: Any) -> Any:
+        return None  # such a program would not enter the account
+
+    @property
+    def _origin(self) -> tuple[str, ...]:
+        return () if self.prefix == self.entered else self.prefix
+
+
+def with_account(caller: Caller, entering: tuple[str, ...], passwd: str) -> Caller:
+    """The same caller behind `entering`: commands that put the file `passwd` in the place of /etc/passwd."""
+    behind = replace(caller, prefix=(*entering, *caller.prefix))
+    if not isinstance(caller, _Quick):
+        return behind
+    known = {field.name: getattr(behind, field.name) for field in fields(Caller)}
+    code = _ENTERS.format(passwd=os.fsencode(passwd), uid=caller.uid)
+    return _WithAccount(**known, program=f"{code}\n{_RUNNER}", entered=behind.prefix)
 
 
 def settled(caller: Caller) -> Caller:

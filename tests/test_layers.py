@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop", "runner.learn.*"),
     ("runner.launch.*", "runner.exceptions"),
+    ("runner.oci.*",),
     ("runner.package.*", "runner.approvals.*"),
     ("runner.contracts.*",),
     ("runner.install.*",),
@@ -45,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.protocol.*",),
     ("runner.plugin", "runner.outcome", "runner.supervision"),
     ("runner",),
+    ("sandbox.attacks.*",),
     ("sandbox.doctor.*",),
     ("sandbox.cell.*",),
     ("sandbox.streams.*",),
@@ -99,11 +101,13 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.event_loop",
             "runner.fleet.*",
             "runner.gateway.*",
+            "runner.ledger.database_thread",
             "runner.ledger.ledger",
             "runner.launch.remote.pipe",
             "runner.launch.remote.remote_cell",
             "runner.library",
             "runner.lifecycle.*",
+            "runner.oci.*",
             "runner.protocol.bus",
             "runner.protocol.host_services",
             "runner.protocol.https.fetch",
@@ -121,7 +125,20 @@ MAY_IMPORT: Mapping[str, Use] = {
     # The extra [serve].
     "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
-    "starlette": Use(("runner.serve.event_stream", "runner.serve.page.page", "runner.serve.routes")),
+    "starlette": Use(
+        (
+            "runner.serve.answers",
+            "runner.serve.calling",
+            "runner.serve.control.api",
+            "runner.serve.control.invoking",
+            "runner.serve.event_stream",
+            "runner.serve.page.page",
+            "runner.serve.routes",
+        )
+    ),
+    # The extra [oci].
+    "httpcore": Use(("runner.oci.client",)),
+    "httpx": Use(("runner.oci.client",)),
     # The extra [gateway].
     "mcp": Use(
         ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")

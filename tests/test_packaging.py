@@ -171,7 +171,7 @@ def test_dependencies_are_those_that_layers_may_import() -> None:
         *project["dependencies"],
         *(
             each
-            for extra in ("prctl", "serve", "gateway")
+            for extra in ("prctl", "serve", "oci", "gateway")
             for each in project["optional-dependencies"][extra]
         ),
     ]

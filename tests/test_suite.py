@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts import suite
 from scripts.pythons import Python, find_pythons, missing_versions
-from scripts.suite import NO_TESTS, newest, run_parts, worst
+from scripts.suite import NO_TESTS, Types, newest, run_parts, worst
 from tests.conftest import ROOT, unreachable
 from tests.spread import groups
 from tests.tally import Tally
@@ -68,22 +69,25 @@ def test_again() -> None:
 """
 
 
-@pytest.mark.launches
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_signals_are_reset_at_the_start_of_a_run(tmp_path: Path, workers: str) -> None:
-    def strange() -> None:
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def strange() -> None:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
-    done = run(tmp_path / "it", ORDINARY, "-n", workers, preexec_fn=strange)
+
+@pytest.mark.launches
+def test_signals_are_reset_at_the_start_of_a_run(tmp_path: Path) -> None:
+    """That they are in a worker too is tested below, with what hangs."""
+    done = run(tmp_path / "it", ORDINARY, preexec_fn=strange)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
 
 
 # --- A bound for every test --------------------------------------------------------------------------------
 
-HANGING = """
+HANGING = (
+    ORDINARY.replace("\ndef ", "\n@pytest.mark.bound(60)\ndef ").replace("\nimport ", "\nimport pytest, ", 1)
+    + """
 import os, pytest, signal, subprocess, threading, trio
 
 pytestmark = pytest.mark.bound(1)
@@ -123,24 +127,7 @@ def test_quick_enough() -> None:
 @pytest.mark.bound(60)
 def test_may_take_longer() -> None:
     signal.sigtimedwait([], 1.5)
-"""
 
-
-@pytest.mark.launches
-def test_a_test_that_hangs_fails_and_says_where(tmp_path: Path) -> None:
-    done = run(tmp_path / "it", HANGING, "-n", "1")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(r"5 failed, 2 passed, 1 error", done.stdout), done.stdout
-    assert done.stdout.count("still running after 1 seconds") >= 6
-    for place in ("signal.pause()", "os.read(os.pipe()[0], 1)", "process.wait()", "lock.acquire()"):
-        assert place in done.stdout
-    assert re.search(r"task .*test_trio.*\n(.*\n)*?.*in test_trio", done.stdout), done.stdout
-
-
-SWALLOWED = """
-import pytest, signal
-
-@pytest.mark.bound(0.5)
 def test_swallows() -> None:
     try:
         signal.pause()
@@ -148,13 +135,19 @@ def test_swallows() -> None:
         pass
     signal.pause()
 """
+)
 
 
 @pytest.mark.launches
-def test_the_alarm_comes_again_if_it_was_swallowed(tmp_path: Path) -> None:
-    done = run(tmp_path / "it", SWALLOWED)
-    assert done.returncode == 1
-    assert "1 failed" in done.stdout
+def test_a_test_that_hangs_fails_and_says_where(tmp_path: Path) -> None:
+    """The alarm comes again if it was swallowed."""
+    done = run(tmp_path / "it", HANGING, "-n", "1", preexec_fn=strange)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"6 failed, 4 passed, 1 error", done.stdout), done.stdout
+    assert done.stdout.count("still running after 1 seconds") >= 7
+    for place in ("signal.pause()", "os.read(os.pipe()[0], 1)", "process.wait()", "lock.acquire()"):
+        assert place in done.stdout
+    assert re.search(r"task .*test_trio.*\n(.*\n)*?.*in test_trio", done.stdout), done.stdout
 
 
 # --- Leak checks -------------------------------------------------------------------------------------------
@@ -252,9 +245,8 @@ def test_needs() -> None:
 
 
 @pytest.mark.launches
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_quick_run_deselects_and_forbids_launches(tmp_path: Path, workers: str) -> None:
-    done = run(tmp_path / "it", LAUNCHES, "--quick", "-n", workers)
+def test_a_quick_run_deselects_and_forbids_launches(tmp_path: Path) -> None:
+    done = run(tmp_path / "it", LAUNCHES, "--quick", "-n", "1")
     assert "1 failed, 1 passed" in done.stdout, done.stdout
     assert "test_undeclared" in done.stdout and "mark it @pytest.mark.launches" in done.stdout
 
@@ -348,10 +340,10 @@ def test_error(broken: None) -> None:
 
 
 @pytest.mark.needs("gcc")
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_the_tally_is_right_with_and_without_workers(tmp_path: Path, workers: str) -> None:
+def test_the_tally_is_right(tmp_path: Path) -> None:
+    """With a worker. Without one, it is that of the parts below."""
     path = tmp_path / "tally.json"
-    run(tmp_path / "it", NEEDS, "-n", workers, "--tally", str(path))
+    run(tmp_path / "it", NEEDS, "-n", "1", "--tally", str(path))
     tally = Tally.read(path)
     assert tally.counts == {"passed": 5, "failed": 1, "skipped": 1, "error": 1}
     assert tally.ran == {"gcc": 5} and tally.skipped == {"gcc": {"the moon is full": 1}}
@@ -387,7 +379,7 @@ def test_the_exit_code_of_several_parts(codes: Sequence[int], code: int) -> None
 
 @pytest.mark.machine
 def test_parts_have_one_summary(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, write_file: Write
 ) -> None:
     for name in [name for name in os.environ if name.startswith(("PYTEST_XDIST", "RUNNER_TEST"))]:
         monkeypatch.delenv(name)
@@ -396,12 +388,20 @@ def test_parts_have_one_summary(
     parts = [("--part", "parallel"), ("--part", "machine")]
     assert run_parts(here, parts, arguments, time.monotonic()) == 1
     said = capfd.readouterr().out
-    assert re.search(r"failed: .*::test_unmarked\nFAILED: 1 passed, 1 error in 0:\d\d minutes, 0:", said), (
+    assert re.search(r"failed: .*::test_unmarked\nFAILED: 1 passed, 1 error in 0:\d\d minutes, \d+:", said), (
         said
     )
     assert said.index("the slowest 2") > said.index("1 passed, 1 deselected")
-    assert run_parts(here, parts, [*arguments, "-k", "_marked"], time.monotonic()) == 0
+    assert run_parts(here, parts[1:], arguments, time.monotonic()) == 0
     assert "PASSED: 1 passed in " in capfd.readouterr().out
+    # Types are checked beside the tests.
+    monkeypatch.setattr(
+        suite, "CHECK", write_file(tmp_path / "check", "#!/bin/sh\necho no $1; exit 3\n", 0o755)
+    )
+    with Types() as types:
+        assert run_parts(here, parts[1:], arguments, time.monotonic(), types) == 3
+    said = capfd.readouterr().out
+    assert "no types" in said and "failed: scripts/check types\nFAILED: 1 passed in " in said
 
 
 @pytest.mark.launches

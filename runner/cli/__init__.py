@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Grouped by task; README.md has the same groups. Contracts may add verbs to these groups: see all_verbs().
 GROUPS = {
     "run": ("exec", "run", "call", "tools"),
-    "serve": ("serve", "gateway", "worker", "ps", "logs", "ctl"),
+    "serve": ("serve", "gateway", "worker", "ps", "logs", "ctl", "binding"),
     "look": ("check", "explain", "plan", "contracts"),
     "allow": ("allow", "learn"),
     "write": ("new", "schema", "package", "keygen"),
@@ -38,7 +38,7 @@ _FOLDERS = {
     "learn": "learning",
     "package": "signing",
     "keygen": "signing",
-    **dict.fromkeys(("serve", "gateway", "worker", "ps", "logs", "ctl"), "serving"),
+    **dict.fromkeys(("serve", "gateway", "worker", "ps", "logs", "ctl", "binding"), "serving"),
 }
 
 
@@ -255,6 +255,11 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def _run(verb: str, words: list[str]) -> int:
+    if any(word.startswith("oci://") for word in words) and verb not in ("package", "install"):
+        found = _localize(verb, words)
+        if isinstance(found, int):
+            return found
+        words = found
     if verb == "exec" and (usual := _usual_exec(words)) is not None:
         from runner.cli.shared.stored_plan import launch_stored
 
@@ -294,6 +299,26 @@ def _run(verb: str, words: list[str]) -> int:
     args.words = words
     args.host_environ = given
     return module.run(args)
+
+
+def _localize(verb: str, words: list[str]) -> list[str] | int:
+    """The words with folders in place of references to packages in registries. Returns the exit status if one
+    cannot be had."""
+    module, options = verb_module(verb), words[: words.index("--")] if "--" in words else words
+    if is_via(words) or not any(word.startswith("oci://") for word in options):
+        return words
+    parser = verb_parser(verb)
+    mixes = getattr(module, "MIXES_ARGUMENTS", False)
+    args = parser.parse_intermixed_args(options) if mixes else parser.parse_args(options)
+    from runner.cli.shared.registry import localize, say_fault, status_of
+    from runner.outcome import EXEC_REFUSED
+    from runner.package.fault import PackageFault
+
+    try:
+        return localize(words, args)
+    except PackageFault as fault:
+        say_fault(verb, fault)
+        return EXEC_REFUSED if verb == "exec" else status_of(fault)
 
 
 def is_wrapped(words: Sequence[str]) -> bool:

@@ -187,10 +187,11 @@ def _result(diagnostic: Diagnostic, rules: list[str]) -> dict[str, Any]:
 
 
 _FILE_NAME = "policy.toml"
-# Tables that other files do not have: without a version, a policy is known by them.
+# Tables that other files do not have: without a version, a policy is known by them, or by keys in the others.
 _OWN_TABLES = ("approvals", "capabilities", "cgroups", "layers", "limits", "read", "seccomp", "write")
 _VERSION = re.compile(rb"^[ \t]*version[ \t]*=[ \t]*1[ \t]*(#.*)?\r?$", re.MULTILINE)
 _TABLE = re.compile(rb"^[ \t]*\[[ \t]*([A-Za-z_]+)[ \t]*[.\]]", re.MULTILINE)
+_KEY = re.compile(rb"^[ \t]*([a-z_]+)[ \t]*=", re.MULTILINE)
 
 
 def is_policy(path: str) -> bool:
@@ -209,11 +210,14 @@ def is_policy(path: str) -> bool:
         return False  # reading it as a manifest reports why
     tables = {each.decode() for each in _TABLE.findall(raw)}
     # A table that no policy has means another kind of file, unless other tables are those of a policy.
-    known = tables & set(policy_schema()["properties"])
+    schema = policy_schema()["properties"]
+    known = tables & set(schema)
     if _VERSION.search(raw):
         likely = len(known) * 2 > len(tables)
     else:
-        likely = known == tables and not tables.isdisjoint(_OWN_TABLES)
+        own = {*_OWN_TABLES, *(key for table in known for key in schema[table].get("properties", ()))}
+        keys = {each.decode() for each in _KEY.findall(raw)}
+        likely = known == tables and not own.isdisjoint(tables | keys)
     return likely and contract_at(path) is None
 
 

@@ -36,17 +36,48 @@ _MARKS: dict[Status, tuple[str, str, str]] = {  # for a UTF-8 terminal, for any 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json", "html"),
+        default="text",
+        help="default: text; html, one page to keep, only with --attack",
+    )
     parser.add_argument(
         "--policy",
         metavar="NAME|FILE",
         help="judge by this policy; default: the one in force, as for runner exec",
     )
+    parser.add_argument(
+        "--attack",
+        action="store_true",
+        help="attack a cage of this policy from inside, and say which attacks were held: docs/attacks.md",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="COMMAND ...",
+        help="with --attack, last: attack another sandbox, as in --against bwrap --ro-bind / /; {probe} in it"
+        " stands for the file of the probe, without it `python3 -I -S -` is added",
+    )
+
+
+def read_usual(words: list[str]) -> argparse.Namespace | None:
+    """Split at --against: all that follows is a command, even if it looks like an option of ours."""
+    if "--against" not in words:
+        return None
+    from runner.cli import verb_parser
+
+    at = words.index("--against")
+    args = verb_parser(NAME).parse_args(words[:at])
+    args.against = words[at + 1 :]
+    return args
 
 
 def run(args: argparse.Namespace) -> int:
     if args.policy == "":
         say("runner doctor: --policy: its value is empty; is a variable unset?")
+        return USAGE_ERROR
+    if fault := _fault(args):
+        say(f"runner doctor: {fault}")
         return USAGE_ERROR
     try:
         policy = load_policy(args.policy, os.environ)
@@ -56,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
             if diagnostic.hint:
                 say(f"    {printable(diagnostic.hint)}")
         return EXIT["policy_invalid"]
+    if args.attack:
+        return _attack(args, policy)
     findings = examine(
         os.environ,
         uid_range=policy.uids,
@@ -77,6 +110,33 @@ def run(args: argparse.Namespace) -> int:
         )
         print(told)
     return EXIT["sandbox_unavailable" if lacking else "ok"]
+
+
+def _fault(args: argparse.Namespace) -> str:
+    """What is wrong with the options, or ''."""
+    if args.against is not None and not (args.attack and args.against):
+        return "--against: it goes with --attack, and a command follows it"
+    if args.against is not None and args.policy is not None:
+        return "--policy: another sandbox has none of ours; leave --policy or --against out"
+    if args.format == "html" and not args.attack:
+        return "--format html: it goes with --attack"
+    return ""
+
+
+def _attack(args: argparse.Namespace, policy: Policy) -> int:
+    from runner.cli.attacking.attack import CannotAttack, attack_other, attack_own, print_document
+    from runner.cli.shared.text import failure
+    from runner.outcome import Failure
+
+    try:
+        found = attack_own(policy) if args.against is None else attack_other(args.against)
+    except Failure as failed:
+        failure(failed.stage, failed.outcome)
+        return EXIT[failed.outcome.code]
+    except CannotAttack as error:
+        say(f"runner doctor: nothing could be attacked: {error}")
+        return EXIT["sandbox_unavailable"]
+    return print_document(found, args.format)
 
 
 def document(findings: Sequence[Finding], lacking: Sequence[Finding], policy: Policy) -> dict[str, object]:

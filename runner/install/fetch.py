@@ -119,7 +119,8 @@ def fetching(
     and OSError."""
     # The client's cache stays for the next request: servers have most of their packages in common. Not if
     # code of a package may have changed it, and not after a failure: it may be what was too large.
-    state = os.path.join(place, f"{request.registry}-scripts" if scripts else request.registry)
+    # No package's name begins with a dot, so no word of a client's command line is a path beside it.
+    state = os.path.join(place, f".{request.registry}-scripts" if scripts else f".{request.registry}")
     fetch = _fetch_npm if request.registry == "npm" else _fetch_wheels
     keeps = False
     try:
@@ -414,7 +415,7 @@ class _Cage(NamedTuple):
             # If this process is killed, the kernel ends the runner, and that ends its cage.
             client = subprocess.Popen(
                 argv,
-                cwd=os.path.dirname(self.state),  # no word of the command line is a path there
+                cwd=os.path.dirname(self.state),
                 env=dict(self.environ),
                 stdin=given,
                 stdout=said,

@@ -116,11 +116,15 @@ class Store:
 
     def has(self, set_name: str) -> bool:
         """Raises StoreRefused."""
-        return require_own(os.path.join(self.root, "sets", set_name, _TREE))
+        return require_own(self.tree(set_name))
+
+    def tree(self, set_name: str) -> str:
+        """The folder with the files of a set."""
+        return os.path.join(self.root, "sets", set_name, _TREE)
 
     def words(self, installed: Installed) -> tuple[str, ...]:
         """The words that start the program, with absolute paths."""
-        tree = os.path.join(self.root, "sets", installed.set_name, _TREE)
+        tree = self.tree(installed.set_name)
         return tuple(
             os.path.join(tree, word.removeprefix("tree/")) if word.startswith("tree/") else word
             for word in installed.program

@@ -13,7 +13,7 @@ from runner.launch.stages import Decided
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache, look
 from sandbox.identity.host_side import host_sides
-from sandbox.identity.state import PACKAGES, UNPACKED, state_root
+from sandbox.identity.state import IMPORTED, PACKAGES, UNPACKED, state_root
 from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.paths.denylist import Denylist
@@ -57,7 +57,7 @@ def make_denylist(
 def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, ...]:
     """The runner's own folders; the first holds the state directories."""
     root = state_root(environ)
-    beside = [os.path.join(os.path.dirname(root), name) for name in (PACKAGES, UNPACKED)]
+    beside = [os.path.join(os.path.dirname(root), name) for name in (PACKAGES, UNPACKED, IMPORTED)]
     places = [root, *beside, *cache.every_directory(homes)]
     if (approvals := approvals_folder(environ)) is not None:
         places.append(os.path.dirname(approvals))
@@ -69,18 +69,24 @@ def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, 
 
 
 def _unpacked(root: str | None, environ: Mapping[str, str]) -> str:
-    """The plugin's folder, if it was unpacked from a tar. It may be shown to the plugin, and no other may."""
-    place = look.realpath(os.path.join(os.path.dirname(state_root(environ)), UNPACKED))
-    return root if root is not None and root != place and contains(place, root) else ""
+    """The plugin's folder, if it was unpacked from a tar, or a control plane has imported it. It may be shown
+    to the plugin, and no other may."""
+    for name in (UNPACKED, IMPORTED):
+        place = look.realpath(os.path.join(os.path.dirname(state_root(environ)), name))
+        if root is not None and root != place and contains(place, root):
+            return root
+    return ""
 
 
 def _own_set(decided: Decided, stores: Sequence[str]) -> str:
     """The stored packages that the plugin starts from. Root's are among the runner's own folders."""
-    entrypoint = decided.loaded.plugin.entrypoint
-    if entrypoint is None or not entrypoint.launcher:
-        return ""
+    plugin = decided.loaded.plugin
+    folder = plugin.root or os.path.dirname(plugin.manifest)
+    words = [folder]  # it is in the store if it came from an OCI registry
+    if (entrypoint := plugin.entrypoint) is not None and entrypoint.launcher:
+        words += [entrypoint.command, *entrypoint.args[: entrypoint.stored_args]]
     for store in stores:
-        for word in (entrypoint.command, *entrypoint.args[: entrypoint.stored_args]):
+        for word in words:
             if word.startswith(store + "/sets/"):
                 return "/".join((store, "sets", word.removeprefix(store + "/sets/").partition("/")[0]))
     return ""

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from typing import Any, Literal
 
+from runner.ledger.sqlite_file import OrderRefusal
 from sandbox.speed.value import NamedTuple
 
 # How a call ends if its daemon died while it ran: nobody knows what it did.
@@ -100,10 +101,21 @@ def hook_id(event: str, plugin: str, hook: str, *, named: bool = False) -> str:
     return f"{event}~{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}"
 
 
-def has_place(plugin: str, running: Counter[str], places: int) -> bool:
-    """Whether one more attempt for a plugin may begin. It gets half of the places that others leave, so that
-    hooks that never answer do not keep those of other plugins waiting."""
-    own = running[plugin]
+BINDING = "binding:"  # begins the name of what an org has bound; it stands in place of a plugin's name
+_ORG = "org:"
+
+
+def owner_of(delivery: Delivery | DeliveryRow) -> str:
+    """Who has to share with others: a plugin, or an org with all its bindings, of which it makes many."""
+    if not delivery.plugin.startswith(BINDING):
+        return delivery.plugin
+    return f"{_ORG}{json.loads(delivery.context).get('org_id', '')}"
+
+
+def has_place(owner: str, running: Counter[str], places: int) -> bool:
+    """Whether one more attempt for an owner may begin. It gets half of the places that others leave, so that
+    hooks that never answer do not keep those of others waiting."""
+    own = running[owner]
     return own < max(1, (places - (running.total() - own)) // 2)
 
 
@@ -134,7 +146,7 @@ class AuditRow(NamedTuple):
     detail: str  # JSON
 
 
-class LedgerRefusal(Exception):
+class LedgerRefusal(OrderRefusal):
     """The ledger is in order, and does not do what was asked."""
 
 

@@ -6,7 +6,6 @@ by the steps that it lacks, all in one transaction.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 # In the header of the file. It tells a ledger from the database of another program.
@@ -44,23 +43,3 @@ _FIRST = (
 )
 
 MIGRATIONS: Sequence[Sequence[str]] = (_FIRST,)
-
-
-def migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]] = MIGRATIONS) -> int:
-    """Bring the file to the current version. Returns the version that it had. The caller has checked that it
-    is not a newer one."""
-    (had,) = connection.execute("PRAGMA user_version").fetchone()
-    if had < len(migrations):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            for step in migrations[had:]:
-                for statement in step:
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {len(migrations)}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-    return int(had)

@@ -13,7 +13,7 @@ Triple = tuple[int, int, int]
 
 _NUMBER = r"(?:0|[1-9]\d{0,17})"
 _TAIL = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
-_VERSION = re.compile(rf"({_NUMBER})\.({_NUMBER})\.({_NUMBER})(?:-(?:{_TAIL}))?(?:\+(?:{_TAIL}))?", re.ASCII)
+_VERSION = re.compile(rf"({_NUMBER})\.({_NUMBER})\.({_NUMBER})(?:-({_TAIL}))?(?:\+(?:{_TAIL}))?", re.ASCII)
 _COMPARATOR = re.compile(
     rf"(\^|~|=|>=|<=|>|<)?\s*({_NUMBER}|[*xX])(?:\.({_NUMBER}|[*xX]))?(?:\.({_NUMBER}|[*xX]))?"
     rf"(-(?:{_TAIL}))?(?:\+(?:{_TAIL}))?",
@@ -25,6 +25,21 @@ _END: Triple = (1 << 64, 0, 0)
 
 def is_version(text: str) -> bool:
     return len(text) <= 256 and _VERSION.fullmatch(text) is not None
+
+
+def is_older(one: str, other: str) -> bool:
+    """Whether `one` comes before `other`. False if one of them is not a version."""
+    if not is_version(one) or not is_version(other):
+        return False
+    return _order(one) < _order(other)
+
+
+def _order(version: str) -> tuple[object, ...]:
+    found = _VERSION.fullmatch(version)
+    assert found is not None
+    # A release is above its pre-releases, and there a number is below a word.
+    parts = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in (found[4] or "").split(".")]
+    return int(found[1]), int(found[2]), int(found[3]), not found[4], parts
 
 
 def admits(requirement: str, version: Triple) -> bool:

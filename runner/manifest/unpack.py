@@ -16,7 +16,7 @@ import os
 import secrets
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -27,42 +27,62 @@ from sandbox.identity.removal import remove_tree
 from sandbox.identity.state import UNPACKED, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk, walk_below
 from sandbox.policy.load import trust_fault
+from sandbox.speed.value import NamedTuple
 
 MOST_ENTRIES = 20_000  # files and folders of a package
 MOST_BYTES = 1 << 30  # of the whole tar, unpacked
 MOST_DEPTH = 32  # folders inside each other
-_MOST_HEADER_BYTES = 1 << 20  # of one member's extended header, which is read as a whole
+# Of all headers of one member. tarfile takes minutes for a few MiB of them, and nothing interrupts it.
+_MOST_HEADER_BYTES = 64 << 10
+_MOST_HEADER_FIELDS = 64
 _MOST_EMPTY_READS = 100
 _CHUNK_BYTES = 1 << 18
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GZIP = b"\x1f\x8b"
 
 
-class _Unfit(Exception):
+class UnfitTar(Exception):
     """Why the tar is not unpacked."""
+
+
+# What reading a stranger's tar may raise.
+UNREADABLE = (UnfitTar, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError)
+
+
+class TarMember(NamedTuple):
+    path: str  # relative to the package, with "/" between its parts
+    is_folder: bool
+    executable: bool = False
+    size: int = 0
+    content: Iterable[bytes] = ()  # of a file, to be read once
 
 
 class _Sequential:
     """A file that is read from its beginning to its end, with a bound and the SHA-256 of what was read. A
     seek forward reads what it skips."""
 
-    def __init__(self, file: IO[bytes] | gzip.GzipFile, most: int, most_at_once: int = MOST_BYTES) -> None:
+    def __init__(self, file: IO[bytes] | gzip.GzipFile, most: int) -> None:
         self.sha256 = hashlib.sha256()
-        self._file, self._most, self._most_at_once = file, most, most_at_once
+        self._file, self._most = file, most
         self._at = self._empty = 0
+        self.header_end: int | None = None  # while a header is read: where it has to end
         self.last = b""  # what was read last
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= self._most_at_once:
-            raise _Unfit("it has a header that is too long")
+        if size < 0 or (self.header_end is not None and self._at + size > self.header_end):
+            raise UnfitTar("it has a header that is too long")
         data = self._file.read(size)
         self._at += len(data)
         self._empty += not data
         if self._at > self._most or self._empty > _MOST_EMPTY_READS:
-            raise _Unfit(f"it has more than {self._most} bytes, or is cut short")
+            raise UnfitTar(f"it has more than {self._most} bytes, or is cut short")
         self.sha256.update(data)
         self.last = data
         return data
+
+    def peek(self, size: int) -> bytes:
+        found: bytes = self._file.peek(size)  # type: ignore[union-attr]  # a buffered file has it
+        return found
 
     def tell(self) -> int:
         return self._at
@@ -71,7 +91,7 @@ class _Sequential:
         while self._at < place and self.read(min(place - self._at, _CHUNK_BYTES)):
             pass
         if self._at > place:
-            raise _Unfit("its members are not one after the other")
+            raise UnfitTar("its members are not one after the other")
         return self._at
 
     def drain(self) -> str:
@@ -91,7 +111,7 @@ def unpack(path: str) -> str:
                 file.seek(0)
                 digest = _unpack(file, parent)
             return os.path.join(place, digest)
-    except (_Unfit, tarfile.TarError, EOFError, zlib.error, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         hint = "make it with: tar -cf PACKAGE.tar -C FOLDER ."
         raise _refused(path, f"the package cannot be unpacked: {error}", hint) from None
     except (LinkRefused, TooManyLinks, OSError) as error:
@@ -119,7 +139,7 @@ def _open_parent() -> Iterator[tuple[str, int]]:
         status = os.fstat(steps[-1].fd)
         fault = trust_fault(real, real)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022 or fault is not None:
-            raise _Unfit(f"others can change {real}" if fault is None else fault[0])
+            raise UnfitTar(f"others can change {real}" if fault is None else fault[0])
         if os.geteuid() == 0:
             os.chmod(".", 0o711, dir_fd=steps[-1].fd)
         yield real, steps[-1].fd
@@ -135,9 +155,7 @@ def _unpack(file: IO[bytes], parent: int) -> str:
     try:
         steps = walk_below(parent, name)
         try:
-            is_compressed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[attr-defined]
-            inside: Any = gzip.GzipFile(fileobj=raw) if is_compressed else raw
-            _extract(_Sequential(inside, MOST_BYTES, _MOST_HEADER_BYTES), steps[-1].fd)
+            extract(read_tar(raw), steps[-1].fd)
             digest = raw.drain()
             os.chmod(".", 0o755, dir_fd=steps[-1].fd)
             _flush(steps[-1].fd)
@@ -166,56 +184,97 @@ def _flush(folder: int) -> None:
                 os.close(opened)
 
 
-def _extract(stream: _Sequential, folder: int) -> None:
+def read_tar(file: IO[bytes] | _Sequential) -> Iterator[TarMember]:
+    """The files and folders of a tar, which may be compressed, in its order. The content of a file has to be
+    read before the next member. Raises what UNREADABLE has, for anything but plain files and folders below
+    the tar's root, each once."""
+    is_compressed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[union-attr]
+    inside: Any = gzip.GzipFile(fileobj=file) if is_compressed else file
+    yield from _members(_Sequential(inside, MOST_BYTES))
+
+
+def _members(stream: _Sequential) -> Iterator[TarMember]:
+    files: set[str] = set()
+    folders: set[str] = set()
     count = 0
+    stream.header_end = _MOST_HEADER_BYTES
     with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
         while (member := tar.next()) is not None:
+            stream.header_end = None
             tar.members = []  # it keeps all of them
             count += 1
+            if len(member.pax_headers) + len(tar.pax_headers) > _MOST_HEADER_FIELDS:
+                raise UnfitTar(f"{quoted(member.name)} has more than {_MOST_HEADER_FIELDS} header fields")
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             if count > MOST_ENTRIES or len(parts) > MOST_DEPTH:
-                raise _Unfit(
+                raise UnfitTar(
                     f"it has more than {MOST_ENTRIES} entries, or {MOST_DEPTH} folders in each other"
                 )
             if member.name.startswith("/") or ".." in parts or not member.name.isprintable():
-                raise _Unfit(f"{quoted(member.name)} is not a name in the package")
-            count += _make_folders(folder, parts if member.isdir() else parts[:-1])
+                raise UnfitTar(f"{quoted(member.name)} is not a name in the package")
+            inner = parts if member.isdir() else parts[:-1]
+            above = {"/".join(parts[: depth + 1]) for depth in range(len(inner))}
+            count += len(above - folders)
+            folders |= above
             if count > MOST_ENTRIES:
-                raise _Unfit(f"it has more than {MOST_ENTRIES} entries and folders")
+                raise UnfitTar(f"it has more than {MOST_ENTRIES} entries and folders")
+            path = "/".join(parts)
+            if not member.isdir() and (not member.isreg() or member.issparse() or not parts):
+                raise UnfitTar(f"{quoted(member.name)} is neither a file nor a folder")
+            if not files.isdisjoint(above) or (not member.isdir() and (path in files or path in folders)):
+                raise UnfitTar(f"{quoted(member.name)} is there twice, or is a file and a folder")
             if member.isdir():
-                continue
-            if not member.isreg() or member.issparse() or not parts:
-                raise _Unfit(f"{quoted(member.name)} is neither a file nor a folder")
-            _extract_file(tar, member, folder, parts)
+                yield TarMember(path, is_folder=True)
+            else:
+                files.add(path)
+                yield TarMember(path, False, bool(member.mode & 0o111), member.size, _content(tar, member))
+            stream.header_end = stream.tell() + _MOST_HEADER_BYTES
     # tarfile takes a header that is cut or damaged for the end.
     if stream.last != bytes(tarfile.BLOCKSIZE):
-        raise _Unfit("it is cut short or damaged: it has no end mark where its last entry ends")
+        raise UnfitTar("it is cut short or damaged: it has no end mark where its last entry ends")
 
 
-def _extract_file(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: int, parts: list[str]) -> None:
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    content = tar.extractfile(member)
+    assert content is not None
+    size = 0
+    while data := content.read(_CHUNK_BYTES):
+        size += len(data)
+        yield data
+    if size != member.size:
+        raise UnfitTar("it is cut short")
+
+
+def extract(members: Iterable[TarMember], folder: int, *, read_only: bool = False) -> None:
+    """Write the members of a tar into a new folder. `read_only`: nobody may write to its files. Raises what
+    UNREADABLE has, and OSError."""
+    for member in members:
+        parts = member.path.split("/") if member.path else []
+        _make_folders(folder, parts if member.is_folder else parts[:-1])
+        if not member.is_folder:
+            mode = 0o755 if member.executable else 0o644
+            _extract_file(member, folder, parts, mode & 0o555 if read_only else mode)
+
+
+def _extract_file(member: TarMember, folder: int, parts: list[str], mode: int) -> None:
     steps = walk_below(folder, "/".join(parts[:-1]))
     try:
         fd = os.open(parts[-1], _NEW_FILE, 0o600, dir_fd=steps[-1].fd)
         try:
-            content = tar.extractfile(member)
-            assert content is not None
-            while data := content.read(_CHUNK_BYTES):
+            for data in member.content:
                 write_all(fd, data)
-            if os.fstat(fd).st_size != member.size:
-                raise _Unfit("it is cut short")
-            os.fchmod(fd, 0o755 if member.mode & 0o111 else 0o644)
+            os.fchmod(fd, mode)
         finally:
             os.close(fd)
     finally:
         close(steps)
 
 
-def _make_folders(folder: int, parts: list[str]) -> int:
-    """Make the folders that are missing. Returns how many these were."""
+def _make_folders(folder: int, parts: list[str]) -> None:
+    """Make the folders that are missing."""
     steps = walk_below(folder, "/".join(parts), make=True)
     try:
         for step in steps[1:]:
             os.chmod(".", 0o755, dir_fd=step.fd)
-        return sum(step.made for step in steps)
     finally:
         close(steps)

@@ -271,7 +271,7 @@ class KeySearch:
         self._path = ""
         self._tail = b""
 
-    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...]) -> None:
+    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...], size: int) -> None:
         self._path, self._tail = path, b""
 
     def write(self, data: bytes) -> None:

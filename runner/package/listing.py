@@ -62,9 +62,10 @@ class FileList(NamedTuple):
 class FileSink(Protocol):
     """Receives the files of a package while they are listed."""
 
-    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...]) -> None:
-        """Begin a file: the next bytes are its content. `folder_modes`: of the package's folder and of each
-        folder down to the file."""
+    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...], size: int) -> None:
+        """Begin a file: the next `size` bytes are its content. If there are more or fewer, PackageFault is
+        raised after the last. `folder_modes`: of the package's folder and of each folder down to the file.
+        Files come in an order that their names decide."""
         ...
 
     def write(self, data: bytes) -> None: ...
@@ -146,7 +147,7 @@ class _Walk:
                     found.append(entry.name)
         except OSError as error:
             raise _unreadable(self._shown(prefix), error) from None
-        return found
+        return sorted(found)
 
     def _enter(self, fd: int, name: str, path: str, modes: tuple[int, ...]) -> None:
         if len(modes) > MOST_DEPTH:
@@ -173,7 +174,7 @@ class _Walk:
             if self._bytes + before.st_size > MOST_BYTES:  # before anything of it is read: it may be sparse
                 raise self._too_large()
             if self._sink is not None:
-                self._sink.open_file(path, before.st_mode, modes)
+                self._sink.open_file(path, before.st_mode, modes, before.st_size)
             try:
                 sha256, size = self._content(file, path)
             finally:

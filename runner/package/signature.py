@@ -14,8 +14,9 @@ import base64
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Protocol
 
 from runner.package.fault import PackageFault
 from runner.package.keys import (
@@ -57,6 +58,15 @@ class Signature(NamedTuple):
     def message(self) -> bytes:
         """What is signed."""
         return canonical_json({name: value for name, value in self._asdict().items() if name != "signature"})
+
+
+class FilesDigest(Protocol):
+    """The files of a package, as much as a signature has to know of them: a FileList is one."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def files(self) -> Sequence[object]: ...
 
 
 class VerifiedPackage(NamedTuple):
@@ -106,7 +116,7 @@ def verify(
     trusted: Mapping[str, TrustedKey],
     trust_file: str,
     now: float,
-    make_listing: Callable[[], FileList],
+    make_listing: Callable[[], FilesDigest],
 ) -> VerifiedPackage:
     """Raises PackageFault at the first check that fails, in this order: the document, its key, whose package
     it is, the files, the signature itself. `make_listing` is called only when the first three are right."""

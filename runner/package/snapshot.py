@@ -33,7 +33,7 @@ from sandbox.speed.value import NamedTuple
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PACKAGE = "package"
+PACKAGE = "package"  # the name of a copy in its folder
 _PREFIX = "copy."
 _NAME = re.compile(r"copy\.[0-9a-f]{32}\Z")
 _MOST_TRIES = 8  # a sweep of another runner may take a new folder away before it is locked
@@ -66,7 +66,7 @@ def take_snapshot(
     copied, and may raise to stop."""
     folder = packages_folder(environ)
     try:
-        place, parent = _open_parent(folder)
+        place, parent = open_copies(folder)
     except (OSError, LinkRefused, TooManyLinks) as error:
         raise _no_place(folder, error) from None
     try:
@@ -77,12 +77,12 @@ def take_snapshot(
             raise _no_place(folder, error) from None
         try:
             try:
-                with _Copy(held, look) as sink:
+                with PackageCopier(held, look) as sink:
                     listing = list_package(root, sink)
                     sink.finish()
             except OSError as error:
                 raise _no_place(folder, error) from None
-            yield PackageCopy(os.path.join(place, name, _PACKAGE), listing)
+            yield PackageCopy(os.path.join(place, name, PACKAGE), listing)
         finally:
             _remove(name, parent)
             os.close(held)
@@ -99,8 +99,9 @@ def _no_place(folder: str, error: Exception) -> PackageFault:
     return PackageFault("package_copy", message, hint)
 
 
-def _open_parent(folder: str) -> tuple[str, int]:
-    """The folder of all copies, made where it is missing: its path without links, and a descriptor."""
+def open_copies(folder: str) -> tuple[str, int]:
+    """The folder of all copies, made where it is missing: its path without links, and a descriptor. Raises
+    PackageFault, OSError, LinkRefused and TooManyLinks."""
     # The folder itself must not be a link: folders in it are removed, and a link may lead anywhere.
     above, name = os.path.split(folder)
     real = os.path.join(resolve(above, follow="own"), name)
@@ -182,23 +183,23 @@ def _remove(name: str, parent: int) -> None:
         pass  # the next sweep tries again
 
 
-class _Copy:
-    """Writes a package while it is listed."""
+class PackageCopier:
+    """Writes a package into the folder `package` of a holder, while it is listed. A FileSink."""
 
-    def __init__(self, holder: int, look: Callable[[], None]) -> None:
+    def __init__(self, holder: int, look: Callable[[], None] = _go_on) -> None:
         self._look = look
-        os.mkdir(_PACKAGE, 0o700, dir_fd=holder)
-        self._root = os.open(_PACKAGE, _FOLDER, dir_fd=holder)
+        os.mkdir(PACKAGE, 0o700, dir_fd=holder)
+        self._root = os.open(PACKAGE, _FOLDER, dir_fd=holder)
         self._file = -1
         self._modes: dict[str, int] = {}  # of the folders, which can be written until all is there
 
-    def __enter__(self) -> _Copy:
+    def __enter__(self) -> PackageCopier:
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._root)
 
-    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...]) -> None:
+    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...], size: int) -> None:
         self._look()
         parts = path.split("/")
         for depth, folder_mode in enumerate(folder_modes):

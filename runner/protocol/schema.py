@@ -7,6 +7,7 @@ nothing is ever fetched.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -42,8 +43,27 @@ _DRAFTS = {
 
 _CLASSES = tuple("\\" + letter for letter in "wWpPbBdDsS")
 
-_MOST_NAMED = 5  # keys, in one message
+_MOST_NAMED = 10  # keys or values, in one message
 _MOST_COMPARED, _LONGEST_COMPARED = 200, 64  # keys of a schema with which one that it lacks is compared
+
+# As messages about manifests name them.
+_TYPES = {
+    "array": "an array",
+    "boolean": "a boolean",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "an object",
+    "string": "a string",
+}
+_FAULTS = {
+    "additionalItems": "it has more items than its schema allows",
+    "contains": "too few or too many of its items fit the schema in 'contains'",
+    "falseSchema": "nothing is allowed here",
+    "not": "it must not fit the schema in 'not'",
+    "unevaluatedItems": "it has more items than its schema allows",
+    "uniqueItems": "the same item is in it twice",
+}
 
 _T = TypeVar("_T")
 
@@ -162,23 +182,55 @@ def _sentence(fault: Any, document: Any = None) -> str:
 
 def _plain_words(fault: Any, document: Any) -> str:
     """What is wrong, for faults that the validator tells in words of JSON Schema; else ''."""
-    match getattr(fault.kind, "name", ""):
+    kind = fault.kind
+    match getattr(kind, "name", ""):
+        case "type":
+            return f"it has to be {' or '.join(_TYPES[each] for each in kind.types)}"
+        case "const":
+            return f"it has to be {_listed([kind.expected_value])}"
+        case "enum":
+            return f"it has to be one of {_listed(kind.options)}"
         case "required":
-            return f"the key {quoted(str(fault.kind.property))} is missing"
+            return f"the key {quoted(str(kind.property))} is missing"
+        case "propertyNames":
+            return f"the key {shown(fault.message)}"
+        case "minProperties" | "maxProperties" as keyword:
+            keys = "key" if kind.limit == 1 else "keys"
+            return f"it has {'less' if keyword == 'minProperties' else 'more'} than {kind.limit} {keys}"
         case "additionalProperties" | "unevaluatedProperties":
-            unknown = [str(key) for key in fault.kind.unexpected]
+            unknown = [str(key) for key in kind.unexpected]
             names = ", ".join(map(quoted, unknown[:_MOST_NAMED]))
             names += ", …" if len(unknown) > _MOST_NAMED else ""
             told = f"the key {names} is unknown here" if len(unknown) == 1 else f"unknown keys: {names}"
             known = _known_keys(document, list(fault.schema_path)[:-1])
             meant = [near for key in unknown[:_MOST_NAMED] if (near := nearest(key, known))]
             return f"{told}; did you mean {', '.join(map(quoted, meant))}?" if meant else told
-        case "falseSchema":
-            return "nothing is allowed here"
         case "oneOf" | "anyOf" as keyword:
-            several = type(fault.kind).__name__.endswith("MultipleValid")
-            return f"it fits {'more than one' if several else 'none'} of the schemas in '{keyword}'"
-    return ""
+            if type(kind).__name__.endswith("MultipleValid"):
+                return f"it fits more than one of the schemas in '{keyword}'"
+            return _no_alternative(fault, keyword)
+        case name:
+            return _FAULTS.get(name, "")
+
+
+def _no_alternative(fault: Any, keyword: str) -> str:
+    """What to say of a value that fits none of several schemas: what each of them says of it, if that is one
+    thing about the value itself."""
+    context, place = fault.kind.context, list(fault.instance_path)
+    found = [each[0] for each in context if len(each) == 1 and list(each[0].instance_path) == place]
+    if len(found) != len(context) or any(each.kind.name in ("anyOf", "oneOf") for each in found):
+        return f"it fits none of the schemas in '{keyword}'"
+    if all(each.kind.name == "type" for each in found):
+        types = dict.fromkeys(_TYPES[name] for each in found for name in each.kind.types)
+        return f"it has to be {' or '.join(types)}"
+    told = [_plain_words(each, None) or each.message for each in found]
+    return shown(f"it fits none of the schemas in '{keyword}': {'; or '.join(told)}")
+
+
+def _listed(values: list[Any]) -> str:
+    """The first values, as JSON."""
+    named = [shown(json.dumps(value, ensure_ascii=False)) for value in values[:_MOST_NAMED]]
+    return ", ".join([*named, "…"] if len(values) > _MOST_NAMED else named)
 
 
 def _known_keys(document: Any, path: list[Any]) -> list[str]:

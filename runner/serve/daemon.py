@@ -15,8 +15,9 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -41,6 +42,10 @@ from runner.serve.service_manager import Notifier, watchdog_seconds
 from runner.serve.tls import DoorTls
 from runner.serve.watch import Watch, open_watch
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.serve.control.control import ControlPlane
+    from runner.serve.control.running import RunningBindings
 
 MOST_CONNECTIONS = 512
 DRAIN_SECONDS = 30.0
@@ -67,6 +72,7 @@ class ServeOptions(NamedTuple):
     body_seconds: float = 30.0
     most_body_bytes: int = 16 << 20
     mount: DoorMount | None = None
+    control: str | None = None  # the settings of a control plane
     backend: DoorBackend | None = None  # None: the plugins of `config` run in this process
 
 
@@ -90,8 +96,11 @@ class Daemon:
         environ: Mapping[str, str],
         say: Callable[[str], None],
         mounted: Mounted | None = None,
+        control: ControlPlane | None = None,
     ) -> None:
         self._options = options
+        self._control = control
+        self._watched: dict[str, tuple[str, ...]] = {}  # folders, by who follows them
         self._mounted = mounted
         self._supervisor = supervisor
         self._ledger = ledger
@@ -117,7 +126,24 @@ class Daemon:
             self.board.questions = mounted.questions
         folder = os.path.dirname(os.path.abspath(options.ledger))
         self._sessions = Sessions(os.path.join(folder, _SESSIONS))
-        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.context_keys)
+        self._running = None if control is None else self._run_bindings(control)
+        target_of = None if self._running is None else self._running.target_of
+        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.context_keys, target_of)
+        if control is not None and self._running is not None:
+            from runner.serve.control.invoking import RunningRoutes
+
+            parts = (self._running, control.bindings, self._desk, ledger, self._deliveries)
+            control.parts.append(RunningRoutes(*parts))
+
+    def _run_bindings(self, control: ControlPlane) -> RunningBindings:
+        from runner.serve.control.running import RunningBindings
+
+        running = RunningBindings(
+            *(self._supervisor, control.database, lambda: control.settings),
+            *(self._options.policy, self._environ),
+        )
+        control.listeners.append(lambda subject, name: running.wake())
+        return running
 
     async def run(self) -> None:
         """Serve until a signal or a request says to end."""
@@ -125,10 +151,15 @@ class Daemon:
         routes = Routes(
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
             *(page, self._drain, self._reload, self._say, self._mounted),
+            parts=() if self._control is None else self._control.parts,
+            more_faults=lambda: () if self._control is None else self._control.faults,
         )
+        rules = self._options.rules
+        if self._control is not None:
+            rules = rules._replace(orgs=self._control.org_of)
         door = Door(
             routes.application(),
-            self._options.rules,
+            rules,
             on_refused=self._refused,
             on_connected=self._connected,
             page=page,
@@ -154,13 +185,21 @@ class Daemon:
                 self._mounted.nursery = nursery
             nursery.start_soon(self._signals, nursery)
             if watch is not None:
-                self._roster.follow = watch.set
+                self._roster.follow = partial(self._follow, watch, "roster")
+            if self._control is not None:
+                if watch is not None:
+                    self._control.follow = partial(self._follow, watch, "control")
+                await self._control.reload()
+            if self._running is not None:
+                await self._running.record_lost(self._ledger)
             await self._roster.reload()
             for listener in self._options.listeners:
                 nursery.start_soon(connections.serve, listener)
             delivering = trio.CancelScope()
             nursery.start_soon(self._deliver, delivering)
             nursery.start_soon(self._pay_what_is_owed)
+            if self._running is not None:
+                nursery.start_soon(self._running.run)
             if any(self._urls()):
                 nursery.start_soon(self.board.run)
                 nursery.start_soon(self._end_sessions)
@@ -210,14 +249,24 @@ class Daemon:
         while True:
             await trio.sleep(_OWED_SECONDS)
             await self._ledger.flush()
+            if self._control is not None:
+                await self._control.database.flush()
+
+    def _follow(self, watch: Watch, owner: str, folders: tuple[str, ...]) -> bool:
+        """Watch these folders, and those of others. Returns whether one was not watched before."""
+        self._watched[owner] = folders
+        return watch.set(folder for each in self._watched.values() for folder in each)
 
     async def _follow_changes(self, watch: Watch) -> None:
-        async for _ in watch.changes():
-            await self._reload()
+        async with aclosing(watch.changes()) as changes:
+            async for _ in changes:
+                await self._reload()
 
     async def _reload(self) -> None:
         self._notifier.send("RELOADING=1")
         try:
+            if self._control is not None:
+                await self._control.reload()
             await self._roster.reload()
         except Exception as error:  # noqa: BLE001 -- a bug; the plugins stay as they are
             self._say(f"internal: the configuration was not read: {type(error).__name__}: {error}")
@@ -288,9 +337,15 @@ class Daemon:
 
 
 async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Run a daemon until it is told to end. Raises LedgerUnusable if the ledger cannot be opened."""
+    """Run a daemon until it is told to end. Raises DatabaseUnusable if the ledger cannot be opened, or the
+    database of the control plane, and ControlUnusable."""
     raise_descriptors()
-    async with open_ledger(options.ledger) as ledger:
+    async with open_ledger(options.ledger) as ledger, AsyncExitStack() as stack:
+        control = None
+        if options.control is not None:  # before there is a nursery, which would wrap its exceptions
+            from runner.serve.control.control import open_control
+
+            control = await stack.enter_async_context(open_control(options.control, ledger, environ, say))
         mounted = None if options.mount is None else Mounted(options.mount, say)
 
         def hear(plugin: str, event: Notice | Progress) -> None:
@@ -301,7 +356,7 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
         backend = options.backend
         opening = open_supervisor(on_event=hear) if backend is None else backend.open(say)
         async with opening as supervisor:
-            daemon = Daemon(options, supervisor, ledger, environ, say, mounted)
+            daemon = Daemon(options, supervisor, ledger, environ, say, mounted, control)
             await daemon.run()
         if not await ledger.flush():
             count = f"{ledger.owed} outcome{'s' * (ledger.owed > 1)}"

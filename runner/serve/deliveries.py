@@ -6,18 +6,20 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 import trio
 
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Delivery, EndOfCall, Verdict, has_place
+from runner.ledger.rows import Delivery, EndOfCall, Verdict, owner_of
+from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome, outcome_document
+from runner.serve.desk import CallTarget, DoorCall
 from runner.serve.metrics import Metrics
 
 _MOST_AT_ONCE = 16
@@ -25,7 +27,14 @@ _MOST_SLEEP_SECONDS = 60.0  # the clock of the machine may be set meanwhile
 _LEDGER_SECONDS = 1.0
 _MOST_ID = 256
 _MOST_EVENT_ID = 200  # the ids of deliveries to several hooks are longer
+_CALLER = "deliveries"
 _HELD = ("pending", "stopped")  # by a person, who will start it again: its deliveries wait
+
+
+class HookTarget(CallTarget, Protocol):
+    """What gets a delivery in place of a plugin of the roster."""
+
+    hook_keys: Sequence[str]  # that its contract sends along
 
 
 class Deliveries:
@@ -35,13 +44,16 @@ class Deliveries:
         ledger: Ledger,
         metrics: Metrics,
         context_keys: Callable[[str], Sequence[str]],
+        target_of: Callable[[Attempt], Awaitable[HookTarget | None]] | None = None,
     ) -> None:
-        """`context_keys`: what the contract of a plugin, by its name, sends along with a hook."""
+        """`context_keys`: what the contract of a plugin, by its name, sends along with a hook. `target_of`:
+        who gets a delivery; None: the plugin of that name."""
         self._supervisor = supervisor
         self._ledger = ledger
         self._metrics = metrics
         self._context_keys = context_keys
-        self._running: Counter[str] = Counter()  # attempts, by plugin
+        self._target_of = target_of
+        self._running: Counter[str] = Counter()  # attempts, by owner
         self._news = trio.Event()
 
     def wake(self) -> None:
@@ -66,14 +78,15 @@ class Deliveries:
         free = _MOST_AT_ONCE - self._running.total()
         if free <= 0:
             return _MOST_SLEEP_SECONDS  # the end of an attempt wakes it
+        before = time.time()
         begun = await self._ledger.claim(free, _call_id, held, Counter(self._running))
         for attempt in begun:
-            self._running[attempt.delivery.plugin] += 1
+            self._running[owner_of(attempt.delivery)] += 1
             nursery.start_soon(self._attempt, attempt)
         if len(begun) == free:
             return _MOST_SLEEP_SECONDS
-        full = [each for each in self._running if not has_place(each, self._running, _MOST_AT_ONCE)]
-        due = await self._ledger.next_due((*held, *full))
+        # What was due before has begun, or has to wait for its owner's other attempts, whose end wakes this.
+        due = await self._ledger.next_due(held, before)
         return _MOST_SLEEP_SECONDS if due is None else max(0.0, min(due - time.time(), _MOST_SLEEP_SECONDS))
 
     async def _attempt(self, attempt: Attempt) -> None:
@@ -83,14 +96,7 @@ class Deliveries:
         began, started = time.monotonic(), time.time()
         try:
             row = attempt.delivery
-            result = await self._supervisor.call(
-                row.plugin,
-                row.hook,
-                json.loads(row.event),
-                kind="hook",
-                context=self._context(attempt),
-                caller="deliveries",
-            )
+            result = await self._call(attempt)
             verdict, outcome, invocation = "acked", Outcome("ok", "call", ""), result.invocation
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
@@ -100,7 +106,7 @@ class Deliveries:
         except Exception as error:  # noqa: BLE001 -- a bug, of this delivery only: the record has it
             outcome = Outcome("internal", "call", f"{type(error).__name__}: {error}")
         finally:
-            self._running -= Counter([row.plugin])
+            self._running -= Counter([owner_of(row)])
             record = json.dumps({"outcome": outcome_document(outcome), "invocation": invocation})
             with trio.CancelScope(shield=True):
                 await self._ledger.settle(
@@ -110,10 +116,21 @@ class Deliveries:
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
             self.wake()
 
-    def _context(self, attempt: Attempt) -> dict[str, Any] | None:
+    async def _call(self, attempt: Attempt) -> Result:
+        row = attempt.delivery
+        target = None if self._target_of is None else await self._target_of(attempt)
+        known = self._context_keys(row.plugin) if target is None else target.hook_keys
+        context, event = self._context(attempt, known), json.loads(row.event)
+        if target is not None:
+            call = DoorCall(row.plugin, row.hook, event, "hook", context=context, caller=_CALLER)
+            return await target.call(call, None)
+        return await self._supervisor.call(
+            row.plugin, row.hook, event, kind="hook", context=context, caller=_CALLER
+        )
+
+    def _context(self, attempt: Attempt, known: Sequence[str]) -> dict[str, Any] | None:
         row = attempt.delivery
         context: dict[str, Any] = json.loads(row.context)
-        known = self._context_keys(row.plugin)
         own = {"delivery_id": row.id, "attempt": attempt.number, "invocation_id": attempt.invocation}
         return {**context, **{key: value for key, value in own.items() if key in known}} or None
 

@@ -6,14 +6,15 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
 from runner.exceptions import PluginError, PluginFailure
-from runner.ledger.file import LedgerUnusable
+from runner.ledger.file import Acceptance, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import UNKNOWN, Accepted, Digest, EndOfCall, InvocationRow, KeyReused, digest
+from runner.ledger.rows import UNKNOWN, Accepted, Digest, Effect, EndOfCall, InvocationRow, KeyReused, digest
+from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome, outcome_document
@@ -35,6 +36,20 @@ Value = TypeVar("Value")
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
+class CallTarget(Protocol):
+    """What is called in place of a plugin of the roster."""
+
+    effect: Effect
+    invocation: dict[str, Any] | None  # the contract's record of the call, when it is over, however it ended
+
+    def accept(self, call: str, input_bytes: int) -> None:
+        """The call is in the ledger, with this id. `call` or `abandon` follows."""
+
+    async def call(self, request: DoorCall, on_progress: OnProgress | None) -> Result: ...
+    async def abandon(self) -> None: ...
+    def secrets(self) -> Secrets: ...
+
+
 class DoorCall(NamedTuple):
     plugin: str
     tool: str
@@ -44,6 +59,7 @@ class DoorCall(NamedTuple):
     context: Mapping[str, Any] | None = None
     key: str | None = None
     caller: str = ""
+    target: CallTarget | None = None
 
 
 class CallAnswer(NamedTuple):
@@ -62,6 +78,7 @@ class _InFlight(NamedTuple):
     scope: trio.CancelScope
     caller: str
     deleted: list[bool]
+    target: CallTarget | None
 
 
 class Desk:
@@ -77,6 +94,10 @@ class Desk:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
+    def calls_of(self, caller: str) -> int:
+        """How many calls of a caller are in flight."""
+        return sum(each.caller == caller for each in self._in_flight.values())
+
     async def accept(self, request: DoorCall) -> InvocationRow | CallAnswer:
         """Write the call to the ledger: then it has to be made with `make`. Or the answer of an earlier call
         with its key. Raises Refused; then nothing was accepted."""
@@ -85,50 +106,56 @@ class Desk:
         if len(self._in_flight) >= MOST_CALLS:
             message = f"{MOST_CALLS} calls are in flight, which is the most"
             raise Refused(429, "overloaded", message, "come back later", retry_after=1)
+        own_id = f"call_{secrets.token_hex(12)}"
+        # From now on it counts: requests that come at once must not be more than there may be.
+        self._in_flight[own_id] = _InFlight(trio.CancelScope(), request.caller, [], request.target)
+        accepted = None
+        try:
+            accepted = await self._accept(own_id, request)
+        finally:
+            if accepted is None or not accepted.fresh:
+                del self._in_flight[own_id]
+        if not accepted.fresh:
+            return _earlier(accepted.row)
+        if request.target is not None:
+            request.target.accept(own_id, accepted.row.input_bytes)
+        return accepted.row
+
+    async def _accept(self, own_id: str, request: DoorCall) -> Acceptance:
+        """Raises Refused."""
+        target = request.target
         given = await off_loop_if_large(digest, [request.input, dict(request.context or {})])
         call = Accepted(
-            id=f"call_{secrets.token_hex(12)}",
+            id=own_id,
             plugin=request.plugin,
             tool=request.tool,
             kind=request.kind or "",
             caller=request.caller,
             input=given,
-            effect=self._roster.effect(request.plugin, request.tool),
+            effect=target.effect if target is not None else self._roster.effect(request.plugin, request.tool),
             key=request.key,
         )
         try:
-            accepted = await self._ledger.accept(call)
+            return await self._ledger.accept(call)
         except KeyReused as reused:
             raise Refused(409, "key_reused", str(reused), "use a new key for each call") from None
         except LedgerUnusable as unusable:
             message = f"the call cannot be recorded, so it is not made: {unusable}"
             raise Refused(503, "ledger", message, unusable.hint, retry_after=5) from None
-        if not accepted.fresh:
-            return _earlier(accepted.row)
-        self._in_flight[call.id] = _InFlight(trio.CancelScope(), request.caller, [])
-        return accepted.row
 
     async def make(self, row: InvocationRow, request: DoorCall, on_progress: OnProgress | None) -> CallAnswer:
         """Make an accepted call. Its outcome is in the ledger when this returns or raises."""
         began, started = time.monotonic(), time.time()
         held = self._in_flight[row.id]
-        hiders = [self._roster.secrets(request.plugin)]
+        target = request.target
+        hiders = [self._secrets(request)]
         answer: CallAnswer | None = None
         outcome = _BUG  # until something else is known
         invocation: dict[str, Any] | None = None
         value: Any = None
         try:
             with held.scope:
-                result = await self._supervisor.call(
-                    request.plugin,
-                    request.tool,
-                    request.input,
-                    kind=request.kind,
-                    seconds=request.seconds,
-                    context=request.context,
-                    on_progress=on_progress,
-                    caller=request.caller,
-                )
+                result = await (self._call if target is None else target.call)(request, on_progress)
                 outcome, value, invocation = Outcome("ok", "call", ""), result.value, result.invocation
                 answer = CallAnswer(200, {"id": row.id, "value": value, "invocation": invocation})
             if answer is None:
@@ -145,11 +172,13 @@ class Desk:
             raise
         finally:
             del self._in_flight[row.id]
+            if target is not None:
+                invocation = target.invocation
             record = {"outcome": outcome_document(outcome), "invocation": invocation}
             body: str | None = None
             with trio.CancelScope(shield=True):
                 output = await off_loop_if_large(digest, value) if outcome.code == "ok" else Digest()
-                hiders.append(self._roster.secrets(request.plugin))  # they may have changed meanwhile
+                hiders.append(self._secrets(request))  # they may have changed meanwhile
                 if row.key is not None and answer is not None and not await _tells(answer, hiders):
                     body = await off_loop_if_large(json.dumps, [answer.status, answer.document])
                 await self._ledger.end(
@@ -158,9 +187,26 @@ class Desk:
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
         return answer
 
+    async def _call(self, request: DoorCall, on_progress: OnProgress | None) -> Result:
+        return await self._supervisor.call(
+            request.plugin,
+            request.tool,
+            request.input,
+            kind=request.kind,
+            seconds=request.seconds,
+            context=request.context,
+            on_progress=on_progress,
+            caller=request.caller,
+        )
+
+    def _secrets(self, request: DoorCall) -> Secrets:
+        return self._roster.secrets(request.plugin) if request.target is None else request.target.secrets()
+
     async def abandon(self, row: InvocationRow) -> None:
         """End a call that was accepted, if it was not made."""
-        if self._in_flight.pop(row.id, None) is not None:
+        if (found := self._in_flight.pop(row.id, None)) is not None:
+            if found.target is not None:
+                await found.target.abandon()
             outcome = _ENDING if self.draining else _GIVEN_UP
             record = json.dumps({"outcome": outcome_document(outcome), "invocation": None})
             await self._ledger.end(row.id, EndOfCall(outcome.code, Digest(), record, None, None))

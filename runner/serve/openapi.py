@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from runner import __version__
 from sandbox.speed.value import NamedTuple
@@ -24,7 +25,7 @@ class Parameter(NamedTuple):
 
 class Operation(NamedTuple):
     name: str  # of the method of runner/serve/routes.py
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     text: str
     answer: str  # the name of a schema, or a media type for what is not JSON
@@ -34,6 +35,18 @@ class Operation(NamedTuple):
     streams: bool = False  # it may answer with server-sent events
     local: bool = False  # only for callers on the unix socket
     page: bool = False  # and for sessions of the page
+    # Of the control plane: for the operator on the unix socket, and "org": for tokens of orgs too.
+    control: Literal["", "org", "operator"] = ""
+
+
+class RoutePart(Protocol):
+    """Further routes. It has a method for each operation, by its name, which takes a request and returns the
+    response. Path parameters may be followed by a word: /v1/things/{thing}:check."""
+
+    @property
+    def OPERATIONS(self) -> tuple[Operation, ...]: ...  # noqa: N802 -- a constant of the class
+    @property
+    def SCHEMAS(self) -> Mapping[str, Schema]: ...  # noqa: N802
 
 
 _MOST = Parameter("most", "query", "how many rows, 100 if it is missing, 1000 at most", {"type": "integer"})
@@ -118,7 +131,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),
-        (Parameter("what", "query", "only grant, refusal or connection"), _MOST),
+        (Parameter("what", "query", "only grant, refusal, connection or control"), _MOST),
         local=True,
     ),
     Operation(
@@ -131,12 +144,12 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def _object(required: str = "", **properties: Schema) -> Schema:
+def object_of(required: str = "", **properties: Schema) -> Schema:
     found: Schema = {"type": "object", "properties": properties}
     return {**found, "required": required.split()} if required else found
 
 
-def _list(of: str) -> Schema:
+def list_of(of: str) -> Schema:
     return {"type": "array", "items": {"$ref": f"#/components/schemas/{of}"}}
 
 
@@ -151,19 +164,19 @@ _DIGESTED = {
 }
 _SCHEMAS: dict[str, Schema] = {
     "Document": {"type": "object"},
-    "Error": _object(
+    "Error": object_of(
         "error",
-        error=_object("code message", code=_TEXT, phase=_TEXT, cause=_TEXT, message=_TEXT, hint=_TEXT),
+        error=object_of("code message", code=_TEXT, phase=_TEXT, cause=_TEXT, message=_TEXT, hint=_TEXT),
         id=_TEXT,
         data=_ANY,
         invocation=_or_null("object"),
     ),
-    "Health": _object("status", status={"type": "string", "enum": ["ok", "degraded", "draining"]}),
-    "Draining": _object("draining", draining={"type": "boolean"}),
-    "Cancelled": _object("id cancelled", id=_TEXT, cancelled={"type": "boolean"}),
-    "Code": _object("urls seconds", urls={"type": "array", "items": _TEXT}, seconds=_NUMBER),
-    "Ended": _object("ended", ended={"type": "integer"}),
-    "Plugin": _object(
+    "Health": object_of("status", status={"type": "string", "enum": ["ok", "degraded", "draining"]}),
+    "Draining": object_of("draining", draining={"type": "boolean"}),
+    "Cancelled": object_of("id cancelled", id=_TEXT, cancelled={"type": "boolean"}),
+    "Code": object_of("urls seconds", urls={"type": "array", "items": _TEXT}, seconds=_NUMBER),
+    "Ended": object_of("ended", ended={"type": "integer"}),
+    "Plugin": object_of(
         "name state",
         name=_TEXT,
         contract=_TEXT,
@@ -176,14 +189,14 @@ _SCHEMAS: dict[str, Schema] = {
         manifest=_TEXT,
         version=_TEXT,
     ),
-    "Plugins": _object("plugins", plugins=_list("Plugin")),
-    "Tools": _object("tools", tools={"type": "array", "items": {"type": "object"}}),
+    "Plugins": object_of("plugins", plugins=list_of("Plugin")),
+    "Tools": object_of("tools", tools={"type": "array", "items": {"type": "object"}}),
     "Call": {
-        **_object("tool", tool=_TEXT, input=_ANY, kind=_TEXT, context={"type": "object"}),
+        **object_of("tool", tool=_TEXT, input=_ANY, kind=_TEXT, context={"type": "object"}),
         "additionalProperties": False,
     },
-    "Answer": _object("id value", id=_TEXT, value=_ANY, invocation=_or_null("object")),
-    "Record": _object(
+    "Answer": object_of("id value", id=_TEXT, value=_ANY, invocation=_or_null("object")),
+    "Record": object_of(
         "id plugin tool accepted code",
         **dict.fromkeys(("id", "plugin", "tool", "kind", "caller", "effect"), _TEXT),
         **dict.fromkeys(("key", "delivery", "code", "repeated_by"), _or_null("string")),
@@ -193,9 +206,9 @@ _SCHEMAS: dict[str, Schema] = {
         attempt=_or_null("integer"),
         record=_or_null("object"),
     ),
-    "Calls": _object("calls", calls=_list("Record")),
+    "Calls": object_of("calls", calls=list_of("Record")),
     "Event": {
-        **_object(
+        **object_of(
             "event",
             **dict.fromkeys(("id", "plugin", "hook", "type"), _TEXT),
             event={"type": "object"},
@@ -203,23 +216,26 @@ _SCHEMAS: dict[str, Schema] = {
         ),
         "additionalProperties": False,
     },
-    "Delivery": _object(
+    "Delivery": object_of(
         "id plugin hook state attempt",
         **dict.fromkeys(("id", "plugin", "hook", "event", "context"), _TEXT),
         state={"type": "string", "enum": ["queued", "running", "acked", "dead"]},
         attempt={"type": "integer"},
     ),
     "Stored": {"oneOf": [{"$ref": f"#/components/schemas/{each}"} for each in ("Delivery", "Spread")]},
-    "Spread": _object("id deliveries", id=_TEXT, deliveries=_list("Delivery")),
-    "Deliveries": _object("deliveries", deliveries=_list("Delivery")),
-    "Audit": _object("audit", audit={"type": "array", "items": {"type": "object"}}),
+    "Spread": object_of("id deliveries", id=_TEXT, deliveries=list_of("Delivery")),
+    "Deliveries": object_of("deliveries", deliveries=list_of("Delivery")),
+    "Audit": object_of("audit", audit={"type": "array", "items": {"type": "object"}}),
 }
 
 
-def document() -> dict[str, Any]:
+def document(parts: Sequence[RoutePart] = ()) -> dict[str, Any]:
     """The OpenAPI document (3.1)."""
     paths: dict[str, dict[str, Any]] = {}
-    for each in OPERATIONS:
+    schemas = dict(_SCHEMAS)
+    for part in parts:
+        schemas |= part.SCHEMAS
+    for each in (*OPERATIONS, *(each for part in parts for each in part.OPERATIONS)):
         paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
     return {
         "openapi": "3.1.0",
@@ -231,7 +247,7 @@ def document() -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": _SCHEMAS,
+            "schemas": schemas,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
                 "certificate": {"type": "mutualTLS"},
@@ -239,6 +255,13 @@ def document() -> dict[str, Any]:
         },
         "security": [{"token": []}, {"certificate": []}, {}],
     }
+
+
+_FOR = {
+    "": "",
+    "org": " For the operator, on the unix socket, and for tokens of orgs.",
+    "operator": " For the operator, on the unix socket.",
+}
 
 
 def _operation(each: Operation) -> dict[str, Any]:
@@ -258,7 +281,8 @@ def _operation(each: Operation) -> dict[str, Any]:
         "operationId": each.name,
         "summary": each.text
         + (" Only on the unix socket." if not each.page else " Only on the unix socket and for the page.")
-        * each.local,
+        * each.local
+        + _FOR[each.control],
         "responses": {
             str(each.status): {"description": "as asked", "content": content},
             "default": {

@@ -58,6 +58,7 @@ class Departure:
 TOKEN = "token"  # the name of every caller with the token
 PAGE = "page"  # of a session of the page
 VISITOR = "visitor"  # of anybody, for the files of the page
+ORG = "org:"  # begins the name of a caller with a token of an org
 
 
 class Rules(NamedTuple):
@@ -66,6 +67,7 @@ class Rules(NamedTuple):
     owner: int  # the uid of the daemon
     token: bytes = b""  # for TCP
     names: tuple[str, ...] = LOCAL_NAMES  # that a Host header may have, without the port
+    orgs: Callable[[bytes], str] | None = None  # the org that a token belongs to, or ''; None: there are none
 
 
 def unix_peer(connection: socket.socket) -> DoorPeer:
@@ -90,25 +92,47 @@ def identify(
                 "run the command as the user of the daemon, or as root",
             )
         _require_no_browser(headers)
+        shown = _bearer(headers)
+        if rules.orgs is None or shown is None:
+            return f"uid:{peer.uid}"
+        # A caller who says whose token it has is not the operator, whatever its uid is.
+        if org := rules.orgs(shown):
+            return ORG + org
+        if not rules.token or not hmac.compare_digest(shown, rules.token):
+            raise Refused(401, "wrong_token", "the token belongs to no org", "leave Authorization out")
         return f"uid:{peer.uid}"
     _require_name(headers, rules)
     _require_own_origin(headers, rules)
     if peer.subject and time.time() >= peer.expires:  # it was valid when the connection was made
         raise Refused(401, "certificate_expired", "the client's certificate has expired", "renew it")
+    given = _bearer(headers)
+    if rules.orgs is not None and given is not None and (org := rules.orgs(given)):
+        return ORG + org
     if by_page is not None and (found := by_page()) is not None:
         return found
     if peer.subject:
         _require_no_other_page(headers)
         return f"cert:{peer.subject}"
-    given = headers.get("authorization", [])
-    scheme, _, word = (given[0] if len(given) == 1 else "").partition(" ")
-    shown = word.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
     # Compared even if it is missing: the time must not tell one from the other.
-    right = hmac.compare_digest(shown, rules.token)
+    right = hmac.compare_digest(given or b"", rules.token)
     if not right or not rules.token:
         hint = "send the header Authorization: Bearer TOKEN, with the token in the daemon's token file"
         raise Refused(401, "wrong_token", "the request has no valid token", hint)
     return TOKEN
+
+
+def _bearer(headers: dict[str, list[str]]) -> bytes | None:
+    """The token that a request shows; empty: it shows something else. None: it has no such header."""
+    given = headers.get("authorization")
+    if given is None:
+        return None
+    scheme, _, word = (given[0] if len(given) == 1 else "").partition(" ")
+    return word.strip().encode("utf-8", "replace") if scheme.lower() == "bearer" else b""
+
+
+def org_of(caller: str) -> str:
+    """The org of a caller with a token of one, or ''."""
+    return caller.removeprefix(ORG) if caller.startswith(ORG) else ""
 
 
 def is_local(caller: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from runner.outcome import Code, Outcome
@@ -34,14 +35,23 @@ class Refused(Exception):
     """An answer that is an error. `code` is one word; `hint` says what to change."""
 
     def __init__(
-        self, status: int, code: str, message: str, hint: str = "", *, retry_after: float | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        hint: str = "",
+        *,
+        retry_after: float | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
+        """`more`: further keys of the answer."""
         super().__init__(message)
+        self.more = more or {}
         self.status, self.code, self.message, self.hint = status, code, message, hint
         self.retry_after = retry_after
 
     def document(self) -> dict[str, Any]:
-        return error_document(self.code, self.message, self.hint)
+        return error_document(self.code, self.message, self.hint, **self.more)
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
@@ -56,3 +66,8 @@ def error_document(
 
 def outcome_error(outcome: Outcome, **more: Any) -> dict[str, Any]:
     return error_document(outcome.code, outcome.message, outcome.hint, outcome.phase, outcome.cause, **more)
+
+
+class ControlUnusable(Exception):
+    """The control plane cannot be opened: a daemon that should have one does not start. Every fault is a line
+    of the message."""

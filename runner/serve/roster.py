@@ -33,8 +33,7 @@ from runner.outcome import EXIT, Failure, Outcome
 from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
 from runner.serve.settings import Settings, read_settings
-from runner.serve.sources import PluginSource, SourceFault, SourceScan, scan
-from sandbox.document.diagnostic import Diagnostic
+from runner.serve.sources import PluginSource, SourceFault, SourceScan, fault_of, scan
 from sandbox.identity.state import state_root
 from sandbox.policy.load import policy_folders
 from sandbox.spec import Denial, Limits
@@ -109,7 +108,7 @@ class Roster:
                 if not self.follow(self.watched):
                     break  # else files may have changed after they were read, and before they were watched
             wanted = await trio.to_thread.run_sync(self._judge, sources, given)
-            faults = (*found.faults, *(_fault_of(each) for each in given.diagnostics))
+            faults = (*found.faults, *(fault_of(each) for each in given.diagnostics))
             for fault in faults:
                 if fault not in self.faults:
                     self._say(f"{fault.path}: {fault.message}")
@@ -214,6 +213,9 @@ class Roster:
     def sources(self) -> list[PluginSource]:
         return [entry.source for entry in self._entries.values()]
 
+    def knows(self, name: str) -> bool:
+        return name in self._entries
+
     def describe(self, status: Status) -> dict[str, Any]:
         found = {**status._asdict(), "identity": status.identity and status.identity._asdict()}
         entry = self._entries.get(status.name)
@@ -289,10 +291,6 @@ class Roster:
 def from_anywhere(policy: str) -> str:
     """The same policy in another working directory: a word is the name of one that comes with the runner."""
     return os.path.abspath(policy) if "/" in policy or "." in policy else policy
-
-
-def _fault_of(found: Diagnostic) -> SourceFault:
-    return SourceFault(found.place, f"{found.message}; {found.hint}" if found.hint else found.message)
 
 
 def default_ledger(environ: Mapping[str, str]) -> str:

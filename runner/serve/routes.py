@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import trio
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,37 +20,31 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import DeliveriesFull, Delivery, DeliveryConflict, DeliveryState, DeliveryTooLarge
+from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
-from runner.protocol import wire
+from runner.serve.answers import Json, read_document, read_most
+from runner.serve.calling import answer_call, read_seconds, with_headers
+from runner.serve.control.database import ControlRefusal
 from runner.serve.deliveries import Deliveries, delivery_of, type_of
-from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
+from runner.serve.desk import Desk, DoorCall
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
 from runner.serve.mounted import Mounted
-from runner.serve.openapi import OPERATIONS, Operation, document
+from runner.serve.openapi import OPERATIONS, Operation, RoutePart, document
 from runner.serve.page.page import Page
-from runner.serve.peer import PAGE, VISITOR, is_local
+from runner.serve.peer import PAGE, VISITOR, is_local, org_of
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
+from runner.serve.sources import SourceFault
 
-_MOST_KEY = 255
 # The ledger keeps names whole. Without a bound they could hold what a body holds, and push out other rows.
 _MOST_NAME = 4096  # characters: it may be the address of a resource
 _MOST_KIND = 64
 _MOST_HOOKS = 1000  # that one event goes to
-_MOST_PROGRESS = 256  # events of one call that wait for a slow reader
-_SHORT_BYTES = 64 << 10  # a longer body is parsed in a thread
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
 
 _Handler = Callable[[Request], Awaitable[Response]]
-
-
-class _Json(JSONResponse):
-    """In ASCII: the name of a file may have bytes that are not UTF-8."""
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 class Routes:
@@ -67,6 +61,8 @@ class Routes:
         reload: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
         mounted: Mounted | None = None,
+        parts: Sequence[RoutePart] = (),
+        more_faults: Callable[[], Sequence[SourceFault]] = tuple,
     ) -> None:
         self._supervisor = supervisor
         self._ledger = ledger
@@ -79,19 +75,27 @@ class Routes:
         self._reload = reload
         self._say = say
         self._mounted = mounted
+        self._parts = parts
+        self._more_faults = more_faults
 
     def application(self) -> ASGIApp:
         """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
         routes: dict[str, list[tuple[re.Pattern[str], _Handler]]] = {}
-        for each in OPERATIONS:
-            handler = self._handler(getattr(self, each.name), each)
+        for_orgs: set[_Handler] = set()
+        own = [(each, getattr(self, each.name)) for each in OPERATIONS]
+        more = [(each, getattr(part, each.name)) for part in self._parts for each in part.OPERATIONS]
+        for each, method in (*own, *more):
+            handler = self._handler(method, each)
             routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
+            if each.control:
+                for_orgs.add(handler)
         for method, path, page_handler in self._page.routes(self._handler):
             routes.setdefault(method, []).append((compile_path(path)[0], page_handler))
         routes["HEAD"] = routes["GET"]
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            if self._mounted is not None and scope["path"] == self._mounted.path:
+            is_org = bool(org_of(scope["state"]["caller"]))
+            if self._mounted is not None and scope["path"] == self._mounted.path and not is_org:
                 await self._mounted(scope, receive, send)
                 return
             handler: _Handler = _not_found
@@ -99,6 +103,8 @@ class Routes:
                 if (match := pattern.fullmatch(scope["path"])) is not None:  # "$" lets a line end pass
                     scope["path_params"], handler = match.groupdict(), found
                     break
+            if is_org and handler not in for_orgs:
+                handler = self._handler(_refuse_org)
             response = await handler(Request(scope, receive, send))
             await response(scope, receive, send)
 
@@ -110,37 +116,59 @@ class Routes:
                 caller = request.scope["state"]["caller"]
                 if operation is not None and caller == VISITOR:
                     raise Refused(401, "wrong_token", "the request has no valid token")
+                if operation is not None and operation.control:
+                    _require_control_right(caller, operation)
                 by_page = operation is not None and operation.page and caller == PAGE
                 if operation is not None and operation.local and _only_own(request) and not by_page:
                     raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
+                name = request.path_params.get("name")
+                if operation is not None and name is not None and not self._sees(request, name):
+                    raise UnknownPlugin(name)
                 return await handle(request)
             except UnknownPlugin as unknown:
                 refused = Refused(404, "unknown_plugin", str(unknown), "runner ps and GET /plugins list them")
             except DeliveriesFull as full:
                 hint = "deliver again later; runner ps shows what their plugins wait for"
                 refused = Refused(429, "overloaded", str(full), hint, retry_after=60)
-            except LedgerUnusable as unusable:
-                refused = Refused(503, "ledger", str(unusable), unusable.hint, retry_after=5)
-            except Refused as given:
-                refused = given
+            except DeliveryConflict as conflict:
+                hint = "give each event an id of its own"
+                refused = Refused(409, "delivery_conflict", str(conflict), hint)
+            except DeliveryTooLarge as large:
+                hint = "deliver it to one plugin at a time, or make the event smaller"
+                refused = Refused(413, "event_too_large", str(large), hint)
+            except DatabaseUnusable as unusable:
+                word = "ledger" if isinstance(unusable, LedgerUnusable) else "database"
+                refused = Refused(503, word, str(unusable), unusable.hint, retry_after=5)
+            except ControlRefusal as given:
+                refused = Refused(given.status, given.code, str(given), given.hint)
+            except Refused as found:
+                refused = found
             except PluginFailure as failure:  # of a start, a list or a reload
-                return _Json(outcome_error(failure.outcome), STATUS[failure.outcome.code])
+                return Json(outcome_error(failure.outcome), STATUS[failure.outcome.code])
             except PluginError as error:
-                return _Json(outcome_error(error.outcome), STATUS[error.outcome.code])
+                return Json(outcome_error(error.outcome), STATUS[error.outcome.code])
             except Exception as error:  # noqa: BLE001 -- our bug: one line here, none for strangers
                 self._say(f"internal: {request.method} {request.url.path}: {type(error).__name__}: {error}")
                 refused = Refused(500, "internal", "a bug of the daemon; its stderr says which")
             self._metrics.refusal(refused.code)
-            return _Json(refused.document(), refused.status, headers=refused.headers())
+            return Json(refused.document(), refused.status, headers=refused.headers())
 
         return answer
+
+    def _sees(self, request: Request, plugin: str) -> bool:
+        """Whether a plugin exists for a caller. Bindings of orgs are plugins of the supervisor that are not
+        in the roster: only the operator sees them here."""
+        return is_local(request.scope["state"]["caller"]) or self._roster.knows(plugin)
 
     # --- the daemon -----------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
-        faults = [{"path": each.path, "message": each.message} for each in self._roster.faults]
+        faults = [
+            {"path": each.path, "message": each.message}
+            for each in (*self._roster.faults, *self._more_faults())
+        ]
         word = "draining" if self._desk.draining else "degraded" if self._ledger.fault else "ok"
-        return _Json(
+        return Json(
             {
                 "status": word,
                 "ledger": {"fault": self._ledger.fault, "owed": self._ledger.owed},
@@ -151,17 +179,16 @@ class Routes:
         )
 
     async def metrics(self, request: Request) -> Response:
-        text = await trio.to_thread.run_sync(
-            self._metrics.text, self._supervisor.plugins(), self._ledger.owed
-        )
+        seen = [each for each in self._supervisor.plugins() if self._sees(request, each.name)]
+        text = await trio.to_thread.run_sync(self._metrics.text, seen, self._ledger.owed)
         return Response(text, media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
-        return _Json(document())
+        return Json(document(self._parts))
 
     async def drain(self, request: Request) -> Response:
-        self._drain(_seconds(request.query_params.get("seconds"), "seconds"))
-        return _Json({"draining": True}, 202)
+        self._drain(read_seconds(request.query_params.get("seconds"), "seconds"))
+        return Json({"draining": True}, 202)
 
     async def reload_all(self, request: Request) -> Response:
         await self._reload()
@@ -172,23 +199,25 @@ class Routes:
 
         async def produce(emit: Emit) -> None:
             async for event in feed:
-                await emit("lifecycle", event._asdict())
+                if self._sees(request, event.name):
+                    await emit("lifecycle", event._asdict())
 
         return EventStream(produce, feed.close)
 
     async def open_page(self, request: Request) -> Response:
-        return _Json(self._page.open(), 201)
+        return Json(self._page.open(), 201)
 
     async def end_sessions(self, request: Request) -> Response:
-        return _Json({"ended": self._page.sessions.end_all()})
+        return Json({"ended": self._page.sessions.end_all()})
 
     # --- plugins --------------------------------------------------------------------------------------------
 
     async def plugins(self, request: Request) -> Response:
-        return _Json({"plugins": [self._roster.describe(each) for each in self._supervisor.plugins()]})
+        seen = (each for each in self._supervisor.plugins() if self._sees(request, each.name))
+        return Json({"plugins": [self._roster.describe(each) for each in seen]})
 
     async def plugin(self, request: Request) -> Response:
-        return _Json(self._described(request))
+        return Json(self._described(request))
 
     def _described(self, request: Request) -> dict[str, Any]:
         name = request.path_params["name"]
@@ -198,26 +227,26 @@ class Routes:
         raise UnknownPlugin(name)
 
     async def explain(self, request: Request) -> Response:
-        return _Json(await self._roster.explain(request.path_params["name"]))
+        return Json(await self._roster.explain(request.path_params["name"]))
 
     async def tools(self, request: Request) -> Response:
-        return _Json({"tools": await self._supervisor.tools(request.path_params["name"])})
+        return Json({"tools": await self._supervisor.tools(request.path_params["name"])})
 
     async def start(self, request: Request) -> Response:
         await self._supervisor.start(request.path_params["name"])
-        return _Json(self._described(request))
+        return Json(self._described(request))
 
     async def stop(self, request: Request) -> Response:
         await self._supervisor.stop(request.path_params["name"])
-        return _Json(self._described(request))
+        return Json(self._described(request))
 
     async def reset(self, request: Request) -> Response:
         await self._supervisor.reset(request.path_params["name"])
-        return _Json(self._described(request))
+        return Json(self._described(request))
 
     async def reload(self, request: Request) -> Response:
         await self._roster.reload(request.path_params["name"])
-        return _Json(self._described(request))
+        return Json(self._described(request))
 
     async def logs(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -236,51 +265,12 @@ class Routes:
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def call(self, request: Request) -> Response:
-        asked = await _call_request(request)
-        accepted = await self._desk.accept(asked)
-        if isinstance(accepted, CallAnswer):
-            return await _answer(accepted)
-        row = accepted
-
-        def give_up() -> None:
-            self._desk.give_up(row.id)
-
-        if "text/event-stream" in request.headers.get("accept", ""):
-            return EventStream(
-                lambda emit: self._stream(row, asked, emit), lambda: self._desk.abandon(row), give_up
-            )
-        with request.scope["state"]["departure"].calls(give_up):
-            return await _answer(await self._desk.make(row, asked, None))
-
-    async def _stream(self, row: Any, asked: DoorCall, emit: Emit) -> None:
-        send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_PROGRESS)
-        dropped = 0
-
-        def on_progress(value: Mapping[str, Any]) -> None:
-            nonlocal dropped
-            try:
-                send.send_nowait(value)
-            except trio.WouldBlock:
-                dropped += 1
-
-        async def pass_on() -> None:
-            async for value in receive:
-                await emit("progress", dict(value))
-
-        await emit("accepted", {"id": row.id})
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(pass_on)
-            with send:
-                answer = await self._desk.make(row, asked, on_progress)
-        await emit(
-            "result" if answer.is_ok else "error",
-            {"status": answer.status, "dropped_progress": dropped, **answer.document},
-        )
+        return await answer_call(self._desk, request, await _call_request(request))
 
     async def cancel(self, request: Request) -> Response:
         call = request.path_params["call"]
         if self._desk.cancel(call, _only_own(request)):
-            return _Json({"id": call, "cancelled": True}, 202)
+            return Json({"id": call, "cancelled": True}, 202)
         raise Refused(
             404, "no_such_call", f"the call {call!a} is not in flight", "GET /calls/ID has its record"
         )
@@ -289,42 +279,34 @@ class Routes:
         query = request.query_params
         rows = await self._ledger.do(
             LedgerFile.invocations,
-            *(query.get("plugin"), query.get("code"), _only_own(request), _most(query.get("most"))),
+            *(query.get("plugin"), query.get("code"), _only_own(request), read_most(query.get("most"))),
         )
-        return _Json({"calls": [_row(row) for row in rows]})
+        return Json({"calls": [_row(row) for row in rows]})
 
     async def record(self, request: Request) -> Response:
         call = request.path_params["call"]
         row = await self._ledger.do(LedgerFile.invocation, call)
         if row is None or _only_own(request) not in (None, row.caller):
             raise Refused(404, "no_such_call", f"there is no record of a call {call!a}")
-        return _Json(_row(row))
+        return Json(_row(row))
 
     # --- deliveries and audit -------------------------------------------------------------------------------
 
     async def deliver(self, request: Request) -> Response:
-        document = await _document(request)
+        document = await read_document(request)
         try:
             delivery = delivery_of(document)
             event = "" if delivery.hook else type_of(document)
         except ValueError as error:
             raise Refused(400, "invalid_delivery", str(error)) from None
-        if delivery.plugin and delivery.plugin not in {each.name for each in self._supervisor.plugins()}:
-            raise UnknownPlugin(delivery.plugin)
-        try:
-            if delivery.hook:
-                answer = (await self._ledger.enqueue(delivery))._asdict()
-            else:
-                answer = await self._fan_out(delivery, event)
-        except DeliveryConflict as conflict:
-            raise Refused(
-                409, "delivery_conflict", str(conflict), "give each event an id of its own"
-            ) from None
-        except DeliveryTooLarge as large:
-            hint = "deliver it to one plugin at a time, or make the event smaller"
-            raise Refused(413, "event_too_large", str(large), hint) from None
+        if delivery.plugin and not self._roster.knows(delivery.plugin):
+            raise UnknownPlugin(delivery.plugin)  # a binding's events come by the control plane
+        if delivery.hook:
+            answer = (await self._ledger.enqueue(delivery))._asdict()
+        else:
+            answer = await self._fan_out(delivery, event)
         self._deliveries.wake()
-        return _Json(answer, 202)
+        return Json(answer, 202)
 
     async def _fan_out(self, event: Delivery, kind: str) -> dict[str, Any]:
         hooks = self._roster.hooks_for(kind, event.plugin or None)
@@ -340,15 +322,17 @@ class Routes:
         state = next((each for each in _STATES if each == word), None)
         if word is not None and state is None:
             raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
-        rows = await self._ledger.do(LedgerFile.deliveries, state, _most(request.query_params.get("most")))
-        return _Json({"deliveries": [row._asdict() for row in rows]})
+        rows = await self._ledger.do(
+            LedgerFile.deliveries, state, read_most(request.query_params.get("most"))
+        )
+        return Json({"deliveries": [row._asdict() for row in rows]})
 
     async def delivery(self, request: Request) -> Response:
         name = request.path_params["delivery"]
         row = await self._ledger.do(LedgerFile.delivery, name)
-        if row is None:
+        if row is None or not self._sees(request, row.plugin):
             raise Refused(404, "no_such_delivery", f"there is no delivery {name!a}")
-        return _Json(row._asdict())
+        return Json(row._asdict())
 
     async def repeat(self, request: Request) -> Response:
         try:
@@ -356,15 +340,30 @@ class Routes:
         except DeliveryConflict as conflict:
             raise Refused(409, "delivery_conflict", str(conflict)) from None
         self._deliveries.wake()
-        return _Json(row._asdict(), 202)
+        return Json(row._asdict(), 202)
 
     async def audit(self, request: Request) -> Response:
         query = request.query_params
-        rows = await self._ledger.do(LedgerFile.audit, query.get("what"), _most(query.get("most")))
-        return _Json({"audit": [{**row._asdict(), "detail": json.loads(row.detail)} for row in rows]})
+        rows = await self._ledger.do(LedgerFile.audit, query.get("what"), read_most(query.get("most")))
+        return Json({"audit": [{**row._asdict(), "detail": json.loads(row.detail)} for row in rows]})
 
 
 # --- requests and answers -----------------------------------------------------------------------------------
+
+
+async def _refuse_org(request: Request) -> Response:
+    message = "a token of an org is for the routes of the control plane: /v1/plugin-…"
+    raise Refused(403, "org_token", message, "ask the operator, who uses the unix socket")
+
+
+def _require_control_right(caller: str, operation: Operation) -> None:
+    """The control plane is for the operator and for orgs, and for nobody else on the network. Raises
+    Refused."""
+    if org_of(caller) and operation.control != "org":
+        raise Refused(403, "operator_only", "this is for the operator, on the daemon's unix socket")
+    if not org_of(caller) and not is_local(caller):
+        hint = "send the header Authorization: Bearer TOKEN, with a token of an org"
+        raise Refused(403, "org_required", "this is for the operator and for tokens of orgs", hint)
 
 
 def _only_own(request: Request) -> str | None:
@@ -373,22 +372,8 @@ def _only_own(request: Request) -> str | None:
     return None if is_local(caller) else caller
 
 
-async def _document(request: Request) -> dict[str, Any]:
-    raw = await request.body()
-    try:
-        if len(raw) <= _SHORT_BYTES:
-            found = wire.decode(raw)
-        else:
-            found = await trio.to_thread.run_sync(wire.decode, raw)
-    except ValueError as error:
-        raise Refused(400, "invalid_json", f"the body is not JSON that can be used: {error}") from None
-    if not isinstance(found, dict):
-        raise Refused(400, "invalid_body", "the body has to be a JSON object")
-    return found
-
-
 async def _call_request(request: Request) -> DoorCall:
-    given = await _document(request)
+    given = await read_document(request)
     if strays := sorted(given.keys() - {"tool", "input", "kind", "context"}):
         raise Refused(400, "invalid_body", f"the body has the unknown key {strays[0][:60]!a}")
     tool, kind, context = given.get("tool"), given.get("kind"), given.get("context")
@@ -401,44 +386,8 @@ async def _call_request(request: Request) -> DoorCall:
         or len(kind or "") > _MOST_KIND
     ):
         raise Refused(400, "invalid_body", "kind has to be a text, and context an object")
-    key = request.headers.get("idempotency-key")
-    if key is not None and not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
-        raise Refused(400, "invalid_key", f"Idempotency-Key: 1 to {_MOST_KEY} printable ASCII characters")
-    return DoorCall(
-        plugin=request.path_params["name"],
-        tool=tool,
-        input=given.get("input"),
-        kind=kind,
-        seconds=_seconds(request.headers.get("runner-deadline"), "Runner-Deadline"),
-        context=context,
-        key=key,
-        caller=request.scope["state"]["caller"],
-    )
-
-
-def _seconds(word: str | None, name: str) -> float | None:
-    if word is None:
-        return None
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise Refused(400, "invalid_deadline", f"{name}: it has to be a number of seconds")
-    return seconds
-
-
-def _most(word: str | None) -> int:
-    if word is None:
-        return 100
-    if not word.isascii() or not word.isdigit() or len(word) > 6:
-        raise Refused(400, "invalid_query", "most: it has to be a number of rows")
-    return int(word)
-
-
-async def _answer(answer: CallAnswer) -> Response:
-    text = await off_loop_if_large(json.dumps, answer.document)
-    return Response(text, answer.status, dict(answer.headers), "application/json")
+    asked = DoorCall(request.path_params["name"], tool, given.get("input"), kind, context=context)
+    return with_headers(request, asked)
 
 
 def _row(row: Any) -> dict[str, Any]:
@@ -451,4 +400,4 @@ async def _not_found(request: Request) -> Response:
     refused = Refused(
         404, "no_route", f"there is no {request.method} {request.url.path}", "see /openapi.json"
     )
-    return _Json(refused.document(), refused.status)
+    return Json(refused.document(), refused.status)

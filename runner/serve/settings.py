@@ -21,9 +21,8 @@ from runner.contracts.registry import all_contracts, find_contract
 from runner.lifecycle.spec import Spec
 from runner.protocol import wire
 from runner.protocol.secrets import Secrets
-from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity, did_you_mean, quoted
-from sandbox.document.read import parse, read_bounded
-from sandbox.policy.load import trust_fault
+from runner.serve.settings_file import SettingsFile, as_text, without_line_end
+from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.spec import KeyPath, Limits
 from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit
@@ -64,16 +63,7 @@ def read_settings(path: str, contracts: Mapping[str, str], environ: Mapping[str,
         return Settings({}, error.diagnostics, (os.path.dirname(path),))
 
 
-class _SettingsReader:
-    def __init__(self, path: str, environ: Mapping[str, str]) -> None:
-        self._folder = os.path.dirname(path)
-        self._environ = environ
-        self._faults: list[Diagnostic] = []
-        self._watched = {self._folder: None}
-        if (fault := trust_fault(path, "the settings file")) is not None:
-            raise DocumentError(Diagnostic(path, 0, 0, "settings_untrusted", *fault))
-        self._document = parse(path, read_bounded(path), "toml")
-
+class _SettingsReader(SettingsFile):
     def read(self, contracts: Mapping[str, str]) -> Settings:
         found: dict[str, Mapping[str, Any]] = {}
         for name, table in self._document.data.items():
@@ -154,7 +144,7 @@ class _SettingsReader:
         secrets: dict[str, Any],
     ) -> None:
         if option.secret:
-            secrets[option.flag] = _as_text(_token(self._secret(keys, value)))
+            secrets[option.flag] = as_text(without_line_end(self._secret(keys, value)))
         elif option.reads_file:
             text = self._file(keys, value).decode("utf-8", "replace")
             options |= {option.name: text, f"{option.name}_file": self._path(value)}
@@ -184,24 +174,12 @@ class _SettingsReader:
             return {}
         texts = "secrets" in contract.takes  # sent in a message; otherwise the bytes are a file
         raw = {name: self._secret((*keys, name), source) for name, source in given.items()}
-        values = {name: _as_text(_token(each) if texts else each) for name, each in raw.items()}
+        values = {name: as_text(without_line_end(each) if texts else each) for name, each in raw.items()}
         for name, value in values.items():
             if texts and isinstance(value, bytes):
                 message = f"the contract {contract.name} sends secrets as text, and this one is not UTF-8"
                 self._fault((*keys, name), "settings_value", message)
         return values
-
-    def _secret(self, keys: KeyPath, source: Any) -> bytes:
-        """The bytes that @FILE or env:NAME stands for. The source itself may be a secret, by mistake."""
-        if isinstance(source, str) and source.startswith("@"):
-            return self._file(keys, source[1:])
-        if isinstance(source, str) and source.startswith("env:"):
-            value = self._environ.get(source[4:])
-            if not value:
-                self._fault(keys, "settings_value", "the daemon's environment has no such variable")
-            return os.fsencode(value or "")
-        self._fault(keys, "settings_value", "write @FILE, or env:NAME for a variable of the daemon")
-        return b""
 
     def _limits(self, keys: KeyPath, given: dict[str, Any]) -> dict[str, Any]:
         for name, value in given.items():
@@ -215,31 +193,6 @@ class _SettingsReader:
                 self._fault((*keys, name), "settings_value", f"{name}: {error}")
         return given
 
-    # --- files and faults -----------------------------------------------------------------------------------
-
-    def _path(self, name: str) -> str:
-        """Of a file or folder that the settings name."""
-        return os.path.join(self._folder, name)
-
-    def _file(self, keys: KeyPath, name: str) -> bytes:
-        """The bytes of a file that others cannot change; none if it has a fault."""
-        path = self._path(name)
-        self._watched[os.path.dirname(path)] = None
-        fault = trust_fault(path, "the file")
-        if fault is not None:
-            self._fault(keys, "settings_untrusted", f"{path} is not used: {fault[0]}", fault[1])
-            return b""
-        try:
-            raw = read_bounded(path)
-        except DocumentError as error:
-            # What names no file may be a secret, by mistake.
-            named = path if "secrets" not in keys or os.path.lexists(path) else "the file that it names"
-            self._fault(keys, "settings_file", f"{named}: {error.diagnostics[0].message}")
-            return b""
-        if not raw:
-            self._fault(keys, "settings_file", f"{path}: the file is empty")
-        return raw
-
     def _unknown(self, keys: KeyPath, contract: Contract, known: tuple[str, ...]) -> None:
         key = str(keys[-1])
         owners = [each.name for each in all_contracts() if key in options_of(each)]
@@ -249,26 +202,9 @@ class _SettingsReader:
             hint = did_you_mean(key, known) or f"there are {', '.join(known)}"
         self._fault(keys, "settings_key", f"{quoted(key)} is not a key of a plugin's settings", hint)
 
-    def _fault(
-        self, keys: KeyPath, rule: str, message: str, hint: str = "", severity: Severity = "error"
-    ) -> None:
-        self._faults.append(self._document.diagnostic(keys, rule, message, hint, severity))
-
 
 def options_of(contract: Contract) -> dict[str, ContractOption]:
     """The options of `runner call` for plugins of a contract that are not about one call."""
     calls = contract.prepared_calls
     once = () if calls is None else calls.OPTIONS_OF_ONE_CALL
     return {each.name: each for each in contract.options if "call" in each.verbs and each.name not in once}
-
-
-def _token(raw: bytes) -> bytes:
-    """A line end behind a token in a file is not part of it."""
-    return raw.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _as_text(value: bytes) -> str | bytes:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value

@@ -12,7 +12,7 @@ import os
 from runner.contracts.registry import all_contracts
 from runner.manifest.load import contract_at, find, load, servers_at
 from runner.plugin import Plugin
-from sandbox.document.diagnostic import DocumentError, printable
+from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.policy.load import trust_fault
 from sandbox.speed.value import NamedTuple
 
@@ -34,6 +34,10 @@ class SourceFault(NamedTuple):
     path: str
     message: str
     hides: bool = False  # what is below the path could not be looked at
+
+
+def fault_of(found: Diagnostic) -> SourceFault:
+    return SourceFault(found.place, f"{found.message}; {found.hint}" if found.hint else found.message)
 
 
 class SourceScan(NamedTuple):

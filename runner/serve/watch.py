@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import contextmanager
 
 import trio
@@ -38,7 +38,7 @@ class Watch:
                 self._known[folder] = number
         return not before.issuperset(self._known.values())
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def changes(self) -> AsyncGenerator[None, None]:
         """Yields after each change, when no other has followed for a moment."""
         while True:
             await trio.lowlevel.wait_readable(self._fd)

@@ -23,6 +23,7 @@ from runner.launch.stages import Invocation
 from runner.outcome import Outcome, with_outcome
 from runner.plugin import Plugin
 from runner.protocol.dialect import CallEnd, Identity
+from runner.session import account
 from runner.session.backlog import Backlog
 from runner.session.pending import OnProgress, at_checkpoints, first_of
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
@@ -113,6 +114,10 @@ class Pool:
             if worker is not None:
                 await _end_worker(worker, error, early=self._shares[worker.keys.share].reuses)
             self.invocation = _complete(prepared, worker, error)
+            if worker is None or worker.session is None:
+                account.enter(self.invocation)
+            else:
+                account.enter(self.invocation, worker.session.report, worker.session.stderr)
             raise
         end = session.end or CallEnd(Outcome("ok", "call", "the plugin answered"), value, written=True)
         self.invocation = worker.record = record = prepared.record(end)
@@ -122,10 +127,12 @@ class Pool:
         shared = self._shares[worker.keys.share].reuses and _may_share(prepared)
         if shared and not worker.is_leaving:
             worker.is_busy = False
+            account.enter(record, None, session.stderr)
             return PreparedResult(value, identity, record, None, session.stderr)
         worker.end()
         if not shared:
             await worker.done.wait()
+        account.enter(record, session.report, session.stderr)
         return PreparedResult(value, identity, record, _with_record(session.report, record), session.stderr)
 
     # --- processes ----------------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ import trio
 
 from runner.outcome import Outcome
 from runner.protocol.dialect import Events, Refusal, Reply, ShutdownSteps, Violation
+from runner.session import account
 from runner.session.pending import Deadline, Waiter, first_of
 from runner.session.prepared import GIVEN_UP
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import LINGER_SECONDS
 from sandbox.cell import KILL_SECONDS
 
-# The reasons that a plugin is told.
+# The reasons that a plugin is told. A caller that gives up has its own (account.py).
 DEADLINE_EXCEEDED = "deadline_exceeded"
-USER_CANCELLED = "user_cancelled"
 SHUTDOWN = "shutdown"
 
 
@@ -42,7 +42,7 @@ async def await_answer(
     except BaseException:
         # Our caller was cancelled, or its callback failed, or it is ^C.
         if waiter.answer is None:
-            await _cancel(state, token, waiter, USER_CANCELLED, GIVEN_UP)
+            await _cancel(state, token, waiter, account.reason(), GIVEN_UP)
         if isinstance(waiter.answer, Reply) or trio.current_time() >= deadline.at:
             move_to_late(waiter)
         raise

@@ -36,13 +36,17 @@ _MS_PRIVATE = 0x40000
 _MOUNT_ATTR = struct.Struct("=4Q")  # attr_set, attr_clr, propagation, userns_fd
 
 
+# How long a namespace's process lives, should we die before we kill it.
+_NAMESPACE_SECONDS = 60
+_STACK_BYTES = 64 << 10
+
+
 class _MountNumbers(NamedTuple):
-    clone: int
     open_tree: int
     mount_setattr: int
 
 
-_SYSCALLS = {"x86_64": _MountNumbers(56, 428, 442), "aarch64": _MountNumbers(220, 428, 442)}
+_SYSCALLS = {"x86_64": _MountNumbers(428, 442), "aarch64": _MountNumbers(428, 442)}
 
 
 class FileOwner(NamedTuple):
@@ -84,7 +88,7 @@ def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
         "copy its mount", numbers.open_tree, source, b"", flags | _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
     )
     try:
-        namespace = _mapping(libc, numbers, owner, plugin)
+        namespace = _mapping(libc, owner, plugin)
         try:
             wanted = _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
             # Private: in a copy of a shared mount, later mounts of the host would appear.
@@ -99,36 +103,31 @@ def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
     return tree
 
 
-def _mapping(libc: ctypes.PyDLL, numbers: _MountNumbers, owner: FileOwner, plugin: FileOwner) -> int:
+def _mapping(libc: ctypes.PyDLL, owner: FileOwner, plugin: FileOwner) -> int:
     """A descriptor of a user namespace with the mapping. The kernel needs one; no program runs in it."""
-    wait_r, wait_w = os.pipe2(os.O_CLOEXEC)
+    stack = ctypes.create_string_buffer(_STACK_BYTES)
+    top = ctypes.c_void_p(ctypes.addressof(stack) + _STACK_BYTES)
+    # The child runs nothing but sleep(). A line of Python might wait there for ever: to hand the interpreter
+    # lock to a thread that wanted it in the parent, and that the child does not have.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        pid = int(libc.syscall(numbers.clone, signal.SIGCHLD | _CLONE_NEWUSER, 0, 0, 0, 0))
-        if pid == 0:
-            try:
-                os.close(wait_w)
-                os.read(wait_r, 1)  # until the parent has opened the namespace, or is dead
-            finally:
-                os._exit(0)
+        flags = signal.SIGCHLD | _CLONE_NEWUSER
+        pid = int(libc.clone(libc.sleep, top, flags, ctypes.c_void_p(_NAMESPACE_SECONDS)))
         code = ctypes.get_errno()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(wait_r)
+    if pid < 0:
+        raise IdmapUnavailable("make a user namespace", code)
     try:
-        if pid < 0:
-            raise IdmapUnavailable("make a user namespace", code)
-        try:
-            # id in the filesystem, id in the kernel, count
-            write_once(f"/proc/{pid}/uid_map", f"{owner.uid} {plugin.uid} 1\n")
-            write_once(f"/proc/{pid}/gid_map", "".join(_groups(owner.gid, plugin.gid)))
-            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise IdmapUnavailable("write the mapping", error.errno or errno.EIO) from None
+        # id in the filesystem, id in the kernel, count
+        write_once(f"/proc/{pid}/uid_map", f"{owner.uid} {plugin.uid} 1\n")
+        write_once(f"/proc/{pid}/gid_map", "".join(_groups(owner.gid, plugin.gid)))
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise IdmapUnavailable("write the mapping", error.errno or errno.EIO) from None
     finally:
-        os.close(wait_w)
-        if pid > 0:
-            os.waitpid(pid, 0)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _groups(owner: int, plugin: int, path: str = "/proc/self/gid_map") -> Iterator[str]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PACKAGES = "packages"  # beside the folder of all states: checked copies of packages, one for each launch
 UNPACKED = "unpacked"  # beside it too: packages that were given as a tar
+IMPORTED = "imported"  # and packages of a control plane
 RECORDS = ".manifests"  # beside an ordinary user's states: a file for each, with the path of its manifest
 
 _MOST_DATED = 1000  # files that `last_used` looks at

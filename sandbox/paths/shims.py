@@ -42,7 +42,7 @@ def manager_of(path: str) -> str:
 
 
 def remedy(name: str, manager: str) -> str:
-    return f"write the program's own path in the manifest; '{manager} which {name}' prints it"
+    return f"name the program by its own path; '{manager} which {name}' prints it"
 
 
 def target_of(path: str, manager: str, directory: str, environ: Mapping[str, str]) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any
 from tests.conftest import ROOT, SPARE_UID, SYSTEM_PATH, Caller
 
 PROBE = ROOT / "tests/plugins/probe/probe.py"
+ACTS = ROOT / "sandbox/attacks/probe.py"
 # The uid of root's controls, in place of the leased uid root's runner would use. No account has it.
 STAND_IN_UID = SPARE_UID + 2
 
@@ -222,6 +223,8 @@ def make_cage(caller: Caller, folder: Path) -> ProbeCage:
     """Put the probe in a plugin folder that belongs to the caller."""
     shutil.copyfile(PROBE, folder / "probe.py")
     (folder / "probe.py").chmod(0o755)
+    shutil.copyfile(ACTS, folder / "acts.py")
+    (folder / "acts.py").chmod(0o644)
     (folder / "open").mkdir()
     (folder / "open").chmod(0o777)
     caller.give(folder)

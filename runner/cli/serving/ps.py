@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.serving.fleet_option import HELP as HELP_FLEET
 from runner.cli.serving.fleet_option import fleet_verb, with_fleet
 from runner.cli.serving.socket_option import add_socket, ask
-from sandbox.document.diagnostic import printable
+from runner.cli.shared.table import print_table
 from sandbox.units import format_duration
 
 if TYPE_CHECKING:
@@ -43,14 +42,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found))
         return 0
-    _print_table([_TITLES, *(_row(each) for each in found["plugins"])])
+    print_table(_TITLES, [_row(each) for each in found["plugins"]])
     return 0
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _show_fleet(args: argparse.Namespace) -> int:
@@ -62,17 +55,17 @@ def _show_fleet(args: argparse.Namespace) -> int:
         return 0
     workers = [
         (
-            *(printable(each["worker"]), printable(each["state"])),
+            *(each["worker"], each["state"]),
             format_duration(max(0, int(found["at"] - each["since"]))),
             *(f"{each['running']}/{each['slots']}", str(len(each["plugins"]))),
-            *(str(each["done"]), printable(each["reason"])),
+            *(str(each["done"]), each["reason"]),
         )
         for each in found["workers"]
     ]
     queues = [
         (
-            *(printable(each["plugin"] or "?"), each["digest"][:12], str(len(each["workers"]))),
-            *(str(each["waiting"]), str(each["begun"]), str(each["again"]), printable(each["held"])),
+            *(each["plugin"] or "?", each["digest"][:12], str(len(each["workers"]))),
+            *(str(each["waiting"]), str(each["begun"]), str(each["again"]), each["held"]),
         )
         for each in found["queues"]
     ]
@@ -82,7 +75,7 @@ def _show_fleet(args: argparse.Namespace) -> int:
         size = f"{each['bytes'] / (1 << 20):.1f} MB"
         streams.append((name, str(each["messages"]), size, f"{100 * max(shares, default=0):.0f}%"))
     for titles, rows in ((_WORKERS, workers), (_QUEUES, queues), (_STREAMS, streams)):
-        _print_table([titles, *rows])
+        print_table(titles, rows)
         print()
     return 0
 
@@ -92,6 +85,6 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
     seconds = max(0, int(time.time() - each["since"]))
     reason = "" if each["state"] == "ready" else each["reason"]
     return (
-        *(printable(each["name"]), each["state"], format_duration(seconds), each["contract"] or "?"),
-        *(str(each["sessions"]), str(each["parked"]), calls, str(each["restarts"]), printable(reason)),
+        *(each["name"], each["state"], format_duration(seconds), each["contract"] or "?"),
+        *(str(each["sessions"]), str(each["parked"]), calls, str(each["restarts"]), reason),
     )

@@ -88,6 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what clients of {PATH} see and how often they may call: docs/gateway.md",
     )
     parser.add_argument(
+        "--control",
+        metavar="FILE",
+        help="be a control plane too, with packages and bindings: its settings, docs/control.md",
+    )
+    parser.add_argument(
         "--drain", metavar="TIME", default="30s", help="for calls in flight at the end (default: 30s)"
     )
 
@@ -99,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         say(f"runner serve: {error.name} is missing; install it with pip install 'plugin-runner[serve]'")
         return EXIT["launch_failed"]
-    from runner.ledger.file import LedgerUnusable
+    from runner.ledger.sqlite_file import DatabaseUnusable
+    from runner.serve.refusal import ControlUnusable
 
     listeners: list[socket.socket] = []
     args.unlink = None
@@ -121,9 +127,13 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         return serve() if options.backend is None else fleet_verb(NAME, serve)
-    except LedgerUnusable as unusable:
+    except DatabaseUnusable as unusable:
         tell(f"{unusable}; {unusable.hint}")
         return EXIT["launch_failed"]
+    except ControlUnusable as unusable:
+        for line in str(unusable).split("\n"):
+            tell(line)
+        return USAGE_ERROR
     finally:
         _remove(args.unlink)
 
@@ -205,16 +215,21 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         "policy",
         "settings",
         "gateway_settings",
+        "control",
     )
-    for name in ("socket", "http", *files, "settings", "gateway_settings"):
+    for name in ("socket", "http", *files):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
+    if not args.config and args.control is None:
+        raise ValueError("write runner serve --config DIR|FILE, --control FILE, or both")
     try:
         drain = float(parse_limit("call", args.drain))
     except ValueError as error:
         raise ValueError(f"--drain {args.drain}: {error}") from None
-    if args.settings is not None and not os.path.isfile(args.settings):
-        raise ValueError(f"--settings {args.settings}: there is no such file")
+    for name in ("settings", "control"):
+        path = getattr(args, name)
+        if path is not None and not os.path.isfile(path):
+            raise ValueError(f"--{name} {path}: there is no such file")
     token = b"" if args.token_file is None else read_token(args.token_file)
     tls = _tls(args)
     listeners += take_sockets(os.environ)
@@ -225,7 +240,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     if args.http is not None:
         listeners.append(listen_tcp(args.http, anywhere=args.http_anywhere))
     by_tcp = any(each.family != socket.AF_UNIX for each in listeners)
-    if by_tcp and not token and args.client_ca is None:
+    if by_tcp and not token and args.client_ca is None and args.control is None:
         raise ValueError(
             "--http: requests by TCP need a token or a certificate; give --token-file FILE, or --tls-cert,"
             " --tls-key and --client-ca"
@@ -248,4 +263,5 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         drain_seconds=drain,
         mount=_gateway(args.gateway_settings),
         backend=backend,
+        control=None if args.control is None else os.path.abspath(args.control),
     )

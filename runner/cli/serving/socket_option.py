@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli.serving.via import tell_error
 from runner.cli.shared.text import say
-from runner.outcome import EXIT
+from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import Client, DoorAnswer, NoDaemon, default_socket
 from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,12 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         default=default_socket(os.environ),
         help="where the daemon listens (default: %(default)s)",
+    )
+
+
+def add_token(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="ask as the org whose token is in FILE, in place of the operator"
     )
 
 
@@ -37,14 +44,30 @@ def connect(args: argparse.Namespace, verb: str) -> Client | int:
         return EXIT["launch_failed"]
 
 
-def ask(args: argparse.Namespace, verb: str, method: str, path: str) -> Any:
+def ask(
+    args: argparse.Namespace,
+    verb: str,
+    method: str,
+    path: str,
+    document: Any = None,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
     """The answer as JSON, or the exit status of a failure, which was printed."""
+    given = dict(headers or {})
+    if getattr(args, "token_file", None) is not None:
+        from runner.serve.peer import read_token
+
+        try:
+            given["Authorization"] = f"Bearer {read_token(args.token_file).decode()}"
+        except ValueError as error:
+            say(printable(f"runner {verb}: --token-file: {error}"))
+            return USAGE_ERROR
     client = connect(args, verb)
     if isinstance(client, int):
         return client
     with client:
         try:
-            answer: DoorAnswer = client.request(method, path)
+            answer: DoorAnswer = client.request(method, path, document, given)
             found = answer.json()
         except NoDaemon as error:
             say(printable(f"runner {verb}: {error}"))

@@ -1,4 +1,6 @@
-"""`runner package`: check the folder of a plugin before it is published, sign it, verify its signature."""
+"""`runner package`: check the folder of a plugin before it is published, sign it, verify its signature, push
+it to a registry, pull it from there, inspect it there. And packages of a daemon's control plane, which
+runner/cli/serving/packages.py asks for."""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ import sys
 import time
 from typing import Any
 
+from runner.cli.serving import packages as control
+from runner.cli.shared.registry import add_registry, given_options
 from runner.cli.shared.text import print_diagnostics, say, warn
 from runner.manifest.load import lint as lint_manifest
 from runner.outcome import EXIT, USAGE_ERROR
@@ -18,13 +22,23 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.paths.mounts import contains
 
 NAME = "package"
-HELP = "check a plugin's folder for publication, sign it, or verify its signature"
+HELP = "check and sign a plugin's folder; push it to a registry, pull it; import it into a control plane"
 EXAMPLE = "runner package verify ./my-plugin --trust /etc/runner/trusted-keys"
 MIXES_ARGUMENTS = True  # options may stand between the action and the folder
 
 SCHEMA = "runner.package.v1"
 
 _NOT_WRITTEN = 1
+USAGE = {
+    "lint": "lint DIR",
+    "sign": "sign DIR --key FILE",
+    "verify": "verify DIR --trust FILE",
+    "push": "push DIR REF",
+    "pull": "pull REF [DIR] --trust FILE (or --unsigned)",
+    "inspect": "inspect REF",
+    **control.USAGE,
+}
+NEEDS = {"sign": "--key FILE", "verify": "--trust FILE", "push": "a reference"}
 
 
 class _Refused(Exception):
@@ -40,37 +54,51 @@ class _Refused(Exception):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
-        choices=("lint", "sign", "verify"),
+        choices=tuple(USAGE),
         help="lint: all that check finds, and what is unwise to publish; sign: lint, then sign; "
-        "verify: whether a trusted key signed exactly these files",
+        "verify: whether a trusted key signed exactly these files; push: lint, then copy DIR and its "
+        "signature to the registry; pull: into the new folder DIR; inspect: what the registry has; "
+        + control.HELP,
     )
-    parser.add_argument("folder", metavar="DIR", help="the plugin's folder, with its manifest")
+    parser.add_argument(
+        "folder",
+        metavar="DIR|REF|ID",
+        nargs="?",
+        default="",
+        help="the plugin's folder, oci://HOST/NAME:TAG, or the id of a package of the control plane",
+    )
+    parser.add_argument("other", metavar="REF|DIR", nargs="?", default="", help="for push and pull")
     parser.add_argument("--key", metavar="FILE", help="for sign: the private key that runner keygen made")
     parser.add_argument(
         "--key-id", metavar="ID", default="", help="for sign: the key's name; default: that in FILE.pub"
     )
-    parser.add_argument("--trust", metavar="FILE", help="for verify: the keys that are trusted, one a line")
+    parser.add_argument(
+        "--trust", metavar="FILE", help="for verify, pull, inspect: the keys that are trusted"
+    )
+    parser.add_argument(
+        "--unsigned",
+        action="store_true",
+        help="for pull: take a package whose signature is not checked, or missing",
+    )
     parser.add_argument("--contract", help="of the manifest, if its name does not tell")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument("--deadline", metavar="TIME", default="10m", help="of a registry (default: 10m)")
+    add_registry(parser)
+    control.add_control_options(parser)
 
 
 def advice(message: str) -> str:
-    known = "use runner package lint DIR, sign DIR --key FILE, or verify DIR --trust FILE"
+    known = "use runner package " + ", ".join(USAGE.values())
     return known if "action" in message or "folder" in message or "DIR" in message else ""
 
 
 def run(args: argparse.Namespace) -> int:
-    for option, value, action in (("--key", args.key, "sign"), ("--trust", args.trust, "verify")):
-        if (value is not None) != (args.action == action):
-            told = (
-                f"{action} needs {option} FILE" if args.action == action else f"{option} belongs to {action}"
-            )
-            say(f"runner package: {told}; use runner package {action} DIR {option} FILE")
-            return USAGE_ERROR
-    if args.key_id and args.action != "sign":
-        say("runner package: --key-id belongs to sign; use runner package sign DIR --key FILE --key-id ID")
+    if fault := _usage_fault(args):
+        say(f"runner package: {fault}")
         return USAGE_ERROR
-    found, plugin = _lint(args)
+    if args.action in control.USAGE:
+        return control.run_control(args, args.folder)
+    found, plugin = ((), None) if args.action in ("pull", "inspect") else _lint(args)
     errors = sum(diagnostic.severity == "error" for diagnostic in found)
     document: dict[str, Any] = {"schema": SCHEMA, "action": args.action, "folder": args.folder, "ok": True}
     lines: list[str] = []
@@ -78,12 +106,15 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.action != "verify" and errors:
             told = "errors" if errors > 1 else "error"
-            hint = "correct what is listed" + ("; nothing was signed" if args.action == "sign" else "")
+            done = {"sign": "; nothing was signed", "push": "; nothing was pushed"}
+            hint = "correct what is listed" + done.get(args.action, "")
             raise _Refused(f"the package has {errors} {told}", hint, EXIT["manifest_invalid"], "lint")
         if args.action == "sign":
             lines = _sign(args, plugin, document)
         elif args.action == "verify":
             lines = _verify(args, plugin, found, document)
+        elif args.action != "lint":
+            lines = _transfer(args, plugin, document)
         else:
             lines = [f"{printable(args.folder)}: ok: {_plugin_name(plugin)}"]
     except _Refused as refused:
@@ -103,6 +134,46 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
+def _usage_fault(args: argparse.Namespace) -> str:
+    """Returns what is wrong with the command line, or ''."""
+    action = args.action
+    if bool(args.folder) == (action == "list"):
+        return f"use runner package {USAGE[action]}"
+    needs = {"sign": args.key, "verify": args.trust, "push": args.other or None}
+    if action in needs and needs[action] is None:
+        return f"{action} needs {NEEDS[action]}; use runner package {USAGE[action]}"
+    if action == "pull" and args.unsigned == (args.trust is not None):
+        return f"use runner package {USAGE['pull']}"
+    owners = (
+        ("--key", args.key is not None, ("sign",)),
+        ("--key-id", bool(args.key_id), ("sign",)),
+        ("--trust", args.trust is not None, ("verify", "pull", "inspect")),
+        ("--unsigned", args.unsigned, ("pull",)),
+        ("a second word", bool(args.other), ("push", "pull")),
+        *((option, value, ("push", "pull", "inspect")) for option, value in given_options(args)),
+        *control.given_control(args),
+    )
+    for option, is_given, actions in owners:
+        if is_given and action not in actions:
+            return f"{option} belongs to {actions[0]}; use runner package {USAGE[actions[0]]}"
+    return ""
+
+
+def _transfer(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:
+    from runner.cli.shared.registry import status_of
+    from runner.cli.signing.transfer import inspect_reference, pull_folder, push_folder
+
+    try:
+        if args.action == "push":
+            assert plugin is not None  # or there would be an error
+            return push_folder(args, plugin, document)
+        return (pull_folder if args.action == "pull" else inspect_reference)(args, document)
+    except PackageFault as fault:
+        raise _Refused(str(fault), fault.hint, status_of(fault), fault.rule) from None
+    except ValueError as error:
+        raise _Refused(f"--deadline: {error}", "", USAGE_ERROR, "usage") from None
+
+
 def _lint(args: argparse.Namespace) -> tuple[tuple[Diagnostic, ...], Plugin | None]:
     """Everything that is wrong with the package, and its plugin if there is exactly one."""
     from runner.package.findings import find_faults
@@ -115,12 +186,15 @@ def _lint(args: argparse.Namespace) -> tuple[tuple[Diagnostic, ...], Plugin | No
         found += (
             Diagnostic(args.folder, 0, 0, "package_several", message, "give the folder of one of them"),
         )
-    elif plugin is not None and plugin.root is None:
+    elif (
+        plugin is not None
+        and plugin.root is None
+        # Who names only a configuration does not mean everything beside it.
+        and not (args.action == "push" and os.path.isdir(args.folder))
+    ):
         message = "the manifest is a configuration for other people's programs, and no part of a package"
-        found += (
-            Diagnostic(plugin.manifest, 0, 0, "package_none", message, "there is nothing to sign here"),
-        )
-    root = args.folder if plugin is None else plugin.root
+        found += (Diagnostic(plugin.manifest, 0, 0, "package_none", message, "give the folder of a plugin"),)
+    root = args.folder if plugin is None else plugin.root or (args.folder if args.action == "push" else None)
     if args.action != "verify" and root is not None and os.path.isdir(root):
         found += find_faults(root)
     return found, plugin

@@ -248,11 +248,14 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
         model.check(faults, XSandboxTable, data["x-sandbox"], (*server.keys, "x-sandbox"), strict)
     elif host is GENERIC:
         model.check(faults, ServerTable, data, server.keys, strict)
-    if server.fault and not faults.failed:
-        no_command = server.fault.startswith("has no ") and not server.argv and isinstance(data, dict)
+    entry = data if isinstance(data, dict) else {}
+    no_command = server.fault.startswith("has no ") and not server.argv and isinstance(data, dict)
+    # The model has reported values that are no text.
+    untold = no_command and all(isinstance(entry.get(key, ""), str) for key in ("command", "url"))
+    if server.fault and (untold or not faults.failed):
         rule = "command_missing" if no_command else "entry_invalid"
         keys = server.command_keys if no_command else server.keys
-        near = nearest("command", data) if no_command and isinstance(data, dict) else ""
+        near = nearest("command", entry) if no_command and "command" not in entry else ""
         keys = (*server.keys, near) if near else keys
         hint = f"did you mean 'command' by {quoted(near)}?" if near else ""
         faults.error(keys, rule, f"the server {server.fault}", hint)

@@ -1,4 +1,5 @@
-"""runner install: fetch the packages of npx and uvx commands once, so that they start from a store."""
+"""runner install: fetch the packages of npx and uvx commands, or a package of an OCI registry, once, so that
+they start from a store."""
 
 from __future__ import annotations
 
@@ -10,8 +11,18 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from runner.cli.shared.registry import (
+    access_of,
+    add_registry,
+    given_options,
+    say_fault,
+    signature_text,
+    status_of,
+    trust_of,
+)
 from runner.cli.shared.text import print_diagnostics, say
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.plugin import PLUGIN_PREFIX
@@ -24,9 +35,11 @@ if TYPE_CHECKING:
     from runner.install.registry import Registries
     from runner.install.request import Request
     from runner.install.store import Installed, Store
+    from runner.oci.stored import StoredPackage
+    from runner.plugin import Plugin
 
 NAME = "install"
-HELP = "fetch the packages of npx and uvx servers once, and start them from a store from then on"
+HELP = "fetch the packages of npx and uvx servers, or oci://… packages, once, and start them from a store"
 EXAMPLE = "runner install ~/.cursor/mcp.json"
 PASSES_ARGUMENTS = True
 SCHEMA = "runner.install.v1"
@@ -43,8 +56,10 @@ program, without the network."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _ABOUT.format(help=HELP)
-    parser.usage = f"{parser.prog} [options] FILE | -- COMMAND [ARGS]"
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a host's configuration")
+    parser.usage = f"{parser.prog} [options] FILE | oci://HOST/NAME:TAG | -- COMMAND [ARGS]"
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="a host's configuration, or oci://HOST/NAME:TAG"
+    )
     parser.add_argument(
         "--server",
         metavar="NAME",
@@ -76,6 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="4G",
         help="that a fetch may use, with the cache of earlier ones (default: 4G)",
     )
+    add_registry(parser)
+    parser.add_argument(
+        "--downgrade",
+        action="store_true",
+        help="with --update: a tag may give an older version, or another plugin",
+    )
 
 
 class Wanted(NamedTuple):
@@ -106,6 +127,8 @@ def _act(args: argparse.Namespace) -> int:
         return _remove(_named(stores, args.remove))
     if args.update is not None:
         return _update(_named(stores, args.update), args)
+    if _is_reference(args.file):
+        return _install_reference(args, Store(main_store_root(os.environ)), args.file)
     return _install(Store(main_store_root(os.environ)), _wanted(args), args)
 
 
@@ -116,9 +139,13 @@ def _told(act: Callable[[], int]) -> int:
     from runner.install.registry import RegistryFault
     from runner.install.request import UnusableSpec
     from runner.install.store import BadContent, StoreRefused
+    from runner.package.fault import PackageFault
 
     try:
         return act()
+    except PackageFault as fault:
+        say_fault("install", fault)
+        return status_of(fault)
     except DocumentError as error:
         print_diagnostics(error.diagnostics)
         return EXIT["manifest_invalid"]
@@ -149,10 +176,18 @@ def _usage_fault(args: argparse.Namespace) -> str:
         return "--list, --update, --remove and --verify take no configuration and no command"
     if not any(actions) and subjects != 1:
         return "name a configuration, or write a command behind --, as in runner install -- npx -y PACKAGE"
-    if args.server and not args.file:
+    if args.server and (not args.file or _is_reference(args.file)):
         return "--server goes with a configuration"
     if args.scripts and args.update is None and any(actions):
         return "--scripts goes with an installation or --update"
+    if args.downgrade and args.update is None:
+        return "--downgrade goes with --update"
+    if (
+        any(given for _, given in given_options(args))
+        and args.update is None
+        and not _is_reference(args.file)
+    ):
+        return "--ca, --plain-http and --allow-host go with oci://… and with --update"
     for limit in ("deadline", "disk"):
         try:
             parse_limit(limit, getattr(args, limit))
@@ -349,6 +384,86 @@ def _install_all(
     return status
 
 
+# --- packages of OCI registries -----------------------------------------------------------------------------
+
+
+def _is_reference(word: str | None) -> bool:
+    return word is not None and word.startswith("oci://")
+
+
+def _install_reference(args: argparse.Namespace, store: Store, word: str) -> int:
+    """Raises PackageFault."""
+    from runner.oci.reference import parse_reference
+    from runner.oci.stored import find_set
+
+    reference = parse_reference(word)
+    if find_set(reference, store) is not None:
+        say(f"{reference} is installed already; --update asks the registry again", sys.stdout)
+        return EXIT["ok"]
+    access = access_of(args)
+    say(f"{reference} will be fetched from {reference.registry}", sys.stdout)
+    if not args.yes and (refusal := _confirm("Fetch and install?")) is not None:
+        return refusal
+    trust, required = trust_of(None)
+    from runner.oci.client import wait_for
+    from runner.oci.fetch import fetch
+
+    tell = partial(say, stream=sys.stdout)
+    package = wait_for(
+        lambda: fetch(reference, store, trust=trust, required=required, access=access, tell=tell)
+    )
+    say(f"  installed {printable(package.plugin.id)} {printable(package.plugin.version)}", sys.stdout)
+    say(f"  signature: {signature_text(package.signature, trust)}", sys.stdout)
+    if reference.tag:
+        say(
+            f"  pinned to {package.digest}; it stays so until runner install --update {reference}", sys.stdout
+        )
+    return EXIT["ok"]
+
+
+def _update_reference(args: argparse.Namespace, store: Store, request: Request) -> int:
+    """Raises PackageFault."""
+    from runner.oci.reference import parse_reference
+
+    access, reference = access_of(args), parse_reference(request.packages[0])
+    trust, required = trust_of(None)
+    status = EXIT["ok"]
+    from runner.oci.client import call_in_main, wait_for
+    from runner.oci.fetch import fetch
+    from runner.oci.stored import find_stored
+
+    before = find_stored(reference, store)
+
+    def accept(old: StoredPackage | None, plugin: Plugin, digest: str) -> bool:
+        nonlocal status
+        if old is None or old.digest == digest:
+            return True
+        say(f"{reference}: {old.plugin.version} -> {plugin.version}, {old.digest} -> {digest}", sys.stdout)
+        refusal = None if args.yes else call_in_main(lambda: _confirm("Update?"))
+        status = EXIT["ok"] if refusal is None else refusal
+        return refusal is None
+
+    now = wait_for(
+        lambda: fetch(
+            reference,
+            store,
+            trust=trust,
+            required=required,
+            access=access,
+            update=True,
+            older=args.downgrade,
+            accept=accept,
+            tell=partial(say, stream=sys.stdout),
+        )
+    )
+    if status == EXIT["ok"]:
+        same = before is not None and before.path == now.path
+        say(f"{reference}: {'nothing newer' if same else 'updated'}", sys.stdout)
+        with store.changing(lambda text: say(text, sys.stdout)):
+            store.remove_unused()
+    return status
+
+
 class Progress:
     """Which of several is under way: a bar on a terminal, a line elsewhere."""
 
@@ -409,7 +524,8 @@ def _list(stores: Sequence[Store], *, as_json: bool) -> int:
         sys.stdout.write(json.dumps({"schema": SCHEMA, "installed": rows}, indent=2) + "\n")
         return EXIT["ok"]
     for store, each in found:
-        mend = shlex.join(("runner", "install", "--", *each.request.command))
+        marks = () if each.request.registry == "oci" else ("--",)
+        mend = shlex.join(("runner", "install", *marks, *each.request.command))
         gone = "" if store.has(each.set_name) else f"; its files are gone: {mend}"
         say(f"{printable(str(each.request))}: {_versions(each)}{gone}", sys.stdout)
     if not found:
@@ -464,7 +580,13 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
     status = EXIT["ok"]
     limits = FetchLimits(args.deadline, args.disk)
     for store, installed in named.items():
-        old = [each for each in installed if each.request.unpinned or args.update]
+        chosen = [each for each in installed if each.request.unpinned or args.update]
+        for each in chosen:
+            if each.request.registry == "oci":
+                status = max(status, _told(partial(_update_reference, args, store, each.request)))
+        old = [each for each in chosen if each.request.registry != "oci"]
+        if not old:
+            continue
         sources = _sources([each.request for each in old])
         with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
             for number, each in enumerate(old, 1):

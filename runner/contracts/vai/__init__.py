@@ -8,7 +8,15 @@ from sandbox.speed.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.contracts.contract import Choice, LaunchFault, Layout, PackageRules, PreparedCalls, Takes
+    from runner.contracts.contract import (
+        Bindings,
+        Choice,
+        LaunchFault,
+        Layout,
+        PackageRules,
+        PreparedCalls,
+        Takes,
+    )
     from runner.plugin import Plugin
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -114,6 +122,12 @@ class VaiContract(Contract):
         from runner.contracts.vai.cage import exports_asked
 
         return exports_asked(plugin)
+
+    @property
+    def bindings(self) -> Bindings:
+        from runner.contracts.vai import binding
+
+        return binding
 
     @property
     def package_rules(self) -> PackageRules:

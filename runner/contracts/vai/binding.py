@@ -17,10 +17,11 @@ export and scope. The one of the call's project goes before the one of its org, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from runner.contracts.vai.declared import DeclaredExport, Permissions, declared_by
+from runner.contracts.contract import BoundExport
+from runner.contracts.vai.declared import PLURAL, DeclaredExport, Permissions, declared_by
 from runner.manifest.faults import Faults
 from runner.manifest.table import Table
 from runner.plugin import Plugin
@@ -28,6 +29,8 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean,
 from sandbox.document.read import parse
 from sandbox.spec import KeyPath
 from sandbox.speed.value import NamedTuple
+
+Found = TypeVar("Found")
 
 # Rules of diagnostics that mean something other than an unusable binding.
 SECRET_MISSING = "binding_secret_missing"
@@ -119,6 +122,25 @@ def check_bindings(text: str, file: str, plugin: Plugin) -> tuple[Diagnostic, ..
     return tuple(found)
 
 
+def read_record(
+    text: str, file: str, plugin: Plugin, *, own_id: str, orgs: Mapping[str, Collection[str]]
+) -> tuple[BoundExport | None, tuple[Diagnostic, ...]]:
+    """See Bindings.read_record."""
+    try:
+        document = parse(file, text.encode("utf-8", "surrogatepass"), "json")
+    except DocumentError as error:
+        return None, error.diagnostics
+    faults, table = Faults(document), Table(document.data)
+    _warn_unknown(faults, table, _KEYS, "a binding")
+    found = _Record(faults, table, plugin, own_id, orgs).read(True, None)
+    if found is None or faults.failed:
+        return None, faults.diagnostics()
+    export = declared_by(plugin).find(found.export)
+    assert export is not None  # or it would be an error
+    scope = (found.org, found.project, found.active, found.traffic_percent, found.slots)
+    return BoundExport(found.export, PLURAL[export.kind], *scope), faults.diagnostics()
+
+
 def _read(
     faults: Faults, table: Table, plugin: Plugin, files: bool, context: Mapping[str, Any] | None
 ) -> Binding | None:
@@ -147,19 +169,14 @@ def _choose(
     if not export and len(exports) > 1:
         return None
     what = f"{plugin.id} {plugin.version}" + (f" and its export {quoted(export)}" if export else "")
-    org, project = context.get("org_id"), context.get("project_id")
-    of_org: list[Table] = []
-    of_project: list[Table] = []
-    for each in fitting:
-        scope = each.table("scope")
-        own = scope.string("project_id")
-        if (export and each.string("export_id") != export) or (org and scope.string("org_id") != org):
-            continue
-        if own is None:
-            of_org.append(each)
-        elif project in (None, own):
-            of_project.append(each)
-    found = of_project or of_org
+    org = context.get("org_id")
+    of_org = (
+        each
+        for each in fitting
+        if (not export or each.string("export_id") == export)
+        and (not org or each.table("scope").string("org_id") == org)
+    )
+    found = nearest(of_org, context.get("project_id"), lambda each: each.table("scope").string("project_id"))
     if len(found) == 1:
         return found[0]
     if not found:
@@ -172,6 +189,15 @@ def _choose(
         hint = "leave one of them, or say org_id and project_id in --context"
         faults.error(found[1].keys, "binding_invalid", message, hint)
     return None
+
+
+def nearest(
+    records: Iterable[Found], project: str | None, project_of: Callable[[Found], str | None]
+) -> list[Found]:
+    """See Bindings.nearest."""
+    by_project = [(project_of(each), each) for each in records]
+    own = [each for of, each in by_project if of and project in (None, of)]
+    return own or [each for of, each in by_project if not of]
 
 
 def narrow_export(export: DeclaredExport, binding: Binding | None) -> DeclaredExport:
@@ -215,8 +241,17 @@ def _narrow_permissions(declared: Permissions, wanted: Permissions) -> Permissio
 class _Record:
     """One binding while it is read. Each step may add faults."""
 
-    def __init__(self, faults: Faults, table: Table, plugin: Plugin) -> None:
-        self.faults, self.table, self.plugin = faults, table, plugin
+    def __init__(
+        self,
+        faults: Faults,
+        table: Table,
+        plugin: Plugin,
+        own_id: str = "",
+        orgs: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        """`own_id`: if the record has none. `orgs`: the known ones, with references to their secrets; None:
+        nobody has a list of them."""
+        self.faults, self.table, self.plugin, self.own_id, self.orgs = faults, table, plugin, own_id, orgs
 
     def read(self, files: bool, context: Mapping[str, Any] | None) -> Binding | None:
         binding = self._identity(context)
@@ -243,7 +278,7 @@ class _Record:
     def _identity(self, context: Mapping[str, Any] | None) -> Binding | None:
         """The binding's own id, the package, its version and the export."""
         plugin = self.plugin
-        own = self._text("binding_id")
+        own = self.own_id if self.own_id and "binding_id" not in self.table else self._text("binding_id")
         known = (("package_id", plugin.id, "the package is"), ("package_version", plugin.version, "it has"))
         for key, expected, fact in known:
             found = self._text(key)
@@ -277,6 +312,9 @@ class _Record:
             if asked and bound and asked != bound:
                 message = f"the call is for {key} {quoted(str(asked))}, and the binding for {quoted(bound)}"
                 self._error(scope.at(key), message, f"leave {key} out of --context, or use another binding")
+        if self.orgs is not None and not self.faults.failed and org not in self.orgs:
+            hint = "the operator adds orgs to the settings of the control plane"
+            self._error(scope.at("org_id"), f"there is no org {quoted(org)}", hint)
         return {"org": org, "project": project}
 
     def _config(self, export: DeclaredExport, files: bool) -> dict[str, Any]:
@@ -316,6 +354,10 @@ class _Record:
             elif found["org"] != org:
                 message = f"the slot {quoted(slot)} refers to the org {quoted(found['org'])}"
                 self._error(table.at(slot), message, f"the scope is {quoted(org)}: use a secret of that org")
+            elif self.orgs is not None and value not in self.orgs[org]:
+                message = f"the org {quoted(org)} has no secret {quoted(found['name'])}"
+                hint = "the operator adds secrets to the settings of the control plane"
+                self.faults.error(table.at(slot), SECRET_MISSING, message, hint)
 
     def _status(self, *, calling: bool) -> dict[str, Any]:
         status = self._text("status")

@@ -25,7 +25,7 @@ _EFFECTIVE = "effective"
 _INACTIVE = "inactive"
 _OS = "os"
 _ARCH = "arch"
-_PLURAL = {"tool": "tools", "hook": "hooks", "compactor": "compactors", "harness": "harnesses"}
+PLURAL = {"tool": "tools", "hook": "hooks", "compactor": "compactors", "harness": "harnesses"}
 
 
 class Permissions(NamedTuple):
@@ -75,7 +75,7 @@ class Declared(NamedTuple):
 
 def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return (
-        *((_PLURAL[kind], tuple(e.id for e in declared.exports if e.kind == kind)) for kind in KINDS),
+        *((PLURAL[kind], tuple(e.id for e in declared.exports if e.kind == kind)) for kind in KINDS),
         *((_EXPORT + export.id, (_encode(export),)) for export in declared.exports),
         (_CHOSEN, (declared.chosen,)),
         (_EFFECTIVE, () if declared.effective is None else (_encode(declared.effective),)),

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from runner.launch.advice.clues import Clues, PathClue, read_answer_clues, read_clues
-from runner.launch.advice.places import CagePlaces
+from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.outcome import ITS_ANSWER, Advice, AdviceKind
 from sandbox.network.rules import parse_rule
@@ -43,7 +43,7 @@ def advise(
         *_unresolved(scene, clues, _ITS_STDERR),
         *_unresolved(scene, answered, ITS_ANSWER),
         # Before those of stderr, which may name the same: these are shown for a call that failed, too.
-        *(each for each in _PathAdvice(scene, mounts).of_text(answered.paths, ITS_ANSWER) if each.option),
+        *_PathAdvice(scene, mounts).of_text(answered.paths, ITS_ANSWER),
         *paths.of_text(clues.paths, _ITS_STDERR),
         *paths.of_words(scene.mentions),
         *_variables(scene, clues.names),
@@ -135,8 +135,8 @@ class _PathAdvice(CagePlaces):
                 continue  # many programs start messages with their own name
             if self.is_shown(path):
                 guard = next((each for each in scene.guarded if contains(each, path)), None)
-                if clue.read_only and guard is not None:
-                    yield from self._guarded(guard)
+                if guard is not None and (clue.read_only or clue.mounted):
+                    yield from self._guarded(guard, wanted)
                 elif clue.read_only and not self.is_writable(path):
                     yield from self._read_only(path, wanted, inside)
             elif self._is_above_a_mention(path) and self.denial(path, "read"):
@@ -144,10 +144,14 @@ class _PathAdvice(CagePlaces):
             elif self.exists(path):
                 yield from self._advice(path, "write" if clue.written else "read", f"{text} names")
             elif clue.read_only and self.is_folder(folder := os.path.dirname(path)):
-                if self.denial(folder, "write") or any(contains(folder, own) for own in scene.own):
+                held = any(contains(folder, own) for own in scene.own)
+                if text != ITS_ANSWER and (held or self.denial(folder, "write")):
                     yield from self._missing(path, wanted.replace("write", "make"))
                 else:
                     yield from self._advice(folder, "write", inside)
+            elif text == ITS_ANSWER and self._is_hidden(folder := os.path.dirname(path)):
+                # It may have wanted to make the file, or it was given a wrong name: the least that helps.
+                yield from self._advice(folder, "read", inside)
 
     def of_words(self, mentions: Iterable[Mention]) -> Iterator[Advice]:
         for who, word in mentions:
@@ -164,6 +168,10 @@ class _PathAdvice(CagePlaces):
                 yield from (advice for advice in found if advice.option)
             elif _is_plain(word) and self.is_folder(os.path.dirname(folder)):
                 yield from self._missing(folder, f"{who} names a file in")
+
+    def _is_hidden(self, folder: str) -> bool:
+        """Whether this folder exists, is not in the cage, and is narrow enough to be proposed."""
+        return self.is_folder(folder) and not self.is_shown(folder) and folder not in WIDE_PATHS
 
     def _is_above_a_mention(self, path: str) -> bool:
         """Whether a word that the plugin was given is a path below this one, in a folder that can be
@@ -188,9 +196,9 @@ class _PathAdvice(CagePlaces):
         told = f"{who} names {path} by a relative path, and it did not start in"
         yield from self._advice(scene.directory, "read", told)
 
-    def _guarded(self, guard: str) -> Iterator[Advice]:
+    def _guarded(self, guard: str, wanted: str) -> Iterator[Advice]:
         remedy = "no option lets it write there: make or change it outside of the cage"
-        yield Advice("write", f"it wanted to write {guard}, which stays read-only: {GUARDED}; {remedy}")
+        yield Advice("write", f"{wanted} {guard}, which stays read-only: {GUARDED}; {remedy}")
 
     def _missing(self, folder: str, who: str) -> Iterator[Advice]:
         """A folder that does not exist on the host either, and has to before it can be granted."""

@@ -48,8 +48,11 @@ _PLACE = re.compile(r":\d+(?::\d+)?$")  # of a source line
 _FILE_ERROR = re.compile(
     r"ENOENT|EACCES|EPERM|EROFS|ENOTDIR|[Nn]o such file|[Pp]ermission ?[Dd]enied|PermissionError"
     r"|FileNotFound|[Oo]peration not permitted|[Rr]ead-only file ?system"
+    r"|EBUSY|[Rr]esource busy"
 )
 _READ_ONLY = re.compile(r"EROFS|[Rr]ead-only file ?system")
+# A file or folder that is mounted cannot be replaced by another one.
+_MOUNTED = re.compile(r"EBUSY|[Rr]esource busy")
 _REFUSED = re.compile(r"EACCES|EPERM|[Pp]ermission denied|[Oo]peration not permitted")
 _WRITING = re.compile(
     r"\b(?:mkdir|write|writing|create|creating|unlink|remove|rename|rmdir|copyfile|touch|save|saving)", re.I
@@ -67,6 +70,7 @@ class PathClue(NamedTuple):
     paths: tuple[str, ...]  # readings of one word, each absolute or starting with ~/, longest first
     written: bool = False  # its line says that it could not be written
     read_only: bool = False  # its line says that the filesystem is read-only
+    mounted: bool = False  # its line says that it is busy, as what is mounted is
 
 
 class Clues(NamedTuple):
@@ -127,6 +131,7 @@ def _paths(line: str) -> list[PathClue]:
     if written:
         sources = [source for _, source in _SOURCE.findall(line)]
         words = [word for word in words if word not in sources]
+    mounted = bool(_MOUNTED.search(line))
     found: list[PathClue] = []
     for word in words:
         path = word.removeprefix("file://")
@@ -136,5 +141,5 @@ def _paths(line: str) -> list[PathClue]:
         plain = path.rstrip(".:")
         readings = dict.fromkeys((path, plain, _PLACE.sub("", plain)))
         if kept := tuple(each for each in readings if each not in ("/", "~/", "~", "")):
-            found.append(PathClue(kept, written, read_only))
+            found.append(PathClue(kept, written, read_only, mounted))
     return found

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-TOPICS = 150
+TOPICS = 90
 BYTES = 1 << 20
 QUESTIONS = 30
 

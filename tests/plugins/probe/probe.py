@@ -2,7 +2,8 @@
 """Tries one forbidden act and prints the result: probe.py ATTACK [ARGUMENT …]
 
 Prints one JSON document: {"done": value} or {"refused": "EACCES"}. The same program runs inside the cage and,
-as the control, outside of it. Adding an attack is adding a function.
+as the control, outside of it. The acts of the project's list (sandbox/attacks/probe.py) are beside it, as
+acts.py; here are those that only tests make. Adding one is adding a function.
 """
 
 import ctypes
@@ -11,23 +12,13 @@ import fcntl
 import json
 import os
 import resource
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def call(number, *arguments):
-    """Make a system call with 64-bit arguments."""
-    result = libc.syscall(ctypes.c_long(int(number)), *(ctypes.c_ulong(a & (1 << 64) - 1) for a in arguments))
-    if result < 0:
-        raise OSError(ctypes.get_errno(), "")
-    return result
 
 
 # --- files ---
@@ -49,16 +40,6 @@ def exists(path):
 def write(path):
     with open(path, "ab") as file:
         file.write(b"planted")
-    return True
-
-
-def open_to_read(path):
-    os.close(os.open(path, os.O_RDONLY))
-    return "opened"
-
-
-def open_to_write(path):
-    os.close(os.open(path, os.O_WRONLY))
     return True
 
 
@@ -121,16 +102,6 @@ def mounts():
     """Mount point and options of every mount."""
     with open("/proc/self/mountinfo") as file:
         return [(line.split()[4], line.split()[5].split(",")) for line in file]
-
-
-def free_space(path):
-    held = os.statvfs(path)
-    return held.f_blocks * held.f_frsize
-
-
-def make_node(path):
-    os.mknod(path, 0o600 | 0o020000, os.makedev(1, 1))  # /dev/mem
-    return True
 
 
 def set_user_id(path):
@@ -229,11 +200,6 @@ def ids():
     return [os.getresuid(), os.getresgid(), os.getgroups()]
 
 
-def become(uid):
-    os.setresuid(int(uid), int(uid), int(uid))
-    return True
-
-
 def exhaust_inotify():
     """Take every inotify instance there is, then wait."""
     taken = []
@@ -269,17 +235,6 @@ def descriptors(pid):
     return found
 
 
-def through_descriptors(pid, path):
-    """Reach `path` from any descriptor of `pid`, as from a directory that was left open."""
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            with open(f"/proc/{pid}/fd/{name}/{path}", "rb") as file:
-                return file.read(4096).decode("latin-1")
-        except OSError:
-            continue
-    raise FileNotFoundError(errno.ENOENT, "")
-
-
 def reopened(pid):
     """Which descriptors of `pid` can be reopened, without the standard streams."""
     found = []
@@ -301,89 +256,7 @@ def words(*arguments):
     return list(arguments)
 
 
-def echo_input():
-    return sys.stdin.read()
-
-
 # --- the kernel ---
-
-
-def system_call(number, *arguments):
-    call(number, *(int(a, 0) for a in arguments))
-    return True
-
-
-def large_attribute(way, size):
-    """An access control list of so many bytes, on a file of its own."""
-    users = [(2, 7, os.getuid())] * ((int(size) - 36) // 8)
-    entries = [(1, 7, -1), *users, (4, 7, -1), (16, 7, -1), (32, 7, -1)]
-    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
-    with open(f"/tmp/attribute-{os.getpid()}", "w") as file:
-        try:
-            target = file.fileno() if way == "descriptor" else file.name
-            os.setxattr(target, "system.posix_acl_access", value, follow_symlinks=way != "link")
-            return len(value)
-        finally:
-            os.unlink(file.name)
-
-
-def option(family, kind, level, name, value, length):
-    """Set an option of a new socket to a value in hexadecimal, with zeroes behind it."""
-    with socket.socket(int(family), int(kind)) as one:
-        one.setsockopt(int(level), int(name), bytes.fromhex(value).ljust(int(length), b"\0"))
-    return True
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
-
-
-def socket_filter():
-    program = _Program(1, struct.pack("<HBBI", 6, 0, 0, 0xFFFF))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, 26, bytes(program))  # SO_ATTACH_FILTER
-    return True
-
-
-def listener_of_a_filter(number):
-    """SECCOMP_FILTER_FLAG_NEW_LISTENER, for a filter that allows everything, in a child."""
-    child = os.fork()
-    if child == 0:
-        libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-        program = _Program(1, struct.pack("<HBBI", 6, 0, 0, 0x7FFF0000))
-        made = libc.syscall(ctypes.c_long(int(number)), 1, 8, ctypes.byref(program))
-        os._exit(0 if made >= 0 else ctypes.get_errno())
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code:
-        raise OSError(code, "")
-    return True
-
-
-def poll_many(count):
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if libc.poll((ctypes.c_uint64 * int(count))(), ctypes.c_ulong(int(count)), 0) < 0:
-        raise OSError(ctypes.get_errno(), "")
-    return True
-
-
-def huge_memory_file():
-    os.close(os.memfd_create("huge", 4))  # MFD_HUGETLB
-    return True
-
-
-def unshare(flags):
-    if libc.unshare(int(flags, 0)) < 0:
-        raise OSError(ctypes.get_errno(), "")
-    return True
-
-
-def clone(number, flags):
-    pid = call(number, int(flags, 0) | signal.SIGCHLD, 0, 0, 0, 0)
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return True
 
 
 def type_into_terminal(high):
@@ -401,84 +274,17 @@ def open_terminal():
     return True
 
 
-def ptrace_child(number):
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-    try:
-        call(number, 0x4206, pid, 0, 0)  # PTRACE_SEIZE
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return True
-
-
-def ptrace_init(number):
-    call(number, 0x4206, 1, 0, 0)
-    return True
-
-
 def memory_of(pid):
     with open(f"/proc/{pid}/mem", "rb") as file:
         return len(file.read(0))
 
 
-def process_memory(number):
-    """process_vm_readv on a child."""
-    secret = ctypes.create_string_buffer(b"secret", 6)
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-    local = ctypes.create_string_buffer(6)
-    here = (ctypes.c_void_p * 2)(ctypes.addressof(local), 6)
-    there = (ctypes.c_void_p * 2)(ctypes.addressof(secret), 6)
-    try:
-        call(number, pid, ctypes.addressof(here), 1, ctypes.addressof(there), 1, 0)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return local.raw.decode()
-
-
-def steal_descriptor(number):
-    pid = os.fork()
-    if pid == 0:
-        signal.pause()
-    try:
-        call(number, os.pidfd_open(pid), 0, 0)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return True
-
-
-def add_key(number, name):
-    text = ctypes.create_string_buffer(b"user")
-    description = ctypes.create_string_buffer(name.encode())
-    payload = ctypes.create_string_buffer(b"canary", 6)
-    pointers = (ctypes.addressof(p) for p in (text, description, payload))
-    return call(number, *pointers, 6, -3)  # the session keyring
-
-
 def find_key(number, name):
     text = ctypes.create_string_buffer(b"user")
     description = ctypes.create_string_buffer(name.encode())
-    return call(number, 10, -3, ctypes.addressof(text), ctypes.addressof(description), 0)  # KEYCTL_SEARCH
-
-
-def session_keyring(number):
-    return call(number, 0, -3, 0, 0, 0)  # KEYCTL_GET_KEYRING_ID
-
-
-def int_0x80():
-    """getpid by int 0x80, the entry of 32-bit programs (x86 only)."""
-    import mmap
-
-    code = b"\x53\xb8\x14\x00\x00\x00\xcd\x80\x5b\xc3"  # push rbx; mov eax, 20; int 0x80; pop rbx; ret
-    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    page.write(code)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-    return ctypes.CFUNCTYPE(ctypes.c_int)(address)() == os.getpid()
+    return _acts().call(
+        number, 10, -3, ctypes.addressof(text), ctypes.addressof(description), 0
+    )  # KEYCTL_SEARCH
 
 
 def run_from_memory(number):
@@ -504,34 +310,6 @@ def set_clock():
 
 
 # --- the network ---
-
-
-def family(number, kind, protocol):
-    socket.socket(int(number), int(kind), int(protocol)).close()
-    return True
-
-
-def connect(host, port):
-    with socket.create_connection((host, int(port)), timeout=5) as link:
-        return link.recv(64).decode()
-
-
-def connect_unix(name):
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(5)
-        link.connect("\0" + name[1:] if name.startswith("@") else name)
-        return link.recv(64).decode()
-
-
-def datagram(host, port):
-    """Send a datagram by UDP and return the reply."""
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(kind, socket.SOCK_DGRAM) as link:
-        link.connect((host, int(port)))
-        link.send(b"?")
-        if not select.select([link], [], [], 3)[0]:
-            raise TimeoutError(errno.ETIMEDOUT, "")
-        return link.recv(64).decode()
 
 
 def interfaces():
@@ -575,9 +353,19 @@ def hostname():
 ATTACKS = {name: value for name, value in globals().items() if callable(value) and not name.startswith("_")}
 
 
+def _acts():
+    """The acts of the list. Imported only by attempts that need them."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, os.path.dirname(__file__))
+    import acts
+
+    return acts
+
+
 def attempt(name, *arguments):
     try:
-        return {"done": ATTACKS[name](*arguments)}
+        act = ATTACKS.get(name) or getattr(_acts(), name)
+        return {"done": act(*arguments)}
     except OSError as error:
         return {"refused": errno.errorcode.get(error.errno, str(error))}
 

@@ -429,6 +429,21 @@ WRONG = {
         '[limits.memory]\nceiling = "1G"\n[write]\ncieling = []\n',
         ["the version is missing", "write.cieling is not a key of a policy"],
     ),
+    "one of common tables": (
+        "mine.toml",
+        '[network]\nceiling = "none"\nhots = []\n',
+        ["the version is missing", "network.hots is not a key of a policy"],
+    ),
+    "no command": (
+        "mcp.json",
+        '{"mcpServers": {"a": {"comand": "x", "x-sandbox": {"raed": []}}, "b": {"command": "", "args": 1}}}',
+        [
+            "the server has no command",
+            "the key 'raed' is unknown in 'mcpServers.a.x-sandbox'",
+            "the server has no 'command' to start",
+            "'args' has to be an array, not an integer",
+        ],
+    ),
 }
 
 

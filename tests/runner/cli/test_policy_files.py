@@ -94,6 +94,9 @@ def test_a_policy_that_a_launch_would_not_trust_is_pointed_out(
         ("nexo-plugin.toml", "version = 1\n[network]\n"),  # a contract's own name
         ("other.toml", "[plugin]\nid = 'x'\n"),
         ("other.toml", "version = 2\n[network]\n"),
+        ("other.toml", "[env]\nNAME = 'x'\nname = 'y'\n"),
+        ("other.toml", "ceiling = 'none'\n"),
+        ("other.toml", "[deny]\n"),
         ("other.toml", "version = 1\n[plugin]\n[tool]\n[network]\n"),
         ("other.json", "version = 1\n[network]\n"),
     ],

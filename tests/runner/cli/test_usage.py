@@ -197,7 +197,9 @@ def test_only_what_fits_is_offered(runner_as_user: Caller) -> None:
     assert {"--help", "--name", "etc", *contract_names()} <= completed(script, "runner", "new", "")
     assert completed(script, "runner", "new", "--name", "") == set()
     assert completed(script, "runner", "completion", "") == {"--help", "bash", "zsh", "fish"}
-    assert completed(script, "runner", "doctor", "") == {"--help", "--format", "--policy"}
+    assert completed(script, "runner", "doctor", "") == {
+        *("--help", "--format", "--policy", "--attack", "--against")
+    }
     assert completed(script, "runner", "exec", "--deadline", "") == set()
     assert completed(script, "runner", "exec", "--memory", "") == set()
 

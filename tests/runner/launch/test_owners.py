@@ -458,14 +458,14 @@ def test_mounts_stay_as_they_were(plugins: Plugins, mapping: None) -> None:
         plugins.caller,
         f"""cd {data}
         mount --bind . .; cd {data}; mount --make-shared .
-        (for try in $(seq 600); do [ -e up ] && break; sleep 0.05; done
+        (for try in $(seq 6000); do [ -e up ] && break; sleep 0.05; done
          mount -t tmpfs none sub; touch sub/late; ls sub > mounted) &
         cd /""",
     )
     told = plugins.run(
         plugins.write("writer", data),
         f"text('{data}/up', 'x')",
-        f"[__import__('time').sleep(0.05) for _ in range(600) if not os.path.exists('{data}/mounted')] and 0",
+        f"[__import__('time').sleep(.05) for _ in range(6000) if not os.path.exists('{data}/mounted')] and 0",
         f"text('{data}/mounted')",
         f"os.listdir('{data}/sub')",
     )

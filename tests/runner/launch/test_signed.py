@@ -418,7 +418,7 @@ import runner.launch.signed as signed
 import runner.package.snapshot as snapshot
 from runner.cli import main
 
-snapshot._Copy.finish = lambda copy: os.kill(os.getpid(), int(sys.argv[1]))
+snapshot.PackageCopier.finish = lambda copy: os.kill(os.getpid(), int(sys.argv[1]))
 if sys.argv[2] == "control":
     signed.unwinding_signals = lambda: contextlib.nullcontext(print)
 sys.exit(main(["exec", "--policy", sys.argv[3], sys.argv[4]]))

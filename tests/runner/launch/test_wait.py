@@ -595,7 +595,7 @@ def test_a_meter_with_a_descriptor(stubborn: Callable[..., Stubborn]) -> None:
 def test_the_launch_is_looked_at_once(stubborn: Callable[..., Stubborn]) -> None:
     cell = stubborn(runs=True)
     cell.dies_of = "end"
-    end = ending(cell, launch=0.01, deadline=0.3)
+    end = ending(cell, launch=0.01, deadline=1.0)
     assert cell.done == ["runs?", "end", "wait"]
     assert end.reason == "deadline"
     late = stubborn(runs=False)

@@ -238,6 +238,33 @@ def test_many_refusals_push_out_nothing_else(path: str, monkeypatch: pytest.Monk
     file.do(LedgerFile.prune)
     assert [row.caller for row in file.audit("refusal")] == [str(number) for number in range(29, 19, -1)]
     assert len(file.audit("grant")) == 1
+    # An org that changes its bindings again and again pushes out its own rows.
+    for caller in ("uid:0", *["org:alpha"] * 30, "org:beta"):
+        file.do(LedgerFile.note, "control", caller)
+    file.do(LedgerFile.prune)
+    assert Counter(row.caller for row in file.audit("control")) == {
+        "uid:0": 1,
+        "org:alpha": 10,
+        "org:beta": 1,
+    }
+    file.close()
+
+
+def test_the_caller_with_most_bytes_loses_its_rows_first(path: str, clock: Clock) -> None:
+    file = open_file(path, clock=clock, bounds=LedgerBounds(size=1 << 20))
+
+    def add(name: str, caller: str, answer: str) -> None:
+        clock.now += 1
+        file.do(LedgerFile.accept, call(name)._replace(caller=caller, key=name))
+        file.do(LedgerFile.end, name, EndOfCall("ok", answer=answer))
+
+    add("early", "org:beta", "kept")
+    file.do(LedgerFile.note, "control", "org:beta")
+    for number in range(50):
+        add(f"large{number}", "org:alpha", "x" * 60_000)
+    rows = {row.id: row for row in file.invocations(most=1000)}
+    assert rows["early"].answer == "kept" and len(file.audit("control")) == 1
+    assert "large0" not in rows and "large49" in rows  # the control: something had to go
     file.close()
 
 
@@ -307,6 +334,36 @@ def test_a_plugin_with_many_deliveries_leaves_places_to_others(path: str, clock:
     # The control: without shares the first ones get all.
     begun = [each.delivery.plugin for each in file.do(LedgerFile.claim, 16, name)]
     assert begun == ["slow"] * 16
+    file.close()
+
+
+def test_an_org_with_many_bindings_leaves_places_and_room_to_others(path: str, clock: Clock) -> None:
+    file = open_file(path, clock=clock, bounds=LedgerBounds(size=400_000))
+
+    def enqueue(name: str, plugin: str, org: str, event: str = EVENT) -> None:
+        file.do(LedgerFile.enqueue, Delivery(name, plugin, "h", event, json.dumps({"org_id": org})))
+
+    for number in range(20):
+        enqueue(f"a{number}", f"binding:a{number}", "alpha")
+    clock.now += 1
+    enqueue("b", "binding:b", "beta")
+    begun = file.do(LedgerFile.claim, 16, names(), (), Counter())
+    orgs = Counter(json.loads(each.delivery.context)["org_id"] for each in begun)
+    assert orgs == {"alpha": 8, "beta": 1}
+    assert file.do(LedgerFile.next_due) == clock.now - 1  # of alpha, which waits for its own
+    assert file.do(LedgerFile.next_due, (), clock.now) is None
+    # The room: 100,000 bytes for all, and half of what others leave for one org.
+    large = json.dumps("x" * 9_000)
+    for number in range(5):
+        enqueue(f"large{number}", f"binding:a{number}", "alpha", large)
+    with pytest.raises(DeliveriesFull, match="its share"):
+        enqueue("more", "binding:a5", "alpha", large)
+    enqueue("room", "binding:b", "beta", large)
+    # The control: plugins of the operator's do not share.
+    for number in range(4):
+        enqueue(f"own{number}", "demo", "alpha", large)
+    with pytest.raises(DeliveriesFull, match="no room"):
+        enqueue("more", "demo", "alpha", large)
     file.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import shutil
@@ -118,8 +119,9 @@ REFUSED: dict[str, tuple[tuple[Add, ...], str]] = {
     "a hard link": ((member("a", b"x"), member("b", kind=tarfile.LNKTYPE, link="a")), "neither a file"),
     "a device": ((member("null", kind=tarfile.CHRTYPE),), "neither a file nor a folder"),
     "a FIFO": ((member("pipe", kind=tarfile.FIFOTYPE),), "neither a file nor a folder"),
-    "a name twice": ((member("a", b"x"), member("a", b"y")), "File exists"),
-    "a file as folder": ((member("a", b"x"), member("a/b", b"y")), "Not a directory"),
+    "a name twice": ((member("a", b"x"), member("a", b"y")), "'a' is there twice"),
+    "a file as folder": ((member("a", b"x"), member("a/b", b"y")), "'a/b' is there twice, or is a file and"),
+    "a folder as file": ((member("a/b", b"x"), member("a", b"y")), "'a' is there twice, or is a file and"),
     "too deep": ((member("/".join("x" * 33), b""),), "folders in each other"),
 }
 
@@ -162,6 +164,41 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, place: Path, monkeypatch
         assert names(place) == []
     (tmp_path / "cut.tar").write_bytes(whole[: 2048 + 512])  # the control: one block of the end is enough
     assert names(Path(unpack(str(tmp_path / "cut.tar")))) == ["a", "b"]
+
+
+def test_headers_that_keep_tarfile_busy_are_refused(tmp_path: Path, place: Path) -> None:
+    """tarfile takes minutes for a few MiB of these, and nothing interrupts it."""
+
+    def header(kind: bytes, data: bytes) -> bytes:
+        made = tarfile.TarInfo("x")
+        made.type, made.size = kind, len(data)
+        return made.tobuf() + data + bytes(-len(data) % 512)
+
+    def fields(count: int) -> bytes:
+        return b"".join(b"12 k%05d=v\n" % number for number in range(count))
+
+    sparse = b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n21 GNU.sparse.name=a\n25 GNU.sparse.realsize=1\n"
+    end = header(b"0", b"") + bytes(1024)
+    bad = {
+        "numbers of a sparse file": (
+            header(b"x", sparse) + header(b"0", b"40000\n" + b"1\n" * 80_000) + end,
+            "too long",
+        ),
+        "a long header": (header(b"x", b"70000 k=" + b"v" * 69_991 + b"\n") + end, "too long"),
+        "fields of one file": (header(b"x", fields(100)) + end, "more than 64 header fields"),
+        "fields of all files": (header(b"g", fields(100)) + end, "more than 64 header fields"),
+    }
+
+    def check(name: str, row: tuple[bytes, str]) -> None:
+        (tmp_path / "bad.tgz").write_bytes(gzip.compress(row[0], 1))
+        with pytest.raises(DocumentError, match=row[1]):
+            unpack(str(tmp_path / "bad.tgz"))
+        assert names(place) == []
+
+    check_rows(bad, check)
+    good = header(b"g", fields(5)) + header(b"x", fields(5)) + end
+    (tmp_path / "good.tar").write_bytes(good)  # the control
+    assert names(Path(unpack(str(tmp_path / "good.tar")))) == ["x"]
 
 
 def test_all_of_it_is_on_the_disk_before_it_has_its_name(

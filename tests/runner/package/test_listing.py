@@ -190,7 +190,7 @@ class _Meddler:
         self.path = path
         self.done = False
 
-    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...]) -> None: ...
+    def open_file(self, path: str, mode: int, folder_modes: tuple[int, ...], size: int) -> None: ...
 
     def write(self, data: bytes) -> None:
         if not self.done:

@@ -48,7 +48,7 @@ TUPLE_07 = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"ty
         (True, 1, []),
         (False, 1, ["(the value): "]),
         ({"type": "string"}, "a", []),
-        ({"type": "string"}, 1, ['(the value): it is not of type "string"']),
+        ({"type": "string"}, 1, ["(the value): it has to be a string"]),
         ({"properties": {"a/b~c": {"type": "string"}}}, {"a/b~c": 1}, ["/a~1b~0c: "]),
         ({"properties": {"\x1b": {"type": "string"}}}, {"\x1b": 1}, ["/\ufffd: "]),
         ({"items": {"type": "string"}}, [1, "a", 2], ["/0: ", "/2: "]),
@@ -67,7 +67,7 @@ TUPLE_07 = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"ty
             {"q": 1, "\x1b": 1},
             ["(the value): unknown keys: 'q', '\\x1b'"],
         ),
-        ({"oneOf": [{"type": "string"}]}, 1, ["(the value): it fits none of the schemas in 'oneOf'"]),
+        ({"oneOf": [{"type": "string"}]}, 1, ["(the value): it has to be a string"]),
         ({"oneOf": [True, True]}, 1, ["(the value): it fits more than one of the schemas in 'oneOf'"]),
         (TREE, {"left": {"right": {"n": 1}}}, []),
         (TREE, {"left": {"right": {"n": "1"}}}, ["/left/right/n: "]),
@@ -96,6 +96,45 @@ def test_faults(schema: Any, value: Any, faults: list[str]) -> None:
     assert len(found) == len(faults)
     for sentence, beginning in zip(found, faults, strict=True):
         assert sentence.startswith(beginning) and sentence.isprintable()
+
+
+_NONE_OF = "it fits none of the schemas in 'anyOf'"
+_MORE = "it has more items than its schema allows"
+
+
+@one_case(
+    ("schema", "value", "words"),
+    [
+        ({"type": ["string", "null"]}, 1, "it has to be null or a string"),
+        ({"const": {"a": "ä"}}, 1, 'it has to be {"a": "ä"}'),
+        ({"enum": ["a", 1]}, "b", 'it has to be one of "a", 1'),
+        ({"enum": list(range(11))}, "b", "it has to be one of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …"),
+        ({"minProperties": 1}, {}, "it has less than 1 key"),
+        ({"maxProperties": 0}, {"a": 1}, "it has more than 0 keys"),
+        ({"propertyNames": {"maxLength": 2}}, {"abc": 1}, 'the key "abc" is longer than 2 characters'),
+        ({"uniqueItems": True}, [1, 1], "the same item is in it twice"),
+        ({"contains": {"const": 1}}, [2], "too few or too many of its items fit the schema in 'contains'"),
+        ({"not": {"const": 1}}, 1, "it must not fit the schema in 'not'"),
+        ({"unevaluatedItems": False}, [1], _MORE),
+        ({**TUPLE_07, "additionalItems": False}, ["a", 1], _MORE),
+        # An optional argument of a server in Python.
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, 1, "it has to be a string or null"),
+        (
+            {"anyOf": [{"type": "string"}, {"enum": [1, 2]}]},
+            3,
+            f"{_NONE_OF}: it has to be a string; or it has to be one of 1, 2",
+        ),
+        ({"anyOf": [{"items": {"const": 1}}, {"type": "null"}]}, [2], _NONE_OF),
+        ({"anyOf": [{"anyOf": [{"const": 1}]}, {"type": "null"}]}, 2, _NONE_OF),
+    ],
+)
+def test_plain_words(schema: Any, value: Any, words: str) -> None:
+    assert Schema(schema).faults(value) == (f"(the value): {words}",)
+
+
+def test_a_type_that_there_is_not() -> None:
+    with pytest.raises(SchemaFault, match=r'/type: .* one of "array", "boolean", .*"string"; or '):
+        Schema({"type": "str"})
 
 
 def test_faults_do_not_repeat_the_value() -> None:
@@ -131,9 +170,9 @@ def listed(levels: int) -> Any:
 @one_case(
     ("schema", "why"),
     [
-        (None, "not of types"),
-        (5, "not of types"),
-        ([], "not of types"),
+        (None, "has to be a boolean or an object"),
+        (5, "has to be a boolean or an object"),
+        ([], "has to be a boolean or an object"),
         ({"type": "nonsense"}, "/type: "),
         ({"minLength": -1}, "/minLength: "),
         ({"multipleOf": 0}, "/multipleOf: "),
@@ -198,7 +237,7 @@ def test_a_pattern_that_is_not_linear_is_left_out_and_reported(pattern: str) -> 
     schema = Schema({"properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]})
     assert schema.unchecked == (pattern,)
     assert schema.faults({"a": "anything"}) == ()
-    assert schema.faults({"a": 1}) == ('/a: it is not of type "string"',)
+    assert schema.faults({"a": 1}) == ("/a: it has to be a string",)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +246,7 @@ def test_a_pattern_that_is_not_linear_is_left_out_and_reported(pattern: str) -> 
         ({"pattern": "^(a+)+$"}, "a" * 50_000 + "b", "does not match"),
         ({"pattern": "a[ab]{400}c"}, "ab" * 500_000, "cannot be checked"),
         (doubling(3), "a", ""),
-        (doubling(3), 1, "not of type"),
+        (doubling(3), 1, "has to be a"),
         (doubling(15), "a", "cannot be checked"),
         ({"allOf": [{"items": {"$ref": "#"}}] * 2}, listed(8), ""),
         ({"allOf": [{"items": {"$ref": "#"}}] * 2}, listed(100), "cannot be checked"),

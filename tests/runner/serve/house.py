@@ -7,7 +7,7 @@ import math
 import os
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import AuditRow
 from runner.lifecycle.supervisor import open_supervisor
 from runner.serve import listen
+from runner.serve.control.control import ControlPlane, open_control
 from runner.serve.daemon import Daemon, ServeOptions
 from runner.serve.peer import Rules
 
@@ -28,8 +29,8 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 class House:
     """A daemon in this process, and its doors."""
 
-    def __init__(self, ledger: Ledger, unix: str, tcp: int) -> None:
-        self.ledger, self.unix, self.tcp = ledger, unix, tcp
+    def __init__(self, ledger: Ledger, unix: str, tcp: int, control: ControlPlane | None = None) -> None:
+        self.ledger, self.unix, self.tcp, self.control = ledger, unix, tcp, control
 
     async def connect(
         self, *, tcp: bool = False, tls: ssl.SSLContext | None = None
@@ -100,16 +101,21 @@ async def house(
     tcp = listen.listen_tcp("127.0.0.1:0", anywhere=False)
     given = ServeOptions(
         config=(str(folder / "none"),),
-        ledger=str(folder / "ledger/ledger.db"),
         listeners=(unix, tcp),
-        **{"rules": Rules(os.geteuid(), TOKEN), **options},
+        **{"ledger": str(folder / "ledger/ledger.db"), "rules": Rules(os.geteuid(), TOKEN), **options},
     )
     with unix, tcp:
-        async with open_ledger(given.ledger, busy_seconds=0.0) as ledger, open_supervisor() as supervisor:
-            daemon = Daemon(given, supervisor, ledger, {}, say)
+        async with AsyncExitStack() as stack:
+            ledger = await stack.enter_async_context(open_ledger(given.ledger, busy_seconds=0.0))
+            supervisor = await stack.enter_async_context(open_supervisor())
+            control = None
+            if given.control is not None:
+                opened = open_control(given.control, ledger, {}, say)
+                control = await stack.enter_async_context(opened)
+            daemon = Daemon(given, supervisor, ledger, {}, say, control=control)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(daemon.run)
-                yield House(ledger, unix.getsockname(), tcp.getsockname()[1])
+                yield House(ledger, unix.getsockname(), tcp.getsockname()[1], control)
                 daemon._drain(0.0)
 
 

@@ -428,8 +428,14 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
     runner_as.give(shelf / "run")
     start = ("serve", "--config", str(shelf / "plugins"))
     at = (*start, "--socket", str(shelf / "run/serve.sock"))
+    ledger = ("--ledger", str(shelf / "run/ledger.db"))
+    control = shelf / "run/control.toml"
+    control.write_text("trusted = 'x'\n")
+    runner_as.give(control)
     rows: list[tuple[tuple[str, ...], tuple[int, str]]] = [
-        (("serve",), (2, "--config")),
+        (("serve",), (2, "--config DIR|FILE, --control FILE, or both")),
+        ((*at, "--control", str(shelf / "none")), (2, "none: there is no such file")),
+        ((*at, *ledger, "--control", str(control)), (2, "control.toml:1:1: settings_key")),
         (
             (*start, "--socket", str(open_folder / "s.sock")),
             (2, "can be written by its group or by everybody"),

@@ -53,6 +53,18 @@ async def test_an_answer_in_time_is_life(autojump_clock: trio.abc.Clock) -> None
 
 
 @pytest.mark.trio
+async def test_a_long_call_is_not_idle(autojump_clock: trio.abc.Clock) -> None:
+    async with live(after(50.0, "notes.add"), Limits(idle=20.0)) as rig:
+        await trio.sleep(10.0)
+        await rig.session.call(ADD)
+        ended = trio.current_time()
+        with pytest.raises(PluginFailure) as caught:
+            await rig.session.ended()
+        assert (caught.value.outcome.code, caught.value.outcome.phase) == ("timeout", "idle")
+        assert trio.current_time() - ended == pytest.approx(20.0, abs=0.5)
+
+
+@pytest.mark.trio
 async def test_nothing_is_asked_during_a_call(autojump_clock: trio.abc.Clock) -> None:
     async with live(after(50.0, "notes.add")) as rig:
         await trio.sleep(INTERVAL - 10)

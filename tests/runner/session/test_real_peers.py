@@ -618,8 +618,15 @@ def first_text(result: types.CallToolResult) -> str:
 
 
 @pytest.mark.trio
-@one_case("inspect", [(), ("--inspect",)], ids=["plain", "inspect"])
-@one_case("mode", ["legacy", "auto"])
+@pytest.mark.parametrize(
+    ("mode", "inspect"),
+    [
+        ("legacy", ()),
+        ("auto", ("--inspect",)),
+        pytest.param("legacy", ("--inspect",), marks=pytest.mark.broad),
+        pytest.param("auto", (), marks=pytest.mark.broad),
+    ],
+)
 async def test_the_official_client_works_through_runner_exec(
     runner_as: Caller, peers: Peers, plugin_dir: Path, tmp_path: Path, mode: str, inspect: tuple[str, ...]
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +113,31 @@ def test_a_filesystem_without_idmapped_mounts(nothing_left: None) -> None:
     os.close(fd)
     assert refused.value.errno and str(refused.value)
     assert os.listdir("/proc/self/fd") == fds
+
+
+@needs_root
+def test_other_threads_want_the_interpreter_lock(data: Path) -> None:
+    """A child of the process with a line of Python to run would wait for one of its threads, for ever."""
+    fd, interval, busy = os.open(data, os.O_PATH), sys.getswitchinterval(), True
+
+    def spin() -> None:
+        while busy:
+            pass
+
+    threads = [threading.Thread(target=spin) for _ in range(2)]
+    sys.setswitchinterval(1e-6)
+    for each in threads:
+        each.start()
+    try:
+        for _ in range(20):
+            with mapped(fd):
+                pass
+    finally:
+        busy = False
+        for each in threads:
+            each.join()
+        sys.setswitchinterval(interval)
+        os.close(fd)
 
 
 @pytest.mark.parametrize("arch", ["aarch64", "x86_64"])

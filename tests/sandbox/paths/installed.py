@@ -93,6 +93,12 @@ def packages_in(site: Path) -> None:
     write(site / "needed.py", "WORD = 'needs met'\n")
 
 
+def as_pip_leaves_it(venv: Path) -> None:
+    """For a second environment: pip itself takes longer than all the rest of a test."""
+    packages_in(venv / "lib" / VERSION / "site-packages")
+    script(venv / "bin/tool", venv / "bin/python")
+
+
 def pip_user(home: Path) -> Installed:
     pip(home, "/usr/bin/python3", "--user", wheel(home))
     write(home / ".local/share/secret", "secret")
@@ -119,7 +125,7 @@ def pipx(home: Path) -> Installed:
 
 def pipx_before_1_3(home: Path) -> Installed:
     venv = environment(home / ".local/pipx/venvs/tool")
-    pip(home, venv / "bin/python", wheel(home))
+    as_pip_leaves_it(venv)
     (home / ".local/bin").mkdir(parents=True)
     (home / ".local/bin/tool").symlink_to(venv / "bin/tool")
     return Installed("tool", environ={"PATH": f"{home}/.local/bin:{SYSTEM_PATH}"})
@@ -131,7 +137,7 @@ def uv_tool(home: Path) -> Installed:
     (pythons / "cpython-3.11-linux-x86_64-gnu").symlink_to("cpython-3.11.9-linux-x86_64-gnu")
     python = pythons / "cpython-3.11-linux-x86_64-gnu/bin" / VERSION
     venv = environment(home / ".local/share/uv/tools/tool", python)
-    pip(home, venv / "bin/python", wheel(home))
+    as_pip_leaves_it(venv)
     (home / ".local/bin").mkdir(parents=True)
     (home / ".local/bin/tool").symlink_to(venv / "bin/tool")
     return Installed(str(home / ".local/bin/tool"))

@@ -183,7 +183,7 @@ def test_mise_has_to_be_asked_where_two_versions_have_the_program(tmp_path: Path
     write(tmp_path / ".local/share/mise/installs/node/20.1.0/bin/tool", "#!/bin/sh\n", 0o755)
     with pytest.raises(ProgramFault) as refused:
         found(program.command, environ=program.environ)
-    assert refused.value.hint == "write the program's own path in the manifest; 'mise which tool' prints it"
+    assert refused.value.hint == "name the program by its own path; 'mise which tool' prints it"
 
 
 def test_a_shim_whose_program_may_not_be_shown(tmp_path: Path) -> None:

@@ -824,9 +824,7 @@ def test_a_shim_of_a_version_manager_is_skipped(plugin_dir: Path, write_file: Wr
     # Where there is no other, and where somebody names it.
     for refused in (fault("python3", path=str(shim.parent)), fault(str(shim), trusted=True)):
         assert f"a shim of {manager}, whose files are not in the cage" in str(refused)
-        assert refused.hint == (
-            f"write the program's own path in the manifest; '{manager} which python3' prints it"
-        )
+        assert refused.hint == (f"name the program by its own path; '{manager} which python3' prints it")
 
 
 def test_programs_that_only_look_like_a_shim(plugin_dir: Path, write_file: Write) -> None:

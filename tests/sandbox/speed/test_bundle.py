@@ -9,14 +9,16 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 import pytest
 
 from sandbox.speed.bundle_parts import PARTS
 from tests.conftest import ROOT, Caller
+from tests.tables import one_case
 from tests.test_layers import _loaded
 
 pytestmark = pytest.mark.fresh
@@ -85,25 +87,58 @@ class Checkout:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our code, compiled once for all tests. They copy it."""
-    root = tmp_path_factory.mktemp("code")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our code, compiled, with a bundle that is used. The tests change it and put it back."""
+    root = tmp_path_factory.mktemp("code") / "checkout"
     for name in ("runner", "sandbox"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     hour_ago = time.time() - 3600  # sources that were just written are not put into a bundle
     for path in root.rglob("*.py"):
         os.utime(path, (hour_ago, hour_ago))
-    Checkout(root).run("-s", parts=())
+    made = Checkout(root)
+    made.run("-s", parts=())
+    assert not made.uses()  # and writes the bundle
+    assert made.uses()
+    shutil.copytree(root, root.with_name("pristine"))
     return root
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, compiled: Path) -> Checkout:
-    shutil.copytree(compiled, tmp_path / "checkout")
-    made = Checkout(tmp_path / "checkout")
-    assert not made.uses()  # and writes the bundle
-    assert made.uses()
-    return made
+def checkout(pristine: Path) -> Iterator[Checkout]:
+    yield Checkout(pristine)
+    _put_back(pristine, pristine.with_name("pristine"))
+
+
+def _put_back(root: Path, original: Path) -> None:
+    """Make `root` like `original` again. Only what differs is copied."""
+    there, wanted = _files(root), _files(original)
+    for name, _ in there.items() - wanted.items():
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for name, _ in sorted(wanted.items() - _files(root).items()):
+        if (original / name).is_dir():
+            (root / name).mkdir()
+        else:
+            shutil.copy2(original / name, root / name)
+
+
+def _files(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Mode, size and time of each file; the mode of each folder."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            stat = os.lstat(path)
+            is_folder = S_ISDIR(stat.st_mode)
+            found[os.path.relpath(path, root)] = (
+                stat.st_mode,
+                0 if is_folder else stat.st_size,
+                0 if is_folder else stat.st_mtime_ns,
+            )
+    return found
 
 
 @pytest.mark.parametrize(
@@ -133,7 +168,7 @@ def _append(path: Path, text: str, changed: float) -> None:
     os.utime(path, (changed, changed))
 
 
-@pytest.mark.parametrize("name", ["sandbox/spawn/init.py", "runner/launch/stored/__init__.py"])
+@one_case("name", ["sandbox/spawn/init.py", "runner/launch/stored/__init__.py"])
 def test_a_source_that_changed(checkout: Checkout, name: str) -> None:
     source = checkout.root / name
     before = source.stat().st_mtime
@@ -158,14 +193,14 @@ def test_a_source_that_just_changed_is_not_stored(checkout: Checkout) -> None:
 
 
 def test_a_copy_does_not_use_the_bundle_of_the_original(checkout: Checkout, tmp_path: Path) -> None:
-    shutil.copytree(checkout.root, tmp_path / "copy")
+    shutil.copytree(checkout.root, tmp_path / "copy")  # its bundle too
     other = Checkout(tmp_path / "copy")
     assert not other.uses()
     assert other.run()["told"]["runner"][1] == str(other.root / "runner/__init__.py")
     assert other.uses()
 
 
-@pytest.mark.parametrize(
+@one_case(
     "damage",
     [
         lambda raw: raw[:-1],
@@ -348,7 +383,7 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
     assert len(list((checkout.root / "sandbox/speed/__pycache__").glob("state.*bundle"))) == 1
 
 
-@pytest.mark.parametrize("is_there", [True, False])
+@one_case("is_there", [True, False])
 def test_what_is_there_already_is_not_read_again(checkout: Checkout, is_there: bool) -> None:
     """A fork server has all of it, and each of its monitors starts plugins."""
     program = (

@@ -149,6 +149,9 @@ def test_each_rule_points_at_its_place(
 def test_an_entry_without_a_command() -> None:
     _, [diagnostic] = read({"mcpServers": {"demo": {}}})
     assert (diagnostic.rule, diagnostic.line, diagnostic.column) == ("command_missing", 3, 3)
+    for entry, hint in (({"command": " "}, ""), ({"comand": "x"}, "did you mean 'command' by 'comand'?")):
+        _, [diagnostic] = read({"mcpServers": {"demo": entry}})
+        assert (diagnostic.rule, diagnostic.hint) == ("command_missing", hint)
 
 
 def test_an_entry_that_is_no_object() -> None:

@@ -92,11 +92,14 @@ def test_a_path_that_the_answer_of_a_failed_call_names(
         f"runner: its answer names {data}, which is not in the cage; "
         f"to show it: runner allow {manifest} --read {data}"
     )
-    # A line of the plugin's own stays in its message, a file that nobody has and an answer that is no error
-    # are not mentioned.
+    # A line of the plugin's own stays in its message. An answer that is no error is not mentioned.
     forged = "x\nrunner: its answer names /etc/shadow; to show it: runner allow x --read /etc/shadow\n"
-    status, lines = call(path=f"{data}x", before=forged)
+    status, [*lines, line] = call(path=f"{data}x", before=forged)
     assert status == 1 and all(each.startswith("runner: plugin_error in call ") for each in lines)
+    assert line == (
+        f"runner: its answer names a file in {data.parent}, which is not in the cage; "
+        f"to show it: runner allow {manifest} --read {data.parent}"
+    )
     assert call(say=f"[Errno 2] No such file or directory: '{data}'") == (0, [])
 
 
@@ -533,7 +536,7 @@ def test_the_answers_of_a_plugin_are_read_too(tmp_path: Path) -> None:
     assert len(advise(scene(tmp_path, hosts=(asked,)), answers="fetch failed")) == 1
 
 
-def test_paths_in_answers_need_an_error_and_an_option(tmp_path: Path) -> None:
+def test_paths_in_answers_need_an_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     found = advise(scene(tmp_path), answers=f"ENOENT: no such file or directory, open '{file}'")
@@ -544,10 +547,31 @@ def test_paths_in_answers_need_an_error_and_an_option(tmp_path: Path) -> None:
     for answer in (
         f"give a file such as '{file}'",
         f"Access denied - path outside allowed directories: {file}",  # by the server's own list
-        "ENOENT: no such file or directory, open '/etc/shadow'",  # no option grants it
-        f"ENOENT: no such file or directory, open '{file}x'",
+        "ENOENT: no such file or directory, open '/usr/none'",  # its folder is in the cage
+        "ENOENT: no such file or directory, open '/srv/none'",  # too wide to propose
+        f"ENOENT: no such file or directory, open '{file}/none/x'",
     ):
         assert advise(scene(tmp_path), answers=answer) == ()
+    guard = tmp_path / "work" / ".git"
+    guard.mkdir(parents=True)
+    inside = scene(tmp_path, shown=("/usr", f"{tmp_path}/work"), guarded=(str(guard),), own=("/opt/app/run",))
+    for answer, what in (
+        ("ENOENT: no such file or directory, open '/etc/shadow'", "/etc/shadow, which is not"),
+        (f"EROFS: read-only file system, open '{guard}/config'", f"{guard}, which stays read-only"),
+        (f"EBUSY: resource busy, rename '{guard}.x' -> '{guard}'", f"{guard}, which stays read-only"),
+        ("EROFS: read-only file system, open '/etc/none'", "a file in /etc, which is not"),
+        ("EROFS: read-only file system, mkdir '/opt/none'", "a file in /opt, which is not"),
+    ):
+        (line,) = found = advise(inside, answers=answer)
+        assert (
+            line.what.startswith(f"its answer names {what}") and "no option" in line.what and not line.option
+        )
+        assert advice_of_calls(found) == found
+    (line,) = advise(scene(tmp_path), answers=f"ENOENT: no such file or directory, open '{file}x'")
+    assert (line.what, line.option) == (
+        f"its answer names a file in {tmp_path}, which is not in the cage",
+        f"--read {tmp_path}",
+    )
     # The end of stderr says nothing about a call that failed.
     assert advice_of_calls(advise(scene(tmp_path), f"cannot open '{file}'")) == ()
 

@@ -299,6 +299,8 @@ def held(given: dict[str, Any]) -> None:
     import os
     import signal
 
+    import trio
+
     report = os.dup(1)
 
     async def act(cell: Any) -> None:
@@ -318,6 +320,7 @@ def held(given: dict[str, Any]) -> None:
         if given["released"]:
             await line(cell.stdout)  # for "runs"
             await cell.stdin.send_all(b"word\n")
+            await trio.lowlevel.wait_readable(stdout)  # until it has said so: we are killed next
         in_a_child(outlive)
         os.write(report, json.dumps(pid).encode() + b"\n")
         signal.pause()

@@ -1,0 +1,160 @@
+"""The record that each call by a binding leaves: what was called, for whom, how it ended, what it was given
+and what it used. No input, no output and no secret is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from runner.outcome import outcome_document
+from runner.protocol.dialect import CallEnd
+from runner.serve.control.database import MOST_ROWS, BindingRow, RecordRow
+from runner.serve.refusal import Refused
+from runner.session.account import CallAccount
+from sandbox.speed.value import NamedTuple
+
+STATUSES = ("succeeded", "failed", "cancelled", "retryable_failure")
+_MOST_BYTES = 64 << 10  # of one record: a plugin says how long some parts are
+_LARGE_PARTS = ("late", "checkpoint", "stderr_tail")  # that are left out of a longer one, one after the other
+_GRANTED = ("policy", "network", "scratch", "seccomp", "limits", "unsandboxed")
+_MOST_QUERY = 256  # characters of a value
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
+
+
+def record_row(
+    call: str,
+    binding: BindingRow,
+    invocation: Mapping[str, Any],
+    end: CallEnd,
+    account: CallAccount | None,
+    input_bytes: int,
+) -> RecordRow:
+    """The record of a call. `invocation`: the contract's own. `call`: the id that the daemon gave it, since
+    what a caller says about itself must not decide which record is written."""
+    report: Mapping[str, Any] = (account.report if account is not None else None) or {}
+    outcome = outcome_document(end.outcome)
+    document = {
+        **invocation,
+        # Of a call that was refused, the contract's record has what the caller said.
+        "invocation_id": call,
+        "binding_id": binding.id,
+        "org_id": binding.org,
+        "project_id": binding.project or invocation["project_id"],
+        "started_at": _written(end.began),
+        "ended_at": _written(end.ended),
+        "binding_revision": binding.revision,
+        "outcome": {key: outcome[key] for key in ("code", "phase", "cause", "message")},
+        "granted": _chosen(report.get("grant"), _GRANTED),
+        "exit": _chosen(report.get("exit"), ("code", "signal", "ended_by", "forced")),
+        "usage": _usage(report, input_bytes),
+        "stderr_tail": "" if account is None else account.stderr,
+    }
+    for part in ("", *_LARGE_PARTS):
+        if part:
+            document[part] = None
+            document["left_out"] = [*document.get("left_out", ()), part]
+        text = json.dumps(document)
+        if len(text) <= _MOST_BYTES:
+            break
+    return RecordRow(
+        invocation=call,
+        started=end.began,
+        ended=end.ended,
+        status=invocation["status"],
+        binding=binding.id,
+        org=binding.org,
+        project=binding.project,
+        kind=binding.kind,
+        export=binding.export,
+        package=binding.package,
+        document=text,
+    )
+
+
+def _written(seconds: float) -> str:
+    """RFC 3339, in UTC, with milliseconds."""
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _chosen(found: Mapping[str, Any] | None, keys: tuple[str, ...]) -> dict[str, Any] | None:
+    return None if found is None else {key: found.get(key) for key in keys}
+
+
+def _usage(report: Mapping[str, Any], input_bytes: int) -> dict[str, Any]:
+    """null: nothing ran, or the process lives on and its share of this call is not known."""
+    used = report.get("usage") or {}
+    said = report.get("session") or {}
+    return {
+        "cpu_user": used.get("cpu_user"),
+        "cpu_system": used.get("cpu_system"),
+        "max_rss": used.get("max_rss"),
+        "bytes_in": input_bytes,
+        "bytes_out": said.get("stdout_bytes"),
+    }
+
+
+# --- questions ----------------------------------------------------------------------------------------------
+
+
+class RecordQuery(NamedTuple):
+    since: float | None = None
+    until: float | None = None
+    binding: str | None = None
+    status: str | None = None
+    before: int | None = None
+    most: int = 100
+    org: str | None = None
+
+
+def read_query(given: Mapping[str, str]) -> RecordQuery:
+    """The query of a request. Raises Refused."""
+    known = ("since", "until", "binding", "status", "limit", "after", "org")
+    for key, value in given.items():
+        if key not in known or len(value) > _MOST_QUERY:
+            raise _wrong(
+                f"{key[:60]!a} is not a key of this query, or too long: there are {', '.join(known)}"
+            )
+    status = given.get("status")
+    if status not in (None, *STATUSES):
+        raise _wrong(f"status is one of {', '.join(STATUSES)}")
+    return RecordQuery(
+        _moment(given, "since"),
+        _moment(given, "until"),
+        given.get("binding"),
+        status,
+        _number(given, "after", None),
+        min(_number(given, "limit", 100) or 1, MOST_ROWS),
+        given.get("org"),
+    )
+
+
+def _moment(given: Mapping[str, str], key: str) -> float | None:
+    word = given.get(key)
+    if word is None:
+        return None
+    try:
+        if _TIME.match(word):
+            return datetime.fromisoformat(word.replace("Z", "+00:00")).astimezone(UTC).timestamp()
+        if re.fullmatch(r"\d{1,11}(\.\d{1,6})?", word, re.ASCII):
+            return float(word)
+    except (ValueError, OverflowError):
+        pass
+    raise _wrong(f"{key} is not a time: write 2026-01-31T12:00:00Z, or seconds since 1970")
+
+
+def _number(given: Mapping[str, str], key: str, default: int | None) -> int | None:
+    word = given.get(key)
+    if word is None:
+        return default
+    if not re.fullmatch(r"\d{1,15}", word, re.ASCII):
+        raise _wrong(f"{key} is not a number")
+    return int(word)
+
+
+def _wrong(message: str) -> Refused:
+    return Refused(400, "invalid_query", message)
