@@ -32,7 +32,7 @@ from sandbox.policy.load import trust_fault
 from sandbox.speed.value import NamedTuple
 
 ANYONE = "anyone"  # the user where the servers ask for no name
-_API_SECONDS = 5.0
+API_SECONDS = 5.0
 _CONNECT_SECONDS = 15.0
 _CLOSE_SECONDS = 2
 _ATTEMPTS = 20  # to reach each server again
@@ -206,7 +206,7 @@ async def connect(
         for task in (connecting, refusing):
             task.cancel()
     try:
-        yield Connected(nc, nc.jetstream(timeout=_API_SECONDS), address)
+        yield Connected(nc, nc.jetstream(timeout=API_SECONDS), address)
     finally:
         await _close(nc)
 

@@ -100,6 +100,16 @@ class FleetLedger:
                 if (0 if found is None else found.revision) != last:
                     return None
 
+    async def publish(self, subject: str, document: dict[str, Any]) -> None:
+        """Publish until a server says that it is stored."""
+        raw = json.dumps(document).encode()
+        while True:
+            try:
+                await self._js.publish(subject, raw)
+                return
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(_PAUSE_SECONDS)
+
     async def publish_once(self, subject: str, document: dict[str, Any]) -> None:
         """Publish to a subject that has at most one message."""
         raw = json.dumps(document).encode()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import nats.errors
 import nats.js.errors
+from nats.aio.client import Client as NatsClient
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
@@ -17,11 +20,13 @@ from nats.js.api import (
 from nats.js.client import JetStreamContext
 
 from runner.fleet import names
-from runner.fleet.connection import NoFleet, words_of
+from runner.fleet.connection import API_SECONDS, NoFleet, words_of
 from sandbox.speed.value import NamedTuple
 
 _DAY = 86400.0
 _MOST_KEYS = 2000
+_PAUSE_SECONDS = 0.5
+_SAFE_IN_CLUSTERS = (2, 10)
 NO_STREAMS = "the servers have no stream {}; make it with runner ctl init --fleet URL"
 
 
@@ -69,7 +74,8 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
     ledger = bucket(names.LEDGER, max_age=14 * _DAY, max_bytes=most, max_msg_size=1 << 20)
     return [
         calls,
-        kept(names.RECORDS, names.record("*", "*"), 30, most),
+        # A record that is published again replaces itself: one for each call.
+        kept(names.RECORDS, names.record("*", "*"), 30, most, max_msgs_per_subject=1),
         kept(names.DEAD, names.dead("*", "*"), 30, most // 4, max_msgs_per_subject=1, allow_direct=True),
         kept(names.AUDIT, names.audit("*"), 30, most // 4),
         ledger,
@@ -79,9 +85,10 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
     ]
 
 
-async def make_streams(js: JetStreamContext, sizes: FleetSizes) -> list[str]:
-    """Make what is missing, and change what differs. Returns a line about each. Raises NoFleet."""
-    told = []
+async def make_streams(nc: NatsClient, sizes: FleetSizes) -> list[str]:
+    """Make what is missing, and change what differs. Returns a line about each, and one about servers that
+    are too old. Raises NoFleet."""
+    js, told = nc.jetstream(timeout=API_SECONDS), []
     for config in stream_configs(sizes):
         name = config.name or ""
         try:
@@ -96,18 +103,30 @@ async def make_streams(js: JetStreamContext, sizes: FleetSizes) -> list[str]:
         except (nats.errors.Error, TimeoutError) as error:
             hint = "are as many servers as --replicas says up, and has each room (max_file_store)?"
             raise NoFleet(f"the stream {name} cannot be made: {words_of(error)}; {hint}") from None
+    found = nc.connected_server_version
+    if sizes.replicas > 1 and (found.major, found.minor) < _SAFE_IN_CLUSTERS:
+        told.append(
+            f"warning: nats-server {found.major}.{found.minor}.{found.patch} can lose a stream of a cluster"
+            " when one of the servers is killed; use 2.10 or later (docs/fleet.md)"
+        )
     return told
 
 
-async def require_streams(js: JetStreamContext, *wanted: str) -> None:
-    """Raises NoFleet if one is missing."""
+async def require_streams(js: JetStreamContext, *wanted: str, seconds: float = 0.0) -> None:
+    """Raises NoFleet if one is missing, or if the servers do not answer for so long: they choose a leader."""
+    last = time.monotonic() + seconds
     for name in wanted:
-        try:
-            await js.stream_info(name)
-        except nats.js.errors.NotFoundError:
-            raise NoFleet(NO_STREAMS.format(name)) from None
-        except (nats.errors.Error, TimeoutError) as error:
-            raise NoFleet(f"the servers do not tell about the stream {name}: {words_of(error)}") from None
+        while True:
+            try:
+                await js.stream_info(name)
+                break
+            except nats.js.errors.NotFoundError:
+                raise NoFleet(NO_STREAMS.format(name)) from None
+            except (nats.errors.Error, TimeoutError) as error:
+                if time.monotonic() > last:
+                    message = f"the servers do not tell about the stream {name}: {words_of(error)}"
+                    raise NoFleet(message) from None
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
 def consumer_config(digest: str) -> ConsumerConfig:

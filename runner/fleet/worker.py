@@ -35,6 +35,7 @@ from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, outcome_error
 from sandbox.speed.value import NamedTuple
 
+_BEGIN_SECONDS = 60.0  # for servers that do not answer yet
 _POLL_SECONDS = 1.0  # between looks for calls that nobody announced
 _FLAG_SECONDS = 10.0  # between readings of the flags; a change is told at once
 _PULL_SECONDS = 5.0
@@ -119,7 +120,7 @@ class FleetWorker:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Work until this task is cancelled. Raises NoFleet if the streams are missing."""
-        await require_streams(self._js, f"KV_{names.FLAGS}")
+        await require_streams(self._js, f"KV_{names.FLAGS}", seconds=_BEGIN_SECONDS)
         await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_pulled)
         await self._nc.subscribe("runner.cancel.*.*", cb=self._on_cancel)
         await self._nc.subscribe(names.ask(self._options.name, "*", "*"), cb=self._on_ask)
@@ -384,7 +385,9 @@ class FleetWorker:
         await self._answer(message, done.answer)
         self._counts["done"] += 1
         record = self._record(user, call, offer, done, began, 1)
-        await _quietly(self._js.publish(names.record(user, call.key), json.dumps(record).encode()))
+        # Of its own, because a durable call may have the same id.
+        subject = names.record(user, f"waited~{secrets.token_hex(12)}")
+        await _quietly(self._js.publish(subject, json.dumps(record).encode()))
 
     async def _answer(self, message: Msg, answer: CallAnswer) -> None:
         document = {"status": answer.status, "document": answer.document, "headers": dict(answer.headers)}
@@ -665,7 +668,7 @@ class FleetWorker:
             told = {"id": call.id, "user": user, "reason": entry.dead, "call": call._asdict()}
             row = {key: (entry.record or {}).get(key) for key in ("plugin", "digest", "code", "attempt")}
             await self._ledger.publish_once(names.dead(user, call.key), {**told, **row, "at": entry.ended})
-        await self._ledger.publish_once(names.record(user, call.key), entry.record or {})
+        await self._ledger.publish(names.record(user, call.key), entry.record or {})
         await _quietly(self._nc.publish(names.done(user, call.key), b""))
         if running.message is not None:
             await _quietly(running.message.ack())

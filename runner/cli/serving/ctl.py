@@ -101,7 +101,7 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
 
         if args.replicas not in (1, 3, 5):
             raise ValueError(f"--replicas {args.replicas}: 1, 3 or 5, and as many servers")
-        for line in with_fleet(args.fleet, lambda it: make_streams(it.js, FleetSizes(args.replicas))):
+        for line in with_fleet(args.fleet, lambda it: make_streams(it.nc, FleetSizes(args.replicas))):
             print(line)
     elif action == "dead":
         for letter in with_fleet(args.fleet, operate.dead_letters):

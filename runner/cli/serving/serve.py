@@ -183,11 +183,11 @@ def _gateway(settings_file: str | None) -> DoorMount:
 def _backend(args: argparse.Namespace) -> DoorBackend | None:
     """Raises ValueError."""
     if args.fleet is None:
-        if not args.config:
-            raise ValueError("write --config DIR for plugins of this machine, or --fleet URL for a fleet's")
         return None
     if args.config or args.settings or args.policy:
         raise ValueError("--fleet: plugins, policy and settings are the workers'; leave the others out")
+    if args.control is not None:
+        raise ValueError("--fleet, --control: bindings run plugins of this machine; start a daemon for each")
     try:
         from runner.fleet.connection import read_address
         from runner.fleet.door import FleetBackend
@@ -198,7 +198,6 @@ def _backend(args: argparse.Namespace) -> DoorBackend | None:
 
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
     """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
-    backend = _backend(args)
     from runner.serve.daemon import ServeOptions
     from runner.serve.listen import listen_tcp, listen_unix
     from runner.serve.peer import LOCAL_NAMES, Rules, read_token
@@ -216,12 +215,14 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         "settings",
         "gateway_settings",
         "control",
+        "fleet",
     )
     for name in ("socket", "http", *files):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
-    if not args.config and args.control is None:
-        raise ValueError("write runner serve --config DIR|FILE, --control FILE, or both")
+    if not args.config and args.control is None and args.fleet is None:
+        raise ValueError("write runner serve --config DIR|FILE, --control FILE, or both; or --fleet URL|FILE")
+    backend = _backend(args)
     try:
         drain = float(parse_limit("call", args.drain))
     except ValueError as error:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runner.fleet.connection import connect, read_address
+from runner.fleet.connection import NoFleet, connect, read_address
 from runner.fleet.streams import FleetSizes, make_streams
 from tests.conftest import NATS_SERVER, Caller
 from tests.tables import wait_for
@@ -86,14 +86,17 @@ class Bus:
             return False
 
     def make(self, address: str = "", sizes: FleetSizes | None = None) -> list[str]:
-        """The streams, when the cluster has a leader."""
+        """The streams, when the cluster has a leader, which a busy machine may lose again."""
 
         async def make() -> list[str]:
             async with connect(read_address(address or self.url), "test") as bus:
                 return await make_streams(
-                    bus.js, sizes or FleetSizes(replicas=len(self.ports), megabytes=256)
+                    bus.nc, sizes or FleetSizes(replicas=len(self.ports), megabytes=256)
                 )
 
+        for _ in range(9):
+            with contextlib.suppress(NoFleet):
+                return asyncio.run(make())
         return asyncio.run(make())
 
 

@@ -28,6 +28,7 @@ def test_a_gust(runner_as: Caller, plugin_dir: Path) -> None:
 @pytest.mark.broad
 @pytest.mark.machine
 @pytest.mark.bound(7200.0)
+@pytest.mark.needs("nats-cluster")
 def test_a_storm(runner_as: Caller, plugin_dir: Path) -> None:
     plan = StormPlan(calls=20_000, worker_kills=40, server_kills=12, submitter_kills=12)
     weather(runner_as, plugin_dir, plan)
