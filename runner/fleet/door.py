@@ -164,6 +164,9 @@ class FleetRoster(Roster):
             raise UnknownPlugin(name)
         return plugin
 
+    def knows(self, name: str) -> bool:
+        return name in self._fleet.known
+
     def describe(self, status: Status) -> dict[str, Any]:
         found = {**status._asdict(), "identity": None}
         plugin = self._fleet.known.get(status.name)

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Caller
 from tests.runner.fleet.storm import Storm, StormPlan
 
-pytestmark = [pytest.mark.launches, pytest.mark.needs("nats")]
+pytestmark = [pytest.mark.broad, pytest.mark.launches, pytest.mark.needs("nats")]
 
 
 def weather(caller: Caller, folder: Path, plan: StormPlan) -> None:
@@ -25,7 +25,6 @@ def test_a_gust(runner_as: Caller, plugin_dir: Path) -> None:
     weather(runner_as, plugin_dir, plan)
 
 
-@pytest.mark.broad
 @pytest.mark.machine
 @pytest.mark.bound(7200.0)
 @pytest.mark.needs("nats-cluster")
