@@ -31,8 +31,8 @@ from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from sandbox.speed.value import NamedTuple
 
+_TAKE_SECONDS = 1.0  # for a worker to say that it has a call
 _ASK_SECONDS = 5.0  # between questions to the worker of a call whether it still runs
-_MOST_SILENT = 3  # such spans without a word of any worker
 _GRACE_SECONDS = 10.0  # after the deadline, for the answer of a call that began in time
 _AGAIN_SECONDS = 30.0  # until a durable call that nobody has begun is stored again; then twice as long
 _FIRST_LOOK_SECONDS = 0.5  # into the ledger; its end is told, too
@@ -298,34 +298,40 @@ class FleetClient:
     async def _request(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer:
         for number in range(_BUSY_TRIES):
             answer = await self._ask_once(plugin, call, raw)
-            if answer.status != STATUS["overloaded"] or _cause(answer) != "no_slot":
-                break
+            if answer is not None and _cause(answer) != "no_slot":
+                return answer
             await asyncio.sleep(0.02 * number)  # it came to a worker that had just become full
-        return answer
+        return answer or _no_worker(plugin, call)
 
-    async def _ask_once(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer:
+    async def _ask_once(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer | None:
+        """Returns None if no worker got it: a server drops what is on its way to one that unsubscribes."""
         word = secrets.token_hex(8)
         queue: asyncio.Queue[Msg] = asyncio.Queue()
         self._waiting[word] = queue
-        worker, silent = "", 0
+        worker, last = "", time.monotonic() + names.LOST_SECONDS
+        before = _who(self._listed[1], plugin)
         try:
             await self.nc.publish(names.waited(self._user, plugin.digest), raw, reply=f"{self._inbox}.{word}")
             while True:
                 try:
-                    async with asyncio.timeout(_ASK_SECONDS):
+                    async with asyncio.timeout(_ASK_SECONDS if worker else _TAKE_SECONDS):
                         message = await queue.get()
                 except TimeoutError:
-                    silent += 1
-                    if not worker and silent < _MOST_SILENT:
-                        continue  # a busy worker may take a while to say that it has the call
-                    if not await self._still_runs(worker, call) and queue.empty():
+                    if worker:
+                        if not await self._still_runs(worker, call) and queue.empty():
+                            return _lost(call, worker)
+                        continue
+                    says = await self._who_has(plugin, call, before)
+                    if not queue.empty():
+                        continue
+                    if says is None:
+                        return None
+                    worker = says
+                    if not worker and time.monotonic() > last:
                         return _lost(call, worker)
                     continue
                 if (message.headers or {}).get("Status") == "503":
-                    message_text = f"no worker has a free place for the plugin {plugin.name}"
-                    return _failed(
-                        call, "overloaded", "no_worker", message_text, "call again, or add workers"
-                    )
+                    return _no_worker(plugin, call)
                 found = _json(message.data)
                 if isinstance(found, dict) and "document" in found:
                     return CallAnswer(int(found["status"]), found["document"], found.get("headers", {}))
@@ -337,16 +343,39 @@ class FleetClient:
         finally:
             del self._waiting[word]
 
-    async def _still_runs(self, worker: str, call: FleetCall) -> bool:
-        """Whether a call that was asked for may still be answered."""
+    async def _who_has(
+        self, plugin: FleetPlugin, call: FleetCall, before: set[tuple[str, float]]
+    ) -> str | None:
+        """The worker that says that it runs the call; '' if one of them says nothing, and None if all of them
+        say that they have not got it. What a worker sends comes in order, so that there is no answer of it on
+        its way either."""
+        try:
+            now = sorted(_who(await self.workers(), plugin))
+        except NoFleet:
+            return ""
+        said = await asyncio.gather(*(self._ask_worker(worker, call) for worker, _ in now))
+        for (worker, _), answer in zip(now, said, strict=True):
+            if answer == b"running":
+                return worker
+        # One that is gone, or has begun again under its name, may have had it.
+        same = now and set(now) == before
+        return None if same and all(answer == b"unknown" for answer in said) else ""
+
+    async def _ask_worker(self, worker: str, call: FleetCall) -> bytes:
         if not names.is_token(worker):
-            return time.time() < call.deadline and not self.nc.is_connected  # nobody took it
+            return b""
+        try:
+            subject = names.ask(worker, self._user, call.key)
+            return bytes((await self.nc.request(subject, timeout=_ASK_SECONDS)).data)
+        except (nats.errors.Error, TimeoutError):
+            return b""
+
+    async def _still_runs(self, worker: str, call: FleetCall) -> bool:
+        """Whether the worker that has a call says so. One that does not answer is lost."""
         for _ in range(2):
-            try:
-                answer = await self.nc.request(names.ask(worker, self._user, call.key), timeout=_ASK_SECONDS)
-                return bytes(answer.data) == b"running"
-            except (nats.errors.Error, TimeoutError):
-                await asyncio.sleep(0.5)
+            if answer := await self._ask_worker(worker, call):
+                return answer == b"running"
+            await asyncio.sleep(0.5)
         return False
 
 
@@ -397,6 +426,20 @@ def _matches(plugins: list[FleetPlugin], word: str) -> list[FleetPlugin]:
         return found
     name, _, beginning = word.rpartition("@")
     return [each for each in plugins if name == each.name and each.digest.startswith(beginning)]
+
+
+def _who(workers: Iterable[Mapping[str, Any]], plugin: FleetPlugin) -> set[tuple[str, float]]:
+    """The workers that have a plugin, and since when they run."""
+    return {
+        (each["worker"], each["since"])
+        for each in workers
+        if any(one["digest"] == plugin.digest for one in each["plugins"])
+    }
+
+
+def _no_worker(plugin: FleetPlugin, call: FleetCall) -> CallAnswer:
+    message = f"no worker has a free place for the plugin {plugin.name}"
+    return _failed(call, "overloaded", "no_worker", message, "call again, or add workers")
 
 
 def _failed(call: FleetCall, code: Any, cause: str, message: str, hint: str = "", **more: Any) -> CallAnswer:

@@ -163,6 +163,8 @@ async def connect(
                 refused.set()
         if isinstance(error, nats.errors.Error) and "permissions violation" in str(error).lower():
             say(f"the server refuses what this user ({address.user}) may not do: {error}")
+        elif not isinstance(error, nats.errors.Error | OSError | TimeoutError):
+            say(f"internal: {type(error).__name__}: {error}")  # a bug of ours, in a callback
 
     options: dict[str, Any] = {
         "servers": list(address.servers),

@@ -106,6 +106,7 @@ class FleetWorker:
         self._flags: Mapping[str, str] = {}
         self._offers: dict[str, Offer] = {}  # by digest
         self._subscriptions: dict[str, list[Subscription]] = {}  # by digest
+        self._calling: set[Subscription] = set()  # to calls, until they are drained
         self._pull: _Pull | None = None  # one at a time
         self._numbers = count()
         self._inbox = f"{self._nc.new_inbox()}.pull"
@@ -332,11 +333,13 @@ class FleetWorker:
                 # itself be cancelled.
                 draining = asyncio.ensure_future(subscription.drain())  # type: ignore[no-untyped-call]
                 await asyncio.shield(draining)
+                self._calling.discard(subscription)
         for each in [one for one in wanted if one not in self._subscriptions]:
             self._subscriptions[each] = [
                 await self._nc.subscribe(names.waited("*", each), names.GROUP, cb=self._on_call),
                 await self._nc.subscribe(names.hint(each), names.GROUP, cb=self._on_hint),
             ]
+            self._calling.add(self._subscriptions[each][0])
 
     async def _on_hint(self, message: Msg) -> None:
         self._due.set()
@@ -344,6 +347,9 @@ class FleetWorker:
     async def _on_ask(self, message: Msg) -> None:
         user, key = message.subject.split(".")[-2:]
         if message.reply:
+            # The call itself may have come before the question, and wait to be looked at.
+            while any(each.pending_msgs for each in self._calling):  # noqa: ASYNC110 -- there is no event for it
+                await asyncio.sleep(0)
             known = b"running" if (user, key) in self._running else b"unknown"
             await _quietly(self._nc.publish(message.reply, known))
 

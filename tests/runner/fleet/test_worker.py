@@ -9,11 +9,12 @@ import time
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
 from runner.fleet import names, operate
-from runner.fleet.client import new_call
+from runner.fleet.client import FleetClient, new_call
 from runner.fleet.entries import FleetLedger, LedgerEntry
-from runner.fleet.messages import encode_call
+from runner.fleet.messages import FleetCall, encode_call
 from runner.outcome import Outcome
 from tests.runner.fleet.bus import Bus
 from tests.runner.fleet.inside import Functions, Inside, inside
@@ -340,6 +341,46 @@ def test_a_waited_call_whose_worker_dies(bus: Bus, monkeypatch: pytest.MonkeyPat
             )
 
     inside(bus.url, act)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_waited_call_that_no_worker_got(bus: Bus, monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """A server drops a call that is on its way to a worker that unsubscribes. It is sent again only if every
+    worker says that it has not got it."""
+    monkeypatch.setattr("runner.fleet.client._TAKE_SECONDS", 0.1)
+    monkeypatch.setattr("runner.fleet.client._ASK_SECONDS", 0.2)
+
+    async def act(it: Inside) -> None:
+        plain = shelf()
+        flag = f"quarantine.{plain.offer.digest}"
+        dropped: list[Msg] = []
+
+        async def drop(message: Msg) -> None:
+            dropped.append(message)
+            await subscription.unsubscribe()
+            await operate.set_flag(it.client, flag, None)
+
+        async with it.worker(plain) as worker:
+            await operate.set_flag(it.client, flag, "so that it does not subscribe")
+            await it.until(lambda: not worker._subscriptions)
+            subscription = await it.client.nc.subscribe(
+                names.waited("*", plain.offer.digest), names.GROUP, cb=drop
+            )
+            await it.client.workers()
+            if not answers:
+                monkeypatch.setattr(FleetClient, "_ask_worker", _no_answer)
+            answer = await it.client.call(plain.plugin, new_call("plain", "pay"))
+            assert len(dropped) == 1
+            if answers:
+                assert answer.status == 200 and plain.ran == [("pay", None)]
+            else:
+                assert answer.document["error"]["cause"] == "worker_lost" and plain.ran == []
+
+    inside(bus.url, act)
+
+
+async def _no_answer(self: FleetClient, worker: str, call: FleetCall) -> bytes:
+    return b""
 
 
 def test_a_call_that_the_servers_lost_is_stored_again_and_runs_once(
