@@ -1,7 +1,7 @@
 """Run the targets of tests/fuzz/targets.py: see scripts/fuzz.
 
-Each target runs in a process of its own. What kills it, or keeps it busy where no signal is handled, is found too: the
-input at hand is in memory that both processes see.
+Each target runs in a process of its own. What kills it, or keeps it busy where no signal is handled, is found
+too: the input at hand is in memory that both processes see.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.fuzz.mutate import MOST_BYTES, mutate
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_SECONDS = 2.0  # of processor time for one input
-_HANG_SECONDS = 120.0  # after its time, until a target that does not end is killed
+_HANG_SECONDS = 600.0  # for one input, until the process is killed: the machine may be busy
 _MINIMISE_SECONDS = 10.0
 _MOST_MEMORY = 4 << 30
 _MOST_FAULTS = 8  # of a target
@@ -86,14 +86,20 @@ class CurrentInput:
     """The input at hand, in memory that the parent sees too."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8 + 2 * MOST_BYTES)
+        self._memory = mmap.mmap(-1, 16 + MOST_BYTES)
+        self._count = 0
 
     def set(self, data: bytes) -> None:
-        self._memory[:8] = len(data).to_bytes(8, "big")
-        self._memory[8 : 8 + len(data)] = data
+        self._count += 1
+        self._memory[:16] = len(data).to_bytes(8, "big") + self._count.to_bytes(8, "big")
+        self._memory[16 : 16 + len(data)] = data
 
     def get(self) -> bytes:
-        return self._memory[8 : 8 + int.from_bytes(self._memory[:8], "big")]
+        return self._memory[16 : 16 + int.from_bytes(self._memory[:8], "big")]
+
+    @property
+    def number(self) -> bytes:
+        return self._memory[8:16]
 
 
 def _forked(name: str, seconds: float, seed: int) -> bool:
@@ -111,10 +117,12 @@ def _forked(name: str, seconds: float, seed: int) -> bool:
         finally:
             sys.stdout.flush()
             os._exit(code)
-    last = time.monotonic() + seconds * 20 + _HANG_SECONDS  # the machine may be busy
+    number, since = current.number, time.monotonic()
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         time.sleep(0.05)
-        if time.monotonic() > last:
+        if current.number != number:
+            number, since = current.number, time.monotonic()
+        elif time.monotonic() > since + _HANG_SECONDS:
             os.kill(pid, signal.SIGKILL)
     if os.WIFSIGNALED(ended[1]):
         died = signal.Signals(os.WTERMSIG(ended[1])).name
@@ -206,13 +214,14 @@ def _guided(name: str, seconds: float) -> bool:
     """Fuzz a target with atheris. Returns whether there was a fault."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "scripts.fuzz", name, "--seconds", str(seconds), "--atheris", folder]
-        done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.STDOUT, text=True)
-        print(f"{name:18} {next((line for line in reversed(done.stderr.splitlines()) if '#' in line), '')}")
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        told = [line for line in done.stdout.splitlines() if line.startswith("Done ")]
+        print(f"{name:18} {''.join(told)}", flush=True)
         found = [file for file in Path(folder).iterdir() if file.is_file()]
         for file in found:
             _store(name, file.read_bytes(), file.name.partition("-")[0])
         if done.returncode and not found:
-            print(done.stderr)
+            print(done.stdout)
         return bool(done.returncode)
 
 

@@ -1,4 +1,4 @@
-"""A grant never holds what the policy and the approvals do not allow: judged by sets, for a world of few names."""
+"""A grant never holds what policy and approvals do not allow: judged by sets, in a world of few names."""
 
 from __future__ import annotations
 
