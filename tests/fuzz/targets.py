@@ -445,7 +445,7 @@ def _words(data: bytes) -> object:
     """Short texts that options, manifests and files of the system have."""
     text = _text(data)
     acts: Sequence[Callable[[], object]] = (
-        *(lambda name=name: parse_limit(name, text) for name in LIMIT_NAMES),  # type: ignore[misc]
+        *(lambda name=name: parse_limit(name, text) for name in LIMIT_NAMES),
         lambda: parse_host(text),
         lambda: parse_rule(text, default_ports=(443,), ranges=True),
         lambda: parse_authority(text, 443),
@@ -519,7 +519,7 @@ def _plan_examples() -> Iterator[bytes]:
 
 
 def _tar(data: bytes) -> object:
-    listing = list_archive(io.BufferedReader(io.BytesIO(data)))  # type: ignore[arg-type]
+    listing = list_archive(io.BufferedReader(io.BytesIO(data)))
     paths = [each.path for each in listing.files]
     assert len(set(paths)) == len(paths) and all(each.isprintable() for each in paths)
     assert not any(path.startswith("/") or {"..", ".", ""} & set(path.split("/")) for path in paths)
