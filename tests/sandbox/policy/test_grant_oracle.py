@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.policy.approval import limit_approval, raise_ceilings
+from sandbox.policy.approval import limit_approval, raise_ceilings, requested_approval
 from sandbox.policy.grant import grant
 from sandbox.policy.policy import (
     ApprovalRule,
@@ -133,13 +133,13 @@ def policies(draw: st.DrawFn) -> Policy:
 
 SPECS = st.builds(
     SandboxSpec,
-    enabled=st.booleans(),
+    enabled=st.sampled_from((True, True, True, False)),
     paths=st.lists(
         st.builds(PathRequest, st.sampled_from(SPELLED), st.sampled_from(("read", "write")), st.booleans()),
         max_size=4,
     ).map(tuple),
     network=st.none()
-    | st.builds(Network, MODES, lists((*ENTRIES, "*", "*.a.com:443")), required=st.booleans()),
+    | st.builds(Network, MODES | st.just("allowlist"), lists((*ENTRIES, "*", "*.a.com:443"), 5)),
     env=st.lists(
         st.builds(
             EnvRequest, st.sampled_from(NAMES), st.none() | st.just("own"), st.booleans(), fills=st.booleans()
@@ -155,11 +155,16 @@ APPROVALS = st.builds(
 )
 
 
-@example(Policy("p", "/p"), SandboxSpec(), Approval(), False, False)
-@given(policies(), SPECS, APPROVALS, st.booleans(), st.booleans())
+@given(policies(), st.lists(SPECS, min_size=2, max_size=4), APPROVALS, st.booleans(), st.booleans())
 def test_a_grant_holds_nothing_that_is_not_allowed(
-    policy: Policy, spec: SandboxSpec, approval: Approval, raises: bool, required: bool
+    policy: Policy, specs: list[SandboxSpec], approval: Approval, raises: bool, required: bool
 ) -> None:
+    for spec in specs:
+        check(policy, spec, approval, raises, required)
+        check(policy, spec, requested_approval(spec), raises, required)
+
+
+def check(policy: Policy, spec: SandboxSpec, approval: Approval, raises: bool, required: bool) -> None:
     may = policy.approvals
     options: dict[str, Any] = {"homes": ["/home/me"], "environ": dict.fromkeys(NAMES, "host")}
     found = grant(
