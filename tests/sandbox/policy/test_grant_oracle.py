@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandbox.policy.approval import limit_approval, raise_ceilings, requested_approval
@@ -155,6 +155,11 @@ APPROVALS = st.builds(
 )
 
 
+OPEN = Policy("p", "/p.toml", network=NetworkRule(ceiling="open"))
+LISTED = SandboxSpec(network=Network("allowlist", (f"{PRIVATE}:443",)))
+
+
+@example(OPEN, [LISTED], Approval(), False, False)
 @given(policies(), st.lists(SPECS, min_size=2, max_size=4), APPROVALS, st.booleans(), st.booleans())
 def test_a_grant_holds_nothing_that_is_not_allowed(
     policy: Policy, specs: list[SandboxSpec], approval: Approval, raises: bool, required: bool
