@@ -1,7 +1,7 @@
 """Run the test suite in parts: tests side by side, then those that need the whole machine, one by one.
 
     scripts/test [ARGUMENTS]            style, types and the tests: each as root or as an ordinary user
-    scripts/test --all [ARGUMENTS]      each as both, `broad` tests, other Pythons, the container image
+    scripts/test --all [ARGUMENTS]      each as both, `broad` tests, fuzzing, other Pythons, the image
     scripts/test --quick [ARGUMENTS]    the tests that launch nothing
     scripts/test --pythons [ARGUMENTS]  these, on every other Python that is found
     scripts/test --python [ARGUMENTS]   these, on the newest of them
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         subprocess.run(collect, cwd=ROOT, env=_environ(), stdout=nowhere, stderr=nowhere)
         code = run_parts(here, parts, arguments, began, types)
     if mode == "--all":
-        return worst([code, run_pythons(others, ()), run_container()])
+        return worst([code, run_fuzz(), run_pythons(others, ()), run_container()])
     return code
 
 
@@ -162,6 +162,12 @@ def run_pythons(pythons: Sequence[Python], arguments: Sequence[str]) -> int:
 def newest(pythons: Sequence[Python]) -> Sequence[Python]:
     """The newest supported one, or the newest at all."""
     return ([each for each in pythons if each.is_supported] or list(pythons))[-1:]
+
+
+def run_fuzz() -> int:
+    """Give all parsers new inputs, for a minute."""
+    _section("new inputs for all parsers", ())
+    return subprocess.run([ROOT / "scripts/fuzz", "--seconds", "60"]).returncode
 
 
 def run_container() -> int:

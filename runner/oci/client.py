@@ -50,10 +50,12 @@ _INDEX_TRIES = 12
 # while another client writes the same.
 FAILED = "registry_failed"
 _SILENCE_SECONDS = 30.0  # between two bytes, in either direction
-_CHALLENGE = re.compile(r'(Bearer|Basic)\s|([a-z]+)="([^"]{0,1024})"', re.IGNORECASE)
+# Their time must not grow with the square of a header: a name is tried from its first letter only, and a link
+# has no "<" in it.
+_CHALLENGE = re.compile(r'(Bearer|Basic)\s|\b([a-z]{1,32})="([^"]{0,1024})"', re.IGNORECASE)
 _ERROR_CODE = re.compile(r"[A-Z_]{2,40}")
 _TOKEN = re.compile(r"[!-~]{1,32768}")
-_NEXT_PAGE = re.compile(r'<([^>]{1,2048})>\s*;\s*rel="?next"?')
+_NEXT_PAGE = re.compile(r'<([^<>]{1,2048})>\s*;\s*rel="?next"?')
 _PIECES = "application/octet-stream"
 
 # Of the headers of an answer, and of one reading. h11 takes a minute for one header of 100 KB of blanks and a

@@ -238,12 +238,12 @@ class Observer:
     def _fault_of(self, message: Mapping[str, Any]) -> Violation | Withheld | None:
         """The fault of a message that hosts could read differently, or that was the host's own."""
         is_exact = isinstance(message.get("method"), str) or self._is_answer(message)
-        if is_exact and self._one_kind and (both := two_kinds(message)):
-            return _ambiguous(both)
         if odd := odd_key(message, IDENTITY):
             if is_exact:
                 return _ambiguous(odd)
             return Withheld("ambiguous", odd) if is_message(message) else None
+        if self._one_kind and (both := two_kinds(message)):
+            return _ambiguous(both)
         method = message.get("method")
         if isinstance(method, str) and ("\0" in method or self._is_misspelled(method)):
             why = "another spelling of one of the contract's methods, which some hosts accept"

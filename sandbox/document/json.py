@@ -63,6 +63,7 @@ def _trailing_comma(text: str, message: str, at: int) -> tuple[str, int]:
 # Only a set of characters is repeated, never a group: Python before 3.11.5 matches a possessive group wrongly
 # if there is an alternative inside (CPython issue 106052).
 _SPACE = re.compile(r"[ \t\n\r]*+")
+_CONSTANTS = ("NaN", "Infinity", "-Infinity")
 _WORD = re.compile(r"[^\s,:\[\]{}\"]++")
 _PLAIN_STRING = re.compile(r'"[^"\\]*+"')
 _IN_STRING = re.compile(r'\\.|"', re.DOTALL)  # in a string: an escape, or the closing quote
@@ -171,8 +172,8 @@ def _unescaped(token: str) -> str | None:
 
 
 def _check_word(word: str, offset: int) -> None:
-    if word in ("NaN", "Infinity", "-Infinity"):
-        raise Fault(offset, "json_syntax", f"{word} is not JSON")
+    if word.startswith(_CONSTANTS):  # the parser reads them also in front of other letters
+        raise Fault(offset, "json_syntax", f"{quoted(word)} is not JSON")
     if len(word) > WORD_LIMIT:
         message = f"a number of {len(word)} characters, the limit is {WORD_LIMIT}"
         raise Fault(offset, "number_too_large", message)

@@ -241,7 +241,8 @@ def _decode(path: str, raw: bytes) -> str:
         raise DocumentError(Diagnostic(path, 1, 1, "invalid_utf8", message, "save it as UTF-8 without BOM"))
     nul = raw.find(b"\0")
     if nul >= 0:
-        line, column = line_column(raw[:nul].decode("utf-8", "replace"), nul)
+        before = raw[:nul].decode("utf-8", "replace")
+        line, column = line_column(before, len(before))
         message = f"there is a NUL byte at offset {nul}"
         raise DocumentError(Diagnostic(path, line, column, "nul_byte", message, "is this a text file?"))
     try:

@@ -15,9 +15,11 @@ from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.dialect import FRAME_LIMIT, judge_message, judge_unreadable
 from runner.contracts.kaged.notifications import PER_SECOND, Notifications
 from runner.contracts.kaged.terms import HANDSHAKE_SECONDS
+from runner.protocol.ambiguity import odd_key, two_kinds
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
 from runner.protocol.inspector import HandshakeInspector
+from runner.protocol.jsonrpc import IDENTITY
 from runner.protocol.observer import Observer, Question, Verdict, Withheld
 
 INITIALIZE = "initialize"
@@ -60,6 +62,8 @@ def _judge_line(value: Any, cause: str | None, detail: str) -> Violation | Withh
         return judge_unreadable(cause, detail)
     if (fault := judge_message(value)) is not None:
         return fault
+    if odd_key(value, IDENTITY) or two_kinds(value):
+        return None  # the observer knows these for a breach, which counts for more
     if not value.get("method") and type(value["id"]) in (bool, list, dict):
         # A session takes it for an unknown id. JavaScript finds the same entry of a table for 1 and for [1].
         return Withheld("unasked", "an answer whose id is neither a number nor a string")

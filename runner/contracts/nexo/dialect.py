@@ -66,7 +66,7 @@ _SHOWN_BYTES = 200  # of a line that is not the protocol, for messages
 # Characters of text that fit into a frame even if each is escaped as six bytes.
 _CHUNK_CHARS = FRAME_LIMIT // 8
 
-_PUBLISH = b'"broker.publish"'
+_PUBLISH = "broker.publish"
 _INITIALIZE, _CONFIGURE, _SHUTDOWN = "initialize", "configure", "shutdown"  # tokens of our own requests
 
 Stage = Literal["new", "initialize", "configure", "ready", "leaving", "over"]
@@ -123,10 +123,11 @@ class NexoDialect(Dialect):
         shown = raw[:_SHOWN_BYTES]
         if not raw.strip():
             return Message(fault="blank", raw=shown)
-        # Only `feed` ends the handshake, and it is not called while a frame is read. Some hosts read messages
-        # in an array.
-        unique = self._stage == "initialize" or _PUBLISH in raw or raw[:1] == b"["
-        value, cause, detail, weight = jsonrpc.read_line(raw, unique)
+        # Only `feed` ends the handshake, and it is not called while a frame is read.
+        value, cause, detail, weight = jsonrpc.read_line(raw, self._stage == "initialize")
+        # Some hosts read messages in an array.
+        if isinstance(value, list) or (isinstance(value, dict) and value.get("method") == _PUBLISH):
+            value, cause, detail, weight = jsonrpc.read_line(raw, unique=True)
         return Message(value, cause or "", detail, shown, weight)
 
     def silence(self) -> Events:
@@ -274,7 +275,7 @@ class NexoDialect(Dialect):
     def _asked(self, question: jsonrpc.RpcRequest) -> Events:
         if not self._wired:
             return self._reply(question.ticket, Answer(error=(jsonrpc.INTERNAL_ERROR, "not yet wired", None)))
-        if question.method == "broker.publish":
+        if question.method == _PUBLISH:
             # The contract has it as a notification only.
             error = (jsonrpc.METHOD_NOT_FOUND, "broker.publish is a notification", None)
             return self._reply(question.ticket, Answer(error=error))
@@ -282,7 +283,7 @@ class NexoDialect(Dialect):
         return (HostCall(question.ticket, question.method, question.params),)
 
     def _take_notification(self, method: str, params: Any) -> Events:
-        if method == "broker.publish":
+        if method == _PUBLISH:
             return self._publishes(params)
         if method == "llm.chat.delta":
             return self._streamed(params)

@@ -29,7 +29,7 @@ from sandbox.policy.policy import Policy
 from sandbox.spec import SIZES, Grant, Limits, Network, SandboxSpec
 from tests.conftest import ROOT, Caller
 from tests.sandbox.doctor.groups import with_read_only_groups
-from tests.tables import one_case
+from tests.tables import check_rows, one_case
 
 Write = Callable[..., Path]
 
@@ -408,6 +408,71 @@ def test_a_launch_that_takes_too_long(
         "launch",
         ["launch"],
     )
+
+
+# --- report and reality ------------------------------------------------------------------------------------
+
+ENDS_AS_TOLD = """\
+import os, signal, sys, time
+word, number = sys.argv[1], int(sys.argv[2])
+if word == "handle":
+    signal.signal(number, lambda *_: os._exit(0))
+elif number not in (0, 9) and word != "exit":
+    signal.signal(number, signal.SIG_DFL)
+if word == "exit":
+    os._exit(number)
+elif word == "self" or (word == "child" and os.fork() == 0):
+    os.kill(os.getpid() if word == "self" else os.getppid(), number)
+    os._exit(0)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+# All that end a process by default. SIGSTOP and the like do not, nor do those that are ignored.
+FATAL = (*range(1, 17), *range(24, 28), 29, 30, 31, 34, 64)
+SENT = (1, 2, 15)  # to the runner
+
+
+@pytest.mark.broad
+@pytest.mark.usefixtures("nothing_left")
+def test_report_and_reality_agree_on_who_ended_it(
+    runner_as: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    write_file(plugin_dir / "run", f"#!/usr/bin/python3 -I\n{ENDS_AS_TOLD}", 0o755)
+    write_file(
+        plugin_dir / "nexo-plugin.toml",
+        '[plugin]\nid = "t"\nversion = "1.0.0"\nname = "T"\ndescription = "d"\nmin_nexo_version = ">=0.1"\n'
+        '[plugin.entrypoint]\ncommand = "./run"\n',
+    )
+    where = runner_as.home / "report.json"
+    rows = [
+        *(("exit", code) for code in (0, 1, 7, 126, 127, 128, 129, 137, 192, 193, 255)),
+        *(("self", number) for number in FATAL),
+        *(("child", number) for number in (1, 9, 11, 15)),
+        *((how, number) for how in ("obey", "handle") for number in SENT),
+    ]
+
+    def check(row: tuple[str, int], _: object) -> None:
+        word, number = row
+        with runner_as.start("exec", "--report", where, plugin_dir, "--", word, str(number)) as process:
+            if word in ("obey", "handle"):
+                assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+                process.send_signal(number)
+            process.communicate(timeout=60)
+        report = json.loads(where.read_text())
+        outcome, ended = report["outcome"], report["exit"]
+        code = {"exit": number, "handle": 0}.get(word, 128 + number)
+        sent = word in ("obey", "handle")
+        assert faults(report) == []
+        assert (process.returncode, ended["status"], ended["code"]) == (code, code, code)
+        assert (ended["ended_by"], ended["signal"]) == (("signal", number) if sent else (None, None))
+        assert not ended["forced"] and not ended["left"] and ended["reached_exec"]
+        # bubblewrap tells 128+N for signal N, and for a program that returns it.
+        cause = "" if code == 0 else f"signal:{code - 128}" if 128 < code <= 192 else f"exit:{code}"
+        cause = "seccomp" if code == 128 + 31 else cause
+        told = "ok" if code == 0 else "cancelled" if sent else "crashed"
+        assert (outcome["code"], outcome["cause"], report["limits_hit"]) == (told, cause, [])
+
+    check_rows([(row, None) for row in rows], check)
 
 
 def test_a_signal_that_is_not_obeyed(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,32 @@ def compare(paths: Sequence[str], denied: Sequence[str], home: str) -> Counter[s
             for place in ours.places:
                 assert set(oracle._hits(place)) <= set(ours._hits(place)), (path, access)
             answers[found] += 1
+    return answers
+
+
+def check_spellings(paths: Iterable[str], denied: Sequence[str], home: str) -> Counter[str]:
+    """All names of one file are judged alike: by its real path, with dots and slashes, through links, through
+    other names of the root. Another spelling may be refused for itself, and opens nothing."""
+    denylist = Denylist(read_mounts(), policy=denied, homes=[home])
+    answers: Counter[str] = Counter()
+    for path in paths:
+        real = os.path.realpath(path)
+        for access in ACCESSES:
+            plain = answer(real, access, denylist)
+            parent, name = os.path.split(real)
+            for same in (f"{real}/", f"/{real}", f"{parent}//./{name}/."):
+                assert answer(same, access, denylist) == plain, (same, access)
+            through = (
+                path,
+                f"/proc/self/root{real}",
+                f"/proc/{os.getpid()}/root{real}",
+                f"{parent}/../{real}",
+            )
+            for other in (*through, f"{real}/../{name}"):
+                found = answer(other, access, denylist)
+                assert found == plain or found not in ("open", "missing"), (other, real, access)
+                assert found != "open" or plain == "open"
+                answers[f"{plain} {found}"] += 1
     return answers
 
 
@@ -215,6 +241,8 @@ def test_links(operations: Any, denied: list[str], asked: list[str], spelling: s
             [os.path.normpath(f"{base}/{each}") for each in denied],
             base,
         )
+        existing = [f"{base}/{each}" for each in (*asked, *FREE) if os.path.exists(f"{base}/{each}")]
+        check_spellings(existing, [os.path.normpath(f"{base}/{each}") for each in denied], base)
 
 
 @settings(max_examples=40)
@@ -270,7 +298,9 @@ def compare_mounted(
             if operate(base, *operation):
                 TOTAL[operation[0]] += 1
         paths = [spelling.format(base, each) for each in asked]
-        TOTAL.update(compare(paths, [os.path.normpath(f"{base}/{each}") for each in denied], base))
+        refused = [os.path.normpath(f"{base}/{each}") for each in denied]
+        TOTAL.update(compare(paths, refused, base))
+        TOTAL.update(check_spellings(filter(os.path.exists, paths), refused, base))
     finally:
         unmount(base)
 
@@ -289,4 +319,5 @@ def test_mounts() -> None:
     assert done.returncode == 0, done.stderr
     # Each was made, and each answer was given.
     assert {"bind", "rbind", "overlay", "tmpfs", "link", "hard link", "rename"} <= set(done.stdout.split("|"))
-    assert {"open", "denylist", "missing"} <= set(done.stdout.split("|"))
+    assert {"open", "denylist", "missing", "open open", "denylist denylist"} <= set(done.stdout.split("|"))
+    assert {"open path", "open kernel_filesystem"} <= set(done.stdout.split("|"))
