@@ -59,9 +59,9 @@ def audit(pins: Sequence[Pin], registry: str = REGISTRY) -> int:
             print(f"{pin.name} {pin.version}: {line}")
     silent = [pin.name for pin, lines in answers.items() if lines is None]
     found = sum(bool(lines) for lines in answers.values())
-    print(f"audit: {len(pins)} packages, {found} with known vulnerabilities, {len(silent)} of which {registry} says nothing")
+    print(f"audit: {len(pins)} packages, {found} with known vulnerabilities, {len(silent)} not checked")
     if silent:
-        print(f"audit: NOT CHECKED: {', '.join(silent)}")
+        print(f"audit: NOT CHECKED, {registry} says nothing about: {', '.join(silent)}")
     return FOUND if found else UNKNOWN if silent or not pins else 0
 
 

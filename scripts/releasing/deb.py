@@ -2,9 +2,9 @@
 
     scripts/build-deb [--suite NAME] [--architecture NAME] [--out FOLDER]
 
-The package has an environment of its own in /usr/lib/plugin-runner, with the dependencies of requirements.txt. Each
-has a wheel, so that nothing is compiled, and no root of that release is needed: any machine builds for all. Only the
-registry is asked, and what it gives has to have a hash of the lock.
+The package has an environment of its own in /usr/lib/plugin-runner, with the dependencies of the lock. Each
+has a wheel, so that nothing is compiled, and no root of that release is needed: any machine builds for all.
+Only the registry is asked, and what it gives has to have a hash of the lock.
 """
 
 from __future__ import annotations
@@ -140,7 +140,10 @@ def _add_system_files(tree: Path, kind: Suite, epoch: int) -> None:
         text = (ROOT / "policies/systemd" / name).read_text()
         # Comments say how to install a unit by hand.
         lines = text.splitlines() if name == "plugin-host.service" else _without_head(text)
-        _write(tree / place, re.sub(r"(?m)^ExecStart=\S*/bin/runner ", "ExecStart=/usr/bin/runner ", "\n".join(lines)))
+        _write(
+            tree / place,
+            re.sub(r"(?m)^ExecStart=\S*/bin/runner ", "ExecStart=/usr/bin/runner ", "\n".join(lines)),
+        )
     if kind.apparmor:
         _write(tree / "etc/apparmor.d/runner", (ROOT / "policies/apparmor/runner").read_text())
     for shell, place in (
@@ -168,8 +171,8 @@ def _add_pages(tree: Path, packages: Path, version: str, suite: str, epoch: int)
     document = sbom(pins, epoch, [packages])
     _write(pages / "sbom.cdx.json", json.dumps(document, indent=1) + "\n")
     date = time.strftime("%a, %d %b %Y %H:%M:%S +0000", time.gmtime(epoch))
-    log = f"{NAME} ({version}) {suite}; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- {_maintainer()}  {date}\n"
-    _write(pages / "changelog.Debian", log)
+    log = f"{NAME} ({version}) {suite}; urgency=medium\n\n  * See CHANGELOG.md.\n\n"
+    _write(pages / "changelog.Debian", f"{log} -- {_maintainer()}  {date}\n")
     _compress(pages / "changelog.Debian")
     bundled = "".join(
         f"  {each['name']} {each['version']}: {_licence_of(each)}\n" for each in document["components"]
@@ -244,8 +247,12 @@ def _compress(path: Path) -> None:
 def main(argv: Sequence[str]) -> int:
     here = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True)
     parser = argparse.ArgumentParser(prog="scripts/build-deb", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--suite", action="append", choices=SUITES, help="without it: all, one after the other")
-    parser.add_argument("--architecture", choices=ARCHITECTURES, default=here.stdout.strip(), help="default: this one's")
+    parser.add_argument(
+        "--suite", action="append", choices=SUITES, help="without it: all, one after the other"
+    )
+    parser.add_argument(
+        "--architecture", choices=ARCHITECTURES, default=here.stdout.strip(), help="default: this one's"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist")
     asked = parser.parse_args(argv)
     try:

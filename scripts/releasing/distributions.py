@@ -1,4 +1,4 @@
-"""The wheel and the sdist, bit for bit the same wherever and whenever they are built from the same sources."""
+"""The wheel and the sdist: from the same sources the same bits, wherever and whenever they are built."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def build_twice(out: Path, epoch: int, root: Path = ROOT) -> list[Path]:
     """Build wheel and sdist in two folders, and the wheel of the sdist. Returns the first two files if all
     are the same, bit for bit."""
     with TemporaryDirectory() as folder:
-        first, second, third = (Path(folder, name) for name in ("one", "a second, of another length", "three"))
+        first, second, third = (
+            Path(folder, name) for name in ("one", "a second, of another length", "three")
+        )
         build(copy_sources(first / "in", root), out, epoch)
         # Other times and another order of the folders' entries.
         shuffled = copy_sources(second / "in", root)

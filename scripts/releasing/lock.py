@@ -18,7 +18,9 @@ class Pin(NamedTuple):
 
     def as_text(self) -> str:
         """The entry as pip reads it."""
-        return " \\\n    ".join((f"{self.name}=={self.version}", *(f"--hash=sha256:{h}" for h in self.hashes)))
+        return " \\\n    ".join(
+            (f"{self.name}=={self.version}", *(f"--hash=sha256:{h}" for h in self.hashes))
+        )
 
 
 class LockError(Exception):
@@ -32,4 +34,7 @@ def read_lock(path: Path = LOCK) -> tuple[Pin, ...]:
     )
     if rest := _PIN.sub("", text).strip():
         raise LockError(f"{path}: this is not one version with hashes: {rest.splitlines()[0]}")
-    return tuple(Pin(name, version, tuple(re.findall(r"[0-9a-f]{64}", hashes))) for name, version, hashes in _PIN.findall(text))
+    return tuple(
+        Pin(name, version, tuple(re.findall(r"[0-9a-f]{64}", hashes)))
+        for name, version, hashes in _PIN.findall(text)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -21,8 +22,8 @@ def sbom(pins: Iterable[Pin], epoch: int, places: Iterable[Path] | None = None) 
     """Returns the document. Licences and dependencies are those of the packages in `places` (folders
     site-packages; without them, those of this environment), if their version is the pinned one."""
     listed = [pin for pin in pins if pin.name not in BUILD_ONLY]
-    search = {} if places is None else {"path": [str(place) for place in places]}
-    found = {(_canonical(each.name), each.version): each for each in distributions(**search)}
+    search = sys.path if places is None else [str(place) for place in places]
+    found = {(_canonical(each.name), each.version): each for each in distributions(path=search)}
     held = {pin.name: found.get((pin.name, pin.version)) for pin in listed}
     own = f"pkg:pypi/plugin-runner@{runner.__version__}"
     refs = {pin.name: f"pkg:pypi/{pin.name}@{pin.version}" for pin in listed}
@@ -37,8 +38,12 @@ def sbom(pins: Iterable[Pin], epoch: int, places: Iterable[Path] | None = None) 
         "metadata": {
             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)),
             "component": {
-                **{"type": "application", "bom-ref": own, "name": "plugin-runner", "purl": own},
-                **{"version": runner.__version__, "licenses": [{"expression": "Apache-2.0"}]},
+                "type": "application",
+                "bom-ref": own,
+                "name": "plugin-runner",
+                "version": runner.__version__,
+                "licenses": [{"expression": "Apache-2.0"}],
+                "purl": own,
             },
         },
         "components": [_component(pin, refs[pin.name], held[pin.name]) for pin in listed],
